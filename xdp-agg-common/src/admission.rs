@@ -1,0 +1,189 @@
+//! Who may touch a slot: version, job, cookie, epoch, member address and sizes, in this order.
+//!
+//! A packet that fails any of these changes nothing (invariant 4). Both engines ask here.
+
+use crate::lanes::CHUNK_LEN;
+use crate::maps::{JobConf, Member, Phase, Reject};
+use crate::slot::Contribution;
+use crate::wire::{Header, HeaderError, Kind};
+
+impl From<HeaderError> for Reject {
+    #[inline(always)]
+    fn from(error: HeaderError) -> Self {
+        match error {
+            HeaderError::Version(_) => Self::Version,
+            HeaderError::Malformed => Self::Malformed,
+        }
+    }
+}
+
+/// Where a packet came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// IPv4 address, host byte order.
+    pub addr: u32,
+    /// UDP port.
+    pub port: u16,
+}
+
+/// What an admitted packet asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Contribute a block.
+    Contribute(Contribution),
+    /// Answer a probe.
+    Probe,
+}
+
+/// Checks a packet against its job (the entry that `header.job` names).
+///
+/// # Errors
+/// The first check that fails.
+#[inline(always)]
+pub fn check_job(conf: &JobConf, header: &Header) -> Result<(), Reject> {
+    if conf.phase == Phase::Off as u16 {
+        return Err(Reject::Job);
+    }
+    if header.cookie != conf.cookie {
+        return Err(Reject::Cookie);
+    }
+    if header.epoch != conf.epoch {
+        return Err(Reject::Epoch);
+    }
+    if header.rank >= conf.workers {
+        return Err(Reject::Member);
+    }
+    Ok(())
+}
+
+/// Checks a packet against its sender's entry (job and rank passed [`check_job`]) and its size:
+/// `payload_len` is the number of bytes behind our header.
+///
+/// # Errors
+/// The first check that fails.
+#[inline(always)]
+pub fn check_member(
+    conf: &JobConf,
+    member: &Member,
+    header: &Header,
+    source: Source,
+    payload_len: u16,
+) -> Result<Request, Reject> {
+    if member.addr == 0 || member.addr != source.addr || member.port != source.port {
+        return Err(Reject::Member);
+    }
+    if !payload_len.is_multiple_of(CHUNK_LEN as u16) {
+        return Err(Reject::Truncated);
+    }
+    let chunks = payload_len / CHUNK_LEN as u16;
+    if chunks == 0 || chunks > conf.max_chunks {
+        return Err(Reject::Size);
+    }
+    match header.kind {
+        Kind::Probe => Ok(Request::Probe),
+        Kind::Contribution if conf.phase == Phase::Running as u16 => {
+            Ok(Request::Contribute(Contribution {
+                rank: header.rank,
+                epoch: header.epoch,
+                tag: header.tag,
+                chunks,
+                flags: header.flags,
+                block: header.block,
+            }))
+        }
+        // A contribution while paths are being learned cannot come from an honest member.
+        Kind::Contribution => Err(Reject::Epoch),
+        _ => Err(Reject::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONF: JobConf = JobConf {
+        members: 0b11,
+        cookie: 0xdead_beef,
+        addr: 0x0a00_0001,
+        slot_base: 0,
+        slots: 8,
+        group: 0,
+        group_port: 0,
+        port: 0xBEE0,
+        epoch: 3,
+        workers: 2,
+        max_chunks: 22,
+        phase: Phase::Running as u16,
+        mode: 1,
+        pad: [0; 3],
+    };
+    const MEMBER: Member = Member {
+        addr: 0x0a00_0002,
+        port: 4000,
+        learned_epoch: 3,
+        ifindex: 1,
+        mac: [0; 6],
+        local_mac: [0; 6],
+    };
+    const SOURCE: Source = Source { addr: 0x0a00_0002, port: 4000 };
+    const HEADER: Header = Header {
+        kind: Kind::Contribution,
+        flags: 0,
+        job: 0,
+        cookie: 0xdead_beef,
+        epoch: 3,
+        rank: 1,
+        block: 5,
+        tag: 9,
+    };
+
+    fn admit(
+        conf: &JobConf,
+        header: &Header,
+        source: Source,
+        payload_len: u16,
+    ) -> Result<Request, Reject> {
+        check_job(conf, header)?;
+        check_member(conf, &MEMBER, header, source, payload_len)
+    }
+
+    #[test]
+    fn an_honest_contribution_is_admitted() {
+        let request = admit(&CONF, &HEADER, SOURCE, 1408).expect("it is honest");
+        let expected = Contribution { rank: 1, epoch: 3, tag: 9, chunks: 22, flags: 0, block: 5 };
+        assert_eq!(request, Request::Contribute(expected));
+    }
+
+    #[test]
+    fn every_check_refuses_with_its_reason() {
+        let with = |change: fn(&mut Header)| {
+            let mut header = HEADER;
+            change(&mut header);
+            admit(&CONF, &header, SOURCE, 1408)
+        };
+        assert_eq!(with(|h| h.cookie += 1), Err(Reject::Cookie));
+        assert_eq!(with(|h| h.epoch -= 1), Err(Reject::Epoch));
+        assert_eq!(with(|h| h.rank = 2), Err(Reject::Member));
+        assert_eq!(with(|h| h.kind = Kind::Result), Err(Reject::Malformed));
+        let off = JobConf { phase: Phase::Off as u16, ..CONF };
+        assert_eq!(admit(&off, &HEADER, SOURCE, 1408), Err(Reject::Job));
+        let probing = JobConf { phase: Phase::Probing as u16, ..CONF };
+        assert_eq!(admit(&probing, &HEADER, SOURCE, 1408), Err(Reject::Epoch));
+        let probe = Header { kind: Kind::Probe, ..HEADER };
+        assert_eq!(admit(&probing, &probe, SOURCE, 1408), Ok(Request::Probe));
+        for source in [Source { addr: 1, ..SOURCE }, Source { port: 4001, ..SOURCE }] {
+            assert_eq!(admit(&CONF, &HEADER, source, 1408), Err(Reject::Member));
+        }
+        assert_eq!(admit(&CONF, &HEADER, SOURCE, 1407), Err(Reject::Truncated));
+        assert_eq!(admit(&CONF, &HEADER, SOURCE, 0), Err(Reject::Size));
+        assert_eq!(admit(&CONF, &HEADER, SOURCE, 1472), Err(Reject::Size));
+    }
+
+    /// Rank 1's own entry is empty before it registers: nobody may speak for it, not even address 0.
+    #[test]
+    fn an_empty_entry_admits_nobody() {
+        let empty = Member::default();
+        let nobody = Source { addr: 0, port: 0 };
+        assert_eq!(check_member(&CONF, &empty, &HEADER, nobody, 64), Err(Reject::Member));
+    }
+}

@@ -1,0 +1,25 @@
+//! What the halves of xdp-agg share, and nothing else.
+//!
+//! * [`wire`]: the 22-byte header, its byte order and the numbers it holds.
+//! * [`frame`]: where that header lies in an Ethernet/IPv4/UDP frame, and the IPv4 checksum.
+//! * [`lanes`]: the payload: biased 32-bit lanes, added two at a time.
+//! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
+//! * [`admission`]: who may touch a slot at all.
+//! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
+//! * [`control`] (feature `control`): the messages between workers, tools and the daemon.
+//!
+//! Everything but `control` is `no_std`, does not allocate, cannot panic and contains no `unsafe`:
+//! the same functions run in the kernel program, in the user-space engine and in tests.
+#![cfg_attr(not(any(test, feature = "control")), no_std)]
+#![deny(unsafe_code)]
+
+pub mod admission;
+#[cfg(feature = "control")]
+pub mod control;
+pub mod frame;
+pub mod lanes;
+pub mod maps;
+#[cfg(feature = "user")]
+mod pod;
+pub mod slot;
+pub mod wire;

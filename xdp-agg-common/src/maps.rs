@@ -1,0 +1,314 @@
+//! What the kernel program and the daemon share in BPF maps, and the limits of both.
+//!
+//! Layouts are `repr(C)` without hidden padding; addresses and ports are in host byte order.
+//! Who writes: the daemon writes [`JobConf`] and the registered half of [`Member`]; the data path
+//! writes the learned half of [`Member`], slots and counters. Nobody else writes anything.
+
+use crate::slot::SlotState;
+use crate::wire::MAX_WORKERS;
+
+/// Most jobs at a time on one aggregator.
+pub const MAX_JOBS: usize = 16;
+/// Most interfaces that one aggregator serves.
+pub const MAX_PORTS: usize = 64;
+/// Entries of the member table: job `j`, rank `r` is entry `j * MAX_WORKERS + r`.
+pub const MEMBER_ENTRIES: usize = MAX_JOBS * MAX_WORKERS;
+
+/// Index of a member in the member table.
+#[inline(always)]
+#[must_use]
+pub const fn member_index(job: u16, rank: u16) -> u32 {
+    job as u32 * MAX_WORKERS as u32 + rank as u32
+}
+
+/// Index of the `copy`-th copy of a result of job `job` on port `port` in the table that names its
+/// recipient (see [`ResultMode`]).
+#[inline(always)]
+#[must_use]
+pub const fn copy_index(job: u16, port: u32, copy: u32) -> u32 {
+    (job as u32 * MAX_PORTS as u32 + port) * MAX_WORKERS as u32 + copy
+}
+
+/// Entries of the recipient table.
+pub const COPY_ENTRIES: usize = MAX_JOBS * MAX_PORTS * MAX_WORKERS;
+
+/// What a job is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Phase {
+    /// No such job: every packet is refused.
+    Off = 0,
+    /// Members are known, their paths are being learned from probes.
+    Probing = 1,
+    /// Contributions are summed.
+    Running = 2,
+}
+
+/// How results reach the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "control", serde(rename_all = "lowercase"))]
+#[repr(u16)]
+pub enum ResultMode {
+    /// A port per worker: one copy on each (device-map broadcast).
+    Ports = 1,
+    /// Several workers behind one port: one unicast copy a worker, made in XDP.
+    Fanout = 2,
+    /// One packet to a group address; the ordinary switch copies it.
+    Multicast = 3,
+}
+
+impl ResultMode {
+    /// The mode with this number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u16) -> Option<Self> {
+        Some(match number {
+            1 => Self::Ports,
+            2 => Self::Fanout,
+            3 => Self::Multicast,
+            _ => return None,
+        })
+    }
+
+    /// The name that the command line and the control messages use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ports => "ports",
+            Self::Fanout => "fanout",
+            Self::Multicast => "multicast",
+        }
+    }
+}
+
+/// One job as the data path sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct JobConf {
+    /// Bit `r` is set for every rank of the world.
+    pub members: u64,
+    /// Random number of the epoch.
+    pub cookie: u32,
+    /// Address that workers send to.
+    pub addr: u32,
+    /// First slot of the job's pool in the slot table.
+    pub slot_base: u32,
+    /// Slots of the pool, a power of two.
+    pub slots: u32,
+    /// Multicast group of the results, for [`ResultMode::Multicast`].
+    pub group: u32,
+    /// UDP port of that group.
+    pub group_port: u16,
+    /// UDP port that workers send to.
+    pub port: u16,
+    /// Membership, never 0 in a job that is not off.
+    pub epoch: u16,
+    /// World size.
+    pub workers: u16,
+    /// Most payload of a packet, in chunks.
+    pub max_chunks: u16,
+    /// A [`Phase`] as a number.
+    pub phase: u16,
+    /// A [`ResultMode`] as a number; 0 while probing.
+    pub mode: u16,
+    /// Zero.
+    pub pad: [u16; 3],
+}
+
+/// One member of a job: registered by the daemon, path learned from its probe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Member {
+    /// The worker's IPv4 address. 0: no such member.
+    pub addr: u32,
+    /// The worker's UDP port.
+    pub port: u16,
+    /// Epoch in which the fields below were learned; another one means: not yet.
+    pub learned_epoch: u16,
+    /// Interface that its probe came in on.
+    pub ifindex: u32,
+    /// Its link-layer address (or its router's).
+    pub mac: [u8; 6],
+    /// The address that its probe was sent to: ours.
+    pub local_mac: [u8; 6],
+}
+
+/// Why a packet that claims to be ours was refused. The number is the index of its counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reject {
+    /// Shorter than its headers say, or not whole chunks.
+    Truncated = 0,
+    /// Another version of the wire format.
+    Version = 1,
+    /// A value that this version does not define, or a kind that only an aggregator sends.
+    Malformed = 2,
+    /// No such job here.
+    Job = 3,
+    /// The cookie is not the job's.
+    Cookie = 4,
+    /// The epoch is not the job's.
+    Epoch = 5,
+    /// No such rank, or its packet comes from another address.
+    Member = 6,
+    /// No payload, or more than the job's blocks hold.
+    Size = 7,
+    /// A block beyond the window.
+    Window = 8,
+    /// Another tag or length than the other contributions to the block.
+    Mismatch = 9,
+}
+
+impl Reject {
+    /// Number of reasons.
+    pub const COUNT: usize = 10;
+    /// All reasons, in the order of their counters.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Truncated,
+        Self::Version,
+        Self::Malformed,
+        Self::Job,
+        Self::Cookie,
+        Self::Epoch,
+        Self::Member,
+        Self::Size,
+        Self::Window,
+        Self::Mismatch,
+    ];
+
+    /// The name in statistics and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Truncated => "truncated",
+            Self::Version => "version",
+            Self::Malformed => "malformed",
+            Self::Job => "job",
+            Self::Cookie => "cookie",
+            Self::Epoch => "epoch",
+            Self::Member => "member",
+            Self::Size => "size",
+            Self::Window => "window",
+            Self::Mismatch => "mismatch",
+        }
+    }
+}
+
+/// Counters of one job on one CPU. Entry [`MAX_JOBS`] of the table counts what belongs to no job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
+#[repr(C)]
+pub struct JobCounters {
+    /// Contributions that were stored or added: workers × blocks when a job is done.
+    pub contributions: u64,
+    /// Blocks whose sum was completed and sent to all members.
+    pub blocks: u64,
+    /// Repeated contributions (each is answered by a resent result or by `PENDING`).
+    pub duplicates: u64,
+    /// Results sent again to one worker.
+    pub resends: u64,
+    /// Answers `PENDING`.
+    pub pendings: u64,
+    /// Contributions older than what their slot holds.
+    pub stale: u64,
+    /// Probes answered.
+    pub probes: u64,
+    /// Copies of results handed to interfaces or sockets.
+    pub copies: u64,
+    /// Refused packets by [`Reject`].
+    pub rejects: [u64; Reject::COUNT],
+}
+
+impl JobCounters {
+    /// Adds the counts of another CPU.
+    pub fn merge(&mut self, other: &Self) {
+        let Self {
+            contributions,
+            blocks,
+            duplicates,
+            resends,
+            pendings,
+            stale,
+            probes,
+            copies,
+            rejects,
+        } = other;
+        self.contributions += contributions;
+        self.blocks += blocks;
+        self.duplicates += duplicates;
+        self.resends += resends;
+        self.pendings += pendings;
+        self.stale += stale;
+        self.probes += probes;
+        self.copies += copies;
+        for (mine, theirs) in self.rejects.iter_mut().zip(rejects) {
+            *mine += theirs;
+        }
+    }
+}
+
+/// A rare event: a refused packet. The data path reports a reason's 1st, 2nd, 4th, 8th, … packet a
+/// CPU, so a flood costs nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Event {
+    /// Block number of the packet, if it got that far.
+    pub block: u64,
+    /// Source address.
+    pub addr: u32,
+    /// How often this happened on this CPU.
+    pub count: u32,
+    /// Source port.
+    pub port: u16,
+    /// Job of the packet, if it got that far, else `u16::MAX`.
+    pub job: u16,
+    /// Rank in the packet.
+    pub rank: u16,
+    /// A [`Reject`] as a number.
+    pub reason: u8,
+    /// Version nibble of the packet.
+    pub version: u8,
+}
+
+/// The part of a slot's map value in front of its lanes, as user space reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SlotHead {
+    /// The kernel's spin lock; reads as zero from user space.
+    pub lock: u32,
+    /// Zero.
+    pub pad: u32,
+    /// The slot machine's state.
+    pub state: SlotState,
+    /// Zero; puts the lanes on a cache line of their own.
+    pub pad2: [u64; 4],
+}
+
+/// Bytes of a slot in the kernel's table.
+pub const SLOT_LEN: usize = size_of::<SlotHead>() + crate::lanes::MAX_PAYLOAD;
+
+const _: () = assert!(size_of::<SlotHead>() == 64);
+const _: () = assert!(size_of::<JobConf>() == 48);
+const _: () = assert!(size_of::<Member>() == 24);
+const _: () = assert!(size_of::<Event>() == 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_numbered_as_they_are_counted() {
+        for (i, reason) in Reject::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, i);
+        }
+    }
+
+    #[test]
+    fn modes_survive_their_numbers() {
+        for mode in [ResultMode::Ports, ResultMode::Fanout, ResultMode::Multicast] {
+            assert_eq!(ResultMode::from_number(mode as u16), Some(mode));
+        }
+        assert_eq!(ResultMode::from_number(0), None);
+    }
+}

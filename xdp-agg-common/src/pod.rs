@@ -1,0 +1,19 @@
+//! Map values may be read and written by aya as plain bytes.
+#![expect(unsafe_code, reason = "aya's Pod is an unsafe trait")]
+
+use crate::lanes::Lane;
+use crate::maps::{Event, JobConf, JobCounters, Member, SlotHead};
+
+// SAFETY: repr(C) integers without padding (sizes are asserted beside the types): any bytes are a
+// value, and no byte is undefined.
+unsafe impl aya::Pod for JobConf {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Member {}
+// SAFETY: as above.
+unsafe impl aya::Pod for JobCounters {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Event {}
+// SAFETY: as above.
+unsafe impl aya::Pod for SlotHead {}
+// SAFETY: one packed integer.
+unsafe impl aya::Pod for Lane {}
