@@ -1,0 +1,1 @@
+//! The baseline: a TCP ring all-reduce.

@@ -1,0 +1,131 @@
+//! What sums contributions. Two engines run the same slot machine (`xdp_agg_common::slot`): the XDP
+//! program in the kernel, and plain UDP sockets in user space where XDP is not permitted.
+
+use std::net::SocketAddrV4;
+
+use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
+
+/// A job as an engine needs it before its workers probe their paths.
+#[derive(Clone, Debug)]
+pub struct JobSetup {
+    /// Index of the job, below `MAX_JOBS`.
+    pub job_id: u16,
+    /// Everything but phase and result mode, which the engine sets.
+    pub conf: JobConf,
+    /// Data address of every rank, in rank order.
+    pub members: Vec<SocketAddrV4>,
+}
+
+/// How results of a started job go out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The chosen mode.
+    pub mode: ResultMode,
+    /// The group to join, in [`ResultMode::Multicast`].
+    pub group: Option<SocketAddrV4>,
+}
+
+/// What sums contributions. Dropping an engine detaches it from all interfaces.
+pub trait Engine: Send {
+    /// `xdp (native)`, `xdp (generic)` or `userspace`.
+    fn describe(&self) -> String;
+
+    /// Most payload of a packet, in chunks: what the MTUs of the served interfaces allow.
+    fn max_chunks(&self) -> u16;
+
+    /// Slots in the whole pool.
+    fn slots(&self) -> u32;
+
+    /// Registers the members of a new epoch and answers their probes from now on.
+    ///
+    /// # Errors
+    /// The engine's, with what to do.
+    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError>;
+
+    /// Starts summing, after all members' probes were answered. `wanted` is the mode that the job
+    /// asked for; None: the best one that its paths allow.
+    ///
+    /// # Errors
+    /// A member's path was not learned, or the wanted mode does not fit the paths.
+    fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError>;
+
+    /// Ends the job on the data path; its packets are refused from now on.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn stop(&mut self, job_id: u16) -> Result<(), EngineError>;
+
+    /// Counters of every job index, and of what belongs to none at index `MAX_JOBS`, since the
+    /// engine started.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError>;
+
+    /// Bitmap of the members whose contribution to `block` is missing.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError>;
+}
+
+/// Why an engine could not start or could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No interface of this name here.
+    #[error("no network interface named {0:?} here; `ip link` lists them")]
+    NoInterface(String),
+    /// The process may not load or attach XDP programs.
+    #[error(
+        "not permitted to load XDP programs ({0}); run as root, or give the program CAP_BPF and \
+         CAP_NET_ADMIN, or use --engine userspace"
+    )]
+    NotPermitted(String),
+    /// The kernel lacks something.
+    #[error(
+        "this kernel cannot run the XDP engine: {0}; kernel 6.1 or newer is needed, or --engine userspace"
+    )]
+    Unsupported(String),
+    /// An XDP program is attached already.
+    #[error(
+        "{interface} has an XDP program already; is another xdp-agg (or another XDP tool) running \
+         on it? `ip link show {interface}` names the program"
+    )]
+    InterfaceBusy {
+        /// Its name.
+        interface: String,
+    },
+    /// The driver refuses XDP at this MTU.
+    #[error(
+        "{interface}: its driver refuses XDP at this MTU ({detail}); lower the MTU (on veth: the \
+         peer's, to at most 3506), or use --xdp-mode generic"
+    )]
+    MtuTooLarge {
+        /// Its name.
+        interface: String,
+        /// What the kernel said, and the MTUs.
+        detail: String,
+    },
+    /// A UDP port that is taken.
+    #[error("UDP address {0} is in use; stop the other program or choose another --data-port")]
+    PortInUse(SocketAddrV4),
+    /// A path was not learned.
+    #[error("no probe of rank {0} has arrived on the data path")]
+    NoPath(u16),
+    /// The wanted mode does not fit.
+    #[error("result mode {mode} does not fit: {why}")]
+    Mode {
+        /// Its name.
+        mode: &'static str,
+        /// Why, and what fits.
+        why: String,
+    },
+    /// Anything else.
+    #[error("{what}: {source}")]
+    Other {
+        /// What was tried.
+        what: String,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
