@@ -1,9 +1,33 @@
 //! The worker library: gradients go in, sums come out.
 //!
-//! * [`collective`]: what both implementations offer: [`Collective`], [`Op`].
+//! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings, [`Handle`]
+//!   a call in flight.
 //! * [`ring`]: the baseline, a TCP ring all-reduce.
+//! * [`collective`]: what both offer: [`Collective`], [`Op`].
+//! * [`flow`]: when to send which block (no sockets, no clock).
+//! * [`quantise`]: floats to fixed-point lanes and back.
+#![deny(unsafe_code)]
 
+mod buffer;
+mod call;
 pub mod collective;
+mod communicator;
+mod element;
+mod engine;
+pub mod error;
+pub mod flow;
+pub mod quantise;
 pub mod ring;
+mod session;
+mod settings;
+mod sys;
+mod udp;
 
+pub use call::Report;
 pub use collective::{Collective, Op};
+pub use communicator::{Communicator, Handle};
+pub use element::Element;
+pub use engine::Counters;
+pub use error::Error;
+pub use settings::{Builder, DEFAULT_SCALE};
+pub use xdp_agg_common::maps::ResultMode;

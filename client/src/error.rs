@@ -1,0 +1,180 @@
+//! What can go wrong for a worker, and what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
+
+/// Why a communicator could not be made, or a call did not end with a result.
+///
+/// After any error of a call the communicator is unusable: every later call returns the same error.
+/// Drop it and connect again.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting is missing or out of its range.
+    #[error("{name}: {problem}")]
+    Config {
+        /// Environment variable or builder method.
+        name: &'static str,
+        /// What was wrong and what is expected.
+        problem: String,
+    },
+    /// The daemon does not answer.
+    #[error(
+        "no aggregator at {address} ({reason}); start one there with `xdp-agg serve`, or set \
+         XDP_AGG_ADDR to the address and port of its control service"
+    )]
+    Unreachable {
+        /// Where.
+        address: SocketAddr,
+        /// The system's words.
+        reason: String,
+    },
+    /// The daemon speaks another version.
+    #[error(
+        "the aggregator speaks version {theirs} of the control protocol, this library version \
+         {ours}; install the same release on all hosts"
+    )]
+    Version {
+        /// This library's.
+        ours: u32,
+        /// The daemon's.
+        theirs: u32,
+    },
+    /// The daemon refused.
+    #[error("the aggregator refused: {message}")]
+    Refused {
+        /// For programs.
+        code: ErrorCode,
+        /// For people.
+        message: String,
+    },
+    /// The data path is closed.
+    #[error(
+        "the aggregator's data path at {address} did not answer {probes} probes of {bytes} bytes; \
+         the control connection works, so look for a firewall (UDP), an interface that \
+         `xdp-agg serve` does not serve, an MTU below {bytes} on the way, or, on veth, a peer \
+         without NAPI (`xdp-agg doctor` on the aggregator names all of these)"
+    )]
+    DataPath {
+        /// Where the probes went.
+        address: SocketAddr,
+        /// How many.
+        probes: u32,
+        /// IP packet size of a probe.
+        bytes: usize,
+    },
+    /// The deadline passed.
+    #[error(
+        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks)
+    )]
+    Deadline {
+        /// The call's number, if it was a call.
+        sequence: Option<u64>,
+        /// How long it was waited for.
+        waited: Duration,
+        /// The ranks whose contribution is missing at the aggregator. Empty: it did not say.
+        ranks: Vec<u16>,
+    },
+    /// The job ended.
+    #[error("the job has ended: {0}")]
+    Aborted(AbortReason),
+    /// This worker's call differs from the others'.
+    #[error(
+        "the workers' calls differ: this one made {ours}; {theirs}; every worker must make the \
+         same calls in the same order with the same lengths, types and scale"
+    )]
+    CallMismatch {
+        /// This worker's call.
+        ours: String,
+        /// What is known of the others'.
+        theirs: String,
+    },
+    /// An integer is too large for the sum to stay within 32 bits.
+    #[error(
+        "element {index} is {value}: with {workers} workers integers must lie between {min} and \
+         {max}, so that no sum leaves 32 bits"
+    )]
+    OutOfRange {
+        /// Index of the element.
+        index: usize,
+        /// Its value.
+        value: i32,
+        /// World size.
+        workers: u16,
+        /// Smallest allowed.
+        min: i32,
+        /// Largest allowed.
+        max: i32,
+    },
+    /// The communicator is closed.
+    #[error("the communicator was closed while this call was in flight; wait for it before")]
+    Closed,
+    /// The control connection ended.
+    #[error(
+        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back"
+    )]
+    AggregatorLost(String),
+    /// The operating system refused something.
+    #[error("{what}: {reason}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+    /// The daemon said something that does not fit.
+    #[error("the aggregator sent something unexpected: {0}; are both of one release?")]
+    Protocol(String),
+}
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Io { what, reason: error.to_string() }
+    }
+}
+
+impl From<FrameError> for Error {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Io(error) => Self::AggregatorLost(error.to_string()),
+            other => Self::Protocol(other.to_string()),
+        }
+    }
+}
+
+fn call_name(sequence: Option<u64>) -> String {
+    sequence.map_or_else(String::new, |number| format!("call {number}: "))
+}
+
+fn missing(ranks: &[u16]) -> String {
+    match ranks {
+        [] => {
+            "the aggregator did not say whose contribution is missing; is it still running?".into()
+        }
+        [one] => format!("the contribution of rank {one} is missing; is that worker alive?"),
+        many => {
+            format!("the contributions of ranks {many:?} are missing; are those workers alive?")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_names_the_missing_ranks() {
+        let error = Error::Deadline {
+            sequence: Some(7),
+            waited: Duration::from_millis(1500),
+            ranks: vec![2, 5],
+        };
+        assert_eq!(
+            error.to_string(),
+            "call 7: no result after 1.5s: the contributions of ranks [2, 5] are missing; \
+             are those workers alive?"
+        );
+    }
+}

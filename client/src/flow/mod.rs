@@ -1,0 +1,443 @@
+//! When to send which block: window, acknowledgement, loss, pace. No sockets, no clock.
+//!
+//! A result is acknowledgement and credit at once. The machine knows blocks only by number; blocks
+//! are numbered through the life of a communicator. Times are [`Duration`]s since any fixed moment
+//! and never go back.
+//!
+//! Call order: [`Flow::extend`] when a call adds blocks; [`Flow::on_result`] and
+//! [`Flow::on_pending`] for what arrives; then [`Flow::poll_transmit`] until it returns `None`; then
+//! sleep until something arrives or [`Flow::poll_timeout`], and [`Flow::on_timeout`] when that has
+//! passed.
+//!
+//! # Rules
+//! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here,
+//!   where `limit` is half the job's pool (`xdp_agg_common::slot` says why).
+//! * **Gap**: each transmission has a number. When the results of [`REORDER`] later first
+//!   transmissions are here, a transmission without result is taken for lost and repeated at once.
+//! * **Timer** (RFC 6298, Karn's rule, floor [`Config::rto_min`]): the oldest block is repeated
+//!   alone. Its result shows that the path works and losses were real: then twice as many more are
+//!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
+//!   oldest block is asked for again, ever more slowly.
+//! * **Window** ([`window`]): additive increase, decrease by the share of lost blocks.
+
+mod rtt;
+mod window;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+pub use rtt::Rtt;
+pub use window::Window;
+
+/// Results of later transmissions that make an earlier one count as lost.
+pub const REORDER: u64 = 3;
+
+/// Settings of a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Most blocks that may be under way: half the job's pool or less.
+    pub limit: u32,
+    /// Blocks under way at the start.
+    pub initial_window: u32,
+    /// Shortest retransmission timeout.
+    pub rto_min: Duration,
+    /// Longest retransmission timeout.
+    pub rto_max: Duration,
+    /// Time between two blocks at the pace that the caller allows. Zero: no pace.
+    pub block_interval: Duration,
+}
+
+/// What the flow did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counters {
+    /// First transmissions.
+    pub sent: u64,
+    /// Repetitions because of a gap.
+    pub gap_retransmissions: u64,
+    /// Repetitions because of the timer.
+    pub timer_retransmissions: u64,
+    /// Results that were new.
+    pub results: u64,
+    /// Results of blocks that had their result already.
+    pub duplicate_results: u64,
+    /// `PENDING` answers.
+    pub pendings: u64,
+    /// Transmissions that were taken for lost and not acquitted by `PENDING`.
+    pub losses: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Under way, or held by the aggregator.
+    Sent,
+    /// Taken for lost, waiting for its turn.
+    Lost,
+    /// Its result is here.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    state: State,
+    /// Number of the latest transmission.
+    transmission: u64,
+    sent_at: Duration,
+    attempts: u32,
+    /// The aggregator said that it holds our contribution.
+    held: bool,
+    /// The latest transmission was counted as lost.
+    counted: bool,
+}
+
+/// After a timeout, until its answer shows what happened.
+#[derive(Clone, Copy, Debug)]
+struct Recovery {
+    /// What was sent before this moment is suspect.
+    suspect_until: Duration,
+    /// Suspects that the next result of a repeated block allows to repeat: doubles.
+    step: u32,
+}
+
+/// The machine. See the module text for the order of calls.
+#[derive(Debug)]
+pub struct Flow {
+    config: Config,
+    /// Oldest block without result; `blocks[0]` is this one.
+    base: u64,
+    blocks: VecDeque<Block>,
+    /// One past the last block that any call has asked for.
+    end: u64,
+    transmissions: u64,
+    /// Newest first transmission whose result is here, plus one.
+    newest_result: u64,
+    /// Blocks in state `Sent`.
+    under_way: u32,
+    /// Blocks in state `Lost`.
+    lost: u32,
+    window: Window,
+    rtt: Rtt,
+    recovery: Option<Recovery>,
+    backoff: u32,
+    /// When the timer was last started: at a transmission of the oldest block or a result.
+    timer_from: Duration,
+    next_send: Duration,
+    counters: Counters,
+}
+
+impl Flow {
+    /// A flow with nothing to send.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            base: 0,
+            blocks: VecDeque::new(),
+            end: 0,
+            transmissions: 0,
+            newest_result: 0,
+            under_way: 0,
+            lost: 0,
+            window: Window::new(config.initial_window, config.limit),
+            rtt: Rtt::new(config.rto_min, config.rto_max),
+            recovery: None,
+            backoff: 0,
+            timer_from: Duration::ZERO,
+            next_send: Duration::ZERO,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Oldest block whose result is missing; `end` when none is.
+    #[must_use]
+    pub const fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// True when every block that was asked for has its result.
+    #[must_use]
+    pub const fn is_idle(&self) -> bool {
+        self.base == self.end
+    }
+
+    /// What the flow did so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Smoothed round-trip time, if one was measured.
+    #[must_use]
+    pub const fn round_trip(&self) -> Option<Duration> {
+        self.rtt.smoothed()
+    }
+
+    /// Blocks that may be under way now.
+    #[must_use]
+    pub fn window(&self) -> u32 {
+        self.window.blocks()
+    }
+
+    /// Adds `count` blocks at the end and returns the number of the first.
+    pub const fn extend(&mut self, count: u64) -> u64 {
+        let first = self.end;
+        self.end += count;
+        first
+    }
+
+    /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
+    /// no block that is waited for, and must not be looked at.
+    pub fn on_result(&mut self, number: u64, now: Duration) -> bool {
+        let Some(block) = self.waited_for(number) else {
+            self.counters.duplicate_results += 1;
+            return false;
+        };
+        let was = *block;
+        block.state = State::Done;
+        match was.state {
+            State::Lost => self.lost -= 1,
+            State::Sent => self.under_way -= 1,
+            State::Done => unreachable!("`waited_for` returns none that is done"),
+        }
+        self.counters.results += 1;
+        self.backoff = 0;
+        self.timer_from = now;
+        self.window.on_result(self.under_way + self.lost + 1);
+        if was.attempts == 1 {
+            // A repeated block's result cannot be told from the first one's (Karn).
+            self.rtt.sample(now.saturating_sub(was.sent_at));
+            self.newest_result = self.newest_result.max(was.transmission + 1);
+        } else {
+            self.recover();
+        }
+        while self.blocks.front().is_some_and(|block| block.state == State::Done) {
+            self.blocks.pop_front();
+            self.base += 1;
+        }
+        self.end_recovery_if_answered();
+        self.find_gaps();
+        true
+    }
+
+    /// The aggregator holds our contribution to this block and waits for others.
+    pub fn on_pending(&mut self, number: u64, now: Duration) {
+        self.counters.pendings += 1;
+        let Some(block) = self.waited_for(number) else { return };
+        let acquitted = block.counted;
+        let was_lost = block.state == State::Lost;
+        block.held = true;
+        block.counted = false;
+        block.state = State::Sent;
+        if was_lost {
+            self.lost -= 1;
+            self.under_way += 1;
+        }
+        if acquitted {
+            self.counters.losses = self.counters.losses.saturating_sub(1);
+            self.window.on_acquittal();
+        }
+        // A straggler: no reason to ask for more, and the path is fine.
+        self.recovery = None;
+        if number == self.base {
+            self.timer_from = now;
+        }
+    }
+
+    /// The next block to send now, if any; it counts as sent.
+    pub fn poll_transmit(&mut self, now: Duration) -> Option<u64> {
+        if now < self.next_send {
+            return None;
+        }
+        let number = self.next_repetition().or_else(|| self.next_first())?;
+        self.sent(number, now);
+        if !self.config.block_interval.is_zero() {
+            // The credit of at most a few blocks may be saved up, so that late wake-ups catch up.
+            let earliest = now.saturating_sub(self.config.block_interval * 8);
+            self.next_send = self.next_send.max(earliest) + self.config.block_interval;
+        }
+        Some(number)
+    }
+
+    /// True if this block, just returned by [`Self::poll_transmit`], was never sent before.
+    #[must_use]
+    pub fn is_first_transmission(&self, number: u64) -> bool {
+        let index = number.checked_sub(self.base).and_then(|index| usize::try_from(index).ok());
+        index.and_then(|index| self.blocks.get(index)).is_some_and(|block| block.attempts == 1)
+    }
+
+    /// Blocks that [`Self::poll_transmit`] would return now.
+    #[must_use]
+    pub fn sendable(&self, now: Duration) -> u64 {
+        if now < self.next_send {
+            return 0;
+        }
+        u64::from(self.lost) + self.room()
+    }
+
+    /// When [`Self::on_timeout`] or the pace wants the next turn. `None`: not before something else
+    /// happens.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.is_idle() {
+            return None;
+        }
+        let pace = (!self.config.block_interval.is_zero() && (self.lost > 0 || self.room() > 0))
+            .then_some(self.next_send);
+        let timer = (!self.blocks.is_empty()).then(|| self.timer_from + self.timeout());
+        match (pace, timer) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Time has passed: repeats the oldest block if its timer has run out.
+    pub fn on_timeout(&mut self, now: Duration) {
+        if self.blocks.is_empty() || now < self.timer_from + self.timeout() {
+            return;
+        }
+        let suspect_until = now.saturating_sub(self.timeout());
+        self.backoff = (self.backoff + 1).min(16);
+        self.timer_from = now;
+        let oldest = &mut self.blocks[0];
+        if oldest.state == State::Sent {
+            oldest.state = State::Lost;
+            self.under_way -= 1;
+            self.lost += 1;
+        }
+        if !oldest.held {
+            // Not known to be a straggler's fault: until the answer comes, call it loss.
+            if !oldest.counted {
+                oldest.counted = true;
+                self.counters.losses += 1;
+            }
+            self.window.on_timeout();
+            self.recovery = Some(Recovery { suspect_until, step: 1 });
+        }
+    }
+
+    /// A repeated block has its result: losses were real, so the next suspects are repeated.
+    fn recover(&mut self) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.step = (recovery.step * 2).min(self.config.limit);
+        let Recovery { suspect_until, step } = *recovery;
+        let mut losses = 0;
+        for block in &mut self.blocks {
+            if losses == step {
+                break;
+            }
+            let suspect =
+                block.state == State::Sent && !block.held && block.sent_at <= suspect_until;
+            if suspect {
+                block.state = State::Lost;
+                block.counted = true;
+                losses += 1;
+            }
+        }
+        self.under_way -= losses;
+        self.lost += losses;
+        self.counters.losses += u64::from(losses);
+    }
+
+    /// Recovery lasts as long as some repeated block is unanswered.
+    fn end_recovery_if_answered(&mut self) {
+        let asking = |block: &Block| {
+            block.state == State::Lost || block.state == State::Sent && block.attempts > 1
+        };
+        if self.recovery.is_some() && !self.blocks.iter().any(asking) {
+            self.recovery = None;
+        }
+    }
+
+    /// Current retransmission timeout.
+    fn timeout(&self) -> Duration {
+        self.rtt.timeout(self.backoff)
+    }
+
+    /// New blocks that window and pool allow now.
+    fn room(&self) -> u64 {
+        if self.recovery.is_some() {
+            return 0;
+        }
+        let next = self.base + self.blocks.len() as u64;
+        let pool = (self.base + u64::from(self.config.limit)).min(self.end).saturating_sub(next);
+        pool.min(u64::from(self.window.blocks().saturating_sub(self.under_way + self.lost)))
+    }
+
+    fn waited_for(&mut self, number: u64) -> Option<&mut Block> {
+        let index = usize::try_from(number.checked_sub(self.base)?).ok()?;
+        self.blocks.get_mut(index).filter(|block| block.state != State::Done)
+    }
+
+    fn next_repetition(&mut self) -> Option<u64> {
+        if self.lost == 0 {
+            return None;
+        }
+        if self.recovery.is_some() {
+            self.counters.timer_retransmissions += 1;
+        } else {
+            self.counters.gap_retransmissions += 1;
+        }
+        let index = self.blocks.iter().position(|block| block.state == State::Lost)?;
+        Some(self.base + index as u64)
+    }
+
+    fn next_first(&self) -> Option<u64> {
+        (self.room() > 0).then(|| self.base + self.blocks.len() as u64)
+    }
+
+    fn sent(&mut self, number: u64, now: Duration) {
+        let transmission = self.transmissions;
+        self.transmissions += 1;
+        let index = (number - self.base) as usize;
+        if index == 0 {
+            self.timer_from = now;
+        }
+        if index < self.blocks.len() {
+            let block = &mut self.blocks[index];
+            block.state = State::Sent;
+            block.transmission = transmission;
+            block.sent_at = now;
+            block.attempts += 1;
+            block.held = false;
+            self.lost -= 1;
+        } else {
+            self.counters.sent += 1;
+            self.blocks.push_back(Block {
+                state: State::Sent,
+                transmission,
+                sent_at: now,
+                attempts: 1,
+                held: false,
+                counted: false,
+            });
+        }
+        self.under_way += 1;
+    }
+
+    /// Marks transmissions as lost that [`REORDER`] later ones have overtaken.
+    fn find_gaps(&mut self) {
+        let Some(overtaken) = self.newest_result.checked_sub(REORDER) else { return };
+        // A block that the aggregator holds waits for others; its result is overdue only when a
+        // whole window more has come through.
+        let overtaken_held = overtaken.saturating_sub(u64::from(self.window.blocks()));
+        let mut losses = 0;
+        for block in &mut self.blocks {
+            if block.attempts == 1 && block.transmission >= overtaken {
+                // First transmissions are numbered in the order of blocks: none behind is older.
+                break;
+            }
+            let limit = if block.held { overtaken_held } else { overtaken };
+            if block.state == State::Sent && block.transmission < limit {
+                block.state = State::Lost;
+                block.counted = true;
+                losses += 1;
+            }
+        }
+        self.under_way -= losses;
+        self.lost += losses;
+        self.counters.losses += u64::from(losses);
+        self.window.on_losses(losses);
+    }
+}
+
+#[cfg(test)]
+mod tests;

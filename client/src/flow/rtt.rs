@@ -1,0 +1,74 @@
+//! Round-trip estimate and retransmission timeout (RFC 6298), with a floor for data-centre trips.
+
+use std::time::Duration;
+
+/// Estimator of RFC 6298, section 2.
+#[derive(Clone, Debug)]
+pub struct Rtt {
+    smoothed: Option<Duration>,
+    variation: Duration,
+    min: Duration,
+    max: Duration,
+}
+
+impl Rtt {
+    /// An estimator without samples; timeouts stay between `min` and `max`.
+    #[must_use]
+    pub const fn new(min: Duration, max: Duration) -> Self {
+        Self { smoothed: None, variation: Duration::ZERO, min, max }
+    }
+
+    /// A transmission's result came this much later.
+    pub fn sample(&mut self, trip: Duration) {
+        let Some(smoothed) = self.smoothed else {
+            self.smoothed = Some(trip);
+            self.variation = trip / 2;
+            return;
+        };
+        let off = smoothed.abs_diff(trip);
+        self.variation = self.variation * 3 / 4 + off / 4;
+        self.smoothed = Some(smoothed * 7 / 8 + trip / 8);
+    }
+
+    /// The smoothed round-trip time.
+    #[must_use]
+    pub const fn smoothed(&self) -> Option<Duration> {
+        self.smoothed
+    }
+
+    /// The timeout after `backoff` expiries in a row. Before the first sample: 20 times the floor,
+    /// because a worker's first result waits for the slowest worker's start.
+    #[must_use]
+    pub fn timeout(&self, backoff: u32) -> Duration {
+        let base = match self.smoothed {
+            Some(smoothed) => smoothed + self.variation * 4,
+            None => self.min * 20,
+        };
+        base.max(self.min).saturating_mul(1 << backoff.min(16)).min(self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn timeouts_follow_the_trips_and_back_off() {
+        let mut rtt = Rtt::new(MS, MS * 500);
+        assert_eq!(rtt.timeout(0), MS * 20);
+        rtt.sample(MS * 4);
+        assert_eq!(rtt.timeout(0), MS * 12); // RFC 6298 (2.2): R + 4 * R/2
+        for _ in 0..100 {
+            rtt.sample(MS * 4);
+        }
+        assert!(rtt.timeout(0) < MS * 5);
+        assert_eq!(rtt.timeout(1), rtt.timeout(0) * 2);
+        assert_eq!(rtt.timeout(60), MS * 500);
+        for _ in 0..100 {
+            rtt.sample(Duration::from_micros(50));
+        }
+        assert_eq!(rtt.timeout(0), MS);
+    }
+}

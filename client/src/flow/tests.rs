@@ -1,0 +1,269 @@
+//! The flow alone, then several flows around the slot machine on a simulated network.
+
+use super::*;
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
+
+const US: Duration = Duration::from_micros(1);
+const MS: Duration = Duration::from_millis(1);
+
+const CONFIG: Config = Config {
+    limit: 64,
+    initial_window: 16,
+    rto_min: MS,
+    rto_max: Duration::from_millis(100),
+    block_interval: Duration::ZERO,
+};
+
+fn send_all(flow: &mut Flow, now: Duration) -> Vec<u64> {
+    std::iter::from_fn(|| flow.poll_transmit(now)).collect()
+}
+
+#[test]
+fn a_result_is_acknowledgement_and_credit() {
+    let mut flow = Flow::new(CONFIG);
+    assert_eq!(flow.extend(100), 0);
+    assert_eq!(send_all(&mut flow, US), (0..16).collect::<Vec<_>>());
+    assert!(flow.on_result(0, US * 10));
+    assert!(!flow.on_result(0, US * 10), "a copy is not delivered twice");
+    assert!(!flow.on_result(50, US * 10), "a block that was not sent has no result");
+    // One credit, one more because of slow start.
+    assert_eq!(send_all(&mut flow, US * 10), [16, 17]);
+    assert_eq!(flow.base(), 1);
+}
+
+#[test]
+fn a_gap_is_repeated_before_the_timer() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(16);
+    send_all(&mut flow, US);
+    for block in [1, 2] {
+        flow.on_result(block, US * 20);
+        assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
+    }
+    flow.on_result(3, US * 20);
+    assert_eq!(send_all(&mut flow, US * 20), [0]);
+    assert_eq!(flow.counters().gap_retransmissions, 1);
+    assert_eq!(flow.counters().losses, 1);
+    // The aggregator had it: a straggler, not a loss.
+    flow.on_pending(0, US * 30);
+    assert_eq!(flow.counters().losses, 0);
+    assert_eq!(send_all(&mut flow, US * 30), [0_u64; 0]);
+    for block in (0..16).filter(|block| ![1, 2, 3].contains(block)) {
+        flow.on_result(block, US * 40);
+    }
+    assert!(flow.is_idle());
+    assert_eq!(flow.poll_timeout(), None);
+}
+
+#[test]
+fn the_timer_asks_for_the_oldest_and_then_for_more() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(12);
+    send_all(&mut flow, Duration::ZERO);
+    let first = flow.poll_timeout().expect("blocks are under way");
+    flow.on_timeout(first - US);
+    assert_eq!(send_all(&mut flow, first - US), [0_u64; 0]);
+    flow.on_timeout(first);
+    assert_eq!(send_all(&mut flow, first), [0]);
+    flow.on_result(0, first + US);
+    assert_eq!(send_all(&mut flow, first + US), [1, 2]);
+    flow.on_result(1, first + US * 2);
+    assert_eq!(send_all(&mut flow, first + US * 2), [3, 4, 5, 6]);
+}
+
+#[test]
+fn a_straggler_is_asked_for_ever_more_slowly() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(12);
+    send_all(&mut flow, Duration::ZERO);
+    let mut now = Duration::ZERO;
+    let mut waits = Vec::new();
+    for _ in 0..6 {
+        let next = flow.poll_timeout().expect("blocks are under way");
+        waits.push(next - now);
+        now = next;
+        flow.on_timeout(now);
+        assert_eq!(send_all(&mut flow, now), [0]);
+        flow.on_pending(0, now);
+    }
+    assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
+    assert_eq!(waits[5], CONFIG.rto_max);
+    // It wakes up: all results come at once, and nothing is repeated for it.
+    for block in 0..12 {
+        flow.on_result(block, now);
+        assert_eq!(send_all(&mut flow, now), [0_u64; 0]);
+    }
+}
+
+#[test]
+fn late_results_end_recovery() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(4);
+    send_all(&mut flow, Duration::ZERO);
+    let now = flow.poll_timeout().expect("blocks are under way");
+    flow.on_timeout(now);
+    for block in 0..4 {
+        flow.on_result(block, now); // the answers were only late
+    }
+    flow.extend(3);
+    assert_eq!(send_all(&mut flow, now), [4, 5, 6]);
+}
+
+#[test]
+fn the_pool_is_a_hard_limit() {
+    let mut flow = Flow::new(Config { limit: 8, initial_window: 1000, ..CONFIG });
+    flow.extend(100);
+    assert_eq!(send_all(&mut flow, US).len(), 8);
+    for block in 1..8 {
+        flow.on_result(block, US);
+    }
+    // All credit is back, but block 8 would take the slot that block 0's neighbours may need.
+    assert!(send_all(&mut flow, US).iter().all(|block| *block < 8));
+    flow.on_result(0, US);
+    assert_eq!(send_all(&mut flow, US).first(), Some(&8));
+}
+
+#[test]
+fn the_pace_is_kept() {
+    let mut flow = Flow::new(Config { block_interval: US * 100, ..CONFIG });
+    flow.extend(1000);
+    let mut now = MS * 10;
+    let mut sent = 0;
+    while now < MS * 20 {
+        sent += send_all(&mut flow, now).len();
+        for block in flow.base()..flow.base() + 16 {
+            flow.on_result(block, now);
+        }
+        now = flow.poll_timeout().expect("more to send").max(now + US);
+    }
+    // 100 blocks in 10 ms, and the credit of 8 saved before.
+    assert!((95..=112).contains(&sent), "{sent}");
+}
+
+/// What the simulated network does to each packet.
+#[derive(Clone, Copy, Debug)]
+struct Network {
+    loss: f64,
+    duplicate: f64,
+    delay_us_max: u64,
+}
+
+enum Packet {
+    Up(Contribution, u64),
+    Down { rank: usize, block: u64, sum: Option<u64> },
+}
+
+/// `workers` flows of `blocks` blocks over the network. Returns the virtual time it took and all
+/// counters; panics on a wrong sum, a block out of the window or a run without end.
+fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration, Vec<Counters>) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let pool = Pool::new(2 * CONFIG.limit).expect("a power of two");
+    let members = u64::MAX >> (64 - workers);
+    let value = |rank: u16, block: u64| block * 1000 + u64::from(rank) + 1;
+    let mut slots = vec![(SlotState::default(), 0_u64); pool.slots() as usize];
+    let mut flows: Vec<Flow> = (0..workers).map(|_| Flow::new(CONFIG)).collect();
+    for flow in &mut flows {
+        flow.extend(blocks);
+    }
+    let mut queue = std::collections::BTreeMap::new();
+    let mut serial = 0_u64;
+    let mut now = Duration::ZERO;
+    let mut put =
+        |queue: &mut std::collections::BTreeMap<_, _>, now: Duration, make: &dyn Fn() -> Packet| {
+            let copies = u32::from(rng.random_bool(1.0 - network.loss))
+                + u32::from(rng.random_bool(network.duplicate));
+            for _ in 0..copies {
+                let delay = US * 10 + US * rng.random_range(0..=network.delay_us_max) as u32;
+                serial += 1;
+                queue.insert((now + delay, serial), make());
+            }
+        };
+    for _ in 0..5_000_000_u32 {
+        if flows.iter().all(Flow::is_idle) {
+            return (now, flows.iter().map(|flow| *flow.counters()).collect());
+        }
+        for (rank, flow) in flows.iter_mut().enumerate() {
+            flow.on_timeout(now);
+            while let Some(block) = flow.poll_transmit(now) {
+                assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
+                let rank = rank as u16;
+                let packet = Contribution { rank, epoch: 1, tag: 1, chunks: 1, flags: 0, block };
+                put(&mut queue, now, &|| Packet::Up(packet, value(rank, block)));
+            }
+        }
+        let arrival = queue.first_key_value().map(|((at, _), _)| *at);
+        let timer = flows.iter().filter_map(Flow::poll_timeout).min();
+        now = arrival.into_iter().chain(timer).min().expect("something will happen").max(now);
+        while queue.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
+            let (_, packet) = queue.pop_first().expect("there is a first");
+            match packet {
+                Packet::Up(c, worth) => {
+                    let (state, sum) = &mut slots[pool.slot_of(c.block) as usize];
+                    let (to, sum) = match state.contribute(pool, members, &c) {
+                        Verdict::Store { complete } => {
+                            *sum = worth;
+                            (if complete { members } else { 0 }, Some(*sum))
+                        }
+                        Verdict::Add { complete } => {
+                            *sum += worth;
+                            (if complete { members } else { 0 }, Some(*sum))
+                        }
+                        Verdict::Resend => (1 << c.rank, Some(*sum)),
+                        Verdict::Pending => (1 << c.rank, None),
+                        Verdict::Stale => (0, None),
+                        Verdict::Reject(reason) => panic!("an honest packet was {reason:?}"),
+                    };
+                    for rank in (0..usize::from(workers)).filter(|rank| to >> rank & 1 == 1) {
+                        put(&mut queue, now, &|| Packet::Down { rank, block: c.block, sum });
+                    }
+                }
+                Packet::Down { rank, block, sum: Some(sum) } => {
+                    if flows[rank].on_result(block, now) {
+                        let expected: u64 = (0..workers).map(|rank| value(rank, block)).sum();
+                        assert_eq!(sum, expected, "block {block}");
+                    }
+                }
+                Packet::Down { rank, block, sum: None } => flows[rank].on_pending(block, now),
+            }
+        }
+    }
+    panic!("no end in sight at {now:?}");
+}
+
+#[test]
+fn without_loss_nothing_is_repeated() {
+    let network = Network { loss: 0.0, duplicate: 0.0, delay_us_max: 0 };
+    let (_, counters) = simulate(4, 2000, network, 1);
+    for flow in counters {
+        assert_eq!(flow.sent, 2000);
+        assert_eq!(flow.gap_retransmissions + flow.timer_retransmissions, 0, "{flow:?}");
+    }
+}
+
+/// Integers and a seed: any change of behaviour shows here.
+#[test]
+fn one_loss_in_a_hundred_costs_little() {
+    let clean = Network { loss: 0.0, duplicate: 0.0, delay_us_max: 20 };
+    let (clean, _) = simulate(4, 5000, clean, 1);
+    let lossy = Network { loss: 0.01, duplicate: 0.0, delay_us_max: 20 };
+    let (lossy, counters) = simulate(4, 5000, lossy, 1);
+    assert!(lossy < clean * 4, "{clean:?} became {lossy:?}: {counters:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Invariants 1, 3 and 7 in one: exact sums, an end, and no block beyond the pool.
+    #[test]
+    fn every_network_below_total_loss_is_survived(
+        workers in 1_u16..=5,
+        blocks in 0_u64..300,
+        loss in 0.0..0.4,
+        duplicate in 0.0..0.3,
+        delay_us_max in 0_u64..3000,
+        seed: u64,
+    ) {
+        simulate(workers, blocks, Network { loss, duplicate, delay_us_max }, seed);
+    }
+}

@@ -1,0 +1,130 @@
+//! The data path of a worker: one UDP socket towards the aggregator, in batches.
+
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::sys;
+
+/// What the kernel charges a receive buffer for one packet: a page for the data and the
+/// bookkeeping around it.
+const RECEIVE_COST: usize = 4096 + 768;
+/// Receive buffer that is asked for: a whole window of the largest pool, twice.
+const RECEIVE_BUFFER: libc::c_int = 8 << 20;
+/// Most bytes of one send with segmentation offload (UDP's own limit, less headers).
+const SEND_BYTES: usize = 60_000;
+/// Most segments of one send: the kernel takes 128; less keeps bursts below the 256 entries of a
+/// veth ring.
+const SEND_SEGMENTS: usize = 32;
+
+/// A socket that sends equal blocks to one peer and receives from it.
+#[derive(Debug)]
+pub(crate) struct DataSocket {
+    socket: UdpSocket,
+    group: Option<UdpSocket>,
+    /// Bytes of a full packet (our header and payload); 0 before [`Self::connect`].
+    packet_len: usize,
+    segments: usize,
+}
+
+impl DataSocket {
+    /// A socket on this address, with a port that the system chooses.
+    pub(crate) fn bind(local: Ipv4Addr) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        prepare(&socket)?;
+        socket.bind(&SocketAddrV4::new(local, 0).into())?;
+        Ok(Self { socket: socket.into(), group: None, packet_len: 0, segments: 1 })
+    }
+
+    pub(crate) fn port(&self) -> io::Result<u16> {
+        Ok(self.socket.local_addr()?.port())
+    }
+
+    /// Binds the socket to its peer and to full packets of `packet_len` bytes.
+    pub(crate) fn connect(&mut self, peer: SocketAddrV4, packet_len: usize) -> io::Result<()> {
+        self.socket.connect(peer)?;
+        self.packet_len = packet_len;
+        // Equal segments of one large send leave as packets of this size (since Linux 4.18).
+        let offload = sys::set_option(
+            self.socket.as_fd(),
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            packet_len as libc::c_int,
+        );
+        self.segments = match offload {
+            Ok(()) => (SEND_BYTES / packet_len).clamp(1, SEND_SEGMENTS),
+            Err(_) => 1,
+        };
+        Ok(())
+    }
+
+    /// Receives results that are sent to a group, too.
+    pub(crate) fn join(&mut self, group: SocketAddrV4) -> io::Result<()> {
+        let std::net::SocketAddr::V4(local) = self.socket.local_addr()? else {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        };
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        prepare(&socket)?;
+        // Several workers of a host may be members.
+        socket.set_reuse_address(true)?;
+        socket.bind(&group.into())?;
+        socket.join_multicast_v4(group.ip(), local.ip())?;
+        self.group = Some(socket.into());
+        Ok(())
+    }
+
+    /// Packets that the receive buffer surely holds.
+    pub(crate) fn receive_room(&self) -> io::Result<usize> {
+        let bytes = sys::option(self.socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+        Ok(usize::try_from(bytes).unwrap_or(0) / RECEIVE_COST)
+    }
+
+    /// Full packets that one [`Self::send`] may carry.
+    pub(crate) const fn segments(&self) -> usize {
+        self.segments
+    }
+
+    /// Sends packets that lie end to end: all full but perhaps the last. False: the socket's buffer
+    /// is full, nothing was sent.
+    pub(crate) fn send(&self, packets: &[u8]) -> io::Result<bool> {
+        debug_assert!(packets.len() <= self.packet_len * self.segments);
+        match self.socket.send(packets) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            // The answer to an earlier packet: the aggregator's port is closed. Whether it is gone
+            // is for the control connection to say; packets may be lost at any time.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
+            // A full queue of the interface: as good as lost on the way.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The sockets to receive from and to sleep on.
+    pub(crate) fn sockets(&self) -> (BorrowedFd<'_>, Option<BorrowedFd<'_>>) {
+        (self.socket.as_fd(), self.group.as_ref().map(AsFd::as_fd))
+    }
+}
+
+/// What both sockets need: no blocking, a large receive buffer, no fragments.
+fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    // Beyond net.core.rmem_max only a privileged process may go; the window adapts to the rest.
+    let forced =
+        sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER / 2);
+    if forced.is_err() {
+        socket.set_recv_buffer_size(RECEIVE_BUFFER as usize / 2)?;
+    }
+    sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+}
+
+/// One receive's errors that say nothing about this socket: nothing is there, or an earlier packet
+/// found a closed port.
+pub(crate) fn nothing_received(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionRefused
+    )
+}
