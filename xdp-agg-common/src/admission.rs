@@ -179,7 +179,8 @@ mod tests {
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 1472), Err(Reject::Size));
     }
 
-    /// Rank 1's own entry is empty before it registers: nobody may speak for it, not even address 0.
+    /// Rank 1's own entry is empty before it registers: nobody may speak for it, not even address
+    /// 0.
     #[test]
     fn an_empty_entry_admits_nobody() {
         let empty = Member::default();

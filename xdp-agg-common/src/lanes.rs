@@ -1,8 +1,8 @@
 //! The payload: 32-bit lanes, biased to unsigned, added two at a time.
 //!
 //! A sender writes the integer `q` as the lane `q + bias`. With `N` workers every lane is below
-//! `2^32 / N`, so a sum of `N` lanes never carries into the next lane, and one plain 64-bit add sums
-//! two of them. The receiver takes `N * bias` off. [`Bias`] is the one home of these numbers.
+//! `2^32 / N`, so a sum of `N` lanes never carries into the next lane, and one plain 64-bit add
+//! sums two of them. The receiver takes `N * bias` off. [`Bias`] is the one home of these numbers.
 //!
 //! Lanes move in chunks of 64 bytes. A chunk's address in a frame need not be a multiple of eight,
 //! so a [`Lane`] is a packed type: its reads and writes are defined at any address, and compile to
@@ -44,7 +44,9 @@ impl Lane {
 /// First contribution: the slot takes the packet's lanes, whatever it held before.
 #[inline(always)]
 pub fn store(slot: &mut Chunk, packet: &Chunk) {
-    *slot = *packet;
+    // Lane by lane: a copy of the whole would be one of unaligned bytes to the BPF compiler.
+    let [a, b, c, d, e, f, g, h] = *packet;
+    *slot = [a, b, c, d, e, f, g, h];
 }
 
 /// A further contribution: the slot's lanes grow by the packet's.

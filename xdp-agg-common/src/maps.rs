@@ -271,6 +271,23 @@ pub struct Event {
     pub version: u8,
 }
 
+/// Where the broadcast that is leaving by one interface on one CPU has got to: its copies come one
+/// after the other, and the `next`-th is for the recipient at [`copy_index`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Fan {
+    /// The broadcast: its block number above its 16-bit serial number.
+    pub broadcast: u64,
+    /// The broadcast's cookie.
+    pub cookie: u32,
+    /// The interface's index among the served ones, below [`MAX_PORTS`]. Set by the daemon.
+    pub port: u32,
+    /// Copies of this broadcast that were seen here.
+    pub next: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// The part of a slot's map value in front of its lanes, as user space reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -292,6 +309,7 @@ const _: () = assert!(size_of::<SlotHead>() == 64);
 const _: () = assert!(size_of::<JobConf>() == 48);
 const _: () = assert!(size_of::<Member>() == 24);
 const _: () = assert!(size_of::<Event>() == 24);
+const _: () = assert!(size_of::<Fan>() == 24);
 
 #[cfg(test)]
 mod tests {
