@@ -1,6 +1,17 @@
 //! The aggregator: engines that sum, the jobs they sum for, and the daemon around both.
 //!
 //! * [`engine`]: what sums contributions: the XDP program in the kernel, or user space.
+//! * [`jobs`]: who is a member of what: a state machine without sockets.
+//! * [`server`]: the control connections around both.
+//! * [`config`]: the daemon's settings and where they come from.
+//! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.
+//! * [`link`], [`process`]: questions to the kernel.
 #![deny(unsafe_code)]
 
+pub mod config;
+pub mod doctor;
 pub mod engine;
+pub mod jobs;
+pub mod link;
+pub mod process;
+pub mod server;

@@ -1,9 +1,19 @@
 //! What sums contributions. Two engines run the same slot machine (`xdp_agg_common::slot`): the XDP
 //! program in the kernel, and plain UDP sockets in user space where XDP is not permitted.
 
+mod bytes;
+mod events;
+mod mmsg;
+mod options;
+mod sum;
+pub mod userspace;
+pub mod xdp;
+
 use std::net::SocketAddrV4;
 
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
+
+pub use options::{EngineConfig, EngineKind, XdpMode, open};
 
 /// A job as an engine needs it before its workers probe their paths.
 #[derive(Clone, Debug)]
@@ -35,6 +45,11 @@ pub trait Engine: Send {
 
     /// Slots in the whole pool.
     fn slots(&self) -> u32;
+
+    /// UDP port of the data path, where the engine chose it itself; None: the configured one.
+    fn data_port(&self) -> Option<u16> {
+        None
+    }
 
     /// Registers the members of a new epoch and answers their probes from now on.
     ///
@@ -72,6 +87,12 @@ pub trait Engine: Send {
 /// Why an engine could not start or could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
+    /// The XDP engine was asked for without interfaces.
+    #[error(
+        "the XDP engine needs the interfaces that the workers are behind: name each with \
+         --interface, or use --engine userspace"
+    )]
+    NoInterfaces,
     /// No interface of this name here.
     #[error("no network interface named {0:?} here; `ip link` lists them")]
     NoInterface(String),
@@ -83,7 +104,8 @@ pub enum EngineError {
     NotPermitted(String),
     /// The kernel lacks something.
     #[error(
-        "this kernel cannot run the XDP engine: {0}; kernel 6.1 or newer is needed, or --engine userspace"
+        "this kernel cannot run the XDP engine: {0}; kernel 6.1 or newer is needed, \
+         or --engine userspace"
     )]
     Unsupported(String),
     /// An XDP program is attached already.

@@ -1,0 +1,98 @@
+//! Turns a packet into its answer, in place.
+
+use aya_ebpf::bindings::xdp_action;
+use xdp_agg_common::frame::{IP_LEN, IP_OVERHEAD, Ipv4};
+use xdp_agg_common::lanes::{self, CHUNK_LEN, Lane};
+use xdp_agg_common::maps::JobConf;
+use xdp_agg_common::wire::{Header, Kind};
+
+use crate::maps::{SERIALS, Settings, broadcast, redirect_back};
+use crate::packet::{Network, Packet};
+
+/// An answer to the sender alone: `kind`, with the payload as it is in the packet.
+#[inline(always)]
+pub fn to_sender(
+    packet: &mut Packet<'_>,
+    ifindex: u32,
+    header: &Header,
+    kind: Kind,
+    flags: u8,
+) -> Option<u32> {
+    let payload_len = packet.payload_len();
+    let headers = packet.headers()?;
+    let network = &mut headers.network;
+    (network.mac_from, network.mac_to) = (network.mac_to, network.mac_from);
+    let from = (network.ip.destination(), u16::from_be_bytes(network.port_to));
+    let to = (network.ip.source(), u16::from_be_bytes(network.port_from));
+    address(network, from, to, payload_len);
+    Header { kind, flags, ..*header }.emit(&mut headers.ours);
+    Some(back_out(ifindex))
+}
+
+/// An answer to the sender alone whose payload is one chunk with one number in it.
+#[inline(always)]
+pub fn word_to_sender(
+    packet: &mut Packet<'_>,
+    ifindex: u32,
+    header: &Header,
+    kind: Kind,
+    word: u64,
+) -> Option<u32> {
+    packet.fit((IP_OVERHEAD + CHUNK_LEN) as u16).ok()?;
+    const ZERO: Lane = Lane::new(0);
+    let payload = [Lane::new(word), ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO];
+    lanes::store(packet.payload().chunk(0)?, &payload);
+    to_sender(packet, ifindex, header, kind, 0)
+}
+
+/// The packet holds a sum: a copy to every member, or one to the job's group.
+#[inline(always)]
+pub fn to_all(
+    packet: &mut Packet<'_>,
+    conf: &JobConf,
+    header: &Header,
+    flags: u8,
+    multicast: bool,
+) -> Option<u32> {
+    let payload_len = packet.payload_len();
+    let headers = packet.headers()?;
+    let mut result = Header { kind: Kind::Result, flags, ..*header };
+    if multicast {
+        result.rank = u16::MAX;
+        let [_, a, b, c] = conf.group.to_be_bytes();
+        let network = &mut headers.network;
+        network.mac_from = network.mac_to;
+        network.mac_to = [0x01, 0x00, 0x5e, a & 0x7f, b, c].into(); // RFC 1112
+        address(network, (conf.addr, conf.port), (conf.group, conf.group_port), payload_len);
+    } else {
+        // Copies of one broadcast know each other by this number; the program that each passes on
+        // its way out (`copy_out`) puts the recipient in its place.
+        let serial = SERIALS.get_ptr_mut(0)?;
+        // SAFETY: this CPU's own value; a program is not interrupted by another one.
+        result.rank = unsafe {
+            *serial = (*serial).wrapping_add(1);
+            *serial
+        };
+    }
+    result.emit(&mut headers.ours);
+    Some(broadcast(header.job))
+}
+
+/// Writes the addresses and lengths of an answer.
+#[inline(always)]
+pub fn address(network: &mut Network, from: (u32, u16), to: (u32, u16), payload_len: u16) {
+    network.ip = Ipv4::answer(from.0, to.0, payload_len);
+    network.port_from = from.1.to_be_bytes();
+    network.port_to = to.1.to_be_bytes();
+    network.udp_len = (network.ip.total_len() - IP_LEN as u16).to_be_bytes();
+    network.udp_sum = [0; 2];
+}
+
+#[inline(always)]
+fn back_out(ifindex: u32) -> u32 {
+    if Settings::redirect_back() {
+        redirect_back(ifindex)
+    } else {
+        xdp_action::XDP_TX
+    }
+}

@@ -1,0 +1,77 @@
+//! A packet of ours on its way out of an interface: most often one copy of a result.
+
+use aya_ebpf::programs::XdpContext;
+use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, copy_index, member_index};
+use xdp_agg_common::wire::{Header, Kind};
+
+use crate::answer::address;
+use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS};
+use crate::packet::Packet;
+
+/// Addresses the copy to its recipient. None: it is for nobody.
+#[inline(always)]
+pub fn address_copy(ctx: &XdpContext) -> Option<()> {
+    let mut packet = Packet::new(ctx);
+    let payload_len = packet.payload_len();
+    let headers = packet.headers()?;
+    let mut header = Header::parse(&headers.ours).ok()?;
+    let conf = JOBS.get(header.job.into())?;
+    // What has our address as its source is addressed already: an answer to one worker, or the one
+    // packet to a group.
+    if headers.network.ip.source() == conf.addr {
+        if header.kind == Kind::Result {
+            count_copy(header.job);
+        }
+        return Some(());
+    }
+    // The job may have ended between the broadcast and here.
+    if conf.phase != Phase::Running as u16
+        || conf.cookie != header.cookie
+        || conf.epoch != header.epoch
+    {
+        return None;
+    }
+    let member = recipient(ctx, conf, &mut header)?;
+    let network = &mut headers.network;
+    network.mac_to = member.mac.into();
+    network.mac_from = member.local_mac.into();
+    address(network, (conf.addr, conf.port), (member.addr, member.port), payload_len);
+    header.emit(&mut headers.ours);
+    count_copy(header.job);
+    Some(())
+}
+
+#[inline(always)]
+fn count_copy(job: u16) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(job.into()) {
+        // SAFETY: this CPU's own counters; a program is not interrupted by another one.
+        unsafe { (*counters).copies += 1 };
+    }
+}
+
+/// The copies of a broadcast come through here one after the other, on the CPU that sent it, in
+/// the order of the device map: the first of this broadcast on this interface is copy 0.
+#[inline(always)]
+fn recipient(ctx: &XdpContext, conf: &JobConf, header: &mut Header) -> Option<&'static Member> {
+    // SAFETY: the context of a program that runs from a device map has this field.
+    let ifindex = unsafe { (*ctx.ctx).egress_ifindex };
+    let fan: *mut Fan = FANS.get_ptr_mut(ifindex)?;
+    let broadcast = header.block << 16 | u64::from(header.rank);
+    // SAFETY: this CPU's own value, of an entry that stays as long as the program.
+    let (port, copy) = unsafe {
+        if (*fan).broadcast != broadcast || (*fan).cookie != conf.cookie {
+            (*fan).broadcast = broadcast;
+            (*fan).cookie = conf.cookie;
+            (*fan).next = 0;
+        }
+        let copy = (*fan).next;
+        (*fan).next = copy + 1;
+        ((*fan).port, copy)
+    };
+    if copy >= conf.workers.into() {
+        return None;
+    }
+    let rank = COPIES.get(copy_index(header.job, port, copy))?.checked_sub(1)?;
+    header.rank = rank;
+    MEMBERS.get(member_index(header.job, rank))
+}

@@ -1,0 +1,223 @@
+//! A packet that came in: whose is it, may it, and what becomes of it.
+
+use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
+use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::frame::{ETH_LEN, ETHERTYPE_IPV4, IP_LEN, IP_OVERHEAD};
+use xdp_agg_common::maps::{
+    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode, member_index,
+};
+use xdp_agg_common::slot::{Contribution, Verdict};
+use xdp_agg_common::wire::{Header, Kind};
+
+use crate::answer::{to_all, to_sender, word_to_sender};
+use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, Settings};
+use crate::packet::{Headers, Network, Packet};
+use crate::slots;
+
+/// A packet to our port that changes nothing.
+#[derive(Clone, Copy)]
+pub struct Refusal {
+    reason: Reject,
+    source: Source,
+    /// Entry of the counters.
+    job: u16,
+    rank: u16,
+    block: u64,
+    version: u8,
+}
+
+/// Decides over a packet. What is not ours goes on to the kernel as it came.
+#[inline(always)]
+pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
+    let mut packet = Packet::new(ctx);
+    let frame_len = packet.len();
+    let Some(network) = packet.network() else { return Ok(xdp_action::XDP_PASS) };
+    if !is_ours(network) {
+        return Ok(xdp_action::XDP_PASS);
+    }
+    let ip_len = network.ip.total_len();
+    let addr = network.ip.destination();
+    let mut refusal = Refusal {
+        reason: Reject::Truncated,
+        source: Source { addr: network.ip.source(), port: u16::from_be_bytes(network.port_from) },
+        job: MAX_JOBS as u16,
+        rank: u16::MAX,
+        block: 0,
+        version: 0,
+    };
+    let udp_len = u16::from_be_bytes(network.udp_len);
+    if ip_len < IP_OVERHEAD as u16
+        || udp_len != ip_len - IP_LEN as u16
+        || frame_len < ETH_LEN + usize::from(ip_len)
+    {
+        return Err(refusal);
+    }
+    let Some(headers) = packet.headers() else { return Err(refusal) };
+    refusal.version = headers.ours[0] >> 4;
+    let header = match Header::parse(&headers.ours) {
+        Ok(header) => header,
+        Err(error) => return Err(Refusal { reason: error.into(), ..refusal }),
+    };
+    refusal.rank = header.rank;
+    refusal.block = header.block;
+    let conf = match JOBS.get(header.job.into()) {
+        Some(conf) if conf.phase != Phase::Off as u16 => conf,
+        _ => return Err(Refusal { reason: Reject::Job, ..refusal }),
+    };
+    if addr != conf.addr {
+        return Ok(xdp_action::XDP_PASS);
+    }
+    refusal.job = header.job;
+    let payload_len = ip_len - IP_OVERHEAD as u16;
+    let (member, request) = match admit(conf, &header, refusal.source, payload_len) {
+        Ok(admitted) => admitted,
+        Err(reason) => return Err(Refusal { reason, ..refusal }),
+    };
+    // From here on the frame is as long as its packet: what pads it does not come back.
+    if packet.fit(ip_len).is_err() {
+        return Err(refusal);
+    }
+    let action = match request {
+        Request::Probe => answer_probe(ctx, &mut packet, &header, member),
+        Request::Contribute(c) => match take_in(ctx, &mut packet, conf, &header, &c, &refusal) {
+            Ok(action) => action,
+            Err(reason) => return Err(Refusal { reason, ..refusal }),
+        },
+    };
+    Ok(action.unwrap_or(xdp_action::XDP_ABORTED))
+}
+
+#[inline(always)]
+fn is_ours(network: &Network) -> bool {
+    let wanted = Settings::data_addr();
+    u16::from_be_bytes(network.ethertype) == ETHERTYPE_IPV4
+        && network.ip.is_plain_udp()
+        && u16::from_be_bytes(network.port_to) == Settings::data_port()
+        && (wanted == 0 || network.ip.destination() == wanted)
+}
+
+#[inline(always)]
+fn admit(
+    conf: &JobConf,
+    header: &Header,
+    source: Source,
+    payload_len: u16,
+) -> Result<(*mut Member, Request), Reject> {
+    check_job(conf, header)?;
+    let member =
+        MEMBERS.get_ptr_mut(member_index(header.job, header.rank)).ok_or(Reject::Member)?;
+    // SAFETY: a live map value; the fields that are checked change only while the job is off.
+    let request = check_member(conf, unsafe { &*member }, header, source, payload_len)?;
+    Ok((member, request))
+}
+
+/// Learns the way to the sender, and sends the probe back.
+#[inline(always)]
+fn answer_probe(
+    ctx: &XdpContext,
+    packet: &mut Packet<'_>,
+    header: &Header,
+    member: *mut Member,
+) -> Option<u32> {
+    let ifindex = ctx.ingress_ifindex() as u32;
+    let Headers { network, .. } = packet.headers()?;
+    // SAFETY: a live map value. Two probes of one member at a time write the same.
+    unsafe {
+        (*member).mac = network.mac_from.into();
+        (*member).local_mac = network.mac_to.into();
+        (*member).ifindex = ifindex;
+        (*member).learned_epoch = header.epoch;
+    }
+    count(header.job, |counters| counters.probes += 1);
+    to_sender(packet, ifindex, header, Kind::ProbeReply, 0)
+}
+
+/// Takes a contribution in and acts on the slot machine's verdict.
+#[inline(always)]
+fn take_in(
+    ctx: &XdpContext,
+    packet: &mut Packet<'_>,
+    conf: &JobConf,
+    header: &Header,
+    c: &Contribution,
+    refusal: &Refusal,
+) -> Result<Option<u32>, Reject> {
+    let ifindex = ctx.ingress_ifindex() as u32;
+    let Some(outcome) = slots::contribute(packet, conf, c) else { return Ok(None) };
+    Ok(match outcome.verdict {
+        Verdict::Store { complete } | Verdict::Add { complete } => {
+            count(header.job, |counters| {
+                counters.contributions += 1;
+                counters.blocks += u64::from(complete);
+            });
+            if complete {
+                let multicast = conf.mode == ResultMode::Multicast as u16;
+                to_all(packet, conf, header, outcome.flags, multicast)
+            } else {
+                Some(xdp_action::XDP_DROP)
+            }
+        }
+        Verdict::Resend => {
+            count(header.job, |counters| {
+                counters.duplicates += 1;
+                counters.resends += 1;
+                counters.copies += 1;
+            });
+            to_sender(packet, ifindex, header, Kind::Result, outcome.flags)
+        }
+        Verdict::Pending => {
+            count(header.job, |counters| {
+                counters.duplicates += 1;
+                counters.pendings += 1;
+            });
+            word_to_sender(packet, ifindex, header, Kind::Pending, outcome.seen)
+        }
+        Verdict::Stale => {
+            count(header.job, |counters| counters.stale += 1);
+            Some(xdp_action::XDP_DROP)
+        }
+        Verdict::Reject(Reject::Mismatch) => {
+            report(&Refusal { reason: Reject::Mismatch, ..*refusal });
+            word_to_sender(packet, ifindex, header, Kind::Mismatch, outcome.tag.into())
+        }
+        Verdict::Reject(reason) => return Err(reason),
+    })
+}
+
+#[inline(always)]
+fn count(job: u16, change: impl FnOnce(&mut JobCounters)) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(job.into()) {
+        // SAFETY: this CPU's own counters; a program is not interrupted by another one.
+        change(unsafe { &mut *counters });
+    }
+}
+
+/// Counts a refused packet, and tells user space about a few of them.
+#[inline(always)]
+pub fn report(refusal: &Refusal) {
+    let mut times = 0_u64;
+    // The compiler knows that a reason is below the number of counters and would leave the check
+    // out; the verifier knows no enums, and wants it.
+    let reason = core::hint::black_box(refusal.reason as u8);
+    count(refusal.job, |counters| {
+        if let Some(counter) = counters.rejects.get_mut(usize::from(reason)) {
+            *counter += 1;
+            times = *counter;
+        }
+    });
+    if !times.is_power_of_two() {
+        return;
+    }
+    let event = Event {
+        block: refusal.block,
+        addr: refusal.source.addr,
+        count: times as u32,
+        port: refusal.source.port,
+        job: if refusal.job == MAX_JOBS as u16 { u16::MAX } else { refusal.job },
+        rank: refusal.rank,
+        reason,
+        version: refusal.version,
+    };
+    // Where the ring is full, the counters still tell.
+    let _ = EVENTS.output(event, 0);
+}

@@ -1,0 +1,144 @@
+//! The maps that the program shares with the daemon (layouts: `xdp_agg_common::maps`), and the
+//! constants that the loader sets before the verifier sees the program.
+
+use aya_ebpf::{
+    bindings::{BPF_F_BROADCAST, bpf_spin_lock, xdp_action},
+    btf_maps::{Array, DevMap, PerCpuArray, PerCpuHashMap, RingBuf},
+    macros::btf_map,
+};
+use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
+use xdp_agg_common::maps::{
+    COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member,
+    SLOT_LEN,
+};
+use xdp_agg_common::slot::SlotState;
+use xdp_agg_common::wire::MAX_WORKERS;
+
+/// UDP port of the data path. Set by the loader.
+#[unsafe(no_mangle)]
+static DATA_PORT: u16 = 0;
+/// IPv4 address of the data path, host byte order; 0: that of each job. Set by the loader.
+#[unsafe(no_mangle)]
+static DATA_ADDR: u32 = 0;
+/// How an answer leaves by the port that the packet came in on: 0 with `XDP_TX`, 1 by a redirect
+/// to that port. veth needs the latter: its `XDP_TX` loses the packet where the peer has no XDP
+/// program of its own. Set by the loader.
+#[unsafe(no_mangle)]
+static REDIRECT_BACK: u8 = 0;
+
+/// The loader's constants.
+pub struct Settings;
+
+impl Settings {
+    #[inline(always)]
+    pub fn data_port() -> u16 {
+        // SAFETY: a static of this program; volatile, because the loader replaces its value.
+        unsafe { core::ptr::read_volatile(&raw const DATA_PORT) }
+    }
+
+    #[inline(always)]
+    pub fn data_addr() -> u32 {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const DATA_ADDR) }
+    }
+
+    #[inline(always)]
+    pub fn redirect_back() -> bool {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const REDIRECT_BACK) != 0 }
+    }
+}
+
+/// A slot: `maps::SlotHead`, then the lanes. The lock has the type that the verifier knows.
+#[repr(C)]
+pub struct Slot {
+    pub lock: bpf_spin_lock,
+    pad: u32,
+    pub state: SlotState,
+    pad2: [u64; 4],
+    pub lanes: [Chunk; MAX_CHUNKS],
+}
+
+const _: () = assert!(size_of::<Slot>() == SLOT_LEN);
+
+/// All slots; a job's pool is a range of them. The loader sets the number.
+#[btf_map]
+pub static SLOTS: Array<Slot, 1> = Array::new();
+#[btf_map]
+pub static JOBS: Array<JobConf, MAX_JOBS> = Array::new();
+#[btf_map]
+pub static MEMBERS: Array<Member, MEMBER_ENTRIES> = Array::new();
+#[btf_map]
+pub static COUNTERS: PerCpuArray<JobCounters, { MAX_JOBS + 1 }> = PerCpuArray::new();
+#[btf_map]
+pub static EVENTS: RingBuf<Event, 65536> = RingBuf::new();
+/// Recipient of each copy of a result, plus one: see `maps::copy_index`.
+#[btf_map]
+pub static COPIES: Array<u16, COPY_ENTRIES> = Array::new();
+/// By interface: where the broadcast that is leaving by it on this CPU has got to.
+#[btf_map]
+pub static FANS: PerCpuHashMap<u32, Fan, MAX_PORTS> = PerCpuHashMap::new();
+/// The served interfaces by their number, for answers to one worker. Entries have the same program
+/// as those of the broadcasts: the kernel runs one program for all frames that leave by an interface
+/// in one go, the first frame's, so a frame without it would take it away from the copies behind.
+#[btf_map]
+static BACK: DevMap<MAX_PORTS> = DevMap::new();
+/// Last number that a broadcast of this CPU got.
+#[btf_map]
+pub static SERIALS: PerCpuArray<u16, 1> = PerCpuArray::new();
+
+/// Sends the packet back out of the interface that it came in on.
+#[inline(always)]
+pub fn redirect_back(ifindex: u32) -> u32 {
+    let Some(fan) = FANS.get_ptr(ifindex) else { return xdp_action::XDP_ABORTED };
+    // SAFETY: this CPU's own value, of an entry that stays as long as the program.
+    let port = unsafe { (*fan).port };
+    match BACK.redirect(port, 0) {
+        Ok(action) | Err(action) => action,
+    }
+}
+
+macro_rules! device_maps {
+    ($($name:ident = $job:literal),+) => {
+        $(
+            #[btf_map]
+            static $name: DevMap<MAX_WORKERS> = DevMap::new();
+        )+
+
+        /// Sends a copy of the packet for every entry of the job's device map.
+        #[inline(always)]
+        pub fn broadcast(job: u16) -> u32 {
+            // The helper wants a map that the verifier can see, so there is a call a map.
+            match job {
+                $($job => redirect_to_all(&$name),)+
+                _ => xdp_action::XDP_ABORTED,
+            }
+        }
+    };
+}
+
+device_maps!(
+    PORTS_0 = 0,
+    PORTS_1 = 1,
+    PORTS_2 = 2,
+    PORTS_3 = 3,
+    PORTS_4 = 4,
+    PORTS_5 = 5,
+    PORTS_6 = 6,
+    PORTS_7 = 7,
+    PORTS_8 = 8,
+    PORTS_9 = 9,
+    PORTS_10 = 10,
+    PORTS_11 = 11,
+    PORTS_12 = 12,
+    PORTS_13 = 13,
+    PORTS_14 = 14,
+    PORTS_15 = 15
+);
+
+#[inline(always)]
+fn redirect_to_all(map: &'static DevMap<MAX_WORKERS>) -> u32 {
+    match map.redirect(0, BPF_F_BROADCAST.into()) {
+        Ok(action) | Err(action) => action,
+    }
+}

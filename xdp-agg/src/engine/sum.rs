@@ -1,0 +1,321 @@
+//! The user-space data path without its sockets: a packet in, what to answer out.
+//!
+//! Admission, slot machine and lane adds are those of `xdp-agg-common`, the same that the kernel
+//! program runs. One thread at a time calls in (the engine holds a lock around a [`Sums`]).
+
+use std::net::SocketAddrV4;
+
+use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
+use xdp_agg_common::maps::{
+    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode,
+};
+use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
+use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};
+
+use super::bytes::chunks_mut;
+use super::{EngineError, JobSetup, Started};
+
+/// Most events kept until they are taken; beyond that, the counters tell.
+const EVENTS_MAX: usize = 64;
+
+/// What goes out for a packet. The payload is the packet's own memory, changed in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Nothing.
+    Nothing,
+    /// One packet back to the sender.
+    Sender {
+        /// Its header.
+        header: Header,
+        /// Its payload's length in bytes.
+        len: usize,
+    },
+    /// A result for all members of the job; the rank in the header is theirs to fill in.
+    Members {
+        /// Its header.
+        header: Header,
+        /// Its payload's length in bytes.
+        len: usize,
+    },
+}
+
+/// A job that is on the data path.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// As the workers know it.
+    pub(super) conf: JobConf,
+    /// By rank.
+    pub(super) members: Vec<Member>,
+    pool: Pool,
+}
+
+/// Slots, jobs and counters of the engine.
+#[derive(Debug)]
+pub(super) struct Sums {
+    jobs: [Option<Job>; MAX_JOBS],
+    slots: Vec<SlotState>,
+    lanes: Vec<Chunk>,
+    max_chunks: usize,
+    counters: Vec<JobCounters>,
+    refused: [u32; Reject::COUNT],
+    events: Vec<Event>,
+}
+
+impl Sums {
+    /// Room for `slots` slots of `max_chunks` chunks.
+    pub(super) fn new(slots: u32, max_chunks: u16) -> Self {
+        let max_chunks = usize::from(max_chunks);
+        Self {
+            jobs: [const { None }; MAX_JOBS],
+            slots: vec![SlotState::default(); slots as usize],
+            lanes: vec![Chunk::default(); slots as usize * max_chunks],
+            max_chunks,
+            counters: vec![JobCounters::default(); MAX_JOBS + 1],
+            refused: [0; Reject::COUNT],
+            events: Vec::new(),
+        }
+    }
+
+    pub(super) fn job(&self, job_id: u16) -> Option<&Job> {
+        self.jobs.get(usize::from(job_id))?.as_ref()
+    }
+
+    pub(super) fn counters(&self) -> &[JobCounters] {
+        &self.counters
+    }
+
+    /// Takes the events since the last call.
+    pub(super) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// See [`super::Engine::prepare`].
+    pub(super) fn prepare(&mut self, setup: &JobSetup) -> Result<(), EngineError> {
+        let conf = JobConf { phase: Phase::Probing as u16, mode: 0, ..setup.conf };
+        let pool = Pool::new(conf.slots).filter(|_| {
+            u64::from(conf.slot_base) + u64::from(conf.slots) <= self.slots.len() as u64
+        });
+        let place = self.jobs.get_mut(usize::from(setup.job_id));
+        let (Some(pool), Some(place)) = (pool, place) else {
+            return Err(wrong_setup(format!(
+                "job {} with {} slots from {} does not fit {} slots and {MAX_JOBS} jobs",
+                setup.job_id,
+                conf.slots,
+                conf.slot_base,
+                self.slots.len()
+            )));
+        };
+        if setup.members.len() != usize::from(conf.workers)
+            || usize::from(conf.max_chunks) > self.max_chunks
+        {
+            return Err(wrong_setup(format!(
+                "{} members for {} workers, or blocks of {} chunks where {} fit",
+                setup.members.len(),
+                conf.workers,
+                conf.max_chunks,
+                self.max_chunks
+            )));
+        }
+        let base = conf.slot_base as usize;
+        self.slots[base..base + conf.slots as usize].fill(SlotState::default());
+        let register = |at: &SocketAddrV4| Member {
+            addr: u32::from(*at.ip()),
+            port: at.port(),
+            ..Member::default()
+        };
+        *place = Some(Job { conf, members: setup.members.iter().map(register).collect(), pool });
+        Ok(())
+    }
+
+    /// See [`super::Engine::start`].
+    pub(super) fn start(
+        &mut self,
+        job_id: u16,
+        wanted: Option<ResultMode>,
+    ) -> Result<Started, EngineError> {
+        let job = self.running(job_id)?;
+        let unheard = job.members.iter().position(|m| m.learned_epoch != job.conf.epoch);
+        if let Some(rank) = unheard {
+            return Err(EngineError::NoPath(rank as u16));
+        }
+        let mode = wanted.unwrap_or(ResultMode::Fanout);
+        job.conf.mode = mode as u16;
+        job.conf.phase = Phase::Running as u16;
+        let group = SocketAddrV4::new(job.conf.group.into(), job.conf.group_port);
+        Ok(Started { mode, group: (mode == ResultMode::Multicast).then_some(group) })
+    }
+
+    /// See [`super::Engine::stop`].
+    pub(super) fn stop(&mut self, job_id: u16) {
+        if let Some(place) = self.jobs.get_mut(usize::from(job_id)) {
+            *place = None;
+        }
+    }
+
+    /// See [`super::Engine::missing`].
+    pub(super) fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
+        let Job { conf, pool, .. } = self.running(job_id)?;
+        let slot = conf.slot_base + pool.slot_of(block);
+        let (epoch, members) = (conf.epoch, conf.members);
+        Ok(self.slots[slot as usize].missing(epoch, members, block))
+    }
+
+    fn running(&mut self, job_id: u16) -> Result<&mut Job, EngineError> {
+        let job = self.jobs.get_mut(usize::from(job_id)).and_then(Option::as_mut);
+        job.ok_or_else(|| wrong_setup(format!("job {job_id} is not on the data path")))
+    }
+
+    /// Takes in one packet: header and payload.
+    pub(super) fn packet(&mut self, source: Source, packet: &mut [u8]) -> Answer {
+        let version = packet.first().map_or(0, |byte| byte >> 4);
+        let Some((header, payload)) = packet.split_first_chunk_mut::<HEADER_LEN>() else {
+            let event = Event { version, job: u16::MAX, ..Event::default() };
+            return self.refuse(MAX_JOBS, source, event, Reject::Truncated);
+        };
+        let header = match Header::parse(header) {
+            Ok(header) => header,
+            Err(error) => {
+                // A value that version 1 does not define leaves no field to be believed.
+                let version = if let HeaderError::Version(other) = error { other } else { version };
+                let event = Event { version, job: u16::MAX, ..Event::default() };
+                return self.refuse(MAX_JOBS, source, event, error.into());
+            }
+        };
+        let event = Event {
+            version,
+            job: header.job,
+            rank: header.rank,
+            block: header.block,
+            ..Event::default()
+        };
+        let Some(job) = self.jobs.get_mut(usize::from(header.job)).and_then(Option::as_mut) else {
+            return self.refuse(MAX_JOBS, source, event, Reject::Job);
+        };
+        let len = u16::try_from(payload.len()).unwrap_or(u16::MAX);
+        let admitted = check_job(&job.conf, &header).and_then(|()| {
+            let member = &job.members[usize::from(header.rank)];
+            check_member(&job.conf, member, &header, source, len)
+        });
+        let counter = usize::from(header.job);
+        match admitted {
+            Ok(Request::Probe) => {
+                job.members[usize::from(header.rank)].learned_epoch = job.conf.epoch;
+                self.counters[counter].probes += 1;
+                let header = Header { kind: Kind::ProbeReply, ..header };
+                Answer::Sender { header, len: payload.len() }
+            }
+            Ok(Request::Contribute(contribution)) => {
+                match self.contribute(&header, &contribution, payload) {
+                    Ok(answer) => answer,
+                    Err((reason, answer)) => {
+                        self.refuse(counter, source, event, reason);
+                        answer
+                    }
+                }
+            }
+            Err(reason) => self.refuse(counter, source, event, reason),
+        }
+    }
+
+    /// A contribution to a job that is there, admitted. The error may come with an answer too.
+    fn contribute(
+        &mut self,
+        header: &Header,
+        contribution: &Contribution,
+        payload: &mut [u8],
+    ) -> Result<Answer, (Reject, Answer)> {
+        let job_id = usize::from(header.job);
+        let Some(Job { conf, pool, members }) = &self.jobs[job_id] else {
+            return Err((Reject::Job, Answer::Nothing));
+        };
+        let index = (conf.slot_base + pool.slot_of(contribution.block)) as usize;
+        let state = &mut self.slots[index];
+        let first = index * self.max_chunks;
+        let slot = &mut self.lanes[first..first + usize::from(contribution.chunks)];
+        let counters = &mut self.counters[job_id];
+        let packet = chunks_mut(payload);
+        let whole = packet.len() * CHUNK_LEN;
+
+        let verdict = state.contribute(*pool, conf.members, contribution);
+        let result = Header { kind: Kind::Result, flags: state.flags, tag: state.tag, ..*header };
+        let complete = match verdict {
+            Verdict::Store { complete } => {
+                each(slot, packet, |slot, packet| lanes::store(slot, packet));
+                complete
+            }
+            Verdict::Add { complete: true } => {
+                each(slot, packet, lanes::add_and_return);
+                true
+            }
+            Verdict::Add { complete: false } => {
+                each(slot, packet, |slot, packet| lanes::add(slot, packet));
+                false
+            }
+            Verdict::Resend => {
+                counters.duplicates += 1;
+                counters.resends += 1;
+                packet.copy_from_slice(slot);
+                return Ok(Answer::Sender { header: result, len: whole });
+            }
+            Verdict::Pending => {
+                counters.duplicates += 1;
+                counters.pendings += 1;
+                return Ok(short_answer(header, Kind::Pending, packet, state.seen));
+            }
+            Verdict::Stale => {
+                counters.stale += 1;
+                return Ok(Answer::Nothing);
+            }
+            Verdict::Reject(Reject::Mismatch) => {
+                // The only refusal with an answer: the member must end the job.
+                let answer = short_answer(header, Kind::Mismatch, packet, state.tag.into());
+                return Err((Reject::Mismatch, answer));
+            }
+            Verdict::Reject(reason) => return Err((reason, Answer::Nothing)),
+        };
+        counters.contributions += 1;
+        if !complete {
+            return Ok(Answer::Nothing);
+        }
+        counters.blocks += 1;
+        let multicast = conf.mode == ResultMode::Multicast as u16;
+        counters.copies += if multicast { 1 } else { members.len() as u64 };
+        Ok(Answer::Members { header: result, len: whole })
+    }
+
+    /// Counts a refused packet, and keeps the 1st, 2nd, 4th, 8th, … of a reason for the log.
+    fn refuse(&mut self, counter: usize, source: Source, event: Event, reason: Reject) -> Answer {
+        self.counters[counter].rejects[reason as usize] += 1;
+        let count = &mut self.refused[reason as usize];
+        *count = count.wrapping_add(1);
+        if count.is_power_of_two() && self.events.len() < EVENTS_MAX {
+            let Source { addr, port } = source;
+            self.events.push(Event { addr, port, count: *count, reason: reason as u8, ..event });
+        }
+        Answer::Nothing
+    }
+}
+
+/// Does the same with every chunk of a slot and of a packet.
+fn each(slot: &mut [Chunk], packet: &mut [Chunk], work: impl Fn(&mut Chunk, &mut Chunk)) {
+    for (slot, packet) in slot.iter_mut().zip(packet) {
+        work(slot, packet);
+    }
+}
+
+/// An answer of one chunk whose first word is `word`.
+fn short_answer(header: &Header, kind: Kind, packet: &mut [Chunk], word: u64) -> Answer {
+    if let Some(chunk) = packet.first_mut() {
+        *chunk = Chunk::default();
+        chunk[0] = lanes::Lane::new(word);
+    }
+    Answer::Sender { header: Header { kind, ..*header }, len: CHUNK_LEN }
+}
+
+fn wrong_setup(what: String) -> EngineError {
+    EngineError::Other { what: "user-space engine".into(), source: what.into() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+use std::net::Ipv4Addr;
+
+use super::*;
+
+const COOKIE: u32 = 0xdead_beef;
+
+/// A job of two ranks, 10.0.0.1:4000 and 10.0.0.2:4000, with 4 of 8 slots.
+fn two_ranks() -> Sums {
+    let mut sums = Sums::new(8, 2);
+    sums.prepare(&setup(1)).expect("it fits");
+    sums
+}
+
+fn setup(epoch: u16) -> JobSetup {
+    let conf = JobConf {
+        members: 0b11,
+        cookie: COOKIE,
+        slot_base: 4,
+        slots: 4,
+        group: u32::from(Ipv4Addr::new(239, 255, 0, 1)),
+        group_port: 5000,
+        epoch,
+        workers: 2,
+        max_chunks: 2,
+        ..JobConf::default()
+    };
+    let members = (1..=2).map(|i| SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, i), 4000)).collect();
+    JobSetup { job_id: 3, conf, members }
+}
+
+fn running() -> Sums {
+    let mut sums = two_ranks();
+    for rank in 0..2 {
+        assert!(matches!(send(&mut sums, Kind::Probe, rank, 0, 0), Answer::Sender { .. }));
+    }
+    sums.start(3, None).expect("both were heard");
+    sums
+}
+
+fn bytes(kind: Kind, rank: u16, block: u64, value: u32) -> Vec<u8> {
+    let header = Header { kind, flags: 0, job: 3, cookie: COOKIE, epoch: 1, rank, block, tag: 9 };
+    let mut head = [0; HEADER_LEN];
+    header.emit(&mut head);
+    let mut packet = head.to_vec();
+    packet.extend(std::iter::repeat_n(value.to_le_bytes(), 32).flatten());
+    packet
+}
+
+fn source(rank: u16) -> Source {
+    Source { addr: 0x0a00_0001 + u32::from(rank), port: 4000 }
+}
+
+fn send(sums: &mut Sums, kind: Kind, rank: u16, block: u64, value: u32) -> Answer {
+    sums.packet(source(rank), &mut bytes(kind, rank, block, value))
+}
+
+fn payload_word(packet: &[u8]) -> u32 {
+    u32::from_le_bytes(packet[HEADER_LEN..][..4].try_into().expect("four bytes"))
+}
+
+#[test]
+fn a_block_is_summed_resent_and_named_while_pending() {
+    let mut sums = running();
+    assert_eq!(send(&mut sums, Kind::Contribution, 0, 1, 5), Answer::Nothing);
+    assert_eq!(sums.missing(3, 1).expect("running"), 0b10);
+
+    let mut again = bytes(Kind::Contribution, 0, 1, 5);
+    let Answer::Sender { header, len } = sums.packet(source(0), &mut again) else {
+        panic!("a repetition is answered");
+    };
+    assert_eq!((header.kind, header.rank, len), (Kind::Pending, 0, CHUNK_LEN));
+    assert_eq!(payload_word(&again), 0b01);
+
+    let mut last = bytes(Kind::Contribution, 1, 1, 7);
+    let Answer::Members { header, len } = sums.packet(source(1), &mut last) else {
+        panic!("the block is complete");
+    };
+    assert_eq!((header.kind, header.block, header.tag, len), (Kind::Result, 1, 9, 128));
+    assert_eq!(payload_word(&last), 12);
+    assert_eq!(sums.missing(3, 1).expect("running"), 0);
+
+    let mut late = bytes(Kind::Contribution, 0, 1, 5);
+    let Answer::Sender { header, len } = sums.packet(source(0), &mut late) else {
+        panic!("the result is sent again");
+    };
+    assert_eq!((header.kind, header.rank, len), (Kind::Result, 0, 128));
+    assert_eq!(payload_word(&late), 12);
+
+    let expected = JobCounters {
+        contributions: 2,
+        blocks: 1,
+        duplicates: 2,
+        resends: 1,
+        pendings: 1,
+        probes: 2,
+        copies: 2,
+        ..JobCounters::default()
+    };
+    assert_eq!(sums.counters()[3], expected);
+}
+
+#[test]
+fn another_call_is_told_which_tag_the_slot_holds() {
+    let mut sums = running();
+    send(&mut sums, Kind::Contribution, 0, 0, 1);
+    let mut other = bytes(Kind::Contribution, 1, 0, 1);
+    other[19] = 8;
+    let Answer::Sender { header, len } = sums.packet(source(1), &mut other) else {
+        panic!("a mismatch is answered");
+    };
+    assert_eq!((header.kind, len, payload_word(&other)), (Kind::Mismatch, CHUNK_LEN, 9));
+    assert_eq!(sums.counters()[3].rejects[Reject::Mismatch as usize], 1);
+    assert_eq!(sums.missing(3, 0).expect("running"), 0b10);
+}
+
+#[test]
+fn what_is_refused_changes_nothing_and_is_counted() {
+    let mut sums = running();
+    send(&mut sums, Kind::Contribution, 0, 0, 1);
+    let change = |at: usize, to: u8| {
+        let mut packet = bytes(Kind::Contribution, 1, 0, 1);
+        packet[at] = to;
+        packet
+    };
+    let cut = |to: usize| bytes(Kind::Contribution, 1, 0, 1)[..to].to_vec();
+    let long = [bytes(Kind::Contribution, 1, 0, 1), vec![0; 64]].concat();
+    // Packet, reason, and whether the job is to be believed.
+    let cases = [
+        (cut(0), Reject::Truncated, false),
+        (cut(21), Reject::Truncated, false),
+        (cut(100), Reject::Truncated, true),
+        (cut(22), Reject::Size, true),
+        (long, Reject::Size, true),
+        (change(0, 0x21), Reject::Version, false),
+        (change(0, 0x1f), Reject::Malformed, false),
+        (change(3, 5), Reject::Job, false),
+        (change(2, 1), Reject::Job, false),
+        (change(4, 0), Reject::Cookie, true),
+        (change(9, 2), Reject::Epoch, true),
+        (change(11, 2), Reject::Member, true),
+        (change(11, 0), Reject::Member, true),
+        (change(17, 4), Reject::Window, true),
+        (change(0, 0x12), Reject::Malformed, true),
+    ];
+    let mut expected = sums.counters().to_vec();
+    let state = sums.slots.clone();
+    for (i, (mut packet, reason, attributed)) in cases.into_iter().enumerate() {
+        assert_eq!(sums.packet(source(1), &mut packet), Answer::Nothing, "case {i}");
+        expected[if attributed { 3 } else { MAX_JOBS }].rejects[reason as usize] += 1;
+        assert_eq!(sums.counters(), expected, "case {i}");
+        assert_eq!(sums.slots, state, "case {i}");
+    }
+    let events = sums.take_events();
+    assert!(events.iter().all(|e| e.count.is_power_of_two()), "{events:?}");
+    assert!(events.iter().any(|e| e.reason == Reject::Version as u8 && e.version == 2));
+    // The honest packet still completes the block.
+    assert!(matches!(send(&mut sums, Kind::Contribution, 1, 0, 1), Answer::Members { .. }));
+}
+
+#[test]
+fn a_flood_is_told_logarithmically() {
+    let mut sums = Sums::new(8, 2);
+    for _ in 0..1000 {
+        sums.packet(source(0), &mut [0x20]);
+    }
+    assert_eq!(sums.take_events().len(), 10);
+    assert_eq!(sums.counters()[MAX_JOBS].rejects[Reject::Truncated as usize], 1000);
+}
+
+#[test]
+fn a_job_starts_only_when_all_paths_are_open() {
+    let mut sums = two_ranks();
+    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(0))));
+    send(&mut sums, Kind::Probe, 0, 0, 0);
+    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(1))));
+    assert_eq!(send(&mut sums, Kind::Contribution, 0, 0, 1), Answer::Nothing);
+    assert_eq!(sums.counters()[3].rejects[Reject::Epoch as usize], 1);
+    send(&mut sums, Kind::Probe, 1, 0, 0);
+    let started = sums.start(3, Some(ResultMode::Multicast)).expect("both were heard");
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 255, 0, 1), 5000);
+    assert_eq!(started, Started { mode: ResultMode::Multicast, group: Some(group) });
+}
+
+#[test]
+fn a_new_epoch_starts_clean_and_a_stopped_job_is_gone() {
+    let mut sums = running();
+    send(&mut sums, Kind::Contribution, 0, 0, 1);
+    sums.prepare(&setup(2)).expect("it fits");
+    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(0))));
+    assert_eq!(sums.missing(3, 0).expect("it is there"), 0b11);
+    sums.stop(3);
+    assert_eq!(send(&mut sums, Kind::Contribution, 0, 0, 1), Answer::Nothing);
+    assert_eq!(sums.counters()[MAX_JOBS].rejects[Reject::Job as usize], 1);
+    assert!(sums.missing(3, 0).is_err());
+}
+
+#[test]
+fn a_setup_that_does_not_fit_is_refused() {
+    let mut sums = Sums::new(8, 2);
+    let with = |change: fn(&mut JobSetup)| {
+        let mut setup = setup(1);
+        change(&mut setup);
+        setup
+    };
+    for wrong in [
+        with(|s| s.job_id = MAX_JOBS as u16),
+        with(|s| s.conf.slots = 3),
+        with(|s| s.conf.slot_base = 5),
+        with(|s| s.conf.max_chunks = 3),
+        with(|s| s.members.truncate(1)),
+    ] {
+        assert!(sums.prepare(&wrong).is_err(), "{wrong:?}");
+    }
+}

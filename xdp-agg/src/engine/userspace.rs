@@ -1,0 +1,293 @@
+//! The engine for hosts where XDP is not permitted: one UDP socket, one thread.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tracing::{error, info};
+use xdp_agg_common::admission::Source;
+use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_common::maps::{JobCounters, ResultMode};
+use xdp_agg_common::wire::{HEADER_LEN, Header};
+
+use super::events::report;
+use super::mmsg::{Inbox, Outbox, Outgoing, configure};
+use super::sum::{Answer, Job, Sums};
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
+use crate::link::{Links, addresses};
+
+/// Room for packets that wait: half of the default pool from eight workers at 1500 bytes.
+const RECEIVE_BUFFER: usize = 16 << 20;
+/// How long the thread waits for a packet before it looks whether it shall end.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Packets that are collected before they are sent.
+const FLUSH_AT: usize = 256;
+
+/// Sums in this process. Dropping it ends its thread and closes its socket.
+#[derive(Debug)]
+pub struct UserspaceEngine {
+    sums: Arc<Mutex<Sums>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    port: u16,
+    slots: u32,
+    max_chunks: u16,
+}
+
+impl UserspaceEngine {
+    /// Binds the data path's socket and starts the thread that serves it.
+    ///
+    /// # Errors
+    /// The port is taken, the address or an interface is not of this host, or the system refuses.
+    pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
+        let mtu = mtu(config)?;
+        let max_chunks = chunks_for_mtu(mtu);
+        if max_chunks == 0 {
+            let least = IP_OVERHEAD + CHUNK_LEN;
+            return Err(failed("MTU", format!("{mtu} is too small; at least {least} is needed")));
+        }
+        let socket = bind(config)?;
+        let port = local_port(&socket).map_err(|error| failed("UDP socket", error))?;
+        let sums = Arc::new(Mutex::new(Sums::new(config.slots, max_chunks)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let server = Server {
+            socket,
+            sums: Arc::clone(&sums),
+            stop: Arc::clone(&stop),
+            outgoing: Vec::with_capacity(2 * FLUSH_AT),
+        };
+        let thread = std::thread::Builder::new()
+            .name("xdp-agg-data".into())
+            .spawn(move || server.run())
+            .map_err(|error| failed("starting the data path's thread", error))?;
+        let slots = config.slots;
+        Ok(Self { sums, stop, thread: Some(thread), port, slots, max_chunks })
+    }
+
+    fn sums(&self) -> MutexGuard<'_, Sums> {
+        locked(&self.sums)
+    }
+}
+
+impl Engine for UserspaceEngine {
+    fn describe(&self) -> String {
+        "userspace".into()
+    }
+
+    fn max_chunks(&self) -> u16 {
+        self.max_chunks
+    }
+
+    fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    fn data_port(&self) -> Option<u16> {
+        Some(self.port)
+    }
+
+    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
+        self.sums().prepare(job)
+    }
+
+    fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
+        self.sums().start(job_id, wanted)
+    }
+
+    fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
+        self.sums().stop(job_id);
+        Ok(())
+    }
+
+    fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
+        Ok(self.sums().counters().to_vec())
+    }
+
+    fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
+        self.sums().missing(job_id, block)
+    }
+}
+
+impl Drop for UserspaceEngine {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported when it happened.
+            drop(thread.join());
+        }
+    }
+}
+
+/// The thread's half.
+struct Server {
+    socket: Socket,
+    sums: Arc<Mutex<Sums>>,
+    stop: Arc<AtomicBool>,
+    outgoing: Vec<Outgoing>,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut inbox = Inbox::new();
+        let mut outbox = Outbox::new();
+        let mut failures = 0_u64;
+        while !self.stop.load(Ordering::Relaxed) {
+            match inbox.receive(&self.socket) {
+                Ok(count) => self.serve(count, &mut inbox, &mut outbox),
+                Err(error) if waits(&error) => {}
+                Err(error) => {
+                    failures += 1;
+                    if failures.is_power_of_two() {
+                        error!(failures, "cannot receive on the data path: {error}");
+                    }
+                    // Whatever it is, it must not take the whole processor.
+                    std::thread::sleep(PATIENCE);
+                }
+            }
+        }
+    }
+
+    /// Serves a batch of messages: the lock is taken once, but for very large batches.
+    fn serve(&mut self, count: usize, inbox: &mut Inbox, outbox: &mut Outbox) {
+        let sums = Arc::clone(&self.sums);
+        let mut guard = locked(&sums);
+        for index in 0..count {
+            let message = inbox.message(index);
+            let source = Source { addr: u32::from(*message.from.ip()), port: message.from.port() };
+            let from = message.from;
+            let mut offset = message.offset;
+            // An empty datagram has no segments, but is a packet all the same.
+            if message.bytes.is_empty() {
+                guard.packet(source, &mut []);
+            }
+            for packet in message.bytes.chunks_mut(message.segment) {
+                let answer = guard.packet(source, packet);
+                self.queue(&guard, answer, from, offset);
+                offset += packet.len();
+            }
+            if self.outgoing.len() >= FLUSH_AT {
+                drop(guard);
+                outbox.send(&self.socket, &self.outgoing, inbox);
+                self.outgoing.clear();
+                guard = locked(&sums);
+            }
+        }
+        let events = guard.take_events();
+        drop(guard);
+        outbox.send(&self.socket, &self.outgoing, inbox);
+        self.outgoing.clear();
+        events.iter().for_each(report);
+    }
+
+    /// Queues an answer to the packet at `offset` of the inbox.
+    fn queue(&mut self, sums: &Sums, answer: Answer, sender: SocketAddrV4, offset: usize) {
+        let (header, len, members) = match answer {
+            Answer::Nothing => return,
+            Answer::Sender { header, len } => (header, len, false),
+            Answer::Members { header, len } => (header, len, true),
+        };
+        let Some(Job { conf, members: all, .. }) = sums.job(header.job) else {
+            return;
+        };
+        let mut push = |to: SocketAddrV4, rank: u16| {
+            let mut bytes = [0; HEADER_LEN];
+            Header { rank, ..header }.emit(&mut bytes);
+            self.outgoing.push(Outgoing {
+                to,
+                from: Ipv4Addr::from(conf.addr),
+                header: bytes,
+                offset: (offset + HEADER_LEN) as u32,
+                len: len as u32,
+            });
+        };
+        if !members {
+            push(sender, header.rank);
+        } else if conf.mode == ResultMode::Multicast as u16 {
+            push(SocketAddrV4::new(conf.group.into(), conf.group_port), u16::MAX);
+        } else {
+            for (rank, member) in (0..).zip(all) {
+                push(SocketAddrV4::new(member.addr.into(), member.port), rank);
+            }
+        }
+    }
+}
+
+/// A panic under the lock leaves counters or a slot of one job behind; others go on.
+fn locked(sums: &Mutex<Sums>) -> MutexGuard<'_, Sums> {
+    sums.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn waits(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn bind(config: &EngineConfig) -> Result<Socket, EngineError> {
+    let addr =
+        SocketAddrV4::new(config.data_addr.unwrap_or(Ipv4Addr::UNSPECIFIED), config.data_port);
+    let open = || -> io::Result<(Socket, usize)> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        let room = configure(&socket, RECEIVE_BUFFER)?;
+        socket.set_send_buffer_size(RECEIVE_BUFFER / 4)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        // Its own results must not come back: other processes of this host may be in the group.
+        socket.set_multicast_all_v4(false)?;
+        socket.set_multicast_ttl_v4(1)?;
+        socket.bind(&addr.into())?;
+        Ok((socket, room))
+    };
+    let (socket, room) = open().map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => EngineError::PortInUse(addr),
+        io::ErrorKind::AddrNotAvailable => failed(
+            "--data-addr",
+            format!("{} is no address of this host; `ip -4 addr` lists them", addr.ip()),
+        ),
+        _ => failed("UDP socket of the data path", error),
+    })?;
+    if room < RECEIVE_BUFFER {
+        info!(
+            "the data path's receive buffer is {room} bytes instead of {RECEIVE_BUFFER}; for less \
+             loss with many workers: sysctl -w net.core.rmem_max={RECEIVE_BUFFER}"
+        );
+    }
+    Ok(socket)
+}
+
+fn local_port(socket: &Socket) -> io::Result<u16> {
+    let addr = socket.local_addr()?.as_socket_ipv4();
+    addr.map(|addr| addr.port()).ok_or_else(|| io::Error::other("not bound to IPv4"))
+}
+
+/// The MTU that bounds the blocks: the configured one, the interfaces', or the data address's.
+fn mtu(config: &EngineConfig) -> Result<u32, EngineError> {
+    let links = Links::open().map_err(|error| failed("asking for MTUs", error))?;
+    let all = addresses().map_err(|error| failed("asking for addresses", error))?;
+    let mut names = config.interfaces.clone();
+    if let Some(addr) = config.data_addr {
+        names.extend(all.iter().filter(|a| a.addr == addr).map(|a| a.interface.clone()));
+    }
+    if names.is_empty() {
+        let up = |loopback| all.iter().filter(move |a| a.up && a.loopback == loopback);
+        names.extend(up(false).map(|a| a.interface.clone()));
+        if names.is_empty() {
+            names.extend(up(true).map(|a| a.interface.clone()));
+        }
+    }
+    let mut smallest = config.mtu;
+    for name in names {
+        let mtu = links.mtu(&name).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => EngineError::NoInterface(name),
+            _ => failed("asking for an MTU", error),
+        })?;
+        smallest = Some(smallest.map_or(mtu, |least| least.min(mtu)));
+    }
+    smallest.ok_or_else(|| failed("MTU", "no interface is up; name one or give --mtu"))
+}
+
+fn failed(what: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> EngineError {
+    EngineError::Other { what: what.into(), source: source.into() }
+}

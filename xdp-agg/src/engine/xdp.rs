@@ -1,0 +1,451 @@
+//! The XDP engine: loads the kernel program, attaches it to interfaces, and owns its maps.
+//!
+//! The program decides nothing that is not in `xdp-agg-common`; this engine decides nothing about
+//! packets. It writes a job only while its phase is `Off` and no program that saw it in another
+//! phase still runs, so a packet never meets half a job.
+
+mod bench;
+mod events;
+mod object;
+mod plan;
+mod sys;
+
+use std::net::SocketAddrV4;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use tracing::{info, warn};
+use xdp_agg_common::frame::chunks_for_mtu;
+use xdp_agg_common::lanes::Chunk;
+use xdp_agg_common::maps::{
+    JobConf, JobCounters, MAX_JOBS, MAX_PORTS, Member, Phase, ResultMode, copy_index, member_index,
+};
+use xdp_agg_common::slot::{Pool, SlotState};
+use xdp_agg_common::wire::MAX_WORKERS;
+
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started, XdpMode};
+use crate::link::Links;
+use events::EventLog;
+use object::{Object, Settings, other};
+use plan::Plan;
+use sys::RawSlot;
+
+pub use bench::{BenchAccount, BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
+pub use sys::pin_to_cpu;
+
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// Largest MTU of a veth peer that native XDP takes: one page less what the kernel keeps in it.
+const VETH_MTU_MAX: u32 = 3506;
+
+/// The XDP program on interfaces of this network namespace. Interfaces are known by their numbers
+/// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
+///
+/// Results are redirected into interfaces. On veth that wants NAPI at the peer: GRO on, or an XDP
+/// program there; otherwise the kernel drops every result. In generic mode the kernel sees what the
+/// sender handed over as a whole: workers behind veth then have to send without segmentation
+/// offload, while native mode switches it off by itself.
+pub struct XdpEngine {
+    // Dropped first: no packet arrives while the rest goes.
+    links: Vec<OwnedFd>,
+    _events: EventLog,
+    object: Object,
+    jobs: [Option<Job>; MAX_JOBS],
+    /// Interface of each port.
+    ports: Vec<u32>,
+    generic: bool,
+    slots: u32,
+    max_chunks: u16,
+}
+
+/// A job as its last `prepare` and `start` wrote it.
+struct Job {
+    conf: JobConf,
+    pool: Pool,
+}
+
+/// What the program did with a frame in a test run: see [`XdpEngine::test_run`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TestRun {
+    /// What the program returned (`enum xdp_action`).
+    pub action: u32,
+    /// Mean duration of one run.
+    pub duration: Duration,
+}
+
+impl XdpEngine {
+    /// Loads the program and attaches it to all interfaces of `config`.
+    ///
+    /// # Errors
+    /// No such interface, no privilege, an old kernel, an interface that has an XDP program
+    /// already, or a driver that refuses.
+    pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
+        let interfaces = Interface::find_all(&config.interfaces)?;
+        let mut engine = Self::load(config, &interfaces)?;
+        for (port, interface) in interfaces.iter().enumerate() {
+            engine.object.register_port(interface.ifindex, port as u32)?;
+        }
+        engine.ports = interfaces.iter().map(|interface| interface.ifindex).collect();
+        engine.attach(config.xdp_mode, &interfaces)?;
+        info!(
+            interfaces = config.interfaces.join(","),
+            slots = config.slots,
+            block_bytes = engine.max_chunks * 64,
+            "serving with {}",
+            engine.describe()
+        );
+        Ok(engine)
+    }
+
+    /// Loads the program and attaches it to nothing: for test runs ([`Self::test_run`]), in which
+    /// every packet seems to come in on the loopback interface.
+    ///
+    /// # Errors
+    /// No privilege or an old kernel.
+    pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
+        let loopback = Interface::find("lo", &links()?)?;
+        let mut engine = Self::load(config, &[])?;
+        engine.object.register_port(loopback.ifindex, 0)?;
+        engine.ports = vec![loopback.ifindex];
+        Ok(engine)
+    }
+
+    fn load(config: &EngineConfig, interfaces: &[Interface]) -> Result<Self, EngineError> {
+        let smallest = interfaces.iter().map(|interface| interface.mtu).min();
+        let mtu = match (smallest, config.mtu) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b).unwrap_or(u32::MAX),
+        };
+        let mut object = Object::load(&Settings {
+            data_port: config.data_port,
+            data_addr: config.data_addr.map_or(0, u32::from),
+            redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
+            slots: config.slots,
+        })?;
+        Ok(Self {
+            links: Vec::new(),
+            _events: EventLog::start(object.take_events()?)?,
+            object,
+            jobs: [const { None }; MAX_JOBS],
+            ports: Vec::new(),
+            generic: false,
+            slots: config.slots,
+            max_chunks: chunks_for_mtu(mtu),
+        })
+    }
+
+    /// Attaches to all interfaces in one mode: copies go from any of them to any other.
+    fn attach(&mut self, mode: XdpMode, interfaces: &[Interface]) -> Result<(), EngineError> {
+        if mode != XdpMode::Generic {
+            match self.attach_all(XDP_FLAGS_DRV_MODE, interfaces) {
+                Err(AttachError::NoNative { interface, driver }) if mode == XdpMode::Auto => warn!(
+                    %interface,
+                    %driver,
+                    "this driver cannot run XDP programs itself: attaching to all interfaces in \
+                     generic mode, which is slower and sends results of more than one worker by \
+                     multicast only"
+                ),
+                result => return result.map_err(AttachError::into_engine),
+            }
+        }
+        self.generic = true;
+        self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
+    }
+
+    fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {
+        let program = self.object.ingress_fd().map_err(AttachError::Engine)?;
+        // On an error the ones that were attached detach here.
+        let links: Result<Vec<_>, _> = interfaces
+            .iter()
+            .map(|interface| {
+                sys::attach_xdp(program, interface.ifindex, flags)
+                    .map_err(|error| AttachError::new(interface, error))
+            })
+            .collect();
+        self.links = links?;
+        Ok(())
+    }
+
+    /// Runs the program `repeat` times on one frame, as if the loopback interface had received it.
+    /// The frame is changed as the program changed it. What the program returns is told, but
+    /// nothing is sent.
+    ///
+    /// # Errors
+    /// The kernel's: a frame shorter than an Ethernet header, or longer than a page leaves room.
+    pub fn test_run(&self, frame: &mut Vec<u8>, repeat: u32) -> Result<TestRun, EngineError> {
+        let (action, duration) = object::test_run(self.object.ingress()?, frame, repeat)?;
+        Ok(TestRun { action, duration })
+    }
+
+    /// State and lanes of the slot that `block` of a job falls into.
+    ///
+    /// # Errors
+    /// No such job here, or the engine's.
+    pub fn slot(&self, job_id: u16, block: u64) -> Result<(SlotState, Vec<Chunk>), EngineError> {
+        let RawSlot { head, lanes } = self.object.slot(self.job(job_id)?.slot_of(block))?;
+        Ok((head.state, lanes.to_vec()))
+    }
+
+    fn job(&self, job_id: u16) -> Result<&Job, EngineError> {
+        let job = self.jobs.get(usize::from(job_id)).and_then(Option::as_ref);
+        job.ok_or_else(|| wrong(format!("job {job_id} is not on the data path")))
+    }
+
+    fn write_conf(&mut self, job_id: u16, conf: &JobConf) -> Result<(), EngineError> {
+        self.object.jobs.set(job_id.into(), conf, 0).map_err(|error| other("a job", error))
+    }
+
+    /// Refuses the job's packets from now on, and waits for those that were let in before.
+    fn silence(&mut self, job_id: u16) -> Result<(), EngineError> {
+        if let Some(job) = self.jobs.get_mut(usize::from(job_id)).and_then(Option::take) {
+            self.write_conf(job_id, &JobConf { phase: Phase::Off as u16, ..job.conf })?;
+            sys::wait_for_running_programs();
+        }
+        Ok(())
+    }
+
+    /// Writes everything of a job that is silent, but leaves it silent.
+    fn write_job(&mut self, job: &JobSetup, conf: &JobConf) -> Result<(), EngineError> {
+        for rank in 0..MAX_WORKERS {
+            let member = job.members.get(rank).map_or_else(Member::default, |at| Member {
+                addr: u32::from(*at.ip()),
+                port: at.port(),
+                ..Member::default()
+            });
+            let index = member_index(job.job_id, rank as u16);
+            self.object.members.set(index, member, 0).map_err(|error| other("a member", error))?;
+        }
+        // Another job may have used these slots in an epoch of the same number.
+        for slot in conf.slot_base..conf.slot_base + conf.slots {
+            self.object
+                .slots
+                .set(slot, RawSlot::empty(), 0)
+                .map_err(|error| other("a slot", error))?;
+        }
+        self.object.set_ports(job.job_id, &[])?;
+        self.write_conf(job.job_id, conf)
+    }
+
+    fn check_setup(&self, job: &JobSetup) -> Result<Pool, EngineError> {
+        let JobSetup { job_id, conf, members } = job;
+        let end = u64::from(conf.slot_base) + u64::from(conf.slots);
+        let pool = Pool::new(conf.slots).filter(|_| end <= self.slots.into());
+        let Some(pool) = pool.filter(|_| usize::from(*job_id) < MAX_JOBS) else {
+            return Err(wrong(format!(
+                "job {job_id} with {} slots from {} does not fit {} slots and {MAX_JOBS} jobs",
+                conf.slots, conf.slot_base, self.slots
+            )));
+        };
+        if members.len() != usize::from(conf.workers)
+            || !(1..=MAX_WORKERS).contains(&members.len())
+            || !(1..=self.max_chunks).contains(&conf.max_chunks)
+        {
+            return Err(wrong(format!(
+                "{} members for {} workers (1 to {MAX_WORKERS}), or blocks of {} chunks where 1 \
+                 to {} fit",
+                members.len(),
+                conf.workers,
+                conf.max_chunks,
+                self.max_chunks
+            )));
+        }
+        Ok(pool)
+    }
+
+    /// The members of a job, with the paths that their probes showed.
+    fn learned(&self, job_id: u16, conf: &JobConf) -> Result<Vec<Member>, EngineError> {
+        (0..conf.workers)
+            .map(|rank| {
+                let index = member_index(job_id, rank);
+                let member = self.object.members.get(&index, 0);
+                let member = member.map_err(|error| other("a member", error))?;
+                if member.learned_epoch == conf.epoch && member.ifindex != 0 {
+                    Ok(member)
+                } else {
+                    Err(EngineError::NoPath(rank))
+                }
+            })
+            .collect()
+    }
+
+    fn write_plan(&mut self, job_id: u16, plan: &Plan) -> Result<(), EngineError> {
+        self.object.set_ports(job_id, &plan.ifindexes)?;
+        for port in 0..self.ports.len() as u32 {
+            let mine = plan.recipients.iter().filter(|(at, ..)| *at == port);
+            // One more entry than there are copies ends the list; entries are rank + 1.
+            let ranks = mine.map(|(_, _, rank)| rank + 1).chain([0]).take(MAX_WORKERS);
+            for (copy, entry) in ranks.enumerate() {
+                let index = copy_index(job_id, port, copy as u32);
+                self.object
+                    .copies
+                    .set(index, entry, 0)
+                    .map_err(|error| other("a recipient", error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Engine for XdpEngine {
+    fn describe(&self) -> String {
+        format!("xdp ({})", if self.generic { "generic" } else { "native" })
+    }
+
+    fn max_chunks(&self) -> u16 {
+        self.max_chunks
+    }
+
+    fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
+        let pool = self.check_setup(job)?;
+        let (group, group_port) = plan::group(job.job_id, &job.conf);
+        let silent = JobConf { phase: Phase::Off as u16, mode: 0, group, group_port, ..job.conf };
+        self.silence(job.job_id)?;
+        self.write_job(job, &silent)?;
+        let conf = JobConf { phase: Phase::Probing as u16, ..silent };
+        self.write_conf(job.job_id, &conf)?;
+        self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool });
+        Ok(())
+    }
+
+    fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
+        let conf = self.job(job_id)?.conf;
+        if conf.phase != Phase::Probing as u16 {
+            return Err(wrong(format!("job {job_id} is running already")));
+        }
+        let members = self.learned(job_id, &conf)?;
+        let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
+        let plan = plan::plan(&members, port_of, wanted, !self.generic)?;
+        self.write_plan(job_id, &plan)?;
+        // The phase comes last: a packet that is let in finds all the rest.
+        let conf = JobConf { mode: plan.mode as u16, ..conf };
+        self.write_conf(job_id, &conf)?;
+        let conf = JobConf { phase: Phase::Running as u16, ..conf };
+        self.write_conf(job_id, &conf)?;
+        if let Some(job) = &mut self.jobs[usize::from(job_id)] {
+            job.conf = conf;
+        }
+        let group = SocketAddrV4::new(conf.group.into(), conf.group_port);
+        let group = (plan.mode == ResultMode::Multicast).then_some(group);
+        Ok(Started { mode: plan.mode, group })
+    }
+
+    fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
+        self.silence(job_id)?;
+        if usize::from(job_id) < MAX_JOBS { self.object.set_ports(job_id, &[]) } else { Ok(()) }
+    }
+
+    fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
+        (0..=MAX_JOBS).map(|job| self.object.counters(job)).collect()
+    }
+
+    fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
+        let job = self.job(job_id)?;
+        let state = self.object.slot(job.slot_of(block))?.head.state;
+        Ok(state.missing(job.conf.epoch, job.conf.members, block))
+    }
+}
+
+impl Job {
+    fn slot_of(&self, block: u64) -> u32 {
+        self.conf.slot_base + self.pool.slot_of(block)
+    }
+}
+
+/// An interface as it is when the engine starts.
+#[derive(Clone, Debug)]
+struct Interface {
+    name: String,
+    ifindex: u32,
+    mtu: u32,
+    driver: String,
+}
+
+impl Interface {
+    fn find_all(names: &[String]) -> Result<Vec<Self>, EngineError> {
+        let links = links()?;
+        let mut found: Vec<Self> = Vec::with_capacity(names.len());
+        for name in names {
+            let interface = Self::find(name, &links)?;
+            if found.iter().all(|other| other.ifindex != interface.ifindex) {
+                found.push(interface);
+            }
+        }
+        match found.len() {
+            0 => Err(EngineError::NoInterfaces),
+            1..=MAX_PORTS => Ok(found),
+            more => Err(wrong(format!("{more} interfaces; at most {MAX_PORTS} can be served"))),
+        }
+    }
+
+    fn find(name: &str, links: &Links) -> Result<Self, EngineError> {
+        let ifindex = sys::ifindex(name).ok_or_else(|| EngineError::NoInterface(name.into()))?;
+        let mtu = links.mtu(name).map_err(|error| other(&format!("the MTU of {name}"), error))?;
+        // A device without a driver's name is none of those that need care.
+        let driver = links.driver(name).unwrap_or_default();
+        Ok(Self { name: name.into(), ifindex, mtu, driver })
+    }
+}
+
+fn links() -> Result<Links, EngineError> {
+    Links::open().map_err(|error| other("asking about interfaces", error))
+}
+
+/// Why the program could not be attached to an interface.
+enum AttachError {
+    /// The driver has no XDP support of its own.
+    NoNative { interface: String, driver: String },
+    /// Anything else.
+    Engine(EngineError),
+}
+
+impl AttachError {
+    fn new(at: &Interface, error: std::io::Error) -> Self {
+        let Interface { name, mtu, driver, .. } = at.clone();
+        let detail = match driver.as_str() {
+            "veth" => {
+                format!("{error}; the MTU of its peer is over {VETH_MTU_MAX}, its own is {mtu}")
+            }
+            _ => format!("{error}; its MTU is {mtu}, the driver {driver}"),
+        };
+        Self::Engine(match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => return Self::NoNative { interface: name, driver },
+            Some(libc::EBUSY | libc::EEXIST) => EngineError::InterfaceBusy { interface: name },
+            Some(libc::ERANGE | libc::EINVAL) => {
+                EngineError::MtuTooLarge { interface: name, detail }
+            }
+            Some(libc::EPERM | libc::EACCES) => {
+                EngineError::NotPermitted(format!("attaching to {name}: {error}"))
+            }
+            Some(libc::ENODEV) => EngineError::NoInterface(name),
+            Some(libc::ENOSPC) => other(
+                &format!(
+                    "attaching to {name}: it has fewer receive queues than its peer has transmit \
+                     queues; create both ends of the veth with the same numbers"
+                ),
+                error,
+            ),
+            _ => other(&format!("attaching to {name}"), error),
+        })
+    }
+
+    fn into_engine(self) -> EngineError {
+        match self {
+            Self::Engine(error) => error,
+            Self::NoNative { interface, driver } => EngineError::Other {
+                what: format!("attaching to {interface}"),
+                source: format!(
+                    "its driver ({driver}) cannot run XDP programs itself; use --xdp-mode generic"
+                )
+                .into(),
+            },
+        }
+    }
+}
+
+fn wrong(what: String) -> EngineError {
+    EngineError::Other { what: "XDP engine".into(), source: what.into() }
+}

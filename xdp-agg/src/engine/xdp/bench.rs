@@ -1,0 +1,469 @@
+//! What a packet costs in the kernel program: `BPF_PROG_TEST_RUN`, nanoseconds a packet.
+//!
+//! A test run repeats one packet, but a contribution counts only once. So most cases run the small
+//! program `step` (`xdp-agg-ebpf/src/bench.rs`), which writes the next contribution's headers into
+//! the packet and goes on, by a tail call, in the aggregator's program as it is attached to
+//! interfaces. `step` in front of an empty program is measured too, and taken off. Blocks take
+//! turns packet by packet, so every packet meets another slot.
+
+use std::time::Duration;
+
+use aya::maps::{Array, ProgramArray};
+use aya::{EbpfLoader, programs::Xdp};
+use serde::Serialize;
+use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
+use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, Lane, MAX_CHUNKS};
+use xdp_agg_common::maps::{JobConf, ResultMode};
+use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS};
+
+use super::XdpEngine;
+use super::object::{self, other};
+use super::sys::{self, Step};
+use crate::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/bench.bpfel.o");
+/// Repetitions of a packet that changes nothing.
+const REPEATS: u32 = 4096;
+/// Rounds of a case that many ranks take part in; rank 0 goes first, three ranks come last.
+const MIDDLE: u16 = MAX_WORKERS as u16 - 4;
+const AGGREGATOR: u32 = 0x0a01_00fe;
+const WORKER: u32 = 0x0a01_0001;
+const WORKER_PORT: u16 = 40_000;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct BenchConfig {
+    /// Block sizes in chunks of 64 bytes, 1 to [`MAX_CHUNKS`].
+    pub chunks: Vec<u16>,
+    /// Slots that take turns, a power of two: 64 stay in a core's own caches, 4096 do not.
+    pub slots: u32,
+    /// Samples of each case, at least 1; their median is told. A sample is a mean of many packets.
+    pub samples: u32,
+}
+
+impl Default for BenchConfig {
+    /// The smallest block, the one of MTU 1500 and the largest; slots as a fast network keeps busy.
+    fn default() -> Self {
+        Self { chunks: vec![1, 22, MAX_CHUNKS as u16], slots: 256, samples: 31 }
+    }
+}
+
+/// A way that a packet can take through the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BenchCase {
+    /// What the test run itself takes (an empty program). All others have it taken off.
+    Floor,
+    /// Somebody else's packet: TCP, passed on.
+    Foreign,
+    /// A wrong cookie: parsed, found out, counted, dropped.
+    WrongCookie,
+    /// Admitted but for its size, which is checked last: parsing, admission and a counter.
+    WrongSize,
+    /// As above, and then to the slot, which refuses: slot, lock and slot machine, but no lanes.
+    WrongBlock,
+    /// The first contribution to a block.
+    Store,
+    /// A further contribution.
+    Add,
+    /// The last contribution, which becomes the result for all.
+    Complete,
+    /// A repetition while others are missing.
+    Pending,
+    /// A repetition of a block that is complete: the result again.
+    Resend,
+    /// A contribution to a block that is past.
+    Stale,
+}
+
+impl BenchCase {
+    /// The name in tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Foreign => "foreign",
+            Self::WrongCookie => "wrong-cookie",
+            Self::WrongSize => "wrong-size",
+            Self::WrongBlock => "wrong-block",
+            Self::Store => "store",
+            Self::Add => "add",
+            Self::Complete => "complete",
+            Self::Pending => "pending",
+            Self::Resend => "resend",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+/// One case at one block size. Times are of one packet, without the test run's own.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchRow {
+    /// What the packet did.
+    pub case: BenchCase,
+    /// Its payload in bytes.
+    pub payload: u32,
+    /// Slots that took turns.
+    pub slots: u32,
+    /// Median of the samples, in nanoseconds.
+    pub ns_median: f64,
+    /// The lower and upper quartile of the samples, in nanoseconds.
+    pub ns_quartiles: (f64, f64),
+    /// Number of samples.
+    pub samples: u32,
+}
+
+/// Where the time of an adding packet goes: differences of rows, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchAccount {
+    /// Payload in bytes.
+    pub payload: u32,
+    /// Finding out that a packet is ours, and parsing it: `wrong-cookie`, which includes counting.
+    pub parse: f64,
+    /// The rest of admission: `wrong-size` - `wrong-cookie`.
+    pub admit: f64,
+    /// Slot, lock and slot machine: `wrong-block` - `wrong-size`.
+    pub slot: f64,
+    /// Adding lanes: `add` - `wrong-block`.
+    pub lanes: f64,
+    /// All of it: `add`.
+    pub add: f64,
+}
+
+/// Measures every case at every block size, on one CPU (the calling thread stays pinned to it).
+///
+/// # Errors
+/// No privilege, an old kernel, or a configuration out of its range.
+pub fn kernel_bench(config: &BenchConfig) -> Result<Vec<BenchRow>, EngineError> {
+    let fits = |chunks: &u16| (1..=MAX_CHUNKS as u16).contains(chunks);
+    if !config.slots.is_power_of_two()
+        || !(2..=32768).contains(&config.slots)
+        || !config.chunks.iter().all(fits)
+    {
+        return Err(super::wrong(format!(
+            "the kernel benchmark wants 2 to 32768 slots, a power of two, and blocks of 1 to \
+             {MAX_CHUNKS} chunks; it got {config:?}"
+        )));
+    }
+    sys::pin_to_cpu(0).map_err(|error| other("pinning to a CPU", error))?;
+    let mut bench = Bench::open(config)?;
+    let mut rows = Vec::new();
+    for (epoch, chunks) in config.chunks.iter().enumerate() {
+        rows.extend(bench.measure(epoch as u16 + 1, *chunks)?);
+    }
+    Ok(rows)
+}
+
+/// The account of each block size in `rows`.
+#[must_use]
+pub fn accounts(rows: &[BenchRow]) -> Vec<BenchAccount> {
+    let of = |case, payload| {
+        let row = rows.iter().find(|row| row.case == case && row.payload == payload);
+        row.map(|row| row.ns_median)
+    };
+    let adds = rows.iter().filter(|row| row.case == BenchCase::Add);
+    adds.filter_map(|row| {
+        let payload = row.payload;
+        let parse = of(BenchCase::WrongCookie, payload)?;
+        let size = of(BenchCase::WrongSize, payload)?;
+        let block = of(BenchCase::WrongBlock, payload)?;
+        let add = row.ns_median;
+        Some(BenchAccount {
+            payload,
+            parse,
+            admit: size - parse,
+            slot: block - size,
+            lanes: add - block,
+            add,
+        })
+    })
+    .collect()
+}
+
+/// The aggregator's program and the one that feeds it.
+struct Bench {
+    engine: XdpEngine,
+    feeder: Feeder,
+    slots: u32,
+    samples: u32,
+}
+
+impl Bench {
+    fn open(config: &BenchConfig) -> Result<Self, EngineError> {
+        let engine = XdpEngine::detached(&EngineConfig {
+            kind: EngineKind::Xdp,
+            xdp_mode: XdpMode::Auto,
+            interfaces: Vec::new(),
+            data_addr: None,
+            data_port: DATA_PORT,
+            slots: config.slots,
+            mtu: None,
+        })?;
+        let feeder = Feeder::open(&engine)?;
+        Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })
+    }
+
+    fn measure(&mut self, epoch: u16, chunks: u16) -> Result<Vec<BenchRow>, EngineError> {
+        self.start_job(epoch, chunks)?;
+        let header = header(epoch, Kind::Contribution);
+        let mut samples: Vec<(BenchCase, Vec<f64>)> = Vec::new();
+        for generation in 0..=u64::from(self.samples) {
+            let mut sample = self.plain_sample(&header, chunks, generation)?;
+            sample.extend(self.stepped_sample(&header, chunks, generation)?);
+            if generation == 0 {
+                // The first round finds cold caches, and slots in their first generation.
+                samples = sample.iter().map(|(case, _)| (*case, Vec::new())).collect();
+                continue;
+            }
+            for ((_, all), (_, one)) in samples.iter_mut().zip(sample) {
+                all.push(one);
+            }
+        }
+        self.engine.stop(0)?;
+        let payload = u32::from(chunks) * CHUNK_LEN as u32;
+        Ok(samples.into_iter().map(|(case, all)| row(case, payload, self.slots, all)).collect())
+    }
+
+    /// Packets that change nothing, so that one can be repeated as it is.
+    fn plain_sample(
+        &mut self,
+        header: &Header,
+        chunks: u16,
+        generation: u64,
+    ) -> Result<Vec<(BenchCase, f64)>, EngineError> {
+        let floor = self.feeder.floor(frame(header, chunks))?;
+        let mut tcp = frame(header, chunks);
+        tcp[23] = 6;
+        let cookie = frame(&Header { cookie: header.cookie ^ 1, ..*header }, chunks);
+        // No payload at all is refused by the check that refuses too much of it.
+        let size = frame(header, 0);
+        // Two generations ahead of what the slot holds.
+        let ahead = (generation + 3) * u64::from(self.slots);
+        let block = frame(&Header { block: ahead, ..*header }, chunks);
+        let mut sample = vec![(BenchCase::Floor, floor)];
+        for (case, mut frame) in [
+            (BenchCase::Foreign, tcp),
+            (BenchCase::WrongCookie, cookie),
+            (BenchCase::WrongSize, size),
+            (BenchCase::WrongBlock, block),
+        ] {
+            let run = self.engine.test_run(&mut frame, REPEATS)?;
+            sample.push((case, nanos(run.duration) - floor));
+        }
+        Ok(sample)
+    }
+
+    /// One generation of blocks, from the first contributions to the results and beyond.
+    ///
+    /// A test run begins with cold caches: the kernel waits between two of them, and others run.
+    /// Where a case is one round of packets only, another round warms the slots up first: the run
+    /// of both, less a run of the first alone.
+    fn stepped_sample(
+        &mut self,
+        header: &Header,
+        chunks: u16,
+        generation: u64,
+    ) -> Result<Vec<(BenchCase, f64)>, EngineError> {
+        let slots = u64::from(self.slots);
+        let first = generation * slots;
+        let before = first.saturating_sub(slots);
+        let frame = frame(header, chunks);
+        self.feeder.step_floor(&frame, self.slots)?;
+        let mut run = |block, rank, rounds, next| {
+            self.feeder.run(&frame, self.slots, Rounds { block, rank, rounds, next })
+        };
+        // Results of the generation before, once cold; then again in front of the new blocks.
+        let cold = run(before, 0, 1, Next::Rank)?;
+        let store = if generation == 0 {
+            run(first, 0, 1, Next::Rank)?
+        } else {
+            2.0 * run(before, 0, 2, Next::Generation)? - cold
+        };
+        let add = run(first, 1, MIDDLE, Next::Rank)?;
+        let pending = run(first, 0, MIDDLE, Next::Rank)?;
+        let cold = run(first, MIDDLE + 1, 1, Next::Rank)?;
+        let complete = 2.0 * run(first, MIDDLE + 2, 2, Next::Rank)? - cold;
+        let resend = run(first, 0, MIDDLE, Next::Rank)?;
+        let stale = run(before, 0, MIDDLE, Next::Rank)?;
+        Ok(vec![
+            (BenchCase::Store, store),
+            (BenchCase::Add, add),
+            (BenchCase::Complete, complete),
+            (BenchCase::Pending, pending),
+            (BenchCase::Resend, resend),
+            (BenchCase::Stale, stale),
+        ])
+    }
+
+    /// A job of all ranks, whose paths were learned.
+    fn start_job(&mut self, epoch: u16, chunks: u16) -> Result<(), EngineError> {
+        let workers = MAX_WORKERS as u16;
+        let probe = header(epoch, Kind::Probe);
+        let conf = JobConf {
+            members: u64::MAX,
+            cookie: probe.cookie,
+            addr: AGGREGATOR,
+            slots: self.slots,
+            port: DATA_PORT,
+            epoch,
+            workers,
+            max_chunks: chunks,
+            ..JobConf::default()
+        };
+        let member = |rank| std::net::SocketAddrV4::new(WORKER.into(), WORKER_PORT + rank);
+        let members = (0..workers).map(member).collect();
+        self.engine.prepare(&JobSetup { job_id: 0, conf, members })?;
+        for rank in 0..workers {
+            let mut frame = frame(&Header { rank, ..probe }, 1);
+            self.engine.test_run(&mut frame, 1)?;
+        }
+        self.engine.start(0, Some(ResultMode::Fanout)).map(drop)
+    }
+}
+
+/// Rounds of contributions: one packet a slot, then the next round.
+struct Rounds {
+    block: u64,
+    rank: u16,
+    rounds: u16,
+    next: Next,
+}
+
+/// What the next round is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The same blocks, the next rank.
+    Rank,
+    /// The blocks that take over the slots, the same rank.
+    Generation,
+}
+
+/// The program `step`, its maps, and the program that it goes on in.
+struct Feeder {
+    bpf: aya::Ebpf,
+    step: Array<aya::maps::MapData, Step>,
+    headers: Array<aya::maps::MapData, Chunk>,
+    next: ProgramArray<aya::maps::MapData>,
+    aggregator: aya::programs::ProgramFd,
+    floor: aya::programs::ProgramFd,
+    floor_ns: f64,
+}
+
+impl Feeder {
+    fn open(engine: &XdpEngine) -> Result<Self, EngineError> {
+        const WHAT: &str = "the benchmark's program";
+        let mut bpf = EbpfLoader::new().load(OBJECT).map_err(object::load_error)?;
+        for name in ["step", "floor"] {
+            let program = object::xdp_mut(&mut bpf, name)?;
+            program.load().map_err(|error| object::load_error(error.into()))?;
+        }
+        let floor = program_fd(object::xdp(&bpf, "floor")?)?;
+        let aggregator = program_fd(engine.object.ingress()?)?;
+        let mut take = |name| bpf.take_map(name).ok_or_else(|| object::no_such(name));
+        Ok(Self {
+            step: take("STEP")?.try_into().map_err(|error| other(WHAT, error))?,
+            headers: take("HEADERS")?.try_into().map_err(|error| other(WHAT, error))?,
+            next: take("NEXT")?.try_into().map_err(|error| other(WHAT, error))?,
+            bpf,
+            aggregator,
+            floor,
+            floor_ns: 0.0,
+        })
+    }
+
+    /// What a test run of nothing takes.
+    fn floor(&self, mut frame: Vec<u8>) -> Result<f64, EngineError> {
+        let program = object::xdp(&self.bpf, "floor")?;
+        Ok(nanos(object::test_run(program, &mut frame, REPEATS)?.1))
+    }
+
+    /// Measures what `step` itself takes, which [`Self::run`] takes off.
+    fn step_floor(&mut self, frame: &[u8], slots: u32) -> Result<(), EngineError> {
+        self.go_on_in(false)?;
+        self.floor_ns = 0.0;
+        let rounds = Rounds { block: 0, rank: 0, rounds: MIDDLE, next: Next::Rank };
+        self.floor_ns = self.run(frame, slots, rounds)?;
+        self.go_on_in(true)
+    }
+
+    /// Mean time of a contribution in these rounds.
+    fn run(&mut self, frame: &[u8], slots: u32, rounds: Rounds) -> Result<f64, EngineError> {
+        let step = Step {
+            done: 0,
+            first_block: rounds.block,
+            blocks_log2: slots.trailing_zeros(),
+            first_rank: rounds.rank,
+            first_port: WORKER_PORT,
+            frame_len: frame.len() as u32,
+            blocks_per_round: if rounds.next == Next::Generation { slots as u16 } else { 0 },
+            ranks_per_round: u16::from(rounds.next == Next::Rank),
+        };
+        let set = |error| other("the benchmark's maps", error);
+        self.step.set(0, step, 0).map_err(set)?;
+        self.headers.set(0, front(frame), 0).map_err(set)?;
+        let program = object::xdp(&self.bpf, "step")?;
+        let mut frame = frame.to_vec();
+        let packets = slots * u32::from(rounds.rounds);
+        let (action, duration) = object::test_run(program, &mut frame, packets)?;
+        if action == 0 {
+            return Err(super::wrong("the benchmark's program could not go on".into()));
+        }
+        Ok(nanos(duration) - self.floor_ns)
+    }
+
+    fn go_on_in(&mut self, aggregator: bool) -> Result<(), EngineError> {
+        let program = if aggregator { &self.aggregator } else { &self.floor };
+        self.next.set(0, program, 0).map_err(|error| other("the benchmark's maps", error))
+    }
+}
+
+fn program_fd(program: &Xdp) -> Result<aya::programs::ProgramFd, EngineError> {
+    let fd = program.fd().map_err(|error| other("a program", error))?;
+    fd.try_clone().map_err(|error| other("a program", error))
+}
+
+fn header(epoch: u16, kind: Kind) -> Header {
+    Header { kind, flags: 0, job: 0, cookie: 0x5eed, epoch, rank: 0, block: 0, tag: 1 }
+}
+
+/// A frame of the worker at [`WORKER`]; all lanes are 1.
+fn frame(header: &Header, chunks: u16) -> Vec<u8> {
+    let payload = usize::from(chunks) * CHUNK_LEN;
+    let mut frame = vec![0; PAYLOAD_OFFSET];
+    let ip = xdp_agg_common::frame::Ipv4::answer(WORKER, AGGREGATOR, payload as u16);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14..34].copy_from_slice(&ip.0);
+    frame[34..36].copy_from_slice(&(WORKER_PORT + header.rank).to_be_bytes());
+    frame[36..38].copy_from_slice(&DATA_PORT.to_be_bytes());
+    frame[38..40].copy_from_slice(&(ip.total_len() - 20).to_be_bytes());
+    let mut ours = [0; HEADER_LEN];
+    header.emit(&mut ours);
+    frame[HEADER_OFFSET..].copy_from_slice(&ours);
+    frame.extend(1_u32.to_le_bytes().repeat(payload / 4));
+    frame
+}
+
+fn front(frame: &[u8]) -> Chunk {
+    let mut chunk = Chunk::default();
+    for (lane, bytes) in chunk.iter_mut().zip(frame.as_chunks::<8>().0) {
+        *lane = Lane::new(u64::from_le_bytes(*bytes));
+    }
+    chunk
+}
+
+fn nanos(duration: Duration) -> f64 {
+    duration.as_nanos() as f64
+}
+
+fn row(case: BenchCase, payload: u32, slots: u32, mut all: Vec<f64>) -> BenchRow {
+    all.sort_unstable_by(f64::total_cmp);
+    let at = |part: usize| all[(all.len() - 1) * part / 4];
+    BenchRow {
+        case,
+        payload,
+        slots,
+        ns_median: at(2),
+        ns_quartiles: (at(1), at(3)),
+        samples: all.len() as u32,
+    }
+}

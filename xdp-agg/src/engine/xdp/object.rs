@@ -1,0 +1,255 @@
+//! The kernel program: loaded, its maps open, attached to nothing yet.
+
+use std::borrow::Cow;
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use aya::maps::{
+    Array, DevMap, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
+};
+use aya::programs::{ProgramError, TestRun as _, TestRunOptions, Xdp};
+use aya::util::{KernelVersion, nr_cpus};
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use tracing::info;
+use xdp_agg_common::frame::PAYLOAD_OFFSET;
+use xdp_agg_common::lanes::MAX_PAYLOAD;
+use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member};
+use xdp_agg_common::wire::MAX_WORKERS;
+
+use super::sys::{self, RawSlot};
+use crate::engine::EngineError;
+
+/// The compiled kernel half (`cargo xtask build-ebpf`).
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/xdp-agg.bpfel.o");
+/// Names another object to load, for work on the kernel half.
+const OBJECT_VARIABLE: &str = "XDP_AGG_OBJECT";
+const BPF_F_LOCK: u64 = 4;
+
+/// The oldest kernel whose verifier takes the program.
+const OLDEST_KERNEL: KernelVersion = KernelVersion::new(6, 1, 0);
+
+/// What the loader sets in the program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    /// UDP port of the data path.
+    pub(super) data_port: u16,
+    /// Address of the data path, host byte order; 0: that of each job.
+    pub(super) data_addr: u32,
+    /// Answers leave by a redirect to the port they came from, not by `XDP_TX`.
+    pub(super) redirect_back: bool,
+    /// Slots in the whole pool.
+    pub(super) slots: u32,
+}
+
+/// The loaded program and its maps. Dropping it unloads both.
+pub(super) struct Object {
+    bpf: Ebpf,
+    pub(super) slots: Array<MapData, RawSlot>,
+    pub(super) jobs: Array<MapData, JobConf>,
+    pub(super) members: Array<MapData, Member>,
+    pub(super) copies: Array<MapData, u16>,
+    counters: PerCpuArray<MapData, JobCounters>,
+    fans: PerCpuHashMap<MapData, u32, Fan>,
+    back: DevMap<MapData>,
+    ports: Vec<Map>,
+}
+
+impl Object {
+    /// Loads the program into the kernel.
+    pub(super) fn load(settings: &Settings) -> Result<Self, EngineError> {
+        check_kernel()?;
+        let object = object_bytes()?;
+        let mut loader = EbpfLoader::new();
+        let redirect_back = u8::from(settings.redirect_back);
+        loader
+            .override_global("DATA_PORT", &settings.data_port, true)
+            .override_global("DATA_ADDR", &settings.data_addr, true)
+            .override_global("REDIRECT_BACK", &redirect_back, true)
+            .map_max_entries("SLOTS", settings.slots);
+        let mut bpf = loader.load(&object).map_err(load_error)?;
+        for name in ["xdp_agg", "copy_out"] {
+            xdp_mut(&mut bpf, name)?.load().map_err(|error| load_error(error.into()))?;
+        }
+        let mut take = |name: &str| bpf.take_map(name).ok_or_else(|| no_such(name));
+        let ports: Result<_, _> = (0..MAX_JOBS).map(|job| take(&format!("PORTS_{job}"))).collect();
+        Ok(Self {
+            slots: take("SLOTS")?.try_into().map_err(map_error("the slots"))?,
+            jobs: take("JOBS")?.try_into().map_err(map_error("the jobs"))?,
+            members: take("MEMBERS")?.try_into().map_err(map_error("the members"))?,
+            copies: take("COPIES")?.try_into().map_err(map_error("the recipients"))?,
+            counters: take("COUNTERS")?.try_into().map_err(map_error("the counters"))?,
+            fans: take("FANS")?.try_into().map_err(map_error("the interfaces"))?,
+            back: take("BACK")?.try_into().map_err(map_error("the ways back"))?,
+            ports: ports?,
+            bpf,
+        })
+    }
+
+    /// The ring that rare events come through. It can be taken once.
+    pub(super) fn take_events(&mut self) -> Result<RingBuf<MapData>, EngineError> {
+        let map = self.bpf.take_map("EVENTS").ok_or_else(|| no_such("EVENTS"))?;
+        map.try_into().map_err(map_error("the events"))
+    }
+
+    /// The program that interfaces run for every packet.
+    pub(super) fn ingress(&self) -> Result<&Xdp, EngineError> {
+        xdp(&self.bpf, "xdp_agg")
+    }
+
+    /// The descriptor of that program.
+    pub(super) fn ingress_fd(&self) -> Result<BorrowedFd<'_>, EngineError> {
+        let program = self.ingress()?.fd();
+        program.map(AsFd::as_fd).map_err(|error| other("the program", error))
+    }
+
+    /// Makes an interface known as number `port` to the copies that leave by it.
+    pub(super) fn register_port(&mut self, ifindex: u32, port: u32) -> Result<(), EngineError> {
+        let cpus = nr_cpus().map_err(|(what, error)| other(what, error))?;
+        let fan = Fan { port, ..Fan::default() };
+        let values = PerCpuValues::try_from(vec![fan; cpus])
+            .map_err(|error| other("the interfaces", error))?;
+        self.fans.insert(ifindex, values, 0).map_err(map_error("the interfaces"))?;
+        let egress = xdp(&self.bpf, "copy_out")?;
+        let egress = egress.fd().map_err(|error| other("the program for copies", error))?;
+        self.back
+            .set(port, ifindex, Some(egress), 0)
+            .map_err(|error| other("the way back out of an interface", error))
+    }
+
+    /// Sets where the copies of a job's results go, in this order.
+    pub(super) fn set_ports(&mut self, job: u16, ifindexes: &[u32]) -> Result<(), EngineError> {
+        let Self { bpf, ports, .. } = self;
+        let map = ports.get_mut(usize::from(job)).ok_or_else(|| no_such("PORTS"))?;
+        let egress = xdp(bpf, "copy_out")?;
+        let egress = egress.fd().map_err(|error| other("the program for copies", error))?;
+        for entry in ifindexes.len()..MAX_WORKERS {
+            let fd = device_map_fd(map)?;
+            sys::delete_entry(fd, entry as u32).map_err(|error| other("a device map", error))?;
+        }
+        let mut map = DevMap::try_from(map).map_err(map_error("a device map"))?;
+        for (entry, ifindex) in ifindexes.iter().enumerate() {
+            map.set(entry as u32, *ifindex, Some(egress), 0)
+                .map_err(|error| other("a device map (is the interface still there?)", error))?;
+        }
+        Ok(())
+    }
+
+    /// A slot, read under its lock.
+    pub(super) fn slot(&self, index: u32) -> Result<RawSlot, EngineError> {
+        self.slots.get(&index, BPF_F_LOCK).map_err(map_error("a slot"))
+    }
+
+    /// Counters of a job index, summed over all CPUs.
+    pub(super) fn counters(&self, index: usize) -> Result<JobCounters, EngineError> {
+        let values = self.counters.get(&(index as u32), 0).map_err(map_error("the counters"))?;
+        let mut sum = JobCounters::default();
+        values.iter().for_each(|cpu| sum.merge(cpu));
+        Ok(sum)
+    }
+}
+
+/// Runs a program `repeat` times on one frame, as if an interface had received it. The frame is
+/// changed as the program changed it; nothing is sent. What the program returned, and the mean time
+/// of a run.
+pub(super) fn test_run(
+    program: &Xdp,
+    frame: &mut Vec<u8>,
+    repeat: u32,
+) -> Result<(u32, Duration), EngineError> {
+    let mut out = vec![0; frame.len().max(PAYLOAD_OFFSET + MAX_PAYLOAD)];
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        repeat,
+        ..TestRunOptions::default()
+    };
+    let result = program.test_run(options).map_err(|error| other("a test run", error))?;
+    out.truncate(result.data_size_out as usize);
+    *frame = out;
+    Ok((result.return_value, result.duration))
+}
+
+/// The object to load: the one compiled in, or the one that the environment names.
+fn object_bytes() -> Result<Cow<'static, [u8]>, EngineError> {
+    let Some(path) = env::var_os(OBJECT_VARIABLE) else { return Ok(Cow::Borrowed(OBJECT)) };
+    info!(path = %path.display(), "loading the kernel program that {OBJECT_VARIABLE} names");
+    fs::read(&path)
+        .map(Cow::Owned)
+        .map_err(|error| other(&format!("{OBJECT_VARIABLE}={}", path.display()), error))
+}
+
+fn check_kernel() -> Result<(), EngineError> {
+    match KernelVersion::current() {
+        Ok(version) if version < OLDEST_KERNEL => {
+            Err(EngineError::Unsupported(format!("it is {version:?}")))
+        }
+        // A version that cannot be read is no reason to give up: the verifier has the last word.
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn xdp<'a>(bpf: &'a Ebpf, name: &str) -> Result<&'a Xdp, EngineError> {
+    let program = bpf.program(name).ok_or_else(|| no_such(name))?;
+    program.try_into().map_err(|error: ProgramError| other(name, error))
+}
+
+pub(super) fn xdp_mut<'a>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp, EngineError> {
+    let program = bpf.program_mut(name).ok_or_else(|| no_such(name))?;
+    program.try_into().map_err(|error: ProgramError| other(name, error))
+}
+
+fn device_map_fd(map: &Map) -> Result<BorrowedFd<'_>, EngineError> {
+    match map {
+        Map::DevMap(data) => Ok(data.fd().as_fd()),
+        _ => Err(no_such("PORTS")),
+    }
+}
+
+/// What a failed load means to the person who started the daemon.
+pub(super) fn load_error(error: EbpfError) -> EngineError {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+    while let Some(at) = cause {
+        let code = at.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        match code {
+            Some(libc::EPERM | libc::EACCES) if !refused_by_verifier(&error) => {
+                return EngineError::NotPermitted(
+                    "the kernel said: operation not permitted".into(),
+                );
+            }
+            Some(libc::ENOSYS) => {
+                return EngineError::Unsupported("it has no bpf() system call".into());
+            }
+            Some(libc::ENOMEM) => {
+                return other("not enough memory for the slots; use a smaller --slots", error);
+            }
+            _ => cause = at.source(),
+        }
+    }
+    other("loading the kernel program", error)
+}
+
+/// The verifier says `EACCES` too; then there is a log.
+fn refused_by_verifier(error: &EbpfError) -> bool {
+    let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
+        return false;
+    };
+    !verifier_log.to_string().is_empty()
+}
+
+pub(super) fn no_such(name: &str) -> EngineError {
+    let what = format!("the kernel object has no {name}; it is not of this version of xdp-agg");
+    EngineError::Other { what: "kernel program".into(), source: what.into() }
+}
+
+fn map_error(what: &'static str) -> impl Fn(MapError) -> EngineError {
+    move |error| other(what, error)
+}
+
+/// Any other error, with what was tried.
+pub(super) fn other(what: &str, error: impl Error + Send + Sync + 'static) -> EngineError {
+    EngineError::Other { what: what.into(), source: Box::new(error) }
+}

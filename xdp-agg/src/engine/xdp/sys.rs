@@ -1,0 +1,185 @@
+//! System calls that no dependency wraps.
+#![expect(unsafe_code, reason = "system calls")]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
+use xdp_agg_common::maps::{SLOT_LEN, SlotHead};
+
+/// A slot as the kernel's table holds it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct RawSlot {
+    pub(super) head: SlotHead,
+    pub(super) lanes: [Chunk; MAX_CHUNKS],
+}
+
+impl RawSlot {
+    /// A slot that was never used.
+    pub(super) fn empty() -> Self {
+        Self { head: SlotHead::default(), lanes: [Chunk::default(); MAX_CHUNKS] }
+    }
+}
+
+const _: () = assert!(size_of::<RawSlot>() == SLOT_LEN);
+
+// SAFETY: repr(C) of plain integers without padding (the sizes add up, asserted above and beside
+// the fields' types): any bytes are a value, and no byte is undefined.
+unsafe impl aya::Pod for RawSlot {}
+
+/// What the benchmark's program does next (`xdp-agg-ebpf/src/bench.rs`).
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Step {
+    pub(super) done: u64,
+    pub(super) first_block: u64,
+    pub(super) blocks_log2: u32,
+    pub(super) first_rank: u16,
+    pub(super) first_port: u16,
+    pub(super) frame_len: u32,
+    pub(super) blocks_per_round: u16,
+    pub(super) ranks_per_round: u16,
+}
+
+const _: () = assert!(size_of::<Step>() == 32);
+
+// SAFETY: as above.
+unsafe impl aya::Pod for Step {}
+
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_XDP: u32 = 37;
+const MEMBARRIER_CMD_GLOBAL: libc::c_long = 1;
+
+/// The fields of `union bpf_attr` that `BPF_LINK_CREATE` reads.
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// The fields of `union bpf_attr` that `BPF_MAP_DELETE_ELEM` reads.
+#[repr(C)]
+struct MapElement {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Attaches an XDP program to an interface by a link: it lasts as long as the descriptor is open,
+/// and no longer than the process.
+///
+/// # Errors
+/// The system's.
+pub(super) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
+    let attr = LinkCreate {
+        prog_fd: program.as_raw_fd() as u32,
+        target_ifindex: ifindex,
+        attach_type: BPF_XDP,
+        flags,
+    };
+    // SAFETY: the call reads `attr`, whose size is given.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkCreate>())
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Empties an entry of a map that has 32-bit keys. An entry that is empty is no error.
+///
+/// # Errors
+/// The system's.
+pub(super) fn delete_entry(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let attr = MapElement {
+        map_fd: map.as_raw_fd() as u32,
+        pad: 0,
+        key: ptr::from_ref(&key) as u64,
+        value: 0,
+        flags: 0,
+    };
+    // SAFETY: the call reads `attr`, whose size is given, and the key that it points to.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_DELETE_ELEM, &raw const attr, size_of::<MapElement>())
+    };
+    if done == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Waits until every run of an XDP program that began before this call has ended.
+pub(super) fn wait_for_running_programs() {
+    // SAFETY: takes no memory. It waits for an RCU grace period, and programs run inside RCU
+    // read-side sections.
+    if unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } != 0 {
+        // Not offered on kernels with tick-less CPUs. No packet takes that long.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Waits until one of two descriptors can be read or is closed at the other end.
+///
+/// # Errors
+/// The system's.
+pub(super) fn wait_readable(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<[bool; 2]> {
+    let poll =
+        |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut fds = [poll(a), poll(b)];
+    loop {
+        // SAFETY: `fds` is an array of two.
+        if unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) } >= 0 {
+            return Ok(fds.map(|fd| fd.revents != 0));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Index of an interface in this network namespace; None if there is none of that name.
+pub(super) fn ifindex(name: &str) -> Option<u32> {
+    let name = std::ffi::CString::new(name).ok()?;
+    // SAFETY: a C string that is alive.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => None,
+        index => Some(index),
+    }
+}
+
+/// Keeps the calling thread on one CPU (counted modulo the CPUs that it may use).
+///
+/// # Errors
+/// The system's.
+pub fn pin_to_cpu(nth: usize) -> io::Result<()> {
+    // SAFETY: a set of zeros is a valid, empty set; the calls get its address and size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let allowed: Vec<usize> =
+            (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect();
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(allowed[nth % allowed.len()], &mut one);
+        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

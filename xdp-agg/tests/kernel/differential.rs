@@ -1,0 +1,157 @@
+//! The kernel program against the model: the same packets, the same answers, lanes and counters.
+
+use std::cell::Cell;
+use std::net::SocketAddrV4;
+
+use proptest::prelude::*;
+use xdp_agg::engine::JobSetup;
+use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_common::wire::{Header, Kind};
+
+use crate::frames::{Decoded, Frame, OUR_MAC, payload, worker_mac};
+use crate::model::{Model, Reaction, bytes_of};
+use crate::setup::{
+    AGGREGATOR, DROP, POOL, PORT, REDIRECT, counters, engine, header, job, start, worker,
+};
+
+/// One packet: most are honest, some are not.
+#[derive(Clone, Debug)]
+struct Step {
+    rank: u16,
+    block: u64,
+    chunks: u16,
+    spoil: u8,
+    flags: u8,
+    padding: u8,
+}
+
+fn step(workers: u16) -> impl Strategy<Value = Step> {
+    let chunks = prop_oneof![8 => Just(3_u16), 1 => 0_u16..=54];
+    let block = 0_u64..u64::from(3 * POOL);
+    (0..workers, block, chunks, 0_u8..60, 0_u8..8, 0_u8..40).prop_map(
+        |(rank, block, chunks, spoil, flags, padding)| Step {
+            rank,
+            block,
+            chunks,
+            spoil,
+            flags: u8::from(flags == 0),
+            padding: padding.saturating_sub(30),
+        },
+    )
+}
+
+/// The header and source of a step, spoilt in one of the ways that its number says.
+fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
+    let mut header = Header { flags: step.flags, ..header(job, step.rank, step.block) };
+    let mut from = worker(step.rank);
+    match step.spoil {
+        0 => header.cookie ^= 1,
+        1 => header.epoch ^= 1,
+        2 => header.job += 1,
+        3 => header.rank = job.conf.workers,
+        4 => header.tag ^= 1,
+        5 => from.set_port(from.port() + 1),
+        6 => from.set_ip([10, 1, 0, 77].into()),
+        7 => header.kind = Kind::Result,
+        8 => header.kind = Kind::Probe,
+        9 => header.block += 1 << 40,
+        _ => {}
+    }
+    (header, from)
+}
+
+/// What must come out of the program for a reaction of the model.
+fn check(
+    out: &Frame,
+    action: u32,
+    step: &Step,
+    from: SocketAddrV4,
+    reaction: Reaction,
+    sent: &Frame,
+    multicast: bool,
+) {
+    let us = SocketAddrV4::new(AGGREGATOR, PORT);
+    match reaction {
+        Reaction::Nothing => {
+            assert_eq!(action, DROP);
+            assert_eq!(out, sent, "a packet that is dropped is not changed");
+        }
+        Reaction::ToSender(header, payload) => {
+            let mac_to = worker_mac(step.rank);
+            let expected = Decoded {
+                mac_from: OUR_MAC,
+                mac_to,
+                from: us,
+                to: from,
+                udp_checksum: 0,
+                header,
+                payload,
+            };
+            assert_eq!((action, out.decode()), (REDIRECT, expected));
+        }
+        Reaction::ToAll(mut header, payload) => {
+            let seen = out.decode();
+            header.rank = if multicast { u16::MAX } else { seen.header.rank };
+            assert_eq!((action, seen.header, &seen.payload), (REDIRECT, header, &payload));
+            if multicast {
+                assert!(seen.to.ip().is_multicast(), "{seen:?}");
+                let [_, a, b, c] = seen.to.ip().octets();
+                assert_eq!(seen.mac_to, [1, 0, 0x5e, a & 0x7f, b, c]);
+                assert_eq!((seen.mac_from, seen.from, seen.udp_checksum), (OUR_MAC, us, 0));
+            }
+        }
+    }
+}
+
+fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step]) -> u64 {
+    assert_eq!(start(engine, job, Some(mode)), mode);
+    let before = counters(engine, job);
+    let mut model = Model::new(job);
+    for (at, step) in steps.iter().enumerate() {
+        let (header, from) = packet(job, step);
+        let data = payload(step.rank, header.block, step.chunks);
+        let to = SocketAddrV4::new(AGGREGATOR, PORT);
+        let mut sent = Frame::new(worker_mac(step.rank), from, to, &header, &data);
+        // What pads a frame is not part of the packet, and must not come back in an answer.
+        sent.bytes.extend(vec![0xAA; usize::from(step.padding)]);
+        sent.bytes.truncate(3520);
+        let mut out = sent.clone();
+        let action = engine.test_run(&mut out.bytes, 1).expect("it runs").action;
+        let reaction = model.receive(from, &header, &data);
+        // A contribution that is only counted leaves as it came but for its padding.
+        if reaction == Reaction::Nothing && action == DROP && out.bytes.len() < sent.bytes.len() {
+            sent.bytes.truncate(out.bytes.len());
+        }
+        let multicast = mode == ResultMode::Multicast;
+        check(&out, action, step, from, reaction, &sent, multicast);
+        let (state, lanes) = engine.slot(job.job_id, header.block).expect("the job is there");
+        let (expected, expected_lanes) = model.slot(header.block);
+        assert_eq!(state, expected, "state after packet {at}: {step:?}");
+        let held = usize::from(expected.chunks);
+        assert_eq!(bytes_of(&lanes[..held]), bytes_of(&expected_lanes[..held]), "packet {at}");
+    }
+    let after = counters(engine, job);
+    let mut expected = (before.0, before.1);
+    expected.0.merge(&model.counters);
+    expected.1.merge(&model.unattributed);
+    assert_eq!(after, expected, "counters");
+    model.counters.blocks
+}
+
+#[test]
+fn the_program_does_what_the_model_does() {
+    let Some(mut engine) = engine(32) else { return };
+    let (epoch, blocks) = (Cell::new(0), Cell::new(0));
+    let engine = std::cell::RefCell::new(&mut engine);
+    let config = ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() };
+    let multicast = any::<bool>();
+    let strategy = (1_u16..=4).prop_flat_map(|w| (Just(w), prop::collection::vec(step(w), 1..400)));
+    proptest!(config, |((workers, steps) in strategy, multicast in multicast)| {
+        epoch.set(epoch.get() + 1);
+        let job = job(workers, epoch.get());
+        let mode = if multicast { ResultMode::Multicast } else { ResultMode::Fanout };
+        blocks.set(blocks.get() + run(&mut engine.borrow_mut(), &job, mode, &steps));
+    });
+    assert!(blocks.get() > 50, "a property over runs that complete nothing proves little");
+}

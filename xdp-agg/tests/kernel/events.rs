@@ -1,0 +1,68 @@
+//! Refused packets are told, and a flood of them is not told packet by packet.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::fmt::MakeWriter;
+use xdp_agg::engine::xdp::pin_to_cpu;
+use xdp_agg_common::wire::Header;
+
+use crate::frames::Frame;
+use crate::setup::{engine, header, job, start};
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no writer panics").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[test]
+fn refused_packets_are_logged_at_powers_of_two() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
+    tracing::subscriber::set_global_default(subscriber).expect("no other test sets one");
+    let Some(mut engine) = engine(32) else { return };
+    let job = job(2, 77);
+    start(&mut engine, &job, None);
+    pin_to_cpu(0).expect("a CPU that this process may use"); // counts are per CPU
+    for _ in 0..100 {
+        let spoilt = Header { cookie: 1, ..header(&job, 1, 5) };
+        let mut frame = Frame::from_worker(1, &spoilt, 1);
+        engine.test_run(&mut frame.bytes, 1).expect("it runs");
+    }
+    let wanted =
+        [1, 2, 4, 8, 16, 32, 64].map(|count| format!("count={count} job=3 rank=1 block=5"));
+    let end = Instant::now() + Duration::from_secs(10);
+    let told = || {
+        let text = String::from_utf8_lossy(&log.0.lock().expect("no writer panics")).into_owned();
+        let ours = |line: &&str| line.contains("10.1.0.2:40001") && line.contains("(cookie)");
+        text.lines().filter(ours).map(String::from).collect::<Vec<_>>()
+    };
+    while told().len() < wanted.len() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let told = told();
+    assert_eq!(told.len(), wanted.len(), "{told:#?}");
+    for (line, wanted) in told.iter().zip(&wanted) {
+        assert!(line.contains(wanted), "{line}: no {wanted}");
+    }
+}

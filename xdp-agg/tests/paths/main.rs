@@ -1,0 +1,110 @@
+//! The XDP engine on real interfaces: packets of sockets in, results out of interfaces, in network
+//! namespaces of this test. Needs root; without it every test here says so and passes.
+
+mod namespaces;
+mod workers;
+
+use namespaces::{AGGREGATOR, Network, Shape};
+use workers::all_reduce;
+use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, XdpMode};
+use xdp_agg_common::maps::ResultMode;
+
+const PORT: u16 = 0xBEE0;
+
+fn config(network: &Network, xdp_mode: XdpMode) -> EngineConfig {
+    EngineConfig {
+        kind: EngineKind::Xdp,
+        xdp_mode,
+        interfaces: network.served(),
+        data_addr: Some(AGGREGATOR),
+        data_port: PORT,
+        slots: 64,
+        mtu: None,
+    }
+}
+
+/// Sums in this shape of network, attached in this mode; what the engine chose.
+fn sums(
+    shape: Shape,
+    workers: u16,
+    xdp_mode: XdpMode,
+    wanted: Option<ResultMode>,
+) -> Option<ResultMode> {
+    let network = Network::new(shape, workers)?;
+    let mut engine =
+        network.inside(|| XdpEngine::open(&config(&network, xdp_mode))).expect("it opens");
+    let expected = if xdp_mode == XdpMode::Generic { "xdp (generic)" } else { "xdp (native)" };
+    assert_eq!(engine.describe(), expected);
+    assert_eq!(engine.max_chunks(), 22, "MTU 1500");
+    let mode = all_reduce(&network, &mut engine, wanted);
+    // The host and its bridge go on as if nothing were attached.
+    network.check_plain_traffic();
+    Some(mode)
+}
+
+#[test]
+fn a_port_for_each_worker() {
+    let Some(mode) = sums(Shape::Ports, 3, XdpMode::Native, None) else { return };
+    assert_eq!(mode, ResultMode::Ports);
+}
+
+#[test]
+fn several_workers_behind_one_interface() {
+    let Some(mode) = sums(Shape::OneInterface, 4, XdpMode::Auto, None) else { return };
+    assert_eq!(mode, ResultMode::Fanout);
+}
+
+#[test]
+fn one_packet_to_a_group() {
+    let wanted = Some(ResultMode::Multicast);
+    for shape in [Shape::OneInterface, Shape::Ports] {
+        let Some(mode) = sums(shape, 3, XdpMode::Native, wanted) else { return };
+        assert_eq!(mode, ResultMode::Multicast);
+    }
+}
+
+#[test]
+fn generic_mode_sums_too() {
+    for shape in [Shape::OneInterface, Shape::Ports] {
+        let Some(mode) = sums(shape, 3, XdpMode::Generic, None) else { return };
+        assert_eq!(mode, ResultMode::Multicast);
+        let mode = sums(shape, 1, XdpMode::Generic, None);
+        assert_eq!(mode, Some(ResultMode::Ports), "a single copy needs no group");
+    }
+}
+
+#[test]
+fn what_cannot_be_attached_is_told_apart() {
+    let Some(network) = Network::new(Shape::Ports, 2) else { return };
+    let open = |config: &EngineConfig| network.inside(|| XdpEngine::open(config));
+    let config = config(&network, XdpMode::Auto);
+
+    let missing = EngineConfig { interfaces: vec!["no-such-if0".into()], ..config.clone() };
+    let error = open(&missing).err().expect("there is no such interface");
+    assert!(matches!(&error, EngineError::NoInterface(name) if name == "no-such-if0"), "{error}");
+
+    let first = open(&config).expect("it opens");
+    let error = open(&config).err().expect("the interface is taken");
+    assert!(
+        matches!(&error, EngineError::InterfaceBusy { interface } if interface == "p0"),
+        "{error}"
+    );
+    let generic = EngineConfig { xdp_mode: XdpMode::Generic, ..config.clone() };
+    let error = open(&generic).err().expect("the interface is taken in the other mode");
+    assert!(matches!(&error, EngineError::InterfaceBusy { .. }), "{error}");
+    // What an engine held is free at once when it is gone.
+    drop(first);
+    drop(open(&config).expect("nothing is left behind"));
+
+    network.set_worker_mtu(1, 4000);
+    let error = open(&config).err().expect("veth takes no such MTU natively");
+    assert!(
+        matches!(&error, EngineError::MtuTooLarge { interface, .. } if interface == "p1"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("3506"), "{error}");
+    // The refused start left nothing on the first interface.
+    network.set_worker_mtu(1, 1500);
+    drop(open(&config).expect("nothing is left behind"));
+}
