@@ -1,0 +1,174 @@
+//! `xdp-agg bench`: one worker of an all-reduce benchmark.
+//!
+//! Runs in every worker, with rank and world size from the environment. All ranks agree on the
+//! result through the collective itself, so rank 0 prints the whole: the columns of nccl-tests.
+
+mod measure;
+mod pattern;
+mod report;
+mod size;
+mod usage;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum;
+use xdp_agg_client::collective::BoxError;
+use xdp_agg_client::ring::Ring;
+use xdp_agg_client::{Builder, Collective, Communicator};
+
+use measure::Plan;
+use report::{Report, Row};
+
+/// Measure all-reduce as one worker of a job.
+///
+/// Start it once per worker. RANK and WORLD_SIZE come from the environment, as torchrun and MPI
+/// launchers set them; xdp-agg further reads XDP_AGG_ADDR and XDP_AGG_JOB, tcp-ring MASTER_ADDR and
+/// MASTER_PORT. Rank 0 prints the columns of nccl-tests. The vector is summed in place; before and
+/// after timing it holds a pattern whose sum is known exactly, and #wrong counts elements that
+/// differ from it. Exits with 1 where there are any.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// What to measure.
+    #[arg(long, value_enum, default_value_t = System::XdpAgg)]
+    system: System,
+    /// Sizes of the vector, separated by commas: bytes, or with K, M, G (1024-based), as `-b` of
+    /// nccl-tests.
+    #[arg(long, value_delimiter = ',', value_parser = size::parse, default_value = "4K,64K,1M,16M")]
+    bytes: Vec<usize>,
+    /// Timed calls per size.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    iters: u32,
+    /// Calls before them that are not timed.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    warmup: u32,
+    /// Type of the elements.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
+    /// Write all times and counters of this rank here; `{rank}` stands for its number.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// An implementation of all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum System {
+    /// Summed by the aggregator.
+    XdpAgg,
+    /// The baseline: a ring of TCP connections.
+    TcpRing,
+}
+
+/// Element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// 32-bit integers.
+    I32,
+}
+
+/// What is connected, and what it can tell besides its sums.
+enum Connected {
+    XdpAgg(Box<Communicator>),
+    TcpRing(Box<Ring>),
+}
+
+impl Connected {
+    fn open(system: System) -> Result<Self> {
+        Ok(match system {
+            System::XdpAgg => {
+                let builder = Builder::from_env()?.scale(pattern::EXACT_SCALE);
+                Self::XdpAgg(Box::new(builder.connect()?))
+            }
+            System::TcpRing => Self::TcpRing(Box::new(Ring::from_env()?)),
+        })
+    }
+
+    fn collective(&mut self) -> &mut dyn Collective {
+        match self {
+            Self::XdpAgg(communicator) => communicator.as_mut(),
+            Self::TcpRing(ring) => ring.as_mut(),
+        }
+    }
+
+    /// `algorithm` in tables: what sums, and how results come.
+    fn algorithm(&self) -> String {
+        match self {
+            Self::XdpAgg(communicator) => {
+                format!("{}, {}", communicator.engine(), communicator.result_mode().name())
+            }
+            Self::TcpRing(_) => "ring".to_owned(),
+        }
+    }
+
+    /// Counters for the JSON report.
+    fn counters(&self) -> Result<serde_json::Value> {
+        Ok(match self {
+            Self::XdpAgg(communicator) => serde_json::to_value(communicator.counters())?,
+            Self::TcpRing(_) => serde_json::Value::Null,
+        })
+    }
+}
+
+/// Runs the benchmark of this rank.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    if let Some(odd) = args.bytes.iter().find(|bytes| *bytes % 4 != 0) {
+        bail!("--bytes {odd}: elements have four bytes, so a size is a multiple of 4");
+    }
+    let mut connected = Connected::open(args.system)?;
+    let (rank, world_size) = {
+        let collective = connected.collective();
+        (collective.rank(), collective.world_size())
+    };
+    let mut report = Report::new(rank, world_size, connected.collective().system());
+    report.algorithm = connected.algorithm();
+    report.dtype = args.dtype.name().to_owned();
+    if rank == 0 {
+        print!("{}", report.heading());
+    }
+    for &bytes in &args.bytes {
+        let plan = Plan { bytes, iters: args.iters, warmup: args.warmup };
+        let row = measure_one(connected.collective(), args.dtype, plan)
+            .map_err(|error| anyhow!(error))
+            .with_context(|| format!("rank {rank}, {bytes} bytes"))?;
+        if rank == 0 {
+            println!("{}", report.line(&row));
+        }
+        report.rows.push(row);
+    }
+    report.counters = connected.counters()?;
+    report.finish();
+    if rank == 0 {
+        print!("{}", report.footing());
+    }
+    if let Some(file) = &args.json {
+        report.write(file)?;
+    }
+    match report.wrong() {
+        0 => Ok(ExitCode::SUCCESS),
+        wrong => bail!("{wrong} elements are wrong: the sums cannot be trusted"),
+    }
+}
+
+fn measure_one(
+    collective: &mut dyn Collective,
+    dtype: Dtype,
+    plan: Plan,
+) -> std::result::Result<Row, BoxError> {
+    match dtype {
+        Dtype::F32 => measure::measure::<f32>(collective, plan),
+        Dtype::I32 => measure::measure::<i32>(collective, plan),
+    }
+}
+
+impl Dtype {
+    /// The name in nccl-tests' tables.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::I32 => "int32",
+        }
+    }
+}

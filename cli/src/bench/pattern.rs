@@ -1,0 +1,107 @@
+//! Vectors whose sums are known, exactly, without a second copy of them.
+//!
+//! Element `i` of rank `r` is `(r + 1) · (i mod 1021)`. Over all ranks the sum is
+//! `N (N + 1) / 2 · (i mod 1021)`, at most 2.2 million for 64 workers: exact in f32 as in i32.
+
+use xdp_agg_client::collective::BoxError;
+use xdp_agg_client::{Collective, Op};
+
+/// Values repeat after so many elements: a prime, so they drift against blocks and pages.
+const PERIOD: usize = 1021;
+
+/// Scale of the fixed-point numbers in which the pattern is exact: its values are whole numbers, so
+/// any power of two will do whose largest product (rank 63: 64 · 1020 · 512) fits a biased lane of
+/// that world size.
+pub(crate) const EXACT_SCALE: f64 = 512.0;
+
+/// An element type of the benchmark.
+pub(crate) trait Element: Copy + PartialEq {
+    /// Zero.
+    const ZERO: Self;
+
+    /// The element of this value.
+    fn from_u32(value: u32) -> Self;
+
+    /// Sums in place.
+    fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError>;
+}
+
+impl Element for f32 {
+    const ZERO: Self = 0.0;
+
+    fn from_u32(value: u32) -> Self {
+        value as Self
+    }
+
+    fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError> {
+        collective.all_reduce_f32(data, Op::Sum)
+    }
+}
+
+impl Element for i32 {
+    const ZERO: Self = 0;
+
+    fn from_u32(value: u32) -> Self {
+        value as Self
+    }
+
+    fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError> {
+        collective.all_reduce_i32(data, Op::Sum)
+    }
+}
+
+/// Fills the vector of one rank.
+pub(crate) fn fill<E: Element>(data: &mut [E], rank: u16) {
+    write(data, u32::from(rank) + 1);
+}
+
+/// Elements that are not the sum of what all ranks filled in.
+pub(crate) fn count_wrong<E: Element>(data: &[E], world_size: u16) -> u64 {
+    let workers = u32::from(world_size);
+    let factor = workers * (workers + 1) / 2;
+    let wrong = |chunk: &[E]| {
+        let expected = (0_u32..).map(|i| E::from_u32(factor * i));
+        chunk.iter().zip(expected).filter(|(got, expected)| *got != expected).count()
+    };
+    data.chunks(PERIOD).map(wrong).sum::<usize>() as u64
+}
+
+fn write<E: Element>(data: &mut [E], factor: u32) {
+    for chunk in data.chunks_mut(PERIOD) {
+        for (element, i) in chunk.iter_mut().zip(0_u32..) {
+            *element = E::from_u32(factor * i);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xdp_agg_common::lanes::Bias;
+
+    #[test]
+    fn the_pattern_is_exact_in_fixed_point_at_every_world_size() {
+        for world_size in 1..=64_u16 {
+            let largest = f64::from(world_size) * (PERIOD - 1) as f64;
+            let room = f64::from(Bias::for_workers(world_size).max());
+            assert!(largest * EXACT_SCALE <= room, "{world_size} workers");
+        }
+    }
+
+    #[test]
+    fn a_single_wrong_element_is_counted() {
+        let mut sum = vec![0.0_f32; 3000];
+        for rank in 0..3 {
+            let mut one = vec![0.0_f32; 3000];
+            fill(&mut one, rank);
+            for (total, value) in sum.iter_mut().zip(&one) {
+                *total += value;
+            }
+        }
+        assert_eq!(count_wrong(&sum, 3), 0);
+        assert_eq!(sum[1020], 6.0 * 1020.0);
+        sum[2000] += 1.0;
+        assert_eq!(count_wrong(&sum, 3), 1);
+        assert!(count_wrong(&sum, 4) > 2900);
+    }
+}

@@ -1,0 +1,144 @@
+//! `xdp-agg jobs`: list, reserve and end jobs.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Subcommand, ValueEnum};
+use xdp_agg_common::control::{CreateJob, JobInfo, Reply, Request};
+use xdp_agg_common::maps::ResultMode;
+
+use crate::control::Target;
+use crate::table::{columns, row};
+
+/// List the daemon's jobs, reserve one before its workers come, or end one
+#[derive(Debug, clap::Args)]
+#[command(after_help = crate::EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List all jobs (what `xdp-agg jobs` does without more)
+    List {
+        /// Print an array of JSON objects
+        #[arg(long)]
+        json: bool,
+    },
+    /// Reserve a job: its slots stay its own, also while it has no workers
+    Create {
+        /// Name of the job, as in XDP_AGG_JOB of its workers
+        name: String,
+        /// Number of workers, 1 to 64
+        #[arg(long, value_name = "N")]
+        world_size: u16,
+        /// Slots, a power of two; the window of a worker is half of them
+        #[arg(long, value_name = "N")]
+        slots: Option<u32>,
+        /// How results reach the workers; without it the daemon chooses
+        #[arg(long, value_name = "MODE")]
+        result_mode: Option<Mode>,
+    },
+    /// End a job; its workers get an error that says so
+    Delete {
+        /// Name of the job
+        name: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Mode {
+    /// A port per worker: one copy on each
+    Ports,
+    /// One unicast copy per worker, several behind one port
+    Fanout,
+    /// One packet to a group address; the switch copies it
+    Multicast,
+}
+
+impl From<Mode> for ResultMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Ports => Self::Ports,
+            Mode::Fanout => Self::Fanout,
+            Mode::Multicast => Self::Multicast,
+        }
+    }
+}
+
+/// Runs the sub-command.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let Args { target, action } = args;
+    let mut client = target.connect()?;
+    match action.unwrap_or(Action::List { json: false }) {
+        Action::List { json } => match client.ask(&Request::Jobs)? {
+            Reply::Jobs(jobs) if json => {
+                writeln!(io::stdout(), "{}", serde_json::to_string(&jobs)?)?;
+            }
+            Reply::Jobs(jobs) => write!(io::stdout(), "{}", table(&jobs))?,
+            other => bail!("an unexpected answer of the daemon: {other:?}"),
+        },
+        Action::Create { name, world_size, slots, result_mode } => {
+            let result_mode = result_mode.map(ResultMode::from);
+            let create = CreateJob { job: name, world_size, slots, result_mode };
+            client.ask(&Request::Create(create))?;
+        }
+        Action::Delete { name } => {
+            client.ask(&Request::Delete { job: name })?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(jobs: &[JobInfo]) -> String {
+    if jobs.is_empty() {
+        return "no jobs\n".into();
+    }
+    let mut rows = vec![row([
+        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING",
+    ])];
+    for info in jobs {
+        let missing = (0..info.world_size).filter(|rank| !info.joined.contains(rank));
+        let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+        rows.push(vec![
+            info.job.clone(),
+            info.job_id.to_string(),
+            info.phase.clone(),
+            format!("{}/{}", info.joined.len(), info.world_size),
+            info.epoch.to_string(),
+            info.slots.to_string(),
+            if info.block_bytes == 0 { "-".into() } else { format!("{} B", info.block_bytes) },
+            info.mode.map_or("-", ResultMode::name).into(),
+            if missing.is_empty() { "-".into() } else { missing.join(",") },
+        ]);
+    }
+    columns(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forming_job_names_who_is_missing() {
+        let info = JobInfo {
+            job: "train".into(),
+            job_id: 2,
+            phase: "forming".into(),
+            world_size: 4,
+            joined: vec![0, 2],
+            epoch: 0,
+            slots: 512,
+            block_bytes: 0,
+            mode: None,
+        };
+        let text = table(&[info]);
+        let line = text.lines().nth(1).expect("a row below the head");
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells, ["train", "2", "forming", "2/4", "0", "512", "-", "-", "1,3"]);
+    }
+}

@@ -1,0 +1,208 @@
+//! `xdp-agg stats`: what the daemon counts, once or live.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use xdp_agg_common::control::{JobStats, Reply, Request, Stats};
+use xdp_agg_common::maps::{JobCounters, Reject};
+
+use crate::control::Target;
+use crate::table::{columns, row};
+
+/// Show the daemon's counters: per job, and what belongs to none
+///
+/// `blocks` are sums that were completed, `contributions` packets that were added (workers × blocks
+/// when a job is done), `duplicates` repeated ones, answered by a `resend` of the result or by
+/// `pending` (others are missing); `stale` ones are older than what their slot holds; `rejects`
+/// were refused, by reason.
+#[derive(Debug, clap::Args)]
+#[command(after_help = crate::EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// Print JSON: one object, or one a line with --watch
+    #[arg(long)]
+    json: bool,
+    /// Show again every so many seconds, with rates, until interrupted
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    watch: Option<f64>,
+    /// With --watch: stop after so many
+    #[arg(long, value_name = "N", requires = "watch")]
+    count: Option<u64>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("0.1 to 86400 seconds are expected".into()),
+    }
+}
+
+/// Runs the sub-command.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let shows = if args.watch.is_none() { 1 } else { args.count.unwrap_or(u64::MAX) };
+    let interval = Duration::from_secs_f64(args.watch.unwrap_or(0.0));
+    // Clearing the screen is for screens; a file gets one table below the other.
+    let clear = args.watch.is_some() && io::stdout().is_terminal();
+    let mut last: Option<(Instant, Stats)> = None;
+    for show in 0..shows {
+        if show > 0 {
+            sleep(interval);
+        }
+        // A connection each time: the daemon may be restarted while we watch.
+        let stats = match args.target.connect()?.ask(&Request::Stats)? {
+            Reply::Stats(stats) => stats,
+            other => bail!("an unexpected answer of the daemon: {other:?}"),
+        };
+        let now = Instant::now();
+        let mut out = io::stdout().lock();
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(&stats)?)?;
+        } else {
+            let since = last.as_ref().map(|(then, old)| (now.duration_since(*then), old));
+            let home = if clear { "\x1b[H\x1b[J" } else { "" };
+            write!(out, "{home}{}", text(&stats, since))?;
+        }
+        out.flush()?;
+        last = Some((now, stats));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The table; with rates if there is an older state to compare with.
+fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
+    let Stats { engine, uptime_s, slots, slots_free, jobs, unattributed } = stats;
+    let mut text = format!(
+        "engine {engine}, up {}, slots {slots_free} of {slots} free\n",
+        duration(*uptime_s)
+    );
+    let mut rows = vec![row([
+        "JOB",
+        "PHASE",
+        "BLOCKS",
+        "CONTRIBUTIONS",
+        "DUPLICATES",
+        "RESENDS",
+        "PENDING",
+        "STALE",
+        "REJECTS",
+        "BLOCKS/S",
+        "SUM MB/S",
+    ])];
+    for job in jobs {
+        let (blocks, megabytes) =
+            since.map_or((None, None), |(elapsed, old)| rates(job, elapsed, old));
+        rows.push(counters(&job.info.job, &job.info.phase, &job.counters, blocks, megabytes));
+    }
+    rows.push(counters("(no job)", "-", unattributed, None, None));
+    text.push_str(&columns(&rows));
+    for (name, counters) in jobs
+        .iter()
+        .map(|job| (job.info.job.as_str(), &job.counters))
+        .chain([("(no job)", unattributed)])
+    {
+        let reasons: Vec<_> = Reject::ALL
+            .into_iter()
+            .filter(|reason| counters.rejects[*reason as usize] > 0)
+            .map(|reason| format!("{} {}", reason.name(), counters.rejects[reason as usize]))
+            .collect();
+        if !reasons.is_empty() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "rejects of {name}: {}", reasons.join(", "));
+        }
+    }
+    text
+}
+
+fn counters(
+    name: &str,
+    phase: &str,
+    counters: &JobCounters,
+    blocks_s: Option<f64>,
+    megabytes_s: Option<f64>,
+) -> Vec<String> {
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |rate| format!("{rate:.1}"));
+    let mut row = vec![name.to_owned(), phase.to_owned()];
+    row.extend(
+        [
+            counters.blocks,
+            counters.contributions,
+            counters.duplicates,
+            counters.resends,
+            counters.pendings,
+            counters.stale,
+            counters.rejects.iter().sum(),
+        ]
+        .map(|count| count.to_string()),
+    );
+    row.extend([rate(blocks_s), rate(megabytes_s)]);
+    row
+}
+
+/// Blocks and megabytes of sums a second since `old`.
+fn rates(job: &JobStats, elapsed: Duration, old: &Stats) -> (Option<f64>, Option<f64>) {
+    let same = |other: &&JobStats| other.info.job == job.info.job;
+    let before = old.jobs.iter().find(same).map_or(0, |old| old.counters.blocks);
+    // Fewer than before: a new job of the same name.
+    let blocks = job.counters.blocks.checked_sub(before).unwrap_or(job.counters.blocks);
+    let rate = blocks as f64 / elapsed.as_secs_f64().max(1e-9);
+    (Some(rate), Some(rate * f64::from(job.info.block_bytes) / 1e6))
+}
+
+fn duration(seconds: u64) -> String {
+    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{h}:{m:02}:{s:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xdp_agg_common::control::JobInfo;
+
+    fn stats(blocks: u64) -> Stats {
+        let info = JobInfo {
+            job: "train".into(),
+            job_id: 0,
+            phase: "running".into(),
+            world_size: 2,
+            joined: vec![0, 1],
+            epoch: 1,
+            slots: 512,
+            block_bytes: 1408,
+            mode: None,
+        };
+        let counters = JobCounters { blocks, contributions: 2 * blocks, ..JobCounters::default() };
+        let mut unattributed = JobCounters::default();
+        unattributed.rejects[Reject::Cookie as usize] = 3;
+        Stats {
+            engine: "userspace".into(),
+            uptime_s: 3723,
+            slots: 8192,
+            slots_free: 7680,
+            jobs: vec![JobStats { info, counters }],
+            unattributed,
+        }
+    }
+
+    #[test]
+    fn rates_are_per_second_since_the_last_look() {
+        let text = text(&stats(3000), Some((Duration::from_secs(2), &stats(1000))));
+        assert!(text.starts_with("engine userspace, up 1:02:03, slots 7680 of 8192 free\n"));
+        let line = text.lines().nth(2).expect("the job's row");
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells[2..4], ["3000", "6000"]);
+        assert_eq!(cells[9..], ["1000.0", "1.4"]);
+        assert!(text.contains("rejects of (no job): cookie 3\n"), "{text}");
+    }
+
+    #[test]
+    fn a_job_that_started_again_counts_from_zero() {
+        let text = text(&stats(500), Some((Duration::from_secs(1), &stats(1000))));
+        assert!(text.contains(" 500.0 "), "{text}");
+        assert!(super::text(&stats(500), None).lines().nth(2).expect("a row").ends_with('-'));
+    }
+}

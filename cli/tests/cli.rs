@@ -1,0 +1,278 @@
+//! The program as people run it: its output, its exit codes, its signals.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// The program, with nothing of this machine's settings.
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("XDP_AGG_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    program().args(args).output().expect("the program runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Asserts the exit code and that standard error holds all of `words`.
+fn fails(output: &Output, code: i32, words: &[&str]) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing in {text:?}");
+    }
+}
+
+/// A daemon on free ports of loopback; ends with this.
+struct Daemon {
+    child: Child,
+    ready: String,
+}
+
+impl Daemon {
+    fn start(change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = program();
+        command.args(["serve", "--control", "127.0.0.1:0"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        change(&mut command);
+        let mut child = command.spawn().expect("the program runs");
+        let mut ready = String::new();
+        let out = child.stdout.as_mut().expect("it is piped");
+        BufReader::new(out).read_line(&mut ready).expect("a line can be read");
+        Self { child, ready }
+    }
+
+    fn userspace() -> Self {
+        Self::start(|command| {
+            command.args(["--engine", "userspace", "--data-port", "0"]);
+        })
+    }
+
+    fn control(&self) -> &str {
+        let field = self.ready.split_whitespace().find_map(|w| w.strip_prefix("control="));
+        field.unwrap_or_else(|| panic!("no address in {:?}", self.ready))
+    }
+
+    fn ask(&self, args: &[&str]) -> Output {
+        program().args(args).env("XDP_AGG_CONTROL", self.control()).output().expect("it runs")
+    }
+
+    fn stats(&self) -> Value {
+        let output = self.ask(&["stats", "--json"]);
+        serde_json::from_slice(&output.stdout).expect("stats are JSON")
+    }
+
+    /// Sends a signal and waits for the end: exit code and all of standard error.
+    fn signal(mut self, signal: &str) -> (Option<i32>, String) {
+        let pid = self.child.id().to_string();
+        let kill = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status();
+        assert!(kill.expect("there is a shell").success());
+        let end = Instant::now() + Duration::from_secs(5);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                break status;
+            }
+            assert!(Instant::now() < end, "it goes on after {signal}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mut text = String::new();
+        let mut err = self.child.stderr.take().expect("it is piped");
+        err.read_to_string(&mut text).expect("logs are text");
+        (status.code(), text)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn the_daemon_says_when_it_is_ready_and_ends_on_signals() {
+    for signal in ["TERM", "INT"] {
+        let daemon = Daemon::userspace();
+        let words: Vec<_> = daemon.ready.split_whitespace().collect();
+        assert_eq!(words[0], "ready");
+        assert!(words[1].starts_with("control=127.0.0.1:"), "{words:?}");
+        let port = words[2].strip_prefix("data_port=").and_then(|port| port.parse::<u16>().ok());
+        assert!(port.is_some_and(|port| port != 0), "{words:?}");
+        assert_eq!(words[3..], ["engine=userspace"]);
+        let (code, log) = daemon.signal(signal);
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains(&format!("SIG{signal}")), "{log}");
+        assert!(!log.contains('\x1b'), "colours in a pipe: {log}");
+    }
+}
+
+#[test]
+fn jobs_are_reserved_listed_and_ended() {
+    let daemon = Daemon::userspace();
+    assert_eq!(stdout(&daemon.ask(&["jobs"])), "no jobs\n");
+    let create = ["jobs", "create", "train", "--world-size", "4", "--slots", "64"];
+    assert!(daemon.ask(&create).status.success());
+    fails(&daemon.ask(&create), 1, &["\"train\" exists", "delete"]);
+    let table = stdout(&daemon.ask(&["jobs", "list"]));
+    let line = table.lines().nth(1).expect("a row below the head");
+    let cells: Vec<_> = line.split_whitespace().collect();
+    assert_eq!(cells, ["train", "0", "forming", "0/4", "0", "64", "-", "-", "0,1,2,3"]);
+    let json: Value = serde_json::from_slice(&daemon.ask(&["jobs", "list", "--json"]).stdout)
+        .expect("the list is JSON");
+    assert_eq!(json[0]["job"], "train");
+    assert!(daemon.ask(&["jobs", "delete", "train"]).status.success());
+    fails(&daemon.ask(&["jobs", "delete", "train"]), 1, &["no job named \"train\""]);
+    let wrong = ["jobs", "create", "odd", "--world-size", "4", "--slots", "12"];
+    fails(&daemon.ask(&wrong), 1, &["12 slots", "power of two"]);
+}
+
+#[test]
+fn stats_are_a_table_or_json_once_or_live() {
+    let daemon = Daemon::userspace();
+    daemon.ask(&["jobs", "create", "train", "--world-size", "2"]);
+    let text = stdout(&daemon.ask(&["stats"]));
+    assert!(text.starts_with("engine userspace, up 0:00:0"), "{text}");
+    assert!(text.contains("slots 7168 of 8192 free"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("train") && line.contains("forming")));
+    let stats = daemon.stats();
+    assert_eq!(stats["jobs"][0]["counters"]["blocks"], 0);
+    assert_eq!(stats["slots_free"], 7680);
+    let live = daemon.ask(&["stats", "--watch", "0.1", "--count", "3"]);
+    let live = stdout(&live);
+    assert_eq!(live.matches("engine userspace").count(), 3);
+    assert!(!live.contains('\x1b'), "no screen is cleared in a pipe");
+    assert!(live.contains(" 0.0"), "rates from the second look on: {live}");
+    let lines = daemon.ask(&["stats", "--json", "--watch", "0.1", "--count", "2"]);
+    assert_eq!(stdout(&lines).lines().count(), 2);
+}
+
+#[test]
+fn nobody_at_the_address_has_an_exit_code_of_its_own() {
+    let words = ["no daemon at 127.0.0.1:1", "xdp-agg serve", "--control"];
+    for args in [&["jobs", "--control", "127.0.0.1:1"][..], &["stats", "--control", "127.0.0.1:1"]]
+    {
+        fails(&run(args), 3, &words);
+    }
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let addr = silent.local_addr().expect("it is bound").to_string();
+    let other = std::thread::spawn(move || {
+        let (mut stream, _) = silent.accept().expect("the tool connects");
+        let mut bytes = [0; 16];
+        stream.read_exact(&mut bytes).expect("it says hello");
+        std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    });
+    fails(&run(&["jobs", "--control", &addr]), 1, &["does not answer as an xdp-agg daemon"]);
+    assert!(other.join().is_ok());
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let daemon = Daemon::userspace();
+    let args = ["serve", "--engine", "userspace", "--data-port", "0", "--control"];
+    let output = program().args(args).arg(daemon.control()).output().expect("it runs");
+    fails(&output, 1, &["in use", daemon.control(), "--control"]);
+    let port = daemon.ready.split_whitespace().find_map(|w| w.strip_prefix("data_port="));
+    let args = ["serve", "--engine", "userspace", "--control", "127.0.0.1:0", "--data-port"];
+    let output = program().args(args).args(port).output().expect("it runs");
+    fails(&output, 1, &["UDP address", "in use", "--data-port"]);
+}
+
+#[test]
+fn flags_win_over_environment_over_file_over_defaults() {
+    let file = NamedTempFile::new().expect("there is a place for temporary files");
+    let text = "engine = 'userspace'\ndata-port = 0\nslots = 64\njob-slots = 8\nmtu = 1500\n";
+    std::fs::write(file.path(), text).expect("it can be written");
+    let daemon = Daemon::start(|command| {
+        command.env("XDP_AGG_CONFIG", file.path());
+        command.env("XDP_AGG_SLOTS", "128").env("XDP_AGG_JOB_SLOTS", "32");
+        command.args(["--job-slots", "16"]);
+    });
+    daemon.ask(&["jobs", "create", "train", "--world-size", "2"]);
+    let stats = daemon.stats();
+    assert_eq!((&stats["slots"], &stats["slots_free"]), (&Value::from(128), &Value::from(112)));
+}
+
+#[test]
+fn wrong_settings_are_named() {
+    let file = NamedTempFile::new().expect("there is a place for temporary files");
+    std::fs::write(file.path(), "slots = 64\ncolour = 'blue'\n").expect("it can be written");
+    let path = file.path().to_str().expect("it is text");
+    fails(&run(&["serve", "--config", path]), 2, &["colour", "line 2", path, "data-port"]);
+    fails(&run(&["serve", "--config", "/no/such/file"]), 2, &["/no/such/file", "cannot read"]);
+    fails(&run(&["serve", "--job-slots", "12"]), 2, &["job-slots = 12", "power of two"]);
+    fails(&run(&["serve", "--mtu", "100"]), 2, &["mtu = 100", "114"]);
+    fails(&run(&["serve", "--log", "a=b=c"]), 2, &["log = a=b=c"]);
+    fails(&run(&["serve", "--engine", "magic"]), 2, &["magic", "userspace"]);
+    fails(&run(&["fly"]), 2, &["fly", "--help"]);
+}
+
+#[test]
+fn an_engine_that_cannot_run_is_refused_or_replaced_aloud() {
+    let xdp = ["serve", "--engine", "xdp", "--control", "127.0.0.1:0"];
+    fails(&run(&xdp), 1, &["--interface", "--engine userspace"]);
+    let nowhere = [&xdp[..], &["--interface", "no-such-if0"]].concat();
+    fails(&run(&nowhere), 1, &["no-such-if0", "ip link"]);
+    let daemon = Daemon::start(|command| {
+        command.args(["--data-port", &free_udp_port().to_string()]).env("NO_COLOR", "1");
+    });
+    assert!(daemon.ready.trim_end().ends_with("engine=userspace"), "{}", daemon.ready);
+    let (code, log) = daemon.signal("TERM");
+    assert_eq!(code, Some(0));
+    assert!(log.contains("WARN") && log.contains("falling back to the user-space engine"), "{log}");
+}
+
+fn free_udp_port() -> u16 {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a port is free");
+    socket.local_addr().expect("it is bound").port()
+}
+
+#[test]
+fn the_doctor_speaks_in_lines_or_json() {
+    let ports = ["--control", "127.0.0.1:0", "--data-port", "0"];
+    let text = run(&[&["doctor"], &ports[..]].concat());
+    let lines: Vec<_> = stdout(&text).lines().map(str::to_owned).collect();
+    for line in &lines {
+        let status = line.split_whitespace().next();
+        assert!(matches!(status, Some("ok" | "warn" | "fail")), "{line}");
+    }
+    for subject in ["kernel", "BTF", "capabilities", "net.core.rmem_max", "control port"] {
+        assert!(lines.iter().any(|line| line.contains(subject)), "{subject}: {lines:?}");
+    }
+    let failed = lines.iter().any(|line| line.starts_with("fail"));
+    assert_eq!(text.status.code(), Some(i32::from(failed)));
+
+    let output = run(&[&["doctor", "--json", "--interface", "no-such-if0"], &ports[..]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(report["ok"], false);
+    let checks = report["checks"].as_array().expect("a list");
+    let check = checks.iter().find(|check| check["subject"] == "no-such-if0");
+    assert_eq!(check.map(|check| &check["status"]), Some(&Value::from("fail")));
+}
+
+#[test]
+fn help_tells_the_exit_codes() {
+    for args in [&["--help"][..], &["serve", "--help"], &["stats", "--help"], &["doctor", "--help"]]
+    {
+        let output = run(args);
+        assert!(output.status.success());
+        assert!(stdout(&output).contains("no daemon answers"), "{args:?}");
+    }
+}
