@@ -1,0 +1,90 @@
+//! The system calls that the standard library has no name for.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Moves the calling thread into a new network namespace.
+pub(crate) fn unshare_network() -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// Moves the process, which must have one thread, into new user and network namespaces.
+pub(crate) fn unshare_user_and_network() -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// Moves the calling thread into a network namespace. Async-signal-safe.
+pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no memory is handed over, and the descriptor is open.
+    checked(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// Has the kernel kill this process when the *thread* that made it ends. Fails if that happened
+/// already. Async-signal-safe: for the time between fork and exec.
+pub(crate) fn die_with_parent(parent: libc::pid_t) -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    // SAFETY: takes nothing, cannot fail.
+    if unsafe { libc::getppid() } == parent {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ESRCH))
+    }
+}
+
+/// The effective user and group of this process.
+pub(crate) fn effective_ids() -> (u32, u32) {
+    // SAFETY: these take nothing and cannot fail.
+    unsafe { (libc::geteuid(), libc::getegid()) }
+}
+
+/// Sends a signal to a process group that the caller leads no other way than by its id.
+pub(crate) fn kill_group(group: u32, signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::killpg(group.cast_signed(), signal) }).map(drop)
+}
+
+/// Sends a signal to one process.
+pub(crate) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::kill(pid.cast_signed(), signal) }).map(drop)
+}
+
+/// Sets an integer option of a socket.
+pub(crate) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let (pointer, len) = ((&raw const value).cast(), size_of_val(&value) as libc::socklen_t);
+    // SAFETY: the pointer is to an integer of that length, which outlives the call.
+    checked(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, len) }).map(drop)
+}
+
+/// One `SIOCETHTOOL` request: `data` begins with the command and is as long as that asks for.
+///
+/// # Errors
+/// As the kernel's; `InvalidInput` where the name is too long for an interface.
+pub(crate) fn ethtool(socket: BorrowedFd<'_>, name: &str, data: &mut [u32]) -> io::Result<()> {
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
+    let request: *mut c_void = (&raw mut request).cast();
+    // SAFETY: both structures outlive the call; the callers size `data` for what its first word
+    // asks, which is all that the kernel writes to.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, request) }).map(drop)
+}

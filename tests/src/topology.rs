@@ -1,0 +1,497 @@
+//! Networks of workers and an aggregator.
+
+mod build;
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::ethtool::{self, TSO, UDP_SEGMENTATION};
+use crate::layout::{Counters, Seen};
+use crate::meter::LinkMeter;
+use crate::namespace::Namespace;
+use crate::netlink::InterfaceCounters;
+use crate::qdisc::{QueueCounters, Shape};
+use crate::wire::{Faults, Probe, Wire};
+
+/// Most workers of one network: the addresses and the kernel program's tables end there.
+pub const MAX_WORKERS: usize = 64;
+/// Largest MTU of a link whose other end runs an XDP program without fragments (on a veth).
+pub const MAX_XDP_MTU: u32 = 3506;
+
+/// What every IPv4 link must carry, and what a veth can.
+const MIN_MTU: u32 = 68;
+const MAX_MTU: u32 = 65_535;
+
+/// Where the aggregator sits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// It is the switch: its host has a port per worker, bridged.
+    #[default]
+    Ports,
+    /// It is one more host, with one interface, on a switch.
+    OneNic,
+}
+
+/// A direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// From the host into the network.
+    Up,
+    /// From the network to the host.
+    Down,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Up, Self::Down];
+}
+
+/// What a network shall be like; [`Topology::builder`] starts one.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    workers: usize,
+    mode: Mode,
+    rate: Option<u64>,
+    shape: Option<Shape>,
+    mtu: u32,
+    wire: bool,
+    offloads: bool,
+    faults: Faults,
+}
+
+impl Builder {
+    /// How many workers there are, 1 to [`MAX_WORKERS`]. Default: 2.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Where the aggregator sits. Default: [`Mode::Ports`].
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The rate of every link, each direction by itself, in bits a second. Default: none.
+    #[must_use]
+    pub fn rate(mut self, rate: Option<u64>) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    /// The same with a burst and a queue of choice instead of [`Shape::new`]'s.
+    #[must_use]
+    pub fn shape(mut self, shape: Shape) -> Self {
+        self.shape = Some(shape);
+        self
+    }
+
+    /// The MTU of every interface. Default: 1500. An XDP program without fragments takes at most
+    /// [`MAX_XDP_MTU`].
+    #[must_use]
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Whether links cross the kernel program that makes faults and sends what XDP emits through
+    /// the shapers. It needs root of the machine. Without it a link is one veth pair, and a rate
+    /// holds only for what the stack sends. Default: true.
+    #[must_use]
+    pub fn wire(mut self, wire: bool) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Whether super-packets and trains cross the links whole and without checksums, as they do
+    /// between namespaces, or as single packets, as on a cable. Default: true.
+    #[must_use]
+    pub fn offloads(mut self, offloads: bool) -> Self {
+        self.offloads = offloads;
+        self
+    }
+
+    /// Faults of every link, in both directions. Default: none.
+    #[must_use]
+    pub fn faults(mut self, faults: Faults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// Builds the network: interfaces are up, neighbours known, rates and faults in force.
+    ///
+    /// # Errors
+    /// No privilege, or a network that cannot be.
+    pub fn build(self) -> Result<Topology, Error> {
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            let workers = self.workers;
+            let text = format!("a network has 1 to {MAX_WORKERS} workers, not {workers}");
+            return Err(Error::Config(text));
+        }
+        if !(MIN_MTU..=MAX_MTU).contains(&self.mtu) {
+            let mtu = self.mtu;
+            let text = format!("an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}");
+            return Err(Error::Config(text));
+        }
+        if !self.wire && !self.faults.is_none() {
+            return Err(Error::Config("faults need a network built with `wire(true)`".into()));
+        }
+        Topology::build(&self)
+    }
+}
+
+/// One end of a veth pair.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    pub(crate) namespace: Namespace,
+    pub(crate) name: String,
+    pub(crate) index: u32,
+}
+
+/// The cable between a host and the switch.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// The host's interface.
+    pub(crate) host: End,
+    /// The switch's port.
+    pub(crate) port: End,
+    /// The two ends in the namespace of the links, towards the host and towards the switch.
+    pub(crate) middle: Option<(End, End)>,
+    /// What the host sends by XDP passes no shaper of the host.
+    shape_up_in_middle: bool,
+}
+
+impl Link {
+    /// The interface whose queue shapes a direction. What has left it has been through the shaper
+    /// or around it.
+    pub(crate) fn shaper(&self, direction: Direction) -> &End {
+        match (direction, &self.middle) {
+            (Direction::Up, Some((_, y))) if self.shape_up_in_middle => y,
+            (Direction::Up, _) => &self.host,
+            (Direction::Down, Some((x, _))) => x,
+            (Direction::Down, None) => &self.port,
+        }
+    }
+
+    /// The interface that receives what the shaper's has sent.
+    pub(crate) fn behind_shaper(&self, direction: Direction) -> &End {
+        match (direction, &self.middle) {
+            (Direction::Up, Some((x, _))) if !self.shape_up_in_middle => x,
+            (Direction::Up, _) => &self.port,
+            (Direction::Down, _) => &self.host,
+        }
+    }
+
+    /// Where the kernel program meets a direction's packets, and who sends them there.
+    fn entrance(&self, direction: Direction) -> Result<(&End, &End), Error> {
+        let (x, y) = self.middle.as_ref().ok_or_else(|| {
+            Error::Config("this network was built without the kernel program of its links".into())
+        })?;
+        Ok(match direction {
+            Direction::Up => (x, &self.host),
+            Direction::Down => (y, &self.port),
+        })
+    }
+}
+
+/// A network: workers, an aggregator, and a switch between them. It is gone when this is dropped,
+/// or when the process ends in whatever way, once no process runs in it.
+#[derive(Debug)]
+pub struct Topology {
+    mode: Mode,
+    mtu: u32,
+    offloads: bool,
+    shape: Option<Shape>,
+    workers: Vec<Namespace>,
+    aggregator: Namespace,
+    switch: Namespace,
+    wires: Option<Namespace>,
+    wire: Option<Wire>,
+    links: Vec<Link>,
+}
+
+impl Topology {
+    /// Starts to describe a network of two workers, MTU 1500, without a rate.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
+            workers: 2,
+            mode: Mode::Ports,
+            rate: None,
+            shape: None,
+            mtu: 1500,
+            wire: true,
+            offloads: true,
+            faults: Faults::NONE,
+        }
+    }
+
+    /// Where the aggregator sits.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// MTU of every interface.
+    #[must_use]
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// The rate of every link and how it is kept.
+    #[must_use]
+    pub fn shape(&self) -> Option<Shape> {
+        self.shape
+    }
+
+    /// The aggregator's host.
+    #[must_use]
+    pub fn aggregator(&self) -> &Namespace {
+        &self.aggregator
+    }
+
+    /// The aggregator's address.
+    #[must_use]
+    pub fn aggregator_addr(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 88, 0, 254)
+    }
+
+    /// The interfaces that the aggregator serves: its ports, or its one interface.
+    #[must_use]
+    pub fn aggregator_interfaces(&self) -> Vec<String> {
+        match self.mode {
+            Mode::Ports => self.links.iter().map(|link| link.port.name.clone()).collect(),
+            Mode::OneNic => vec!["eth0".into()],
+        }
+    }
+
+    /// The interface that holds the aggregator's address.
+    #[must_use]
+    pub fn aggregator_stack_interface(&self) -> &'static str {
+        match self.mode {
+            Mode::Ports => "br0",
+            Mode::OneNic => "eth0",
+        }
+    }
+
+    /// All workers' hosts.
+    #[must_use]
+    pub fn workers(&self) -> &[Namespace] {
+        &self.workers
+    }
+
+    /// One worker's host. Its interface is `eth0`.
+    ///
+    /// # Panics
+    /// There is no such worker.
+    #[must_use]
+    pub fn worker(&self, i: usize) -> &Namespace {
+        &self.workers[i]
+    }
+
+    /// The address of a worker.
+    #[must_use]
+    pub fn worker_addr(&self, i: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 88, 0, u8::try_from(i + 1).unwrap_or(u8::MAX))
+    }
+
+    /// Number of links. Link `i` is worker `i`'s; in [`Mode::OneNic`] the last one is the
+    /// aggregator's.
+    #[must_use]
+    pub fn link_count(&self) -> usize {
+        self.links.len()
+    }
+
+    /// The number of the aggregator's link, if it has one of its own.
+    #[must_use]
+    pub fn aggregator_link(&self) -> Option<usize> {
+        (self.mode == Mode::OneNic).then_some(self.workers.len())
+    }
+
+    pub(crate) fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    fn link(&self, link: usize) -> Result<&Link, Error> {
+        let count = self.links.len();
+        self.links.get(link).ok_or_else(|| {
+            Error::Config(format!("there is no link {link}: links are numbered 0 to {}", count - 1))
+        })
+    }
+
+    fn kernel_program(&self) -> Result<&Wire, Error> {
+        self.wire.as_ref().ok_or_else(|| {
+            Error::Config("this needs a network built with `wire(true)`, which needs root".into())
+        })
+    }
+
+    /// Changes the faults of one direction of a link, from the next packet on.
+    ///
+    /// While there are any, what crosses that direction is cut into single packets before it meets
+    /// them: UDP trains, and TCP super-packets unless the faults are for one UDP port.
+    ///
+    /// # Errors
+    /// No such link, a chance that is none, or a network without the kernel program.
+    pub fn set_faults(
+        &self,
+        link: usize,
+        direction: Direction,
+        faults: &Faults,
+    ) -> Result<(), Error> {
+        let (entrance, sender) = self.link(link)?.entrance(direction)?;
+        if self.offloads {
+            let whole_udp = faults.is_none();
+            let whole_tcp = whole_udp || faults.udp_port.is_some();
+            let features = [(UDP_SEGMENTATION, whole_udp), (TSO, whole_tcp)];
+            ethtool::set_features(&sender.namespace, &sender.name, &features)?;
+        }
+        self.kernel_program()?.set_faults(entrance.index, faults)
+    }
+
+    /// The same for both directions of all links.
+    ///
+    /// # Errors
+    /// As [`Topology::set_faults`].
+    pub fn set_all_faults(&self, faults: &Faults) -> Result<(), Error> {
+        for link in 0..self.links.len() {
+            for direction in Direction::BOTH {
+                self.set_faults(link, direction, faults)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What crossed one direction of a link, and the faults that it met.
+    ///
+    /// # Errors
+    /// No such link, or a network without the kernel program.
+    pub fn fault_counters(&self, link: usize, direction: Direction) -> Result<Counters, Error> {
+        let (entrance, _) = self.link(link)?.entrance(direction)?;
+        self.kernel_program()?.counters(entrance.index)
+    }
+
+    /// What the shaper of one direction of a link has sent and dropped; `None` without a rate.
+    ///
+    /// # Errors
+    /// No such link, or netlink's.
+    pub fn queue_counters(
+        &self,
+        link: usize,
+        direction: Direction,
+    ) -> Result<Option<QueueCounters>, Error> {
+        let end = self.link(link)?.shaper(direction);
+        if self.shape.is_none() {
+            return Ok(None);
+        }
+        let all = end.namespace.netlink().queue_counters()?;
+        Ok(all.into_iter().find(|(index, _)| *index == end.index).map(|(_, counters)| counters))
+    }
+
+    /// What a host's interface has carried.
+    ///
+    /// # Errors
+    /// No such link, or netlink's.
+    pub fn host_counters(&self, link: usize) -> Result<InterfaceCounters, Error> {
+        counters_of(&self.link(link)?.host)
+    }
+
+    /// What the switch's port of a link has carried.
+    ///
+    /// # Errors
+    /// No such link, or netlink's.
+    pub fn port_counters(&self, link: usize) -> Result<InterfaceCounters, Error> {
+        counters_of(&self.link(link)?.port)
+    }
+
+    /// Pulls the plug of a link, or puts it back in: both ends lose their carrier and keep their
+    /// settings. Without the kernel program it is the switch's port that goes down.
+    ///
+    /// # Errors
+    /// No such link, or netlink's.
+    pub fn set_link_up(&self, link: usize, up: bool) -> Result<(), Error> {
+        let link = self.link(link)?;
+        let ends = match &link.middle {
+            Some((x, y)) => vec![x, y],
+            None => vec![&link.port],
+        };
+        for end in ends {
+            let mut netlink = end.namespace.netlink();
+            if up { netlink.set_up(&end.name)? } else { netlink.set_down(&end.name)? }
+        }
+        if up { link.wait_until_up() } else { Ok(()) }
+    }
+
+    /// Starts to measure what the links carry, against the rate that they were built with.
+    ///
+    /// # Errors
+    /// A network without a rate, or netlink's.
+    pub fn meter(&self) -> Result<LinkMeter<'_>, Error> {
+        let shape = self.shape.ok_or_else(|| {
+            Error::Config("this network has no rate that its links could keep".into())
+        })?;
+        LinkMeter::start(self, shape)
+    }
+
+    /// The same against any rate.
+    ///
+    /// # Errors
+    /// Netlink's.
+    pub fn meter_against(&self, shape: Shape) -> Result<LinkMeter<'_>, Error> {
+        LinkMeter::start(self, shape)
+    }
+
+    /// Attaches a probe where the aggregator's program would sit, on the first interface, or on
+    /// all of [`Topology::aggregator_interfaces`], until the network goes.
+    ///
+    /// # Errors
+    /// No such interface, an MTU that is too large, or a network without the kernel program.
+    pub fn attach_probe(&self, interface: &str, probe: Probe) -> Result<(), Error> {
+        self.kernel_program()?.attach_probe(&self.aggregator, interface, probe)
+    }
+
+    /// What the probe on one of the aggregator's interfaces has seen.
+    ///
+    /// # Errors
+    /// No such interface, or a network without the kernel program.
+    pub fn probe_seen(&self, interface: &str) -> Result<Seen, Error> {
+        let index = self.aggregator.netlink().index(interface)?;
+        self.kernel_program()?.seen(index)
+    }
+
+    /// For people: who is where, and how to get a shell there.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut text = String::new();
+        let mut line = |namespace: &Namespace, what: String| {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{:9} {what:28} {}", namespace.label(), namespace.nsenter());
+        };
+        let interface = self.aggregator_stack_interface();
+        line(&self.aggregator, format!("{} on {interface}", self.aggregator_addr()));
+        if self.mode == Mode::OneNic {
+            line(&self.switch, "br0, a port per host".into());
+        }
+        for (i, worker) in self.workers.iter().enumerate() {
+            line(worker, format!("{} on eth0", self.worker_addr(i)));
+        }
+        if let Some(wires) = &self.wires {
+            line(wires, "x<i> to hosts, y<i> to ports".into());
+        }
+        text
+    }
+}
+
+fn counters_of(end: &End) -> Result<InterfaceCounters, Error> {
+    let all = end.namespace.netlink().counters()?;
+    let found = all.into_iter().find(|(index, _)| *index == end.index);
+    found
+        .map(|(_, counters)| counters)
+        .ok_or_else(|| Error::Config(format!("interface {} is gone", end.name)))
+}

@@ -1,0 +1,252 @@
+//! How a network is put together.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Builder, Direction, End, Link, Mode, Topology};
+use crate::error::Error;
+use crate::ethtool::{self, GRO, TSO, TX_CHECKSUM, UDP_SEGMENTATION};
+use crate::namespace::Namespace;
+use crate::netlink::{Mac, VethEnd};
+use crate::qdisc::Shape;
+use crate::wire::Wire;
+
+/// Prefix length of the network.
+const PREFIX: u8 = 24;
+/// How long the kernel may take to notice that interfaces are up: usually a millisecond.
+const UP_LIMIT: Duration = Duration::from_secs(10);
+
+impl Topology {
+    pub(super) fn build(wanted: &Builder) -> Result<Self, Error> {
+        let aggregator = Namespace::new("agg")?;
+        let switch = match wanted.mode {
+            Mode::Ports => aggregator.clone(),
+            Mode::OneNic => Namespace::new("switch")?,
+        };
+        let wires = if wanted.wire { Some(Namespace::new("wires")?) } else { None };
+        let links = wanted.workers + usize::from(wanted.mode == Mode::OneNic);
+        let wire = match &wires {
+            Some(namespace) => Some(Wire::load(namespace, 2 * links as u32)?),
+            None => None,
+        };
+        let mut topology = Self {
+            mode: wanted.mode,
+            mtu: wanted.mtu,
+            offloads: wanted.offloads,
+            shape: wanted.shape.or(wanted.rate.map(Shape::new)),
+            workers: Vec::new(),
+            aggregator,
+            switch,
+            wires,
+            wire,
+            links: Vec::new(),
+        };
+        topology.add_bridge()?;
+        for i in 0..wanted.workers {
+            let worker = Namespace::new(format!("worker{i}"))?;
+            topology.add_link(&worker, &i.to_string())?;
+            worker.netlink().add_address("eth0", topology.worker_addr(i), PREFIX)?;
+            topology.workers.push(worker);
+        }
+        if wanted.mode == Mode::OneNic {
+            let host = topology.aggregator.clone();
+            topology.add_link(&host, "a")?;
+        }
+        let (namespace, interface) = match wanted.mode {
+            Mode::Ports => (&topology.switch, "br0"),
+            Mode::OneNic => (&topology.aggregator, "eth0"),
+        };
+        namespace.netlink().add_address(interface, topology.aggregator_addr(), PREFIX)?;
+        topology.introduce_neighbours()?;
+        if !wanted.faults.is_none() {
+            for link in 0..topology.links.len() {
+                for direction in Direction::BOTH {
+                    topology.set_faults(link, direction, &wanted.faults)?;
+                }
+            }
+        }
+        for link in &topology.links {
+            link.wait_until_up()?;
+        }
+        Ok(topology)
+    }
+
+    fn add_bridge(&self) -> Result<(), Error> {
+        let mut netlink = self.switch.netlink();
+        netlink.add_bridge("br0", Station::Bridge.mac(), self.mtu)?;
+        netlink.set_up("br0")
+    }
+
+    /// Connects a host's `eth0` to the switch's port `p<name>`.
+    fn add_link(&mut self, host: &Namespace, name: &str) -> Result<(), Error> {
+        let number = self.links.len();
+        let is_aggregator = host.same(&self.aggregator);
+        let host_station = match is_aggregator {
+            true => Station::Aggregator,
+            false => Station::Worker(number),
+        };
+        let host_end = host_station.end(host, "eth0");
+        let port_end = Station::Port(number).end(&self.switch, &format!("p{name}"));
+        let link = match (&self.wires, &self.wire) {
+            (Some(wires), Some(wire)) => {
+                let x = Station::Middle(2 * number).end(wires, &format!("x{name}"));
+                let y = Station::Middle(2 * number + 1).end(wires, &format!("y{name}"));
+                self.add_pair(&host_end, &x)?;
+                self.add_pair(&port_end, &y)?;
+                wire.connect((&x.0.name, x.0.index), y.0.index)?;
+                wire.connect((&y.0.name, y.0.index), x.0.index)?;
+                let middle = Some((x.0, y.0));
+                Link {
+                    host: host_end.0,
+                    port: port_end.0,
+                    middle,
+                    shape_up_in_middle: is_aggregator,
+                }
+            }
+            _ => {
+                self.add_pair(&host_end, &port_end)?;
+                let (host, port) = (host_end.0, port_end.0);
+                Link { host, port, middle: None, shape_up_in_middle: false }
+            }
+        };
+        self.switch.netlink().set_bridge(&link.port.name, "br0")?;
+        self.prepare(&link)?;
+        self.links.push(link);
+        Ok(())
+    }
+
+    fn add_pair(
+        &self,
+        (one, mac): &(End, Mac),
+        (other, other_mac): &(End, Mac),
+    ) -> Result<(), Error> {
+        let here = VethEnd { name: &one.name, mac: *mac, index: one.index };
+        let there = VethEnd { name: &other.name, mac: *other_mac, index: other.index };
+        one.namespace.netlink().add_veth(&here, (&other.namespace, &there), self.mtu)
+    }
+
+    /// Offloads and rates of a link, then brings it up.
+    fn prepare(&self, link: &Link) -> Result<(), Error> {
+        let mut ends = vec![&link.host, &link.port];
+        for end in [&link.host, &link.port] {
+            let on = self.offloads;
+            let features = [(GRO, on), (TSO, on), (UDP_SEGMENTATION, on), (TX_CHECKSUM, on)];
+            ethtool::set_features(&end.namespace, &end.name, &features)?;
+        }
+        if let Some((x, y)) = &link.middle {
+            ends.extend([x, y]);
+            // Frames that XDP redirects into a veth are lost if the other end has no receive queue
+            // of its own, which GRO gives it. It must not merge what it receives, though: packets
+            // shall meet faults one by one.
+            let behind_xdp = if link.shape_up_in_middle { x } else { y };
+            if self.mode == Mode::Ports || link.shape_up_in_middle {
+                ethtool::set_features(&behind_xdp.namespace, &behind_xdp.name, &[(GRO, true)])?;
+                behind_xdp.namespace.netlink().set_gro_max_size(&behind_xdp.name, 1)?;
+            }
+        }
+        for end in ends {
+            end.namespace.netlink().set_up(&end.name)?;
+        }
+        if let Some(shape) = &self.shape {
+            for direction in Direction::BOTH {
+                let end = link.shaper(direction);
+                end.namespace.netlink().set_shape(end.index, shape)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everybody knows everybody's link-layer address, and the switch knows its ports: no packet
+    /// is lost, delayed or flooded because an address is being asked for.
+    fn introduce_neighbours(&self) -> Result<(), Error> {
+        let aggregator_mac = match self.mode {
+            Mode::Ports => Station::Bridge.mac(),
+            Mode::OneNic => Station::Aggregator.mac(),
+        };
+        let aggregator = (self.aggregator_addr(), aggregator_mac);
+        let workers = (0..self.workers.len())
+            .map(|i| (self.worker_addr(i), Station::Worker(i).mac()))
+            .collect::<Vec<_>>();
+        for (i, worker) in self.workers.iter().enumerate() {
+            let mut netlink = worker.netlink();
+            let index = self.links[i].host.index;
+            for (other, &(address, mac)) in workers.iter().enumerate() {
+                if other != i {
+                    netlink.add_neighbour(index, address, mac)?;
+                }
+            }
+            netlink.add_neighbour(index, aggregator.0, aggregator.1)?;
+        }
+        let interface = self.aggregator_stack_interface();
+        let mut netlink = self.aggregator.netlink();
+        let index = netlink.index(interface)?;
+        for &(address, mac) in &workers {
+            netlink.add_neighbour(index, address, mac)?;
+        }
+        drop(netlink);
+        let mut netlink = self.switch.netlink();
+        for (link, &(_, mac)) in self.links.iter().zip(workers.iter().chain([&aggregator])) {
+            netlink.add_station(link.port.index, mac)?;
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Waits until every interface of the link works, and so every queue and bridge port there.
+    pub(super) fn wait_until_up(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + UP_LIMIT;
+        let middle = self.middle.iter().flat_map(|(x, y)| [x, y]);
+        for end in [&self.host, &self.port].into_iter().chain(middle) {
+            while !end.namespace.netlink().works(&end.name)? {
+                if Instant::now() > deadline {
+                    let (name, label) = (&end.name, end.namespace.label());
+                    let text = format!("interface {name} of {label} is not up after {UP_LIMIT:?}");
+                    return Err(Error::Config(text));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whose interface is meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Station {
+    Bridge,
+    Aggregator,
+    Worker(usize),
+    Port(usize),
+    Middle(usize),
+}
+
+impl Station {
+    /// An address that a person can tell from others in a capture.
+    fn mac(self) -> Mac {
+        let (kind, number) = match self {
+            Self::Bridge => (0, 0),
+            Self::Aggregator => (1, 0),
+            Self::Worker(i) => (2, i),
+            Self::Port(i) => (3, i),
+            Self::Middle(i) => (4, i),
+        };
+        [0x02, 0x88, 0, 0, kind, number as u8]
+    }
+
+    /// The index of an interface that is one end of a veth pair. No two ends of a pair have the
+    /// same: the kernel would take such an interface for one that stands alone, and be in no hurry
+    /// (up to a second) to notice that it is up.
+    fn index(self) -> u32 {
+        match self {
+            Self::Bridge | Self::Aggregator | Self::Worker(_) => 2,
+            Self::Middle(i) => 10 + i as u32,
+            Self::Port(i) => 100 + i as u32,
+        }
+    }
+
+    fn end(self, namespace: &Namespace, name: &str) -> (End, Mac) {
+        let end = End { namespace: namespace.clone(), name: name.into(), index: self.index() };
+        (end, self.mac())
+    }
+}
