@@ -18,8 +18,8 @@ impl<T> Buffer<T> {
     /// Lends memory to a call.
     ///
     /// # Safety
-    /// The memory must stay borrowed until the returned value is dropped: the lender waits for that,
-    /// also while unwinding.
+    /// The memory must stay borrowed until the returned value is dropped: the lender waits for
+    /// that, also while unwinding.
     pub(crate) unsafe fn lend(memory: &mut [T]) -> Self {
         Self::Lent(memory)
     }

@@ -32,8 +32,8 @@ pub enum ElementType {
     I32,
 }
 
-/// An all-reduce among the workers of one job. Blocking, in place; every worker makes the same calls
-/// in the same order with the same lengths.
+/// An all-reduce among the workers of one job. Blocking, in place; every worker makes the same
+/// calls in the same order with the same lengths.
 pub trait Collective: Send {
     /// This worker's number, below [`Collective::world_size`].
     fn rank(&self) -> u16;

@@ -138,10 +138,10 @@ impl Communicator {
             }
         };
         let room = socket.receive_room().map_err(Error::io("reading the receive buffer"))?;
-        let limit = pool.window().min(u32::try_from(room).unwrap_or(u32::MAX)).max(2);
         let flow = flow::Config {
-            limit,
-            initial_window: INITIAL_WINDOW.min(limit),
+            limit: pool.window(),
+            window_max: u32::try_from(room).unwrap_or(u32::MAX).max(2),
+            initial_window: INITIAL_WINDOW,
             rto_min: settings.rto_min,
             rto_max: RTO_MAX.max(settings.rto_min),
             block_interval: block_interval(settings.rate, packet),

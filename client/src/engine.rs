@@ -52,8 +52,8 @@ pub(crate) struct Engine {
     started: Instant,
     receiver: Receiver,
     batch: Vec<u8>,
-    /// Packets that the socket would not take yet.
-    unsent: bool,
+    /// Bytes of the batch that the socket would not take yet.
+    unsent: usize,
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: Option<u64>,
     failed: Option<Error>,
@@ -81,7 +81,7 @@ impl Engine {
             rank,
             world_size,
             scale,
-            batch: Vec::with_capacity(packet_len * socket.segments()),
+            batch: vec![0; packet_len * socket.segments()],
             receiver: Receiver::new(packet_len),
             flow: Flow::new(flow),
             admitted,
@@ -90,7 +90,7 @@ impl Engine {
             calls: VecDeque::new(),
             next_sequence: 0,
             started: Instant::now(),
-            unsent: false,
+            unsent: 0,
             mismatch: None,
             failed: None,
             counters: Counters::default(),
@@ -222,7 +222,7 @@ impl Engine {
         let mut interests = [
             Interest::read(wake),
             Interest::read(self.session.fd()),
-            Interest::read(first).also_write(self.unsent),
+            Interest::read(first).also_write(self.unsent > 0),
             Interest::read(second.unwrap_or(first)),
         ];
         sys::wait(&mut interests, patience).map_err(Error::io("waiting for packets"))?;
@@ -300,36 +300,37 @@ impl Engine {
     fn transmit(&mut self) -> Result<(), Error> {
         let full = packet_len(self.admitted.chunks);
         loop {
+            let now = self.now();
             // What the socket refused the last time goes first.
-            let mut packets = 0;
-            while !self.unsent && packets < self.socket.segments() {
-                let Some(block) = self.flow.poll_transmit(self.now()) else { break };
-                packets += 1;
-                if self.encode(block)? < full {
+            let room = if self.unsent == 0 { self.socket.segments() } else { 0 };
+            let mut len = self.unsent;
+            for _ in 0..room {
+                let Some(block) = self.flow.poll_transmit(now) else { break };
+                let packet = self.encode(block, len)?;
+                len += packet;
+                if packet < full {
                     break; // a shorter packet must be the last of its batch
                 }
             }
-            if self.batch.is_empty() {
+            if len == 0 {
                 return Ok(());
             }
-            let taken = self.socket.send(&self.batch).map_err(Error::io("sending a block"))?;
-            self.unsent = !taken;
+            let batch = &self.batch[..len];
+            let taken = self.socket.send(batch).map_err(Error::io("sending a block"))?;
+            self.unsent = if taken { 0 } else { len };
             if !taken {
                 return Ok(());
             }
-            self.batch.clear();
         }
     }
 
-    /// Appends a block's packet to the batch; returns its length.
-    fn encode(&mut self, block: u64) -> Result<usize, Error> {
+    /// Writes a block's packet into the batch; returns its length.
+    fn encode(&mut self, block: u64, at: usize) -> Result<usize, Error> {
         let Some(call) = self.calls.iter_mut().find(|call| call.holds(block)) else {
             return Err(Error::Protocol(format!("block {block} belongs to no call")));
         };
-        let from = self.batch.len();
         let len = HEADER_LEN + call.payload_len(block);
-        self.batch.resize(from + len, 0);
-        let packet = &mut self.batch[from..];
+        let packet = &mut self.batch[at..at + len];
         let (header, payload) = packet.split_at_mut(HEADER_LEN);
         let flags = call.encode(block, self.flow.is_first_transmission(block), payload);
         let fields = Header {

@@ -1,7 +1,7 @@
 //! The worker library: gradients go in, sums come out.
 //!
-//! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings, [`Handle`]
-//!   a call in flight.
+//! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings,
+//!   [`Handle`] a call in flight.
 //! * [`ring`]: the baseline, a TCP ring all-reduce.
 //! * [`collective`]: what both offer: [`Collective`], [`Op`].
 //! * [`flow`]: when to send which block (no sockets, no clock).

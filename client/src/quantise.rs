@@ -227,7 +227,8 @@ mod tests {
         #[test]
         fn integers_come_through_exactly(
             inputs in (1_usize..9, 1_usize..100).prop_flat_map(|(workers, len)| {
-                prop::collection::vec(prop::collection::vec(-200_000_000..200_000_000, len), workers)
+                let one = prop::collection::vec(-200_000_000..200_000_000, len);
+                prop::collection::vec(one, workers)
             }),
         ) {
             let numbers = Numbers::new(inputs.len() as u16, 1.0);

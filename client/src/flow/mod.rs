@@ -5,20 +5,21 @@
 //! and never go back.
 //!
 //! Call order: [`Flow::extend`] when a call adds blocks; [`Flow::on_result`] and
-//! [`Flow::on_pending`] for what arrives; then [`Flow::poll_transmit`] until it returns `None`; then
-//! sleep until something arrives or [`Flow::poll_timeout`], and [`Flow::on_timeout`] when that has
-//! passed.
+//! [`Flow::on_pending`] for what arrives; then [`Flow::poll_transmit`] until it returns `None`;
+//! then sleep until something arrives or [`Flow::poll_timeout`], and [`Flow::on_timeout`] when that
+//! has passed.
 //!
 //! # Rules
 //! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here,
 //!   where `limit` is half the job's pool (`xdp_agg_common::slot` says why).
 //! * **Gap**: each transmission has a number. When the results of [`REORDER`] later first
-//!   transmissions are here, a transmission without result is taken for lost and repeated at once.
+//!   transmissions are here, and it took longer than trips vary, a transmission without result is
+//!   taken for lost and repeated at once.
 //! * **Timer** (RFC 6298, Karn's rule, floor [`Config::rto_min`]): the oldest block is repeated
 //!   alone. Its result shows that the path works and losses were real: then twice as many more are
 //!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
 //!   oldest block is asked for again, ever more slowly.
-//! * **Window** ([`window`]): additive increase, decrease by the share of lost blocks.
+//! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
 
 mod rtt;
 mod window;
@@ -37,6 +38,8 @@ pub const REORDER: u64 = 3;
 pub struct Config {
     /// Most blocks that may be under way: half the job's pool or less.
     pub limit: u32,
+    /// Most blocks that the receiver has room for; the window never exceeds it.
+    pub window_max: u32,
     /// Blocks under way at the start.
     pub initial_window: u32,
     /// Shortest retransmission timeout.
@@ -62,7 +65,8 @@ pub struct Counters {
     pub duplicate_results: u64,
     /// `PENDING` answers.
     pub pendings: u64,
-    /// Transmissions that were taken for lost and not acquitted by `PENDING`.
+    /// Transmissions that were taken for lost, less those that `PENDING` or a second result shows
+    /// to have arrived.
     pub losses: u64,
 }
 
@@ -116,6 +120,8 @@ pub struct Flow {
     lost: u32,
     window: Window,
     rtt: Rtt,
+    /// The same for blocks that were not overtaken: trips without loss at any worker.
+    smooth_trips: Rtt,
     recovery: Option<Recovery>,
     backoff: u32,
     /// When the timer was last started: at a transmission of the oldest block or a result.
@@ -137,8 +143,13 @@ impl Flow {
             newest_result: 0,
             under_way: 0,
             lost: 0,
-            window: Window::new(config.initial_window, config.limit),
+            window: Window::new(
+                config.initial_window,
+                config.limit.min(config.window_max),
+                config.limit / 4,
+            ),
             rtt: Rtt::new(config.rto_min, config.rto_max),
+            smooth_trips: Rtt::new(config.rto_min, config.rto_max),
             recovery: None,
             backoff: 0,
             timer_from: Duration::ZERO,
@@ -188,7 +199,9 @@ impl Flow {
     /// no block that is waited for, and must not be looked at.
     pub fn on_result(&mut self, number: u64, now: Duration) -> bool {
         let Some(block) = self.waited_for(number) else {
+            // The repetition was not needed: this worker's packets were not lost.
             self.counters.duplicate_results += 1;
+            self.acquit();
             return false;
         };
         let was = *block;
@@ -204,7 +217,12 @@ impl Flow {
         self.window.on_result(self.under_way + self.lost + 1);
         if was.attempts == 1 {
             // A repeated block's result cannot be told from the first one's (Karn).
-            self.rtt.sample(now.saturating_sub(was.sent_at));
+            let trip = now.saturating_sub(was.sent_at);
+            self.rtt.sample(trip);
+            if was.transmission + REORDER >= self.newest_result {
+                // Not overtaken, so it waited for nobody's repetition.
+                self.smooth_trips.sample(trip);
+            }
             self.newest_result = self.newest_result.max(was.transmission + 1);
         } else {
             self.recover();
@@ -214,7 +232,7 @@ impl Flow {
             self.base += 1;
         }
         self.end_recovery_if_answered();
-        self.find_gaps();
+        self.find_gaps(now);
         true
     }
 
@@ -232,8 +250,7 @@ impl Flow {
             self.under_way += 1;
         }
         if acquitted {
-            self.counters.losses = self.counters.losses.saturating_sub(1);
-            self.window.on_acquittal();
+            self.acquit();
         }
         // A straggler: no reason to ask for more, and the path is fine.
         self.recovery = None;
@@ -337,6 +354,11 @@ impl Flow {
         self.counters.losses += u64::from(losses);
     }
 
+    fn acquit(&mut self) {
+        self.counters.losses = self.counters.losses.saturating_sub(1);
+        self.window.on_acquittal();
+    }
+
     /// Recovery lasts as long as some repeated block is unanswered.
     fn end_recovery_if_answered(&mut self) {
         let asking = |block: &Block| {
@@ -414,11 +436,14 @@ impl Flow {
     }
 
     /// Marks transmissions as lost that [`REORDER`] later ones have overtaken.
-    fn find_gaps(&mut self) {
+    fn find_gaps(&mut self, now: Duration) {
         let Some(overtaken) = self.newest_result.checked_sub(REORDER) else { return };
         // A block that the aggregator holds waits for others; its result is overdue only when a
         // whole window more has come through.
         let overtaken_held = overtaken.saturating_sub(u64::from(self.window.blocks()));
+        // Results overtake each other where several CPUs or queues carry them: a block is overdue
+        // only when it took longer than trips vary (as RACK's reordering window, RFC 8985).
+        let patience = self.smooth_trips.usual_longest();
         let mut losses = 0;
         for block in &mut self.blocks {
             if block.attempts == 1 && block.transmission >= overtaken {
@@ -426,7 +451,8 @@ impl Flow {
                 break;
             }
             let limit = if block.held { overtaken_held } else { overtaken };
-            if block.state == State::Sent && block.transmission < limit {
+            let overdue = now.saturating_sub(block.sent_at) >= patience;
+            if block.state == State::Sent && block.transmission < limit && overdue {
                 block.state = State::Lost;
                 block.counted = true;
                 losses += 1;

@@ -36,6 +36,13 @@ impl Rtt {
         self.smoothed
     }
 
+    /// How long a trip takes at most, unless something is wrong: the smoothed time and twice its
+    /// variation. Zero before the first sample.
+    #[must_use]
+    pub fn usual_longest(&self) -> Duration {
+        self.smoothed.map_or(Duration::ZERO, |smoothed| smoothed + self.variation * 3)
+    }
+
     /// The timeout after `backoff` expiries in a row. Before the first sample: 20 times the floor,
     /// because a worker's first result waits for the slowest worker's start.
     #[must_use]

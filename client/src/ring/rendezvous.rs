@@ -1,0 +1,380 @@
+//! How the ranks find each other: all come to rank 0, which tells each its neighbour.
+//!
+//! Messages are JSON behind a length (u16, little-endian). Rank 0 listens on the rendezvous
+//! address; every rank opens a listener for the rank before it, comes with a [`Hello`], and gets
+//! a [`Reply`] when all have come. Then each connects to the rank after it and introduces itself
+//! by a [`Link`].
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use super::error::Error;
+use super::links::{Links, Neighbour, tune};
+
+/// Of these messages and of what follows on the ring's connections.
+const VERSION: u32 = 1;
+const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else { "big" };
+/// How long a caller may take for its first message: whoever connects speaks at once.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Wait between two looks for a connection, or between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(10);
+const MAX_MESSAGE: usize = 4096;
+
+/// A rank's first words to rank 0.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    version: u32,
+    byte_order: String,
+    rank: u16,
+    world_size: u16,
+    listener: SocketAddr,
+}
+
+/// Rank 0's answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    /// All are there.
+    Go { next: SocketAddr, ring: u64 },
+    /// This rank cannot take part.
+    Refused { reason: String },
+    /// Others did not come in time.
+    Missing { ranks: Vec<u16>, refused: Vec<String> },
+}
+
+/// A rank's first words to the rank after it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Link {
+    ring: u64,
+    rank: u16,
+    role: Role,
+}
+
+/// What a connection between neighbours is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Data,
+    Control,
+}
+
+/// Who meets where, and until when.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    pub(super) rank: u16,
+    pub(super) world_size: u16,
+    pub(super) address: SocketAddr,
+    /// Rank 0: the listener, where the caller has opened it.
+    pub(super) listener: Option<TcpListener>,
+    pub(super) deadline: Duration,
+}
+
+impl Meeting {
+    /// Meets the others and builds the connections of the ring.
+    pub(super) fn hold(mut self) -> Result<Links, Error> {
+        let end = Instant::now() + self.deadline;
+        let (listener, next, ring) = if self.rank == 0 { self.host(end) } else { self.visit(end) }?;
+        let next_rank = (self.rank + 1) % self.world_size;
+        let previous_rank = (self.rank + self.world_size - 1) % self.world_size;
+        let fail = |direction, neighbour, address| {
+            let rank = self.rank;
+            move |source| Error::Link { rank, direction, neighbour, address, source }
+        };
+        let reach = |role| self.reach(next, ring, role, end);
+        let next = reach(Role::Data)
+            .and_then(|data| Ok((data, reach(Role::Control)?)))
+            .map_err(fail("to", next_rank, next))?;
+        let address = listener.local_addr().map_err(Error::io("read a listener's address"))?;
+        let previous = accept_links(&listener, ring, previous_rank, end).map_err(fail(
+            "from",
+            previous_rank,
+            address,
+        ))?;
+        Ok(Links {
+            previous: Neighbour::new(previous_rank, previous.0, previous.1)?,
+            next: Neighbour::new(next_rank, next.0, next.1)?,
+        })
+    }
+
+    fn hello(&self, listener: SocketAddr) -> Hello {
+        let Self { rank, world_size, .. } = *self;
+        Hello { version: VERSION, byte_order: BYTE_ORDER.into(), rank, world_size, listener }
+    }
+
+    /// Rank 0: collects all others, then answers them.
+    fn host(&mut self, end: Instant) -> Result<(TcpListener, SocketAddr, u64), Error> {
+        let host = match self.listener.take() {
+            Some(listener) => listener,
+            None => listen(self.address)?,
+        };
+        host.set_nonblocking(true).map_err(Error::io("make a listener non-blocking"))?;
+        let own = listen(SocketAddr::new(self.address.ip(), 0))?;
+        let port = own.local_addr().map_err(Error::io("read a listener's address"))?.port();
+        let mut guests = Guests::new(self.world_size);
+        while !guests.missing().is_empty() {
+            if let Some(stream) = accept(&host, end) {
+                guests.receive(stream);
+                continue;
+            }
+            let (ranks, refused) = (guests.missing(), guests.refused.clone());
+            guests.answer(|_| Reply::Missing { ranks: ranks.clone(), refused: refused.clone() });
+            let (missing, world_size, waited) = (ranks, self.world_size, self.deadline);
+            return Err(Error::MissingRanks { missing, world_size, waited, refused });
+        }
+        let ring = ring_id();
+        let next = guests.listener(1);
+        guests.answer(|rank| Reply::Go {
+            next: match guests.seats.get(usize::from(rank)) {
+                Some(Some(guest)) => guest.listener,
+                // The last rank's next is rank 0, at the address where that rank has found it.
+                _ => SocketAddr::new(guests.host_ip(rank - 1), port),
+            },
+            ring,
+        });
+        Ok((own, next, ring))
+    }
+
+    /// Other ranks: introduce themselves and wait for the answer.
+    fn visit(&self, end: Instant) -> Result<(TcpListener, SocketAddr, u64), Error> {
+        let (rank, address, waited) = (self.rank, self.address, self.deadline);
+        let silent = |source| Error::NoRendezvous { rank, address, waited, source };
+        let mut stream = connect_until(address, end).map_err(silent)?;
+        let local = stream.local_addr().map_err(silent)?;
+        let listener = listen(SocketAddr::new(local.ip(), 0))?;
+        let at = listener.local_addr().map_err(Error::io("read a listener's address"))?;
+        write_message(&mut stream, &self.hello(at)).map_err(silent)?;
+        // Rank 0 gives up at its own deadline and then says who is missing: worth a moment more.
+        let left = end.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
+        stream.set_read_timeout(Some(left)).map_err(silent)?;
+        match read_message(&mut stream).map_err(silent)? {
+            Reply::Go { next, ring } => Ok((listener, next, ring)),
+            Reply::Refused { reason } => Err(Error::Refused { rank, reason }),
+            Reply::Missing { ranks: missing, refused } => {
+                Err(Error::MissingRanks { missing, world_size: self.world_size, waited, refused })
+            }
+        }
+    }
+
+    /// Connects to the next rank, which listens already.
+    fn reach(
+        &self,
+        next: SocketAddr,
+        ring: u64,
+        role: Role,
+        end: Instant,
+    ) -> io::Result<TcpStream> {
+        let mut stream = connect_until(next, end)?;
+        write_message(&mut stream, &Link { ring, rank: self.rank, role })?;
+        Ok(stream)
+    }
+}
+
+/// A rank that has come to rank 0.
+#[derive(Debug)]
+struct Guest {
+    stream: TcpStream,
+    listener: SocketAddr,
+}
+
+/// All that have come; seat 0, rank 0's own, stays empty.
+#[derive(Debug)]
+struct Guests {
+    seats: Vec<Option<Guest>>,
+    refused: Vec<String>,
+}
+
+impl Guests {
+    fn new(world_size: u16) -> Self {
+        Self { seats: (0..world_size).map(|_| None).collect(), refused: Vec::new() }
+    }
+
+    fn missing(&self) -> Vec<u16> {
+        let seats = self.seats.iter().enumerate().skip(1);
+        seats.filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank as u16).collect()
+    }
+
+    fn listener(&self, rank: u16) -> SocketAddr {
+        self.guest(rank).listener
+    }
+
+    /// The address by which `rank` has found rank 0.
+    fn host_ip(&self, rank: u16) -> IpAddr {
+        match self.guest(rank).stream.local_addr() {
+            Ok(address) => address.ip(),
+            Err(_) => self.guest(rank).listener.ip(),
+        }
+    }
+
+    fn guest(&self, rank: u16) -> &Guest {
+        self.seats[usize::from(rank)].as_ref().expect("asked only when all have come")
+    }
+
+    /// Seats a caller, or says why not. Who does not speak this protocol is left without an answer.
+    fn receive(&mut self, mut stream: TcpStream) {
+        let hello: io::Result<Hello> =
+            stream.set_read_timeout(Some(HELLO_TIMEOUT)).and_then(|()| read_message(&mut stream));
+        let Ok(hello) = hello else {
+            return;
+        };
+        match self.objection(&hello) {
+            None => {
+                let guest = Guest { stream, listener: hello.listener };
+                self.seats[usize::from(hello.rank)] = Some(guest);
+            }
+            Some(reason) => {
+                let (rank, listener) = (hello.rank, hello.listener);
+                tracing::warn!(rank, %listener, reason, "turned away");
+                self.refused.push(format!("{}: {reason}", hello.listener.ip()));
+                // It may be gone already; then nobody needs the answer.
+                let _ = write_message(&mut stream, &Reply::Refused { reason });
+            }
+        }
+    }
+
+    fn objection(&self, hello: &Hello) -> Option<String> {
+        let Hello { version, byte_order, rank, world_size, .. } = hello;
+        let expected = self.seats.len();
+        if *version != VERSION || byte_order != BYTE_ORDER {
+            return Some(format!(
+                "it speaks version {version}, {byte_order}-endian, rank 0 speaks version \
+                 {VERSION}, {BYTE_ORDER}-endian; use the same release on all hosts"
+            ));
+        }
+        if usize::from(*world_size) != expected {
+            return Some(format!(
+                "its WORLD_SIZE is {world_size}, that of rank 0 is {expected}; give all the same"
+            ));
+        }
+        match self.seats.get(usize::from(*rank)) {
+            None => Some(format!("its rank {rank} is not below WORLD_SIZE {expected}")),
+            Some(Some(other)) => Some(format!(
+                "rank {rank} is taken (by a worker on {}); give every worker its own RANK",
+                other.listener.ip()
+            )),
+            Some(None) if *rank == 0 => Some(
+                "rank 0 is taken (by the rendezvous host); give every worker its own RANK".into(),
+            ),
+            Some(None) => None,
+        }
+    }
+
+    /// Answers all guests; `reply` gets the rank after the guest's.
+    fn answer(&self, reply: impl Fn(u16) -> Reply) {
+        for (rank, guest) in self.seats.iter().enumerate() {
+            if let Some(guest) = guest {
+                // A guest that died meanwhile is noticed by its neighbours.
+                let _ = write_message(&mut &guest.stream, &reply(rank as u16 + 1));
+            }
+        }
+    }
+}
+
+/// Tells the connections of one ring from those of another on reused ports. Nothing secret.
+fn ring_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // RandomState is seeded by the system's random numbers.
+    RandomState::new().hash_one(std::process::id())
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    let open = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        // A port whose last connections linger in TIME_WAIT is free for us.
+        socket.set_reuse_address(true)?;
+        // Accepted sockets inherit these.
+        tune(&SockRef::from(&socket));
+        socket.bind(&address.into())?;
+        socket.listen(i32::from(super::MAX_WORLD))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket.into())
+    };
+    open().map_err(|source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => Error::PortInUse { address },
+        _ => Error::Listen { address, source },
+    })
+}
+
+/// The next caller; `None` when there is none until `end`.
+fn accept(listener: &TcpListener, end: Instant) -> Option<TcpStream> {
+    loop {
+        // Errors of accept() are those of a caller that is gone already; the next may be sound.
+        if let Ok((stream, _)) = listener.accept() {
+            if stream.set_nonblocking(false).is_ok() {
+                return Some(stream);
+            }
+        } else if Instant::now() >= end {
+            return None;
+        } else {
+            std::thread::sleep(RETRY);
+        }
+    }
+}
+
+/// The data and the control connection of the rank before this one. Strangers are ignored.
+fn accept_links(
+    listener: &TcpListener,
+    ring: u64,
+    rank: u16,
+    end: Instant,
+) -> io::Result<(TcpStream, TcpStream)> {
+    let (mut data, mut control) = (None, None);
+    while let Some(mut stream) = accept(listener, end) {
+        stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+        match read_message::<Link>(&mut stream) {
+            Ok(link) if link.ring == ring && link.rank == rank => match link.role {
+                Role::Data => data = Some(stream),
+                Role::Control => control = Some(stream),
+            },
+            _ => continue,
+        }
+        if data.is_some() && control.is_some() {
+            break;
+        }
+    }
+    data.zip(control).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::TimedOut, "it did not connect within the deadline")
+    })
+}
+
+/// Connects as soon as somebody listens there, until `end`.
+fn connect_until(address: SocketAddr, end: Instant) -> io::Result<TcpStream> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let attempt = || {
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+            tune(&SockRef::from(&socket));
+            socket.connect_timeout(&address.into(), left)?;
+            Ok(TcpStream::from(socket))
+        };
+        match attempt() {
+            Ok(stream) => return Ok(stream),
+            Err(e) if Instant::now() + RETRY >= end => return Err(e),
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+fn write_message(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let json = serde_json::to_vec(message)?;
+    let len = u16::try_from(json.len()).map_err(io::Error::other)?;
+    let mut bytes = len.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&json);
+    stream.write_all(&bytes)
+}
+
+fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
+    let mut len = [0; 2];
+    stream.read_exact(&mut len)?;
+    let len = usize::from(u16::from_le_bytes(len));
+    if len > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of a ring"));
+    }
+    let mut json = vec![0; len];
+    stream.read_exact(&mut json)?;
+    Ok(serde_json::from_slice(&json)?)
+}

@@ -1,0 +1,325 @@
+//! Rings of threads over loopback.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::thread;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(1500);
+
+fn listener() -> TcpListener {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
+}
+
+/// Runs `work` on every rank of a new ring; the results by rank.
+fn on_ring<R: Send>(
+    world: u16,
+    set: impl Fn(Builder) -> Builder + Sync,
+    work: impl Fn(Ring) -> R + Sync,
+) -> Vec<R> {
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let (set, work) = (&set, &work);
+        let mut listener = Some(listener);
+        let ranks: Vec<_> = (0..world)
+            .map(|rank| {
+                let mut builder = Ring::builder().rank(rank).world_size(world).rendezvous(address);
+                if let Some(listener) = listener.take() {
+                    builder = builder.rendezvous_listener(listener);
+                }
+                scope.spawn(move || work(set(builder).connect().unwrap()))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn unchanged(builder: Builder) -> Builder {
+    builder
+}
+
+fn short_deadline(builder: Builder) -> Builder {
+    builder.deadline(SHORT)
+}
+
+/// A value that differs by rank and place, and whose sums are exact in f32.
+fn value(rank: u16, i: usize) -> i32 {
+    (i as i32 % 1000) * i32::from(rank + 1) - 500
+}
+
+#[test]
+fn sums_and_averages_of_all_sizes() {
+    for world in 1..=5_u16 {
+        on_ring(world, unchanged, |mut ring| {
+            let rank = ring.rank();
+            for count in [0_usize, 1, 2, 3, 4, 7, 512, 513, 4093, 70_001, 300_007] {
+                let sum = |i| (0..world).map(|r| value(r, i)).sum::<i32>();
+                let mut ints: Vec<i32> = (0..count).map(|i| value(rank, i)).collect();
+                ring.all_reduce(&mut ints, Op::Sum).unwrap();
+                assert!(ints.iter().enumerate().all(|(i, v)| *v == sum(i)), "{world} {count}");
+                let mut ints: Vec<i32> = (0..count).map(|i| value(rank, i)).collect();
+                ring.all_reduce(&mut ints, Op::Average).unwrap();
+                let average = |i| sum(i) / i32::from(world);
+                assert!(ints.iter().enumerate().all(|(i, v)| *v == average(i)), "{world} {count}");
+                let mut floats: Vec<f32> = (0..count).map(|i| value(rank, i) as f32).collect();
+                ring.all_reduce_f32(&mut floats, Op::Average).unwrap();
+                let average = |i| sum(i) as f32 / f32::from(world);
+                assert!(floats.iter().enumerate().all(|(i, v)| *v == average(i)));
+            }
+        });
+    }
+}
+
+#[test]
+fn more_ranks_than_elements_and_a_large_world() {
+    on_ring(
+        9,
+        |b| b.short_bytes(0),
+        |mut ring| {
+            for count in 1..=10 {
+                let mut data = vec![i32::from(ring.rank()); count];
+                ring.all_reduce(&mut data, Op::Sum).unwrap();
+                assert_eq!(data, vec![36; count]);
+            }
+        },
+    );
+}
+
+/// Rounding must not depend on the rank: the bits are compared, with values that round differently
+/// in every order.
+#[test]
+fn all_ranks_get_the_same_bits() {
+    let bits = on_ring(4, unchanged, |mut ring| {
+        let seed = f32::from(ring.rank() + 1);
+        [300, 20_011].map(|count| {
+            let mut data: Vec<f32> =
+                (0..count).map(|i| (seed * i as f32).sin() * 10_f32.powi(i % 9)).collect();
+            ring.all_reduce(&mut data, Op::Average).unwrap();
+            data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        })
+    });
+    assert!(bits.iter().all(|other| *other == bits[0]));
+}
+
+#[test]
+fn not_a_number_reaches_everyone() {
+    on_ring(3, unchanged, |mut ring| {
+        let mut data = vec![1.0_f32; 5000];
+        if ring.rank() == 1 {
+            data[4321] = f32::NAN;
+        }
+        ring.all_reduce(&mut data, Op::Sum).unwrap();
+        assert!(data[4321].is_nan());
+        assert_eq!(data.iter().filter(|v| **v == 3.0).count(), 4999);
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn equals_a_plain_sum(
+        vectors in (2..=5_usize, 0..700_usize).prop_flat_map(|(world, count)| {
+            prop::collection::vec(prop::collection::vec(any::<i32>(), count), world)
+        }),
+        short_bytes in prop_oneof![Just(0_usize), Just(1 << 20)],
+    ) {
+        let mut expected = vec![0_i32; vectors[0].len()];
+        for vector in &vectors {
+            for (sum, v) in expected.iter_mut().zip(vector) {
+                *sum = sum.wrapping_add(*v);
+            }
+        }
+        let world = vectors.len() as u16;
+        let results = on_ring(world, |b| b.short_bytes(short_bytes), |mut ring| {
+            let mut data = vectors[usize::from(ring.rank())].clone();
+            ring.all_reduce(&mut data, Op::Sum).unwrap();
+            data
+        });
+        for result in results {
+            prop_assert_eq!(&result, &expected);
+        }
+    }
+}
+
+/// Runs a call in which one rank errs; the others' errors, by rank.
+fn errors(world: u16, call: impl Fn(Ring) -> Result<(), Error> + Sync) -> Vec<Option<Error>> {
+    let started = Instant::now();
+    let results = on_ring(world, short_deadline, call);
+    let took = started.elapsed();
+    assert!(took < SHORT + Duration::from_secs(2), "took {took:?}");
+    results.into_iter().map(Result::err).collect()
+}
+
+#[test]
+fn another_length_fails_on_all_and_names_both() {
+    for (lengths, shown) in [([9000, 9001], "9001"), ([3, 4], "sum of 4"), ([7, 0], "sum of 0")] {
+        let errors = errors(4, |mut ring| {
+            let mut data = vec![0_f32; lengths[usize::from(ring.rank() == 2)]];
+            ring.all_reduce(&mut data, Op::Sum)?;
+            // Of a short vector a distant rank may have all it needs; the next call fails.
+            ring.all_reduce(&mut data, Op::Sum)
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let error = error.as_ref().unwrap_or_else(|| panic!("rank {rank} got a result"));
+            assert!(matches!(error, Error::Mismatch { .. } | Error::Stopped { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("the workers disagree") && text.contains(shown), "{text}");
+        }
+    }
+}
+
+#[test]
+fn another_type_or_operation_fails_on_all() {
+    for by_type in [true, false] {
+        let errors = errors(3, |mut ring| {
+            let odd = ring.rank() == 1;
+            if odd && by_type {
+                return ring.all_reduce(&mut vec![1_i32; 5000], Op::Sum);
+            }
+            let op = if odd { Op::Average } else { Op::Sum };
+            ring.all_reduce(&mut vec![1_f32; 5000], op)
+        });
+        for error in errors {
+            let text = error.unwrap().to_string();
+            assert!(text.contains(if by_type { "i32" } else { "average" }), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named_by_all_and_the_ring_stays_broken() {
+    let errors = errors(4, |mut ring| {
+        if ring.rank() == 1 {
+            thread::sleep(SHORT + Duration::from_millis(300));
+            return ring.all_reduce(&mut vec![0_f32; 100_000], Op::Sum);
+        }
+        let error = ring.all_reduce(&mut vec![0_f32; 100_000], Op::Sum).unwrap_err();
+        let second = ring.all_reduce(&mut [1_i32], Op::Sum).unwrap_err();
+        assert!(matches!(second, Error::Broken { .. }), "{second}");
+        Err(error)
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        let text = error.unwrap().to_string();
+        assert!(rank == 1 || text.contains("waits for rank 1, which has not started"), "{text}");
+    }
+}
+
+#[test]
+fn a_dead_rank_is_named_by_all() {
+    for world in [2, 3, 5] {
+        let errors = errors(world, |mut ring| {
+            ring.all_reduce(&mut [1_i32; 10], Op::Sum)?;
+            if ring.rank() == 1 {
+                // As a killed process: the connections end without a word.
+                drop(ring.links.take());
+                return Ok(());
+            }
+            ring.all_reduce(&mut vec![0_f32; 2_000_000], Op::Sum)
+        });
+        for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            let text = error.unwrap_or_else(|| panic!("{world}: {rank} got a result")).to_string();
+            assert!(text.contains("rank 1 is gone"), "{world}: rank {rank}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_left_early_is_named() {
+    let errors = errors(3, |mut ring| {
+        if ring.rank() == 2 {
+            return Ok(());
+        }
+        ring.all_reduce(&mut vec![0_f32; 2_000_000], Op::Sum)
+    });
+    for error in &errors[..2] {
+        let text = error.as_ref().unwrap().to_string();
+        assert!(text.contains("rank 2 is gone"), "{text}");
+    }
+}
+
+/// Connects one rank with settings of its own.
+fn connect(rank: u16, world: u16, address: SocketAddr) -> Result<Ring, Error> {
+    let builder = Ring::builder().rank(rank).world_size(world).rendezvous(address);
+    builder.deadline(SHORT).connect()
+}
+
+#[test]
+fn missing_ranks_are_named_by_those_who_came() {
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let guest = scope.spawn(move || connect(2, 4, address).unwrap_err());
+        let host = Ring::builder().world_size(4).rendezvous_listener(listener).deadline(SHORT);
+        for error in [host.connect().unwrap_err(), guest.join().unwrap()] {
+            assert!(matches!(&error, Error::MissingRanks { missing, .. } if missing == &[1, 3]));
+            assert!(error.to_string().contains("missing 1, 3;"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_taken_rank_and_another_world_size_are_turned_away_and_the_ring_forms() {
+    let listener = listener();
+    let address = listener.local_addr().unwrap();
+    thread::scope(|scope| {
+        let host = Ring::builder().world_size(3).rendezvous_listener(listener);
+        let host = scope.spawn(move || host.connect());
+        let first = scope
+            .spawn(move || Ring::builder().rank(1).world_size(3).rendezvous(address).connect());
+        thread::sleep(Duration::from_millis(100));
+        // Neither a stranger nor one that says nothing keeps the others from meeting.
+        TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let taken = connect(1, 3, address).unwrap_err();
+        assert!(taken.to_string().contains("rank 1 is taken"), "{taken}");
+        let host_again = Ring::builder().rank(0).world_size(3).rendezvous(address).connect();
+        assert!(matches!(host_again, Err(Error::PortInUse { .. })), "{host_again:?}");
+        let size = connect(2, 4, address).unwrap_err();
+        assert!(size.to_string().contains("WORLD_SIZE is 4, that of rank 0 is 3"), "{size}");
+        let mut last = connect(2, 3, address).unwrap();
+        let (host, first) = (host.join().unwrap().unwrap(), first.join().unwrap().unwrap());
+        let others = [host, first]
+            .map(|mut ring| scope.spawn(move || ring.all_reduce(&mut [1_i32], Op::Sum).unwrap()));
+        let mut data = [1_i32];
+        last.all_reduce(&mut data, Op::Sum).unwrap();
+        assert_eq!(data, [3]);
+        for other in others {
+            other.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn nobody_at_the_rendezvous_is_an_error_at_the_deadline() {
+    let address = listener().local_addr().unwrap();
+    let started = Instant::now();
+    let error = connect(1, 2, address).unwrap_err();
+    assert!(matches!(error, Error::NoRendezvous { .. }), "{error}");
+    assert!(started.elapsed() < SHORT + Duration::from_millis(500));
+}
+
+#[test]
+fn settings_are_checked() {
+    let with = |pairs: &'static [(&str, &str)]| {
+        Ring::from_variables(move |name| {
+            pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        })
+    };
+    let text = |pairs| with(pairs).unwrap_err().to_string();
+    assert!(text(&[]).contains("RANK is not set"));
+    assert!(text(&[("RANK", "0")]).contains("WORLD_SIZE is not set"));
+    assert!(text(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK is \"x\""));
+    assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "2")]).contains("MASTER_ADDR is not set"));
+    assert!(text(&[("RANK", "1"), ("WORLD_SIZE", "1")]).contains("rank 1 in a world of 1"));
+    assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("at least 1"));
+    let deadline = [("RANK", "0"), ("WORLD_SIZE", "1"), ("XDP_AGG_DEADLINE", "-1")];
+    assert!(text(Box::leak(Box::new(deadline))).contains("XDP_AGG_DEADLINE is \"-1\""));
+    let mut ring = with(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
+    let mut data = [2.5_f32];
+    ring.all_reduce(&mut data, Op::Average).unwrap();
+    assert_eq!(data, [2.5]);
+}
