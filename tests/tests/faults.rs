@@ -1,0 +1,258 @@
+//! What happens when packets, workers or the daemon are lost.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{ENGINES, Lab, check_sums, network, on_all};
+use xdp_agg_client::{Error, Op};
+use xdp_agg_common::control::AbortReason;
+use xdp_agg_common::wire::DATA_PORT;
+use xdp_agg_tests::{Direction, Faults, Process, Topology};
+
+fn lossy(faults: Faults) -> Topology {
+    let faults = faults.only_udp(DATA_PORT);
+    Topology::builder().workers(4).faults(faults).build().expect("a network")
+}
+
+/// Invariants 1 and 3: sums stay exact and calls end under loss in both directions of every link.
+#[test]
+fn sums_survive_loss() {
+    need_root!();
+    for engine in ENGINES {
+        for loss in [0.01, 0.10] {
+            let lab = Lab::start(lossy(Faults { loss, ..Faults::NONE }), engine);
+            let workers = lab.connect("loss", 4, |settings| settings);
+            for len in [1, 353, 60_000] {
+                check_sums(&workers, len);
+            }
+            let counters = lab.job_stats("loss").counters;
+            assert!(counters.duplicates > 0, "nothing was lost? {counters:?}");
+            assert_eq!(counters.contributions, counters.blocks * 4, "{counters:?}");
+        }
+    }
+}
+
+/// The same under duplication, delay and reordering, alone and together with loss.
+#[test]
+fn sums_survive_duplicates_and_reordering() {
+    need_root!();
+    let held = Faults { hold: 0.1, hold_packets: 7, ..Faults::NONE };
+    for faults in [
+        Faults { duplicate: 0.2, ..Faults::NONE },
+        held,
+        Faults { hold_time: Duration::from_millis(3), ..held },
+        Faults { loss: 0.02, duplicate: 0.1, ..held },
+    ] {
+        let lab = Lab::start(lossy(faults), "xdp");
+        let workers = lab.connect("reorder", 4, |settings| settings);
+        for len in [353, 60_000] {
+            check_sums(&workers, len);
+        }
+        let counters = lab.job_stats("reorder").counters;
+        assert_eq!(counters.contributions, counters.blocks * 4, "{faults:?}: {counters:?}");
+    }
+}
+
+/// Answers to one worker and copies for all leave by one interface in one go, and each reaches whom
+/// it is for: with every contribution doubled but none lost, nothing has to be repeated. (The kernel
+/// runs the first frame's program for all frames that leave together.)
+#[test]
+fn answers_do_not_mislead_copies() {
+    need_root!();
+    for place in ["ports", "one nic"] {
+        let lab = Lab::start(network(4, place), "xdp");
+        // A window whose copies and answers fit any interface's queue: nothing is lost that way.
+        let workers = lab.connect("doubled", 4, |settings| settings.slots(32));
+        let doubled = Faults { duplicate: 1.0, ..Faults::NONE }.only_udp(DATA_PORT);
+        for link in 0..4 {
+            lab.topology.set_faults(link, Direction::Up, &doubled).expect("faults are set");
+        }
+        check_sums(&workers, 400_000);
+        for worker in &workers {
+            let flow = worker.counters().flow;
+            assert!(flow.pendings + flow.duplicate_results > flow.sent / 2, "{place}: {flow:?}");
+            let repeated = flow.gap_retransmissions + flow.timer_retransmissions;
+            assert!(repeated < flow.sent / 200, "{place}: {flow:?}");
+        }
+    }
+}
+
+/// Fan-out through one interface loses whole bursts of copies where a ring overflows; it recovers.
+#[test]
+fn fanout_survives_loss() {
+    need_root!();
+    let faults = Faults { loss: 0.02, ..Faults::NONE }.only_udp(DATA_PORT);
+    let topology = Topology::builder()
+        .workers(8)
+        .mode(xdp_agg_tests::Mode::OneNic)
+        .faults(faults)
+        .build()
+        .expect("a network");
+    let lab = Lab::start(topology, "xdp");
+    let workers = lab.connect("fanout", 8, |settings| settings);
+    check_sums(&workers, 100_000);
+}
+
+/// A worker that never calls is named by the deadline, and nobody waits longer than that.
+#[test]
+fn a_deadline_names_the_missing_ranks() {
+    need_root!();
+    for engine in ENGINES {
+        let lab = Lab::start(network(4, "ports"), engine);
+        let deadline = Duration::from_millis(700);
+        let workers = lab.connect("deadline", 4, |settings| settings.deadline(deadline));
+        let start = Instant::now();
+        let errors = on_all(&workers, |worker| {
+            if [1, 3].contains(&worker.rank()) {
+                return None;
+            }
+            let mut data = vec![1.0_f32; 10_000];
+            Some(worker.all_reduce(&mut data, Op::Sum).expect_err("two workers are missing"))
+        });
+        assert!(start.elapsed() < deadline + Duration::from_secs(5));
+        for error in errors.into_iter().flatten() {
+            match &error {
+                Error::Deadline { ranks, .. } => assert_eq!(ranks, &[1, 3]),
+                // The other one's deadline may have passed first; it tells why it gave up.
+                Error::Aborted(AbortReason::Member { reason, .. }) => {
+                    assert!(reason.contains("ranks [1, 3]"), "{reason}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+}
+
+/// A straggler is not a loss: the others wait without repeating everything.
+#[test]
+fn a_straggler_is_waited_for() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let workers = lab.connect("straggler", 3, |settings| settings);
+    check_sums(&workers, 1000);
+    on_all(&workers, |worker| {
+        if worker.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(600));
+        }
+        let mut data = vec![1_i32; 200_000];
+        worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+        assert!(data.iter().all(|x| *x == 3));
+        if worker.rank() != 2 {
+            let counters = worker.counters();
+            assert!(counters.flow.pendings > 0, "{counters:?}");
+            let repeated = counters.flow.timer_retransmissions + counters.flow.gap_retransmissions;
+            assert!(repeated < counters.flow.sent / 4, "{counters:?}");
+        }
+    });
+}
+
+/// Invariant 5: a worker that dies is named to the others at once, not at their deadline.
+#[test]
+fn a_dead_worker_is_named() {
+    need_root!();
+    for engine in ENGINES {
+        let lab = Lab::start(network(3, "ports"), engine);
+        let mut command = lab.topology.worker(2).command(env!("CARGO_BIN_EXE_idle_worker"));
+        command
+            .env("RANK", "2")
+            .env("WORLD_SIZE", "3")
+            .env("XDP_AGG_ADDR", lab.control().to_string())
+            .env("XDP_AGG_JOB", "death");
+        let dying = Process::spawn("rank 2", command).expect("it starts");
+        let workers = lab.connect_ranks("death", 0..2, 3, |settings| settings);
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                on_all(&workers, |worker| {
+                    let mut data = vec![1.0_f32; 10_000];
+                    worker.all_reduce(&mut data, Op::Sum).expect_err("rank 2 is dead")
+                })
+            });
+            std::thread::sleep(Duration::from_millis(200));
+            dying.kill().expect("it was running");
+            for error in waiting.join().expect("no panic") {
+                let lost = matches!(error, Error::Aborted(AbortReason::MemberLost { rank: 2 }));
+                assert!(lost, "{error}");
+            }
+        });
+        assert!(start.elapsed() < Duration::from_secs(10));
+        drop(workers);
+        // The job's name, slots and index are free again.
+        let workers = lab.connect("death", 3, |settings| settings);
+        check_sums(&workers, 1000);
+    }
+}
+
+/// A worker that is done may leave while another still asks for its last result.
+#[test]
+fn leaving_early_harms_nobody() {
+    need_root!();
+    let lab = Lab::start(lossy(Faults { loss: 0.1, ..Faults::NONE }), "xdp");
+    for _ in 0..5 {
+        let workers = lab.connect("leave", 4, |settings| settings);
+        std::thread::scope(|scope| {
+            for worker in workers {
+                scope.spawn(move || {
+                    let mut data = vec![1_i32; 3000];
+                    worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+                    assert!(data.iter().all(|x| *x == 4));
+                });
+            }
+        });
+    }
+}
+
+/// A daemon that is killed leaves nothing that blocks the next one, and its workers know at once.
+#[test]
+fn the_daemon_is_killed_and_restarted() {
+    need_root!();
+    for engine in ENGINES {
+        let mut lab = Lab::start(network(3, "ports"), engine);
+        let workers = lab.connect("restart", 3, |settings| settings);
+        check_sums(&workers, 1000);
+        let daemon = lab.daemon.take().expect("it runs");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                on_all(&workers, |worker| {
+                    let mut data = vec![1.0_f32; 50_000_000];
+                    worker.all_reduce(&mut data, Op::Sum).expect_err("the daemon is dead")
+                })
+            });
+            std::thread::sleep(Duration::from_millis(200));
+            daemon.kill().expect("it was running");
+            for error in waiting.join().expect("no panic") {
+                assert!(matches!(error, Error::AggregatorLost(_)), "{error}");
+            }
+        });
+        drop(workers);
+        lab.start_daemon();
+        let workers = lab.connect("restart", 3, |settings| settings);
+        check_sums(&workers, 10_000);
+        drop(workers);
+        let daemon = lab.daemon.take().expect("it runs");
+        let end = daemon.terminate().expect("it ends");
+        assert!(end.status.success(), "{}", end.stderr);
+    }
+}
+
+/// A link that goes down for a while costs time, not correctness.
+#[test]
+fn a_link_flap_is_survived() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let workers = lab.connect("flap", 3, |settings| settings);
+    check_sums(&workers, 1000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| check_sums(&workers, 2_000_000));
+        std::thread::sleep(Duration::from_millis(30));
+        let dark = Faults { loss: 1.0, ..Faults::NONE }.only_udp(DATA_PORT);
+        for direction in Direction::BOTH {
+            lab.topology.set_faults(1, direction, &dark).expect("faults are set");
+        }
+        std::thread::sleep(Duration::from_millis(400));
+        for direction in Direction::BOTH {
+            lab.topology.set_faults(1, direction, &Faults::NONE).expect("faults are set");
+        }
+    });
+}

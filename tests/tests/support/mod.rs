@@ -1,0 +1,226 @@
+//! What the end-to-end tests share: a network, a daemon in it, and workers around both.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::allow_attributes,
+    reason = "each test program uses a part of it"
+)]
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use xdp_agg_client::{Builder, Communicator, Error};
+use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
+use xdp_agg_common::control::{read_message, write_message};
+use xdp_agg_tests::{Mode, Process, Topology, program};
+
+/// Longest time that anything here may take: beyond it is a hang, which is a failure.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// The engines that every collective is tested on.
+pub const ENGINES: [&str; 2] = ["xdp", "userspace"];
+
+/// Ends the test here, saying so, where the process may not make networks and load programs.
+#[macro_export]
+macro_rules! need_root {
+    () => {
+        if !xdp_agg_tests::is_root() {
+            eprintln!("skipped: {} needs root for namespaces and XDP", module_path!());
+            return;
+        }
+    };
+}
+
+/// A network with a daemon in it.
+pub struct Lab {
+    pub topology: Topology,
+    pub daemon: Option<Process>,
+    engine: &'static str,
+}
+
+impl Lab {
+    /// A daemon in this network.
+    pub fn start(topology: Topology, engine: &'static str) -> Self {
+        let mut lab = Self { topology, daemon: None, engine };
+        lab.start_daemon();
+        lab
+    }
+
+    /// Starts the daemon (again).
+    pub fn start_daemon(&mut self) {
+        let daemon = self.spawn_daemon(&[]);
+        daemon
+            .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
+            .expect("the daemon gets ready");
+        self.daemon = Some(daemon);
+    }
+
+    /// A daemon process with further arguments.
+    pub fn spawn_daemon(&self, extra: &[&str]) -> Process {
+        let agg = self.topology.aggregator();
+        let mut command = agg.command(program("xdp-agg").expect("the tests' programs are built"));
+        command.args(["serve", "--engine", self.engine]);
+        command.args(["--control", &self.control().to_string()]);
+        command.args(["--data-addr", &self.topology.aggregator_addr().to_string()]);
+        if self.engine == "xdp" {
+            for interface in self.topology.aggregator_interfaces() {
+                command.args(["--interface", &interface]);
+            }
+        }
+        command.args(extra);
+        Process::spawn("xdp-agg serve", command).expect("the daemon starts")
+    }
+
+    /// Where the daemon listens.
+    pub fn control(&self) -> SocketAddr {
+        SocketAddrV4::new(self.topology.aggregator_addr(), CONTROL_PORT).into()
+    }
+
+    /// Settings of one worker.
+    pub fn worker(&self, job: &str, rank: u16, world_size: u16) -> Builder {
+        Communicator::builder()
+            .aggregator(self.control())
+            .job(job)
+            .rank(rank)
+            .world_size(world_size)
+            .scale(1024.0)
+            .deadline(LIMIT)
+            .join_deadline(LIMIT)
+    }
+
+    /// Connects from a worker's host.
+    pub fn connect_one(&self, host: u16, settings: Builder) -> Result<Communicator, Error> {
+        let host = self.topology.worker(host.into());
+        host.run(move || settings.connect()).expect("entering the worker's namespace")
+    }
+
+    /// A whole job, rank `r` on host `r`.
+    pub fn connect(
+        &self,
+        job: &str,
+        world_size: u16,
+        tune: impl Fn(Builder) -> Builder + Sync,
+    ) -> Vec<Communicator> {
+        self.connect_ranks(job, 0..world_size, world_size, tune)
+    }
+
+    /// Some ranks of a job.
+    pub fn connect_ranks(
+        &self,
+        job: &str,
+        ranks: Range<u16>,
+        world_size: u16,
+        tune: impl Fn(Builder) -> Builder + Sync,
+    ) -> Vec<Communicator> {
+        let connect = |rank| {
+            let settings = tune(self.worker(job, rank, world_size));
+            self.connect_one(rank, settings)
+                .unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
+        };
+        thread::scope(|scope| {
+            let connect = &connect;
+            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || connect(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
+        })
+    }
+
+    /// Everything that the daemon counts, as `xdp-agg stats` asks for it.
+    pub fn stats(&self) -> Stats {
+        let control = self.control();
+        let ask = move || {
+            let mut stream = TcpStream::connect(control).expect("the daemon listens");
+            stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
+            let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into() };
+            write_message(&mut stream, &hello).expect("sent");
+            let _: Reply = read_message(&mut stream).expect("a welcome");
+            write_message(&mut stream, &Request::Stats).expect("sent");
+            match read_message(&mut stream).expect("an answer") {
+                Reply::Stats(stats) => stats,
+                other => panic!("{other:?}"),
+            }
+        };
+        self.topology.aggregator().run(ask).expect("entering the aggregator's namespace")
+    }
+
+    /// One job's part of it.
+    pub fn job_stats(&self, job: &str) -> JobStats {
+        let stats = self.stats();
+        let found = stats.jobs.iter().find(|stats| stats.info.job == job).cloned();
+        found.unwrap_or_else(|| panic!("no job {job} in {stats:?}"))
+    }
+}
+
+/// The network that fits a result mode.
+pub fn network(workers: u16, mode: &str) -> Topology {
+    let place = if mode == "ports" { Mode::Ports } else { Mode::OneNic };
+    Topology::builder().workers(workers.into()).mode(place).build().expect("a network")
+}
+
+/// One ICMP echo from the namespace of this thread (RFC 792). True if it is answered.
+pub fn ping(to: Ipv4Addr) -> bool {
+    let socket =
+        Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).expect("a raw socket");
+    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a socket option");
+    // Echo request, identifier 1, sequence 1; the checksum of these words is 0xf7fd.
+    let request = [8, 0, 0xf7, 0xfd, 0, 1, 0, 1];
+    socket.send_to(&request, &SocketAddrV4::new(to, 0).into()).expect("sent");
+    let mut socket = socket;
+    let mut packet = [0; 128];
+    // Other ICMP packets may come first.
+    (0..10).any(|_| {
+        let len = std::io::Read::read(&mut socket, &mut packet).unwrap_or(0);
+        len >= 28 && packet[20] == 0 && packet[24..28] == request[4..]
+    })
+}
+
+/// Does the same on all workers at once.
+pub fn on_all<T: Send>(
+    workers: &[Communicator],
+    work: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> =
+            workers.iter().map(|worker| scope.spawn(move || work(worker))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// Element `i` of rank `rank`: whole numbers, so that sums are exact in fixed point and in floats.
+pub fn element(rank: u16, i: usize) -> i32 {
+    (i32::from(rank) + 1) * (i % 1021) as i32 - 500
+}
+
+/// A worker's input.
+pub fn input(rank: u16, len: usize) -> Vec<i32> {
+    (0..len).map(|i| element(rank, i)).collect()
+}
+
+/// The sum that every worker must get.
+pub fn expected(world_size: u16, len: usize) -> Vec<i32> {
+    (0..len).map(|i| (0..world_size).map(|rank| element(rank, i)).sum()).collect()
+}
+
+/// All-reduces `len` elements of both types on all workers and checks every bit of the results.
+pub fn check_sums(workers: &[Communicator], len: usize) {
+    let world_size = workers[0].world_size();
+    let sums = expected(world_size, len);
+    on_all(workers, |worker| {
+        let mut integers = input(worker.rank(), len);
+        worker
+            .all_reduce(&mut integers, xdp_agg_client::Op::Sum)
+            .unwrap_or_else(|error| panic!("rank {}: {error}", worker.rank()));
+        assert!(integers == sums, "rank {} of {world_size}, {len} integers", worker.rank());
+        let mut floats: Vec<f32> = input(worker.rank(), len).iter().map(|x| *x as f32).collect();
+        let report = worker
+            .all_reduce(&mut floats, xdp_agg_client::Op::Average)
+            .unwrap_or_else(|error| panic!("rank {}: {error}", worker.rank()));
+        assert_eq!(report.saturated, 0);
+        let averages: Vec<f32> =
+            sums.iter().map(|x| (f64::from(*x) / f64::from(world_size)) as f32).collect();
+        assert!(floats == averages, "rank {} of {world_size}, {len} floats", worker.rank());
+    });
+}
