@@ -1,0 +1,63 @@
+//! `xdp-agg-lab`: the demo and the benchmarks, each in a test network of its own.
+//!
+//! `cargo xtask demo` and `cargo xtask bench SCENARIO` build everything and call this.
+
+mod bound;
+mod compare;
+mod demo;
+mod kernel;
+mod lab;
+mod latency;
+mod links;
+mod openmpi;
+mod plot;
+mod row;
+mod scratch;
+mod setting;
+mod workers;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The demo and the benchmarks of xdp-agg, in network namespaces on this machine.
+///
+/// Nothing outside the namespaces is touched, and they are gone when this ends, in whatever way.
+#[derive(Parser)]
+#[command(name = "xdp-agg-lab", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure systems side by side, or the kernel program alone.
+    #[command(subcommand)]
+    Bench(Scenario),
+    Demo(demo::Args),
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    Links(links::Args),
+    Latency(latency::Args),
+    Kernel(kernel::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = lab::settle_privilege().and_then(|privilege| match &cli.command {
+        Command::Bench(Scenario::Links(args)) => links::main(args, privilege),
+        Command::Bench(Scenario::Latency(args)) => latency::main(args, privilege),
+        Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
+        Command::Demo(args) => demo::main(args, privilege),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

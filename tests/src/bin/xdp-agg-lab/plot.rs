@@ -1,0 +1,227 @@
+//! Plots as SVG files.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::prelude::*;
+
+use super::row::make_parent;
+
+const SIZE: (u32, u32) = (900, 520);
+/// Told apart by people who see few colours, too (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(80, 80, 80),
+];
+
+/// Title and axes of a plot.
+pub(crate) struct Labels<'a> {
+    /// Above the plot.
+    pub(crate) title: &'a str,
+    /// Below it.
+    pub(crate) x: &'a str,
+    /// Beside it.
+    pub(crate) y: &'a str,
+}
+
+/// A line of a plot.
+pub(crate) struct Series {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its points, from left to right.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// A bar of a plot, with the mark of what is possible at best.
+pub(crate) struct Bar {
+    /// Below the bar.
+    pub(crate) name: String,
+    /// Its height.
+    pub(crate) value: f64,
+    /// The height of the mark.
+    pub(crate) bound: Option<f64>,
+}
+
+/// How the axes are divided.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Axes {
+    /// Both evenly, the vertical one from 0.
+    Linear,
+    /// Both in powers.
+    Logarithmic,
+}
+
+/// Draws lines.
+pub(crate) fn lines(file: &Path, labels: &Labels<'_>, axes: Axes, series: &[Series]) -> Result<()> {
+    let all = || series.iter().flat_map(|line| line.points.iter().copied());
+    if all().next().is_none() {
+        return Err(anyhow!("nothing was measured, so there is nothing to draw"));
+    }
+    let x = range(all().map(|(x, _)| x));
+    let y = range(all().map(|(_, y)| y));
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root);
+        chart.caption(labels.title, ("sans-serif", 20)).margin(15);
+        chart.x_label_area_size(45).y_label_area_size(75);
+        match axes {
+            Axes::Linear => {
+                let chart = chart.build_cartesian_2d(x, 0.0..y.end * 1.05)?;
+                series_in(chart, labels, series)
+            }
+            Axes::Logarithmic => {
+                let x = (x.start * 0.8..x.end * 1.25).log_scale();
+                let y = (y.start * 0.7..y.end * 1.5).log_scale();
+                series_in(chart.build_cartesian_2d(x, y)?, labels, series)
+            }
+        }
+    })
+}
+
+/// Draws bars beside each other.
+pub(crate) fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<()> {
+    let highest =
+        bars.iter().map(|bar| bar.value.max(bar.bound.unwrap_or(0.0))).fold(0.0, f64::max);
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption(labels.title, ("sans-serif", 20))
+            .margin(15)
+            .x_label_area_size(45)
+            .y_label_area_size(75)
+            .build_cartesian_2d(0.0..bars.len() as f64, 0.0..highest * 1.15)?;
+        chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(labels.y).draw()?;
+        for (i, bar) in bars.iter().enumerate() {
+            let (left, right) = (i as f64 + 0.2, i as f64 + 0.8);
+            let colour = COLOURS[i % COLOURS.len()];
+            chart.draw_series([Rectangle::new(
+                [(left, 0.0), (right, bar.value)],
+                colour.filled(),
+            )])?;
+            let text = format!("{:.1}", bar.value);
+            let above = (left, bar.value + highest * 0.05);
+            chart.draw_series([Text::new(text, above, ("sans-serif", 15))])?;
+            let below = (i as f64 + 0.1, -highest * 0.03);
+            chart.draw_series([Text::new(bar.name.clone(), below, ("sans-serif", 15))])?;
+            if let Some(bound) = bar.bound {
+                let mark = [(left - 0.1, bound), (right + 0.1, bound)];
+                chart.draw_series([PathElement::new(mark, BLACK.stroke_width(3))])?;
+            }
+        }
+        root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
+        Ok(())
+    })
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+fn draw(file: &Path, content: impl FnOnce(&Area<'_>) -> DrawResult) -> Result<()> {
+    make_parent(file)?;
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    let result = root
+        .fill(&WHITE)
+        .map_err(Into::into)
+        .and_then(|()| content(&root))
+        .and_then(|()| root.present().map_err(Into::into));
+    result
+        .map_err(|error| anyhow!("{error}"))
+        .with_context(|| format!("drawing {}", file.display()))
+}
+
+fn series_in<'a, 'b: 'a, X, Y>(
+    mut chart: ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    labels: &Labels<'_>,
+    series: &[Series],
+) -> DrawResult
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    chart
+        .configure_mesh()
+        .x_desc(labels.x)
+        .y_desc(labels.y)
+        .x_label_formatter(&short)
+        .y_label_formatter(&short)
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    for (line, colour) in series.iter().zip(COLOURS.iter().copied().cycle()) {
+        chart
+            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(3)));
+    }
+    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+    Ok(())
+}
+
+/// A number on an axis: no more digits than it needs.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "plotters wants this signature")]
+fn short(value: &f64) -> String {
+    fn trimmed(value: impl Display) -> String {
+        let text = value.to_string();
+        if text.contains('.') {
+            return text.trim_end_matches('0').trim_end_matches('.').to_owned();
+        }
+        text
+    }
+    trimmed(format!("{value:.3}"))
+}
+
+fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
+    let (low, high) =
+        values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
+    if low < high { low..high } else { low..low + 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LABELS: Labels<'_> = Labels { title: "a title", x: "an x", y: "a y" };
+
+    fn drawn(name: &str, draw: impl FnOnce(&Path) -> Result<()>) -> String {
+        let file = std::env::temp_dir().join(format!("xdp-agg-{}-{name}.svg", std::process::id()));
+        draw(&file).expect("it can be drawn");
+        let text = std::fs::read_to_string(&file).expect("it was written");
+        std::fs::remove_file(&file).expect("it is there");
+        text
+    }
+
+    #[test]
+    fn plots_hold_their_labels_and_names() {
+        let series = [Series { name: "ours".to_owned(), points: vec![(4.0, 50.0), (64.0, 90.0)] }];
+        for axes in [Axes::Linear, Axes::Logarithmic] {
+            let name = if axes == Axes::Linear { "linear" } else { "log" };
+            let svg = drawn(name, |file| lines(file, &LABELS, axes, &series));
+            for text in ["a title", "an x", "a y", "ours", "polyline"] {
+                assert!(svg.contains(text), "{name}: {text}");
+            }
+        }
+        let one = [Bar { name: "ring".to_owned(), value: 12.5, bound: Some(10.0) }];
+        let svg = drawn("bars", |file| bars(file, &LABELS, &one));
+        for text in ["a title", "ring", "12.5"] {
+            assert!(svg.contains(text), "bars: {text}");
+        }
+    }
+
+    #[test]
+    fn nothing_measured_is_an_error() {
+        assert!(lines(Path::new("/nonexistent/x.svg"), &LABELS, Axes::Linear, &[]).is_err());
+    }
+
+    #[test]
+    fn axis_numbers_are_short() {
+        for (value, text) in [(1.0, "1"), (0.25, "0.25"), (1500.0, "1500"), (0.0, "0")] {
+            assert_eq!(short(&value), text);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `xdp-agg bench` as every worker, and its reports as one row.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::lab::{Lab, Program, wait_all};
+use super::scratch::Scratch;
+
+/// What to measure with `xdp-agg bench`.
+#[derive(Clone, Debug)]
+pub(crate) struct Bench<'a> {
+    /// `xdp-agg` or `tcp-ring`.
+    pub(crate) system: &'a str,
+    pub(crate) bytes: &'a [u64],
+    pub(crate) iters: u32,
+    pub(crate) warmup: u32,
+    /// The longest that one call may take.
+    pub(crate) deadline: Duration,
+    /// The longest that all of it may take.
+    pub(crate) limit: Duration,
+}
+
+/// What one worker reports (`xdp-agg bench --json`), as far as it is used here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) algorithm: String,
+    pub(crate) rows: Vec<Measured>,
+    counters: Option<Counters>,
+    pub(crate) peak_memory_bytes: u64,
+}
+
+/// One size.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Measured {
+    pub(crate) bytes: u64,
+    pub(crate) iters: u32,
+    pub(crate) wrong: u64,
+    /// Each call, averaged over the ranks.
+    pub(crate) mean_us: Vec<f64>,
+    pub(crate) cpu_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Counters {
+    gap_retransmissions: u64,
+    timer_retransmissions: u64,
+}
+
+impl Report {
+    /// Blocks that this worker sent again, if it is one that counts them.
+    pub(crate) fn retransmissions(&self) -> Option<u64> {
+        self.counters.as_ref().map(|c| c.gap_retransmissions + c.timer_retransmissions)
+    }
+}
+
+/// Runs it; the reports in order of rank.
+pub(crate) fn run(lab: &Lab, bench: &Bench<'_>) -> Result<Vec<Report>> {
+    let scratch = Scratch::new()?;
+    let sizes: Vec<String> = bench.bytes.iter().map(u64::to_string).collect();
+    let file = |rank: u16| scratch.file(format!("{rank}.json"));
+    let arguments = |rank: u16| {
+        let mut arguments = vec!["bench".to_owned()];
+        for (name, value) in [
+            ("--system", bench.system.to_owned()),
+            ("--bytes", sizes.join(",")),
+            ("--iters", bench.iters.to_string()),
+            ("--warmup", bench.warmup.to_string()),
+            ("--json", file(rank).to_string_lossy().into_owned()),
+        ] {
+            arguments.push(name.to_owned());
+            arguments.push(value);
+        }
+        arguments
+    };
+    let job = format!("bench-{}", bench.system);
+    let program =
+        Program { name: "xdp-agg", job: &job, deadline: bench.deadline, shows_rank_0: false };
+    let workers = lab.start_workers(&program, arguments)?;
+    wait_all(workers, bench.limit)?;
+    (0..lab.plan().workers)
+        .map(|rank| {
+            let file = file(rank);
+            let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+            serde_json::from_slice(&json)
+                .with_context(|| format!("the report of rank {rank} is not as expected"))
+        })
+        .collect()
+}
