@@ -153,7 +153,7 @@ fn stats_are_a_table_or_json_once_or_live() {
     assert!(text.lines().any(|line| line.starts_with("train") && line.contains("forming")));
     let stats = daemon.stats();
     assert_eq!(stats["jobs"][0]["counters"]["blocks"], 0);
-    assert_eq!(stats["slots_free"], 7680);
+    assert_eq!(stats["slots_free"], 7168);
     let live = daemon.ask(&["stats", "--watch", "0.1", "--count", "3"]);
     let live = stdout(&live);
     assert_eq!(live.matches("engine userspace").count(), 3);

@@ -55,8 +55,8 @@ fn sums_survive_duplicates_and_reordering() {
 }
 
 /// Answers to one worker and copies for all leave by one interface in one go, and each reaches whom
-/// it is for: with every contribution doubled but none lost, nothing has to be repeated. (The kernel
-/// runs the first frame's program for all frames that leave together.)
+/// it is for: with every contribution doubled but none lost, nothing has to be repeated. (The
+/// kernel runs the first frame's program for all frames that leave together.)
 #[test]
 fn answers_do_not_mislead_copies() {
     need_root!();

@@ -2,13 +2,12 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
-use xdp_agg_tests::traffic::{MAX_TRAIN, ping, send_trains, tcp_transfer, udp_socket};
+use xdp_agg_tests::traffic::{MAX_TRAIN, echo_trains, ping, send_trains, tcp_transfer, udp_socket};
 use xdp_agg_tests::{
-    CpuMeter, Direction, Faults, LinkReport, MAX_XDP_MTU, Mode, Probe, Seen, Shape, Topology,
-    is_root,
+    Direction, Faults, LinkReport, MAX_XDP_MTU, Mode, Probe, Seen, Shape, Topology, is_root,
 };
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
@@ -427,67 +426,4 @@ fn the_largest_network_can_be_built() -> TestResult {
     ping(net.worker(63), net.aggregator_addr(), LIMIT)?;
     ping(net.worker(0), net.worker_addr(63), LIMIT)?;
     Ok(())
-}
-
-/// What a packet costs there and back, over links that are held to a rate, in processor time of the
-/// whole machine: the workers' own sending and receiving included.
-#[test]
-#[ignore = "a measurement: cargo test --release --test harness cost -- --ignored --nocapture"]
-fn cost() -> TestResult {
-    const WORKERS: usize = 4;
-    for rate in [None, Some(500_000_000)] {
-        let net = Topology::builder().workers(WORKERS).rate(rate).build()?;
-        for interface in net.aggregator_interfaces() {
-            net.attach_probe(&interface, Probe::Reflect)?;
-        }
-        let cpu = CpuMeter::start()?;
-        let packets: u64 = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..WORKERS)
-                .map(|i| {
-                    let net = &net;
-                    scope.spawn(move || echo_trains(net, i, Duration::from_secs(2)).unwrap_or(0))
-                })
-                .collect();
-            workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum()
-        });
-        let used = cpu.elapsed()?;
-        let per_packet = |time: Duration| time.as_secs_f64() * 1e9 / packets as f64;
-        eprintln!(
-            "rate {rate:?}: {:.0} packets a second and link there and back, {:.0} ns each \
-             ({:.0} in soft interrupts), {:.2} processors busy",
-            packets as f64 / used.wall.as_secs_f64() / WORKERS as f64,
-            per_packet(used.busy),
-            per_packet(used.softirq),
-            used.busy.as_secs_f64() / used.wall.as_secs_f64()
-        );
-    }
-    Ok(())
-}
-
-/// Keeps 128 packets under way to a reflecting aggregator and counts what comes back.
-fn echo_trains(
-    net: &Topology,
-    worker: usize,
-    time: Duration,
-) -> Result<u64, Box<dyn std::error::Error>> {
-    const PAYLOAD: usize = 1430;
-    const TRAIN: u64 = 32;
-    let socket = udp_socket(net.worker(worker), at(net.worker_addr(worker)), LIMIT / 100)?;
-    send_trains(&socket, PAYLOAD as u16)?;
-    let train = vec![7; PAYLOAD * TRAIN as usize];
-    let start = Instant::now();
-    let mut buffer = vec![0; 2048];
-    let (mut sent, mut back) = (0, 0);
-    while start.elapsed() < time {
-        while sent < back + 128 {
-            socket.send_to(&train, at(net.aggregator_addr()))?;
-            sent += TRAIN;
-        }
-        match socket.recv(&mut buffer) {
-            Ok(_) => back += 1,
-            // What is missing after 100 ms is lost: start anew.
-            Err(_) => sent = back,
-        }
-    }
-    Ok(back)
 }

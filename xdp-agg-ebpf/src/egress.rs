@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::XdpContext;
 use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, copy_index, member_index};
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::Header;
 
 use crate::answer::address;
 use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS};
@@ -17,9 +17,9 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let mut header = Header::parse(&headers.ours).ok()?;
     let conf = JOBS.get(header.job.into())?;
     // What has our address as its source is addressed already: an answer to one worker, or the one
-    // packet to a group.
+    // packet to a group (an answer was counted where it was made: it may leave by `XDP_TX`).
     if headers.network.ip.source() == conf.addr {
-        if header.kind == Kind::Result {
+        if header.rank == u16::MAX {
             count_copy(header.job);
         }
         return Some(());

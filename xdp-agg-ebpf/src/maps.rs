@@ -79,8 +79,9 @@ pub static COPIES: Array<u16, COPY_ENTRIES> = Array::new();
 #[btf_map]
 pub static FANS: PerCpuHashMap<u32, Fan, MAX_PORTS> = PerCpuHashMap::new();
 /// The served interfaces by their number, for answers to one worker. Entries have the same program
-/// as those of the broadcasts: the kernel runs one program for all frames that leave by an interface
-/// in one go, the first frame's, so a frame without it would take it away from the copies behind.
+/// as those of the broadcasts: the kernel runs one program for all frames that leave by an
+/// interface in one go, the first frame's, so a frame without it would take it away from the copies
+/// behind.
 #[btf_map]
 static BACK: DevMap<MAX_PORTS> = DevMap::new();
 /// Last number that a broadcast of this CPU got.
