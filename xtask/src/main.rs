@@ -1,2 +1,67 @@
-//! x
-fn main() {}
+//! Every command that a person types in this repository: `cargo xtask COMMAND`.
+//!
+//! One file per command. Each command first does what `cargo xtask setup` does, so none fails for a
+//! missing program that could have been installed, and none fails without saying what to install.
+
+mod build;
+mod build_ebpf;
+mod ci;
+mod disasm;
+mod lab;
+mod setup;
+mod shell;
+mod test;
+mod tidy;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Commands of the xdp-agg repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find what the other commands need and is missing; install it where that is possible.
+    Setup(setup::Args),
+    /// Build the programs: xdp-agg, xdp-agg-demo, xdp-agg-lab.
+    Build(build::Args),
+    /// Rebuild the kernel programs and replace the compiled objects that are checked in.
+    BuildEbpf,
+    /// Run all tests; those that need root run where there is root.
+    Test(test::Args),
+    /// Train a small network on four hosts in network namespaces, summed by the XDP program.
+    Demo(lab::Args),
+    /// Measure: `bench links`, `bench latency`, `bench kernel`; `bench links --help` for options.
+    Bench(lab::Args),
+    /// What has to hold before a change is merged, apart from the tests.
+    Ci,
+    /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Setup(args) => setup::main(&args),
+        Command::Build(args) => build::main(&args),
+        Command::BuildEbpf => build_ebpf::main(),
+        Command::Test(args) => test::main(&args),
+        Command::Demo(args) => lab::demo(&args),
+        Command::Bench(args) => lab::bench(&args),
+        Command::Ci => ci::main(),
+        Command::Tidy => tidy::main(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `cargo xtask setup`: what is missing, and how it gets here.
+//!
+//! Demo and tests need a C linker and nothing else: the compiled kernel programs are checked in,
+//! and the test network speaks netlink itself. (Where there is no linker, cargo could not even
+//! build this program: `xtask/linker.sh` installs it at that moment. So the check here is the rare
+//! one.)
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::shell::{is_root, run, say, step, which};
+use crate::toolchain::Toolchain;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also what rebuilding the kernel programs needs: a compiler with the sources of its `core`,
+    /// and bpf-linker for that compiler's LLVM.
+    #[arg(long)]
+    ebpf: bool,
+    /// Also OpenMPI, which `bench links` measures beside ours where it is installed.
+    #[arg(long)]
+    openmpi: bool,
+}
+
+/// Something that has to be installed.
+pub(crate) struct Need<'a> {
+    /// For people.
+    pub(crate) what: &'a str,
+    /// Debian packages.
+    pub(crate) packages: Vec<String>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    ensure_base()?;
+    if args.openmpi && (which("mpirun").is_none() || which("mpicc").is_none()) {
+        let packages = vec!["openmpi-bin".to_owned(), "libopenmpi-dev".to_owned()];
+        install(&[Need { what: "OpenMPI", packages }])?;
+    }
+    if args.ebpf {
+        let toolchain = Toolchain::ensure()?;
+        say(&format!("kernel programs are built with {}", toolchain.describe()));
+    }
+    Ok(())
+}
+
+/// What every command needs. Says nothing where nothing is missing.
+pub(crate) fn ensure_base() -> Result<()> {
+    if which("cc").is_some() {
+        return Ok(());
+    }
+    let packages = vec!["gcc".to_owned(), "libc6-dev".to_owned()];
+    install(&[Need { what: "a C linker (cc)", packages }])
+}
+
+/// Installs packages where this process may, or fails with the command that a person has to type.
+pub(crate) fn install(needs: &[Need<'_>]) -> Result<()> {
+    let packages: Vec<&str> =
+        needs.iter().flat_map(|need| need.packages.iter().map(String::as_str)).collect();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let whats = needs.iter().map(|need| need.what).collect::<Vec<_>>().join(", ");
+    let by_hand = format!("apt-get install {}", packages.join(" "));
+    if which("apt-get").is_none() {
+        bail!(
+            "missing: {whats}. This is no Debian-like system, so install by hand what `{by_hand}` \
+             would install there, then run this again"
+        );
+    }
+    if !is_root() {
+        bail!("missing: {whats}. Run `sudo {by_hand}`, then run this again");
+    }
+    say(&format!("missing: {whats}; installing the Debian packages {}", packages.join(" ")));
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    // A fresh machine has no package lists at all.
+    step("apt-get update", || run(apt().args(["update", "-q"])))?;
+    step("apt-get install", || {
+        run(apt().args(["install", "-q", "-y", "--no-install-recommends"]).args(&packages))
+    })
+}
