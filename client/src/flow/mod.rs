@@ -349,6 +349,11 @@ impl Flow {
                 losses += 1;
             }
         }
+        self.lose(losses);
+    }
+
+    /// So many blocks went from sent to lost.
+    fn lose(&mut self, losses: u32) {
         self.under_way -= losses;
         self.lost += losses;
         self.counters.losses += u64::from(losses);
@@ -458,9 +463,7 @@ impl Flow {
                 losses += 1;
             }
         }
-        self.under_way -= losses;
-        self.lost += losses;
-        self.counters.losses += u64::from(losses);
+        self.lose(losses);
         self.window.on_losses(losses);
     }
 }
