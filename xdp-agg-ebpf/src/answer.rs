@@ -90,9 +90,5 @@ pub fn address(network: &mut Network, from: (u32, u16), to: (u32, u16), payload_
 
 #[inline(always)]
 fn back_out(ifindex: u32) -> u32 {
-    if Settings::redirect_back() {
-        redirect_back(ifindex)
-    } else {
-        xdp_action::XDP_TX
-    }
+    if Settings::redirect_back() { redirect_back(ifindex) } else { xdp_action::XDP_TX }
 }
