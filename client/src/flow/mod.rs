@@ -188,6 +188,12 @@ impl Flow {
         self.window.blocks()
     }
 
+    /// Blocks that were sent and whose result is awaited.
+    #[must_use]
+    pub const fn under_way(&self) -> u32 {
+        self.under_way
+    }
+
     /// Adds `count` blocks at the end and returns the number of the first.
     pub const fn extend(&mut self, count: u64) -> u64 {
         let first = self.end;
