@@ -184,12 +184,19 @@ fn object_bytes() -> Result<Cow<'static, [u8]>, EngineError> {
 
 fn check_kernel() -> Result<(), EngineError> {
     match KernelVersion::current() {
-        Ok(version) if version < OLDEST_KERNEL => {
-            Err(EngineError::Unsupported(format!("it is {version:?}")))
-        }
+        Ok(version) => check_version(version),
         // A version that cannot be read is no reason to give up: the verifier has the last word.
-        _ => Ok(()),
+        Err(_) => Ok(()),
     }
+}
+
+fn check_version(version: KernelVersion) -> Result<(), EngineError> {
+    if version >= OLDEST_KERNEL {
+        return Ok(());
+    }
+    let code = version.code();
+    let (major, minor, patch) = (code >> 16, code >> 8 & 0xff, code & 0xff);
+    Err(EngineError::Unsupported(format!("its version is {major}.{minor}.{patch}")))
 }
 
 pub(super) fn xdp<'a>(bpf: &'a Ebpf, name: &str) -> Result<&'a Xdp, EngineError> {
@@ -252,4 +259,33 @@ fn map_error(what: &'static str) -> impl Fn(MapError) -> EngineError {
 /// Any other error, with what was tried.
 pub(super) fn other(what: &str, error: impl Error + Send + Sync + 'static) -> EngineError {
     EngineError::Other { what: what.into(), source: Box::new(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_kernel_is_named_and_what_to_do() {
+        let error = check_version(KernelVersion::new(5, 15, 7)).expect_err("it is too old");
+        assert!(matches!(error, EngineError::Unsupported(_)));
+        let words = error.to_string();
+        for part in ["5.15.7", "6.1", "--engine userspace"] {
+            assert!(words.contains(part), "{words}");
+        }
+        assert!(check_version(KernelVersion::new(6, 0, 255)).is_err());
+        assert!(check_version(KernelVersion::new(6, 1, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_kernel_without_bpf_is_unsupported_and_one_that_forbids_it_is_not() {
+        let load = |code| {
+            let io_error = io::Error::from_raw_os_error(code);
+            let refused = aya::sys::SyscallError { call: "bpf_prog_load", io_error };
+            load_error(EbpfError::ProgramError(ProgramError::SyscallError(refused)))
+        };
+        assert!(matches!(load(libc::ENOSYS), EngineError::Unsupported(_)));
+        assert!(matches!(load(libc::EPERM), EngineError::NotPermitted(_)));
+        assert!(matches!(load(libc::EINVAL), EngineError::Other { .. }));
+    }
 }
