@@ -1,7 +1,7 @@
 //! `cargo xtask build-ebpf`: the kernel programs, compiled and put where they are checked in.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -64,9 +64,10 @@ pub(crate) fn main() -> Result<()> {
         .with_context(|| format!("writing {TOOLCHAIN_NOTE}"))
 }
 
-/// Compiles the kernel programs into their own target directory. What is for debuggers only goes:
+/// Compiles the kernel programs in a directory that is the same for every clone. What is for debuggers only goes:
 /// the kernel wants types (BTF), not DWARF, which is four fifths of the file.
 pub(crate) fn compile(toolchain: &Toolchain) -> Result<()> {
+    stage()?;
     step("building the kernel programs", || {
         let mut cargo = toolchain.cargo(&directory())?;
         run(cargo.args(["build", "--release", "--locked", "--target-dir", "target"]))
@@ -84,6 +85,40 @@ pub(crate) fn recorded_toolchain() -> String {
         .map_or_else(|_| "an unknown toolchain".to_owned(), |text| text.trim().to_owned())
 }
 
+/// Where the kernel programs are compiled. Absolute paths get into symbols, these into the order in
+/// which LLVM sees functions, and so the object of one clone can differ by an instruction from that
+/// of another: every clone builds at this place.
+const STAGE: &str = "/tmp/xdp-agg-kernel-programs";
+
 fn directory() -> PathBuf {
-    root().join("xdp-agg-ebpf")
+    Path::new(STAGE).join("xdp-agg-ebpf")
+}
+
+/// Brings the sources of the kernel programs there.
+fn stage() -> Result<()> {
+    for part in ["Cargo.toml", "tests/src/layout.rs", "xdp-agg-common", "xdp-agg-ebpf"] {
+        copy(&root().join(part), &Path::new(STAGE).join(part))?;
+    }
+    Ok(())
+}
+
+/// Copies a file, or a directory without what was built in it.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if from.is_file() {
+        fs::create_dir_all(to.parent().expect("it lies in a directory"))
+            .and_then(|()| fs::copy(from, to))
+            .with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+        return Ok(());
+    }
+    if to.join("src").is_dir() {
+        // Files that are no longer there must not be built.
+        fs::remove_dir_all(to.join("src")).with_context(|| format!("emptying {}", to.display()))?;
+    }
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let name = entry?.file_name();
+        if name != "target" {
+            copy(&from.join(&name), &to.join(&name))?;
+        }
+    }
+    Ok(())
 }
