@@ -64,8 +64,8 @@ pub(crate) fn main() -> Result<()> {
         .with_context(|| format!("writing {TOOLCHAIN_NOTE}"))
 }
 
-/// Compiles the kernel programs in a directory that is the same for every clone. What is for debuggers only goes:
-/// the kernel wants types (BTF), not DWARF, which is four fifths of the file.
+/// Compiles the kernel programs in a directory that is the same for every clone. What is for
+/// debuggers only goes: the kernel wants types (BTF), not DWARF, which is four fifths of the file.
 pub(crate) fn compile(toolchain: &Toolchain) -> Result<()> {
     stage()?;
     step("building the kernel programs", || {
