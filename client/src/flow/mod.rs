@@ -287,15 +287,6 @@ impl Flow {
         index.and_then(|index| self.blocks.get(index)).is_some_and(|block| block.attempts == 1)
     }
 
-    /// Blocks that [`Self::poll_transmit`] would return now.
-    #[must_use]
-    pub fn sendable(&self, now: Duration) -> u64 {
-        if now < self.next_send {
-            return 0;
-        }
-        u64::from(self.lost) + self.room()
-    }
-
     /// When [`Self::on_timeout`] or the pace wants the next turn. `None`: not before something else
     /// happens.
     #[must_use]
