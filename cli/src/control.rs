@@ -56,7 +56,7 @@ impl Target {
         stream.set_nodelay(true)?;
         let mut client = Client { stream, addr };
         let agent = format!("xdp-agg {}", env!("CARGO_PKG_VERSION"));
-        match client.ask(&Request::Hello { version: CONTROL_VERSION, agent })? {
+        match client.ask(&Request::Hello { version: CONTROL_VERSION, agent, token: None })? {
             Reply::Welcome { .. } => Ok(client),
             other => bail!("{}: an unexpected answer to Hello: {other:?}", client.addr),
         }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use xdp_agg_common::control::{Join, Reply, Request};
+use xdp_agg_common::control::{Join, Policy, Reply, Request};
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
@@ -115,6 +115,9 @@ impl Communicator {
             max_chunks: session.path_chunks(settings.mtu)?,
             slots: settings.slots,
             result_mode: settings.result_mode,
+            policy: Policy::default(),
+            ring_port: None,
+            resume: None,
         };
         let admitted = session.join(join, settings.join_deadline)?;
         let Some(pool) = Pool::new(admitted.slots) else {

@@ -43,7 +43,7 @@ impl Session {
         stream.set_nonblocking(true).map_err(unreachable)?;
         let mut session = Self { stream, received: Vec::new(), engine: String::new() };
         let agent = concat!("xdp-agg-client ", env!("CARGO_PKG_VERSION")).to_owned();
-        session.send(&Request::Hello { version: CONTROL_VERSION, agent })?;
+        session.send(&Request::Hello { version: CONTROL_VERSION, agent, token: None })?;
         match session.next(Instant::now() + patience.max(Duration::from_secs(2)))? {
             Some(Reply::Welcome { version, .. }) if version != CONTROL_VERSION => {
                 Err(Error::Version { ours: CONTROL_VERSION, theirs: version })

@@ -1,6 +1,8 @@
-//! Who may touch a slot: version, job, cookie, epoch, member address and sizes, in this order.
+//! Who may touch a slot: version, job, cookie, epoch, member address and sizes, in this order, and
+//! at last the job's quota of packets.
 //!
-//! A packet that fails any of these changes nothing (invariant 4). Both engines ask here.
+//! A packet that fails any of these changes nothing (invariant 4). Both engines ask here. Only
+//! packets of members count against a quota, so that a stranger cannot use it up.
 
 use crate::lanes::CHUNK_LEN;
 use crate::maps::{JobConf, Member, Phase, Reject};
@@ -97,17 +99,44 @@ pub fn check_member(
     }
 }
 
+/// How far a job is with its quota of packets: the generic cell rate algorithm (ITU-T I.371).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pace {
+    /// When the next packet would be due if all came at the quota's pace, in nanoseconds.
+    due: u64,
+}
+
+impl Pace {
+    /// Takes in a packet at the time `now`, by a clock that does not go back. False: it is beyond
+    /// the quota of `conf`, and changes nothing.
+    #[inline(always)]
+    pub const fn admit(&mut self, conf: &JobConf, now: u64) -> bool {
+        if conf.packet_interval == 0 {
+            return true;
+        }
+        let due = if self.due > now { self.due } else { now };
+        if due - now > conf.packet_burst as u64 {
+            return false;
+        }
+        self.due = due.wrapping_add(conf.packet_interval as u64);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const CONF: JobConf = JobConf {
         members: 0b11,
-        cookie: 0xdead_beef,
+        cookie: 0xdead_beef_0bad_cafe,
         addr: 0x0a00_0001,
         slot_base: 0,
         slots: 8,
         group: 0,
+        packet_interval: 0,
+        packet_burst: 0,
         group_port: 0,
         port: 0xBEE0,
         epoch: 3,
@@ -115,9 +144,10 @@ mod tests {
         max_chunks: 22,
         phase: Phase::Running as u16,
         mode: 1,
-        pad: [0; 3],
+        pad: 0,
     };
     const MEMBER: Member = Member {
+        heard: 0,
         addr: 0x0a00_0002,
         port: 4000,
         learned_epoch: 3,
@@ -130,7 +160,7 @@ mod tests {
         kind: Kind::Contribution,
         flags: 0,
         job: 0,
-        cookie: 0xdead_beef,
+        cookie: 0xdead_beef_0bad_cafe,
         epoch: 3,
         rank: 1,
         block: 5,
@@ -186,5 +216,18 @@ mod tests {
         let empty = Member::default();
         let nobody = Source { addr: 0, port: 0 };
         assert_eq!(check_member(&CONF, &empty, &HEADER, nobody, 64), Err(Reject::Member));
+    }
+
+    #[test]
+    fn a_quota_lets_its_rate_through_and_no_more() {
+        let conf = JobConf { packet_interval: 1000, packet_burst: 10_000, ..CONF };
+        let mut pace = Pace::default();
+        let at_once = (0..100).filter(|_| pace.admit(&conf, 5_000_000)).count();
+        assert_eq!(at_once, 11, "the burst, and the one that is due");
+        // Ten times the rate, for a second: a tenth of it passes, whatever was refused.
+        let passed = (0..10_000_000_u64).filter(|i| pace.admit(&conf, 5_000_000 + i * 100)).count();
+        assert!((999_990..=1_000_010).contains(&passed), "{passed}");
+        let mut free = Pace::default();
+        assert!((0..1000).all(|_| free.admit(&CONF, 0)));
     }
 }

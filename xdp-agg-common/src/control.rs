@@ -8,6 +8,20 @@
 //! A worker's life: `Hello`, [`Request::Join`] → (all ranks are there) [`Reply::Admitted`] →
 //! probes on the data path → [`Request::Ready`] → (all ranks are ready) [`Reply::Go`] → calls →
 //! [`Request::Leave`] or the end of the connection. At any time: [`Reply::Aborted`].
+//!
+//! Three things give a running job a new epoch, with other members or on another daemon; each ends
+//! in [`Reply::Admitted`] with a [`Plan`] and goes on from there (rules: [`crate::reform`]):
+//! * A member is lost and the job's [`Policy`] is to shrink: [`Reply::Reform`] → from each survivor
+//!   [`Request::Progress`].
+//! * The connection to the daemon is lost and the policy is to resume: `Hello`, [`Request::Join`]
+//!   with [`Resume`]. A daemon that kept its data path over its restart answers
+//!   [`Reply::Resumed`] instead: the old epoch goes on.
+//! * A rank that is no member (any more) joins: [`Reply::Pause`] → from each member
+//!   [`Request::Paused`] → [`Reply::RunTo`] → from each, once there, [`Request::Progress`].
+//!
+//! Both sides send `Heartbeat` while a worker is a member. That a heartbeat cannot be delivered
+//! shows that the host or the link is dead; that none is answered shows only that the process is
+//! stopped or busy.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -16,9 +30,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::maps::{JobCounters, ResultMode};
+pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 1;
+pub const CONTROL_VERSION: u32 = 2;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.
@@ -36,11 +51,24 @@ pub enum Request {
         version: u32,
         /// Name and version of the program, for logs.
         agent: String,
+        /// The secret that the operator gave out, where the daemon asks for one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<Token>,
     },
     /// Become rank `rank` of a job. The first to name a job creates it.
     Join(Join),
     /// My probe came back: my path is open.
     Ready,
+    /// Answer to [`Reply::Heartbeat`].
+    Heartbeat,
+    /// Answer to [`Reply::Reform`], and said unasked by a member that has come to the call that
+    /// [`Reply::RunTo`] named: I take in no more results of this epoch, and this is what I have.
+    Progress(Progress),
+    /// Answer to [`Reply::Pause`]: I start no call from this one on until I am told how far.
+    Paused {
+        /// Number of the next call that I would start.
+        next_sequence: u64,
+    },
     /// I contributed to a block under another call than the others: the job cannot go on.
     CallMismatch {
         /// What this worker called.
@@ -90,6 +118,106 @@ pub struct Join {
     pub slots: Option<u32>,
     /// How results shall come. None: the daemon chooses.
     pub result_mode: Option<ResultMode>,
+    /// What shall happen when a member or the daemon is lost: the same for all members.
+    #[serde(default)]
+    pub policy: Policy,
+    /// TCP port where this worker takes part in a ring if the daemon is lost
+    /// ([`AggregatorLoss::Ring`]).
+    #[serde(default)]
+    pub ring_port: Option<u16>,
+    /// This worker was a member already, and lost the connection to its daemon.
+    #[serde(default)]
+    pub resume: Option<Resume>,
+}
+
+/// What a worker remembers of the epoch in which it lost its daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// The epoch's number and cookie: a daemon that has kept it lets the worker go on in it.
+    pub epoch: u16,
+    /// See `epoch`.
+    pub cookie: u64,
+    /// The epoch's members: the job forms anew when all of these are back.
+    pub members: u64,
+    /// Chunks of a block: calls in flight are cut into such blocks.
+    pub chunks: u16,
+    /// What it has. It takes in no more results of this epoch unless [`Reply::Resumed`] comes.
+    pub progress: Progress,
+}
+
+/// What happens to a job when somebody is lost. All members ask for the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// When a worker is lost.
+    pub worker_loss: WorkerLoss,
+    /// When the daemon is lost.
+    pub aggregator_loss: AggregatorLoss,
+}
+
+impl std::fmt::Display for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { worker_loss, aggregator_loss } = self;
+        write!(f, "{} on worker loss, ", worker_loss.name())?;
+        write!(f, "{} on aggregator loss", aggregator_loss.name())
+    }
+}
+
+/// When a worker is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerLoss {
+    /// The others' calls return an error that names its rank.
+    #[default]
+    Fail,
+    /// The others go on without it, in a new epoch.
+    Shrink,
+}
+
+impl WorkerLoss {
+    /// The name in settings and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fail => "fail",
+            Self::Shrink => "shrink",
+        }
+    }
+}
+
+/// When the daemon is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AggregatorLoss {
+    /// Calls return an error.
+    #[default]
+    Fail,
+    /// Workers connect again and go on, in a new epoch or in the old one.
+    Resume,
+    /// As `Resume`; where no daemon comes back in time, the workers go on over a TCP ring.
+    Ring,
+}
+
+impl AggregatorLoss {
+    /// The name in settings and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fail => "fail",
+            Self::Resume => "resume",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+/// A secret that the operator gave out. Its `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Token(pub String);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
 }
 
 /// A job that is reserved before its workers come.
@@ -151,6 +279,28 @@ pub enum Reply {
     },
     /// The job is over; no later result is valid.
     Aborted(AbortReason),
+    /// Are you there? Answer [`Request::Heartbeat`].
+    Heartbeat,
+    /// Members are lost, and the job goes on without them: answer [`Request::Progress`].
+    Reform {
+        /// The ranks that are lost.
+        lost: Vec<u16>,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Answer to [`Request::Join`] with [`Resume`]: the epoch goes on as it is.
+    Resumed,
+    /// A rank wants to join: answer [`Request::Paused`].
+    Pause {
+        /// The ranks that wait.
+        joining: Vec<u16>,
+    },
+    /// Start no call from this one on: the new members take part in it. Say [`Request::Progress`]
+    /// when all calls before it are done.
+    RunTo {
+        /// Number of the first call of the next epoch.
+        sequence: u64,
+    },
     /// Answer to [`Request::Missing`].
     Missing {
         /// The block that was asked for.
@@ -179,15 +329,24 @@ pub struct Admitted {
     /// Index of the job.
     pub job_id: u16,
     /// Random number of this epoch.
-    pub cookie: u32,
+    pub cookie: u64,
     /// Membership number, never 0.
     pub epoch: u16,
+    /// Bit `r`: rank `r` is a member of this epoch.
+    pub members: u64,
     /// Block size: the smallest that all members and the aggregator can send.
     pub chunks: u16,
     /// Slots of the pool; the window is half of them.
     pub slots: u32,
     /// Where to send contributions.
     pub data: SocketAddrV4,
+    /// What becomes of the blocks of earlier epochs. None: this is the job's first one.
+    #[serde(default)]
+    pub plan: Option<Plan>,
+    /// Where the members take part in a ring, in order of their ranks; empty without
+    /// [`AggregatorLoss::Ring`].
+    #[serde(default)]
+    pub ring: Vec<SocketAddrV4>,
 }
 
 /// Why a job ended before its members left.
@@ -222,8 +381,16 @@ pub enum AbortReason {
     Timeout {
         /// The ranks that were awaited.
         ranks: Vec<u16>,
-        /// `join` or `probe`.
+        /// `join`, `probe`, `resume` or `report its progress`.
         step: String,
+    },
+    /// The job went on without this worker, whose connection was lost for too long.
+    Expelled,
+    /// A block was finished in an earlier epoch, some members have its result and others do not,
+    /// and nobody who is left can give it to them.
+    Unrecoverable {
+        /// Number of the block in the job's life.
+        block: u64,
     },
 }
 
@@ -239,6 +406,15 @@ impl std::fmt::Display for AbortReason {
             Self::Timeout { ranks, step } => {
                 write!(f, "ranks {ranks:?} did not {step} in time")
             }
+            Self::Expelled => f.write_str(
+                "the others went on without this worker, because its connection was lost for too \
+                 long; connect again to rejoin",
+            ),
+            Self::Unrecoverable { block } => write!(
+                f,
+                "block {block} was finished before, and no member that is left can give its result \
+                 to those that lack it"
+            ),
         }
     }
 }
@@ -265,6 +441,10 @@ pub enum ErrorCode {
     Busy,
     /// The engine failed; see the daemon's log.
     Engine,
+    /// The token is missing or wrong; the connection ends.
+    Unauthorised,
+    /// Too many connections or requests; the connection ends.
+    Limit,
 }
 
 /// One job, for people and tools.
@@ -397,7 +577,7 @@ mod tests {
     use super::*;
 
     fn hello() -> Request {
-        Request::Hello { version: CONTROL_VERSION, agent: "test".into() }
+        Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None }
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //! * [`admission`]: who may touch a slot at all.
 //! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
 //! * [`control`] (feature `control`): the messages between workers, tools and the daemon.
+//! * [`reform`] (feature `control`): which block is done, done again or handed on when a job gets a
+//!   new epoch.
 //!
-//! Everything but `control` is `no_std`, does not allocate, cannot panic and contains no `unsafe`:
+//! Everything but these two is `no_std`, does not allocate, cannot panic and contains no `unsafe`:
 //! the same functions run in the kernel program, in the user-space engine and in tests.
 #![cfg_attr(not(any(test, feature = "control")), no_std)]
 #![deny(unsafe_code)]
@@ -21,5 +23,7 @@ pub mod lanes;
 pub mod maps;
 #[cfg(feature = "user")]
 mod pod;
+#[cfg(feature = "control")]
+pub mod reform;
 pub mod slot;
 pub mod wire;

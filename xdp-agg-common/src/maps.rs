@@ -86,10 +86,10 @@ impl ResultMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct JobConf {
-    /// Bit `r` is set for every rank of the world.
+    /// Bit `r` is set for every rank that is a member of the epoch.
     pub members: u64,
     /// Random number of the epoch.
-    pub cookie: u32,
+    pub cookie: u64,
     /// Address that workers send to.
     pub addr: u32,
     /// First slot of the job's pool in the slot table.
@@ -98,13 +98,18 @@ pub struct JobConf {
     pub slots: u32,
     /// Multicast group of the results, for [`ResultMode::Multicast`].
     pub group: u32,
+    /// Nanoseconds between two admitted packets of the job, all members together, at its quota. 0:
+    /// no limit.
+    pub packet_interval: u32,
+    /// How far ahead of that pace the job may be, in nanoseconds.
+    pub packet_burst: u32,
     /// UDP port of that group.
     pub group_port: u16,
     /// UDP port that workers send to.
     pub port: u16,
     /// Membership, never 0 in a job that is not off.
     pub epoch: u16,
-    /// World size.
+    /// World size: ranks are below it; not all need to be members.
     pub workers: u16,
     /// Most payload of a packet, in chunks.
     pub max_chunks: u16,
@@ -113,13 +118,16 @@ pub struct JobConf {
     /// A [`ResultMode`] as a number; 0 while probing.
     pub mode: u16,
     /// Zero.
-    pub pad: [u16; 3],
+    pub pad: u16,
 }
 
 /// One member of a job: registered by the daemon, path learned from its probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Member {
+    /// When its latest contribution was admitted, in nanoseconds of the kernel's monotonic clock;
+    /// 0: not in this epoch. Written by the data path: who contributes, and since when not.
+    pub heard: u64,
     /// The worker's IPv4 address. 0: no such member.
     pub addr: u32,
     /// The worker's UDP port.
@@ -132,6 +140,18 @@ pub struct Member {
     pub mac: [u8; 6],
     /// The address that its probe was sent to: ours.
     pub local_mac: [u8; 6],
+}
+
+/// How far a job is with its quota of packets: a map value of its own, because it has a lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Quota {
+    /// The kernel's spin lock; reads as zero from user space.
+    pub lock: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Its state.
+    pub pace: crate::admission::Pace,
 }
 
 /// Why a packet that claims to be ours was refused. The number is the index of its counter.
@@ -158,11 +178,13 @@ pub enum Reject {
     Window = 8,
     /// Another tag or length than the other contributions to the block.
     Mismatch = 9,
+    /// More packets than the job's quota allows.
+    Quota = 10,
 }
 
 impl Reject {
     /// Number of reasons.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
     /// All reasons, in the order of their counters.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Truncated,
@@ -175,6 +197,7 @@ impl Reject {
         Self::Size,
         Self::Window,
         Self::Mismatch,
+        Self::Quota,
     ];
 
     /// The name in statistics and logs.
@@ -191,6 +214,7 @@ impl Reject {
             Self::Size => "size",
             Self::Window => "window",
             Self::Mismatch => "mismatch",
+            Self::Quota => "quota",
         }
     }
 }
@@ -276,16 +300,15 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Fan {
-    /// The broadcast: its block number above its 16-bit serial number.
-    pub broadcast: u64,
-    /// The broadcast's cookie.
-    pub cookie: u32,
+    /// The broadcast: its block number. A block is completed once in an epoch, so block and cookie
+    /// name a broadcast.
+    pub block: u64,
+    /// The broadcast's cookie: its job and epoch.
+    pub cookie: u64,
     /// The interface's index among the served ones, below [`MAX_PORTS`]. Set by the daemon.
     pub port: u32,
     /// Copies of this broadcast that were seen here.
     pub next: u32,
-    /// Zero.
-    pub pad: u32,
 }
 
 /// The part of a slot's map value in front of its lanes, as user space reads it.
@@ -306,8 +329,9 @@ pub struct SlotHead {
 pub const SLOT_LEN: usize = size_of::<SlotHead>() + crate::lanes::MAX_PAYLOAD;
 
 const _: () = assert!(size_of::<SlotHead>() == 64);
-const _: () = assert!(size_of::<JobConf>() == 48);
-const _: () = assert!(size_of::<Member>() == 24);
+const _: () = assert!(size_of::<JobConf>() == 56);
+const _: () = assert!(size_of::<Member>() == 32);
+const _: () = assert!(size_of::<Quota>() == 16);
 const _: () = assert!(size_of::<Event>() == 24);
 const _: () = assert!(size_of::<Fan>() == 24);
 

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "aya's Pod is an unsafe trait")]
 
 use crate::lanes::Lane;
-use crate::maps::{Event, Fan, JobConf, JobCounters, Member, SlotHead};
+use crate::maps::{Event, Fan, JobConf, JobCounters, Member, Quota, SlotHead};
 
 // SAFETY: repr(C) integers without padding (sizes are asserted beside the types): any bytes are a
 // value, and no byte is undefined.
@@ -17,5 +17,7 @@ unsafe impl aya::Pod for Event {}
 unsafe impl aya::Pod for SlotHead {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Fan {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Quota {}
 // SAFETY: one packed integer.
 unsafe impl aya::Pod for Lane {}

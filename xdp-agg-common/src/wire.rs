@@ -1,4 +1,4 @@
-//! The wire format, version 1: a 22-byte header behind UDP, then the payload.
+//! The wire format, version 2: a 22-byte header behind UDP, then the payload.
 //!
 //! 22 bytes put the payload 64 bytes into an untagged Ethernet/IPv4 frame (14 + 20 + 8 + 22).
 //! Header fields are big-endian (network order). The payload is little-endian 32-bit lanes, because
@@ -8,22 +8,25 @@
 //! |--------|---------|---------|
 //! | 0      | version, kind | high nibble [`VERSION`], low nibble [`Kind`] |
 //! | 1      | flags   | see [`flags`] |
-//! | 2..4   | job     | index of the job on this aggregator |
-//! | 4..8   | cookie  | random number of the job's epoch, told only to its members |
-//! | 8..10  | epoch   | membership of the job; never 0 |
-//! | 10..12 | rank    | sender of a contribution, recipient of an answer |
-//! | 12..18 | block   | block number within the epoch, 48 bits, never reused |
-//! | 18..20 | tag     | digest of the call (sequence number, length, type): a mismatch is an error |
-//! | 20..22 | reserved | zero in version 1 (kept for the block exponent of a later version) |
+//! | 2      | job     | index of the job on this aggregator |
+//! | 3      | rank    | sender of a contribution, recipient of an answer; [`EVERYBODY`] in a multicast |
+//! | 4..12  | cookie  | random number of the job's epoch, told only to its members |
+//! | 12..14 | epoch   | membership of the job; never 0 |
+//! | 14..20 | block   | block number within the epoch, 48 bits, never reused |
+//! | 20..22 | tag     | digest of the call (sequence number, length, type): a mismatch is an error |
+//!
+//! Version 1 had a 32-bit cookie: too short for a secret that a flood may guess at.
 
 /// Version of the wire format. A packet of another version changes nothing.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Length of the header in bytes.
 pub const HEADER_LEN: usize = 22;
 /// Default UDP port of the aggregator's data path, the one SwitchML used (0xBEE0).
 pub const DATA_PORT: u16 = 0xBEE0;
 /// Most workers of one job: one bit each in a 64-bit map.
 pub const MAX_WORKERS: usize = 64;
+/// The rank of a result that goes to all members in one packet.
+pub const EVERYBODY: u16 = 0xff;
 /// Block numbers are 48 bits wide: at 100 Gbit/s and 1408 bytes a block they last a year.
 pub const BLOCK_MASK: u64 = (1 << 48) - 1;
 
@@ -31,7 +34,7 @@ pub const BLOCK_MASK: u64 = (1 << 48) - 1;
 pub mod flags {
     /// The block holds a NaN or an infinity at some worker: every worker must see it as non-finite.
     pub const NON_FINITE: u8 = 1;
-    /// All bits that version 1 defines.
+    /// All bits that version 2 defines.
     pub const KNOWN: u8 = NON_FINITE;
 }
 
@@ -56,7 +59,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind with this number, if version 1 defines it.
+    /// The kind with this number, if version 2 defines it.
     #[inline(always)]
     #[must_use]
     pub const fn from_nibble(nibble: u8) -> Option<Self> {
@@ -79,14 +82,14 @@ pub struct Header {
     pub kind: Kind,
     /// See [`flags`].
     pub flags: u8,
-    /// Index of the job on the aggregator.
+    /// Index of the job on the aggregator, below 256.
     pub job: u16,
+    /// Sender of a contribution or probe, recipient of anything else; below 256.
+    pub rank: u16,
     /// Random number of the job's epoch.
-    pub cookie: u32,
+    pub cookie: u64,
     /// Membership of the job, never 0.
     pub epoch: u16,
-    /// Sender of a contribution or probe, recipient of anything else.
-    pub rank: u16,
     /// Block number in the epoch, below 2^48.
     pub block: u64,
     /// Digest of the call that the block belongs to.
@@ -98,7 +101,7 @@ pub struct Header {
 pub enum HeaderError {
     /// The version nibble is not [`VERSION`].
     Version(u8),
-    /// The kind nibble, a flag or the reserved field has a value that version 1 does not define.
+    /// The kind nibble or a flag has a value that version 2 does not define.
     Malformed,
 }
 
@@ -106,7 +109,7 @@ impl Header {
     /// Reads a header.
     ///
     /// # Errors
-    /// Another version, or a value that version 1 does not define.
+    /// Another version, or a value that version 2 does not define.
     #[inline(always)]
     pub const fn parse(b: &[u8; HEADER_LEN]) -> Result<Self, HeaderError> {
         if b[0] >> 4 != VERSION {
@@ -115,43 +118,43 @@ impl Header {
         let Some(kind) = Kind::from_nibble(b[0] & 0x0f) else {
             return Err(HeaderError::Malformed);
         };
-        if b[1] & !flags::KNOWN != 0 || b[20] != 0 || b[21] != 0 {
+        if b[1] & !flags::KNOWN != 0 {
             return Err(HeaderError::Malformed);
         }
         Ok(Self {
             kind,
             flags: b[1],
-            job: u16::from_be_bytes([b[2], b[3]]),
-            cookie: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
-            epoch: u16::from_be_bytes([b[8], b[9]]),
-            rank: u16::from_be_bytes([b[10], b[11]]),
-            block: u64::from_be_bytes([0, 0, b[12], b[13], b[14], b[15], b[16], b[17]]),
-            tag: u16::from_be_bytes([b[18], b[19]]),
+            job: b[2] as u16,
+            rank: b[3] as u16,
+            cookie: u64::from_be_bytes([b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11]]),
+            epoch: u16::from_be_bytes([b[12], b[13]]),
+            block: u64::from_be_bytes([0, 0, b[14], b[15], b[16], b[17], b[18], b[19]]),
+            tag: u16::from_be_bytes([b[20], b[21]]),
         })
     }
 
-    /// Writes the header. The bits of `block` above 48 are cut off.
+    /// Writes the header. Bits beyond a field's width are cut off.
     #[inline(always)]
     pub const fn emit(&self, b: &mut [u8; HEADER_LEN]) {
-        let job = self.job.to_be_bytes();
         let cookie = self.cookie.to_be_bytes();
         let epoch = self.epoch.to_be_bytes();
-        let rank = self.rank.to_be_bytes();
         let block = self.block.to_be_bytes();
         let tag = self.tag.to_be_bytes();
         *b = [
             VERSION << 4 | self.kind as u8,
             self.flags,
-            job[0],
-            job[1],
+            self.job as u8,
+            self.rank as u8,
             cookie[0],
             cookie[1],
             cookie[2],
             cookie[3],
+            cookie[4],
+            cookie[5],
+            cookie[6],
+            cookie[7],
             epoch[0],
             epoch[1],
-            rank[0],
-            rank[1],
             block[2],
             block[3],
             block[4],
@@ -160,8 +163,6 @@ impl Header {
             block[7],
             tag[0],
             tag[1],
-            0,
-            0,
         ];
     }
 }
@@ -174,12 +175,12 @@ mod tests {
     const SAMPLE: Header = Header {
         kind: Kind::Contribution,
         flags: flags::NON_FINITE,
-        job: 0x0102,
-        cookie: 0x0304_0506,
-        epoch: 0x0708,
-        rank: 0x090a,
-        block: 0x0b0c_0d0e_0f10,
-        tag: 0x1112,
+        job: 0x02,
+        rank: 0x03,
+        cookie: 0x0405_0607_0809_0a0b,
+        epoch: 0x0c0d,
+        block: 0x0e0f_1011_1213,
+        tag: 0x1415,
     };
 
     /// The golden bytes of ARCHITECTURE.md. They change only with [`VERSION`].
@@ -190,8 +191,8 @@ mod tests {
         assert_eq!(
             bytes,
             [
-                0x11, 0x01, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b, 0x0c,
-                0x0d, 0x0e, 0x0f, 0x10, 0x11, 0x12, 0x00, 0x00
+                0x21, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d,
+                0x0e, 0x0f, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15
             ]
         );
         assert_eq!(Header::parse(&bytes), Ok(SAMPLE));
@@ -201,13 +202,13 @@ mod tests {
     fn another_version_is_refused_before_anything_else() {
         let mut bytes = [0xff; HEADER_LEN];
         SAMPLE.emit(&mut bytes);
-        bytes[0] = 0x2f; // version 2, and a kind that does not exist
-        assert_eq!(Header::parse(&bytes), Err(HeaderError::Version(2)));
+        bytes[0] = 0x3f; // version 3, and a kind that does not exist
+        assert_eq!(Header::parse(&bytes), Err(HeaderError::Version(3)));
     }
 
     #[test]
     fn undefined_values_are_refused() {
-        for (at, value) in [(0, 0x10), (0, 0x17), (1, 0x02), (20, 1), (21, 1)] {
+        for (at, value) in [(0, 0x20), (0, 0x27), (1, 0x02), (1, 0x80)] {
             let mut bytes = [0; HEADER_LEN];
             SAMPLE.emit(&mut bytes);
             bytes[at] = value;
@@ -220,8 +221,6 @@ mod tests {
         fn what_parses_emits_the_same_bytes(mut bytes: [u8; HEADER_LEN]) {
             bytes[0] = VERSION << 4 | bytes[0] & 7;
             bytes[1] &= flags::KNOWN;
-            bytes[20] = 0;
-            bytes[21] = 0;
             if let Ok(header) = Header::parse(&bytes) {
                 let mut again = [0; HEADER_LEN];
                 header.emit(&mut again);

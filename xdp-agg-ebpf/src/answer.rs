@@ -4,9 +4,9 @@ use aya_ebpf::bindings::xdp_action;
 use xdp_agg_common::frame::{IP_LEN, IP_OVERHEAD, Ipv4};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Lane};
 use xdp_agg_common::maps::JobConf;
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
-use crate::maps::{SERIALS, Settings, broadcast, redirect_back};
+use crate::maps::{Settings, broadcast, redirect_back};
 use crate::packet::{Network, Packet};
 
 /// An answer to the sender alone: `kind`, with the payload as it is in the packet.
@@ -58,22 +58,14 @@ pub fn to_all(
     let headers = packet.headers()?;
     let mut result = Header { kind: Kind::Result, flags, ..*header };
     if multicast {
-        result.rank = u16::MAX;
+        result.rank = EVERYBODY;
         let [_, a, b, c] = conf.group.to_be_bytes();
         let network = &mut headers.network;
         network.mac_from = network.mac_to;
         network.mac_to = [0x01, 0x00, 0x5e, a & 0x7f, b, c].into(); // RFC 1112
         address(network, (conf.addr, conf.port), (conf.group, conf.group_port), payload_len);
-    } else {
-        // Copies of one broadcast know each other by this number; the program that each passes on
-        // its way out (`copy_out`) puts the recipient in its place.
-        let serial = SERIALS.get_ptr_mut(0)?;
-        // SAFETY: this CPU's own value; a program is not interrupted by another one.
-        result.rank = unsafe {
-            *serial = (*serial).wrapping_add(1);
-            *serial
-        };
     }
+    // The program that each copy passes on its way out (`copy_out`) fills the recipient in.
     result.emit(&mut headers.ours);
     Some(broadcast(header.job))
 }

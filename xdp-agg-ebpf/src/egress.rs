@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::XdpContext;
 use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, copy_index, member_index};
-use xdp_agg_common::wire::Header;
+use xdp_agg_common::wire::{EVERYBODY, Header};
 
 use crate::answer::address;
 use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS};
@@ -19,7 +19,7 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     // What has our address as its source is addressed already: an answer to one worker, or the one
     // packet to a group (an answer was counted where it was made: it may leave by `XDP_TX`).
     if headers.network.ip.source() == conf.addr {
-        if header.rank == u16::MAX {
+        if header.rank == EVERYBODY {
             count_copy(header.job);
         }
         return Some(());
@@ -56,11 +56,10 @@ fn recipient(ctx: &XdpContext, conf: &JobConf, header: &mut Header) -> Option<&'
     // SAFETY: the context of a program that runs from a device map has this field.
     let ifindex = unsafe { (*ctx.ctx).egress_ifindex };
     let fan: *mut Fan = FANS.get_ptr_mut(ifindex)?;
-    let broadcast = header.block << 16 | u64::from(header.rank);
     // SAFETY: this CPU's own value, of an entry that stays as long as the program.
     let (port, copy) = unsafe {
-        if (*fan).broadcast != broadcast || (*fan).cookie != conf.cookie {
-            (*fan).broadcast = broadcast;
+        if (*fan).block != header.block || (*fan).cookie != conf.cookie {
+            (*fan).block = header.block;
             (*fan).cookie = conf.cookie;
             (*fan).next = 0;
         }

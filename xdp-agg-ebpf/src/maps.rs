@@ -84,9 +84,6 @@ pub static FANS: PerCpuHashMap<u32, Fan, MAX_PORTS> = PerCpuHashMap::new();
 /// behind.
 #[btf_map]
 static BACK: DevMap<MAX_PORTS> = DevMap::new();
-/// Last number that a broadcast of this CPU got.
-#[btf_map]
-pub static SERIALS: PerCpuArray<u16, 1> = PerCpuArray::new();
 
 /// Sends the packet back out of the interface that it came in on.
 #[inline(always)]

@@ -133,7 +133,8 @@ impl Lab {
         let ask = move || {
             let mut stream = TcpStream::connect(control).expect("the daemon listens");
             stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
-            let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into() };
+            let hello =
+                Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
             write_message(&mut stream, &hello).expect("sent");
             let _: Reply = read_message(&mut stream).expect("a welcome");
             write_message(&mut stream, &Request::Stats).expect("sent");

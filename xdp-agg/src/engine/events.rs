@@ -19,6 +19,7 @@ const fn expectation(reason: Reject) -> &'static str {
         Reject::Size => "no payload, or more than the job's blocks hold",
         Reject::Window => "a block beyond the window",
         Reject::Mismatch => "another call or length than the other ranks' of this block",
+        Reject::Quota => "more packets than the job's quota allows",
     }
 }
 

@@ -5,13 +5,15 @@ mod bytes;
 mod events;
 mod mmsg;
 mod options;
-mod sum;
+pub mod sum;
 pub mod userspace;
 pub mod xdp;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
+use xdp_agg_common::wire::MAX_WORKERS;
 
 pub use options::{EngineConfig, EngineKind, XdpMode, open};
 
@@ -22,8 +24,21 @@ pub struct JobSetup {
     pub job_id: u16,
     /// Everything but phase and result mode, which the engine sets.
     pub conf: JobConf,
-    /// Data address of every rank, in rank order.
-    pub members: Vec<SocketAddrV4>,
+    /// Data address of every member, by rank: the ranks whose bits `conf.members` has.
+    pub members: BTreeMap<u16, SocketAddrV4>,
+}
+
+impl JobSetup {
+    /// Whether the members are those that the configuration names, all below the world size.
+    #[must_use]
+    pub fn is_consistent(&self) -> bool {
+        let named = self.members.keys().fold(0, |bits, rank| bits | 1_u64 << (rank & 63));
+        let below = self.members.keys().all(|rank| *rank < self.conf.workers);
+        named == self.conf.members
+            && below
+            && named != 0
+            && usize::from(self.conf.workers) <= MAX_WORKERS
+    }
 }
 
 /// How results of a started job go out.

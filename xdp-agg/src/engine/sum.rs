@@ -21,7 +21,7 @@ const EVENTS_MAX: usize = 64;
 
 /// What goes out for a packet. The payload is the packet's own memory, changed in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub enum Answer {
     /// Nothing.
     Nothing,
     /// One packet back to the sender.
@@ -42,17 +42,17 @@ pub(super) enum Answer {
 
 /// A job that is on the data path.
 #[derive(Debug)]
-pub(super) struct Job {
+pub struct Job {
     /// As the workers know it.
-    pub(super) conf: JobConf,
-    /// By rank.
-    pub(super) members: Vec<Member>,
+    pub conf: JobConf,
+    /// By rank; the default for a rank that is no member.
+    pub members: Vec<Member>,
     pool: Pool,
 }
 
 /// Slots, jobs and counters of the engine.
 #[derive(Debug)]
-pub(super) struct Sums {
+pub struct Sums {
     jobs: [Option<Job>; MAX_JOBS],
     slots: Vec<SlotState>,
     lanes: Vec<Chunk>,
@@ -64,7 +64,7 @@ pub(super) struct Sums {
 
 impl Sums {
     /// Room for `slots` slots of `max_chunks` chunks.
-    pub(super) fn new(slots: u32, max_chunks: u16) -> Self {
+    pub fn new(slots: u32, max_chunks: u16) -> Self {
         let max_chunks = usize::from(max_chunks);
         Self {
             jobs: [const { None }; MAX_JOBS],
@@ -77,21 +77,23 @@ impl Sums {
         }
     }
 
-    pub(super) fn job(&self, job_id: u16) -> Option<&Job> {
+    /// A job that is on the data path.
+    pub fn job(&self, job_id: u16) -> Option<&Job> {
         self.jobs.get(usize::from(job_id))?.as_ref()
     }
 
-    pub(super) fn counters(&self) -> &[JobCounters] {
+    /// Of every job index, and of what belongs to none at index `MAX_JOBS`.
+    pub fn counters(&self) -> &[JobCounters] {
         &self.counters
     }
 
     /// Takes the events since the last call.
-    pub(super) fn take_events(&mut self) -> Vec<Event> {
+    pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
     /// See [`super::Engine::prepare`].
-    pub(super) fn prepare(&mut self, setup: &JobSetup) -> Result<(), EngineError> {
+    pub fn prepare(&mut self, setup: &JobSetup) -> Result<(), EngineError> {
         let conf = JobConf { phase: Phase::Probing as u16, mode: 0, ..setup.conf };
         let pool = Pool::new(conf.slots).filter(|_| {
             u64::from(conf.slot_base) + u64::from(conf.slots) <= self.slots.len() as u64
@@ -106,11 +108,9 @@ impl Sums {
                 self.slots.len()
             )));
         };
-        if setup.members.len() != usize::from(conf.workers)
-            || usize::from(conf.max_chunks) > self.max_chunks
-        {
+        if !setup.is_consistent() || usize::from(conf.max_chunks) > self.max_chunks {
             return Err(wrong_setup(format!(
-                "{} members for {} workers, or blocks of {} chunks where {} fit",
+                "{} members for {} workers that are not the ones named, or blocks of {} chunks where {} fit",
                 setup.members.len(),
                 conf.workers,
                 conf.max_chunks,
@@ -119,23 +119,23 @@ impl Sums {
         }
         let base = conf.slot_base as usize;
         self.slots[base..base + conf.slots as usize].fill(SlotState::default());
-        let register = |at: &SocketAddrV4| Member {
-            addr: u32::from(*at.ip()),
-            port: at.port(),
-            ..Member::default()
+        let register = |rank| match setup.members.get(&rank) {
+            Some(at) => Member { addr: u32::from(*at.ip()), port: at.port(), ..Member::default() },
+            None => Member::default(),
         };
-        *place = Some(Job { conf, members: setup.members.iter().map(register).collect(), pool });
+        *place = Some(Job { conf, members: (0..conf.workers).map(register).collect(), pool });
         Ok(())
     }
 
     /// See [`super::Engine::start`].
-    pub(super) fn start(
+    pub fn start(
         &mut self,
         job_id: u16,
         wanted: Option<ResultMode>,
     ) -> Result<Started, EngineError> {
         let job = self.running(job_id)?;
-        let unheard = job.members.iter().position(|m| m.learned_epoch != job.conf.epoch);
+        let epoch = job.conf.epoch;
+        let unheard = job.members.iter().position(|m| m.addr != 0 && m.learned_epoch != epoch);
         if let Some(rank) = unheard {
             return Err(EngineError::NoPath(rank as u16));
         }
@@ -147,14 +147,14 @@ impl Sums {
     }
 
     /// See [`super::Engine::stop`].
-    pub(super) fn stop(&mut self, job_id: u16) {
+    pub fn stop(&mut self, job_id: u16) {
         if let Some(place) = self.jobs.get_mut(usize::from(job_id)) {
             *place = None;
         }
     }
 
     /// See [`super::Engine::missing`].
-    pub(super) fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
+    pub fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
         let Job { conf, pool, .. } = self.running(job_id)?;
         let slot = conf.slot_base + pool.slot_of(block);
         let (epoch, members) = (conf.epoch, conf.members);
@@ -167,7 +167,7 @@ impl Sums {
     }
 
     /// Takes in one packet: header and payload.
-    pub(super) fn packet(&mut self, source: Source, packet: &mut [u8]) -> Answer {
+    pub fn packet(&mut self, source: Source, packet: &mut [u8]) -> Answer {
         let version = packet.first().map_or(0, |byte| byte >> 4);
         let Some((header, payload)) = packet.split_first_chunk_mut::<HEADER_LEN>() else {
             let event = Event { version, job: u16::MAX, ..Event::default() };
@@ -176,7 +176,7 @@ impl Sums {
         let header = match Header::parse(header) {
             Ok(header) => header,
             Err(error) => {
-                // A value that version 1 does not define leaves no field to be believed.
+                // A value that this version does not define leaves no field to be believed.
                 let version = if let HeaderError::Version(other) = error { other } else { version };
                 let event = Event { version, job: u16::MAX, ..Event::default() };
                 return self.refuse(MAX_JOBS, source, event, error.into());
@@ -226,7 +226,7 @@ impl Sums {
         payload: &mut [u8],
     ) -> Result<Answer, (Reject, Answer)> {
         let job_id = usize::from(header.job);
-        let Some(Job { conf, pool, members }) = &self.jobs[job_id] else {
+        let Some(Job { conf, pool, .. }) = &self.jobs[job_id] else {
             return Err((Reject::Job, Answer::Nothing));
         };
         let index = (conf.slot_base + pool.slot_of(contribution.block)) as usize;
@@ -280,7 +280,7 @@ impl Sums {
         }
         counters.blocks += 1;
         let multicast = conf.mode == ResultMode::Multicast as u16;
-        counters.copies += if multicast { 1 } else { members.len() as u64 };
+        counters.copies += if multicast { 1 } else { conf.members.count_ones().into() };
         Ok(Answer::Members { header: result, len: whole })
     }
 

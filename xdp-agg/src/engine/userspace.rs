@@ -13,7 +13,7 @@ use xdp_agg_common::admission::Source;
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobCounters, ResultMode};
-use xdp_agg_common::wire::{HEADER_LEN, Header};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header};
 
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
@@ -208,9 +208,9 @@ impl Server {
         if !members {
             push(sender, header.rank);
         } else if conf.mode == ResultMode::Multicast as u16 {
-            push(SocketAddrV4::new(conf.group.into(), conf.group_port), u16::MAX);
+            push(SocketAddrV4::new(conf.group.into(), conf.group_port), EVERYBODY);
         } else {
-            for (rank, member) in (0..).zip(all) {
+            for (rank, member) in (0..).zip(all).filter(|(_, member)| member.addr != 0) {
                 push(SocketAddrV4::new(member.addr.into(), member.port), rank);
             }
         }

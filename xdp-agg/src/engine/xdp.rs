@@ -207,12 +207,13 @@ impl XdpEngine {
     /// Writes everything of a job that is silent, but leaves it silent.
     fn write_job(&mut self, job: &JobSetup, conf: &JobConf) -> Result<(), EngineError> {
         for rank in 0..MAX_WORKERS {
-            let member = job.members.get(rank).map_or_else(Member::default, |at| Member {
+            let rank = rank as u16;
+            let member = job.members.get(&rank).map_or_else(Member::default, |at| Member {
                 addr: u32::from(*at.ip()),
                 port: at.port(),
                 ..Member::default()
             });
-            let index = member_index(job.job_id, rank as u16);
+            let index = member_index(job.job_id, rank);
             self.object.members.set(index, member, 0).map_err(|error| other("a member", error))?;
         }
         // Another job may have used these slots in an epoch of the same number.
@@ -236,12 +237,9 @@ impl XdpEngine {
                 conf.slots, conf.slot_base, self.slots
             )));
         };
-        if members.len() != usize::from(conf.workers)
-            || !(1..=MAX_WORKERS).contains(&members.len())
-            || !(1..=self.max_chunks).contains(&conf.max_chunks)
-        {
+        if !job.is_consistent() || !(1..=self.max_chunks).contains(&conf.max_chunks) {
             return Err(wrong(format!(
-                "{} members for {} workers (1 to {MAX_WORKERS}), or blocks of {} chunks where 1 \
+                "{} members for {} workers (1 to {MAX_WORKERS}) that are not the ones named, or blocks of {} chunks where 1 \
                  to {} fit",
                 members.len(),
                 conf.workers,
@@ -252,15 +250,16 @@ impl XdpEngine {
         Ok(pool)
     }
 
-    /// The members of a job, with the paths that their probes showed.
-    fn learned(&self, job_id: u16, conf: &JobConf) -> Result<Vec<Member>, EngineError> {
+    /// The members of a job by rank, with the paths that their probes showed.
+    fn learned(&self, job_id: u16, conf: &JobConf) -> Result<Vec<(u16, Member)>, EngineError> {
         (0..conf.workers)
+            .filter(|rank| conf.members >> rank & 1 == 1)
             .map(|rank| {
                 let index = member_index(job_id, rank);
                 let member = self.object.members.get(&index, 0);
                 let member = member.map_err(|error| other("a member", error))?;
                 if member.learned_epoch == conf.epoch && member.ifindex != 0 {
-                    Ok(member)
+                    Ok((rank, member))
                 } else {
                     Err(EngineError::NoPath(rank))
                 }

@@ -28,7 +28,7 @@ impl Jobs {
         request: Request,
         now: Instant,
     ) {
-        if let Request::Hello { version, agent } = request {
+        if let Request::Hello { version, agent, token: _ } = request {
             return self.hello(conn, session, version, &agent);
         }
         if !session.greeted {

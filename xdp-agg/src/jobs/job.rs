@@ -83,7 +83,7 @@ pub(super) struct Job {
     pub(super) phase: Phase,
     pub(super) members: BTreeMap<u16, Member>,
     pub(super) epoch: u16,
-    pub(super) cookie: u32,
+    pub(super) cookie: u64,
     /// 0 until all have joined.
     pub(super) chunks: u16,
     /// The engine's counters of this index when the job was created.
@@ -136,7 +136,7 @@ impl Job {
             max_chunks: self.chunks,
             ..JobConf::default()
         };
-        let members = self.members.values().map(|member| member.data).collect();
+        let members = self.members.iter().map(|(rank, member)| (*rank, member.data)).collect();
         JobSetup { job_id: self.job_id, conf, members }
     }
 
@@ -149,6 +149,9 @@ impl Job {
             chunks: self.chunks,
             slots: self.slots,
             data: SocketAddrV4::new(self.data_addr(), data_port),
+            members: self.members.keys().fold(0, |bits, rank| bits | 1 << rank),
+            plan: None,
+            ring: Vec::new(),
         }
     }
 
@@ -175,8 +178,8 @@ impl Job {
 
 /// A multicast group for a job's results: of 239.192.0.0/14, which RFC 2365 leaves to an
 /// organisation's own use, by the cookie, so that two aggregators on one network rarely share one.
-pub(super) fn group_of(cookie: u32) -> Ipv4Addr {
-    Ipv4Addr::from(0xefc0_0000 | cookie & 0x0003_ffff)
+pub(super) fn group_of(cookie: u64) -> Ipv4Addr {
+    Ipv4Addr::from(0xefc0_0000 | cookie as u32 & 0x0003_ffff)
 }
 
 /// The counts since `base` was taken.

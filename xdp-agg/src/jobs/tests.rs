@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use rand::SeedableRng;
-use xdp_agg_common::control::{Admitted, CONTROL_VERSION};
+use xdp_agg_common::control::{Admitted, CONTROL_VERSION, Policy};
 use xdp_agg_common::control::{Call, CreateJob, ErrorCode, Join, Stats};
 use xdp_agg_common::maps::MAX_JOBS;
 
@@ -56,7 +56,7 @@ impl World {
         let conn = ConnId(self.next);
         self.next += 1;
         self.jobs.connected(conn, PEER);
-        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into() };
+        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
         assert!(matches!(self.say(conn, hello)[..], [Reply::Welcome { .. }]));
         conn
     }
@@ -179,6 +179,9 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         max_chunks: 22,
         slots: None,
         result_mode: None,
+        policy: Policy::default(),
+        ring_port: None,
+        resume: None,
     }
 }
 
@@ -212,8 +215,11 @@ fn a_job_lives_from_join_to_leave() {
     assert_eq!(world.say(small, Request::Join(wish)), []);
     let other = world.connect();
     let heard = world.say(other, join("train", 1, 2));
-    let [Reply::Admitted(Admitted { job_id: 0, epoch: 1, chunks: 7, slots: 16, data, cookie })] =
-        heard[..]
+    let [
+        Reply::Admitted(Admitted {
+            job_id: 0, epoch: 1, chunks: 7, slots: 16, data, cookie, ..
+        }),
+    ] = heard[..]
     else {
         panic!("{heard:?}");
     };
@@ -221,7 +227,7 @@ fn a_job_lives_from_join_to_leave() {
     assert_eq!(world.hear(small), heard);
     let setup = &world.engine[&0];
     assert_eq!((setup.conf.cookie, setup.conf.members), (cookie, 0b11));
-    assert_eq!(setup.members[1].to_string(), "10.0.0.1:4001");
+    assert_eq!(setup.members[&1].to_string(), "10.0.0.1:4001");
 
     assert_eq!(world.say(small, Request::Ready), []);
     assert_eq!(world.say(other, Request::Missing { block: 0 }), [missing(0, &[1])]);
@@ -291,7 +297,7 @@ fn two_addresses_of_the_aggregator_are_refused() {
     world.say(first, join("train", 0, 2));
     let conn = ConnId(99);
     world.jobs.connected(conn, Peer { local: Some(Ipv4Addr::LOCALHOST), ..PEER });
-    world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new() });
+    world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });
     let heard = world.say(conn, join("train", 1, 2));
     assert_eq!(refused(&heard, &["127.0.0.1", "10.0.0.254", "--data-addr"]), ErrorCode::Invalid);
 }
@@ -301,7 +307,7 @@ fn a_first_join_that_is_refused_leaves_no_job() {
     let mut world = World::new();
     let conn = ConnId(99);
     world.jobs.connected(conn, Peer { local: None, ..PEER });
-    world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new() });
+    world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });
     let heard = world.say(conn, join("train", 0, 2));
     assert_eq!(refused(&heard, &["IPv6", "--data-addr"]), ErrorCode::Invalid);
     assert!(world.infos().is_empty());
@@ -506,8 +512,9 @@ fn what_breaks_the_protocol_is_told_and_closed() {
     assert_eq!(refused(&heard, &["Hello"]), ErrorCode::Protocol);
     let other = ConnId(91);
     world.jobs.connected(other, PEER);
-    let heard = world.say(other, Request::Hello { version: 99, agent: "old 0.0".into() });
-    assert_eq!(refused(&heard, &["99", "version 1", "same release"]), ErrorCode::Version);
+    let heard =
+        world.say(other, Request::Hello { version: 99, agent: "old 0.0".into(), token: None });
+    assert_eq!(refused(&heard, &["99", "version 2", "same release"]), ErrorCode::Version);
     let foreign = world.connect();
     world.jobs.garbled(foreign, "not JSON");
     world.settle();

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use xdp_agg::engine::JobSetup;
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
 use crate::frames::{Decoded, Frame, OUR_MAC, payload, worker_mac};
 use crate::model::{Model, Reaction, bytes_of};
@@ -92,7 +92,7 @@ fn check(
         }
         Reaction::ToAll(mut header, payload) => {
             let seen = out.decode();
-            header.rank = if multicast { u16::MAX } else { seen.header.rank };
+            header.rank = if multicast { EVERYBODY } else { seen.header.rank };
             assert_eq!((action, seen.header, &seen.payload), (REDIRECT, header, &payload));
             if multicast {
                 assert!(seen.to.ip().is_multicast(), "{seen:?}");

@@ -42,7 +42,7 @@ impl Model {
         Self {
             job: job.job_id,
             conf: JobConf { phase: Phase::Running as u16, ..job.conf },
-            members: job.members.iter().map(member).collect(),
+            members: job.members.values().map(member).collect(),
             pool: Pool::new(job.conf.slots).expect("a power of two"),
             slots: HashMap::new(),
             counters: JobCounters::default(),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, JobSetup, Started};
-use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
 
 use crate::PORT;
 use crate::namespaces::{AGGREGATOR, Network, address};
@@ -39,7 +39,7 @@ pub(crate) fn all_reduce(
         max_chunks: CHUNKS as u16,
         ..JobConf::default()
     };
-    let members = workers.iter().map(|worker| worker.addr).collect();
+    let members = (0..).zip(workers.iter().map(|worker| worker.addr)).collect();
     engine.prepare(&JobSetup { job_id: JOB, conf, members }).expect("it fits");
     workers.iter().for_each(Worker::probe);
     // An engine works in the network namespace in which it was opened.
@@ -66,7 +66,7 @@ fn check_counters(counters: &JobCounters, network: &Network, mode: ResultMode) {
     let served = network.served().len() as u64;
     let copies = if mode == ResultMode::Multicast { served.min(workers) } else { workers };
     assert_eq!(counters.copies, BLOCKS * copies + counters.resends, "{mode:?}");
-    assert_eq!(counters.rejects, [0; 10]);
+    assert_eq!(counters.rejects, [0; Reject::COUNT]);
 }
 
 struct Worker {
@@ -169,7 +169,7 @@ impl Worker {
             assert_eq!((header.kind, header.rank), (Kind::Pending, self.rank));
             return;
         }
-        assert_eq!(header.rank, if group { u16::MAX } else { self.rank });
+        assert_eq!(header.rank, if group { EVERYBODY } else { self.rank });
         let sum = |lane| (0..network.workers).map(|rank| value(rank, header.block, lane)).sum();
         let expected: Vec<u8> =
             (0..CHUNKS as u32 * 16).map(sum).flat_map(u32::to_le_bytes).collect();

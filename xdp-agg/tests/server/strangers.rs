@@ -68,11 +68,12 @@ fn foreign_bytes_are_answered_and_cut_off() {
 fn another_version_is_told_both_versions() {
     let daemon = Daemon::start();
     let mut stream = connect(daemon.control);
-    let hello = Request::Hello { version: CONTROL_VERSION + 1, agent: "newer 9.9".into() };
+    let hello =
+        Request::Hello { version: CONTROL_VERSION + 1, agent: "newer 9.9".into(), token: None };
     write_message(&mut stream, &hello).expect("the daemon reads");
     let (code, message) = last_words(&mut stream);
     assert_eq!(code, ErrorCode::Version);
-    for words in ["newer 9.9", "version 2", "version 1", "same release"] {
+    for words in ["newer 9.9", "version 3", "version 2", "same release"] {
         assert!(message.contains(words), "{words:?} is missing in {message:?}");
     }
 }
@@ -117,7 +118,7 @@ fn who_asks_and_never_listens_is_cut_off() {
     let daemon = Daemon::start();
     let workers = Worker::all(daemon.control, &wish("train", 0, 2));
     let mut stream = connect(daemon.control);
-    let hello = Request::Hello { version: CONTROL_VERSION, agent: "deaf".into() };
+    let hello = Request::Hello { version: CONTROL_VERSION, agent: "deaf".into(), token: None };
     write_message(&mut stream, &hello).expect("the daemon reads");
     stream.set_write_timeout(Some(PATIENCE)).expect("a timeout is possible");
     let end = Instant::now() + PATIENCE;

@@ -148,8 +148,8 @@ fn foreign_packets_change_nothing_and_are_counted() {
     workers[1].send_as(&honest, &payload[..100]);
     workers[1].send_as(&honest, &[]);
     workers[1].send_as(&honest, &[payload.clone(), payload.clone()].concat());
-    workers[1].send_raw(&[0x21; 86]);
-    workers[1].send_raw(&[0x11; 5]);
+    workers[1].send_raw(&[0x11; 86]);
+    workers[1].send_raw(&[0x21; 5]);
     workers[1].send_raw(&[]);
     workers[1].send_raw(b"GET / HTTP/1.1\r\n\r\nand so on");
     let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
@@ -171,7 +171,7 @@ fn foreign_packets_change_nothing_and_are_counted() {
     assert_eq!(of_job(Reject::Truncated), 1);
     assert_eq!(of_job(Reject::Size), 2);
     assert_eq!(of_none(Reject::Job), 1);
-    // 0x21… is version 2; 'G' is 0x47.
+    // 0x11… is version 1; 'G' is 0x47.
     assert_eq!(of_none(Reject::Version), 2);
     assert_eq!(of_none(Reject::Truncated), 2);
     assert_eq!(stats.jobs[0].counters.contributions, 2);

@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, Join, Reply, Request, Stats, read_message, write_message,
+    Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Stats, read_message, write_message,
 };
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES};
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
 
 use crate::daemon::PATIENCE;
 
@@ -26,7 +26,7 @@ impl Client {
         let stream = TcpStream::connect(control).expect("the daemon listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
         let mut client = Self { stream };
-        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into() };
+        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
         let welcome = client.ask(&hello);
         assert!(matches!(&welcome, Reply::Welcome { engine, .. } if engine == "userspace"));
         client
@@ -85,6 +85,9 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         max_chunks: CHUNKS,
         slots: None,
         result_mode: None,
+        policy: Policy::default(),
+        ring_port: None,
+        resume: None,
     }
 }
 
@@ -214,7 +217,7 @@ impl Worker {
         let socket = self.group.as_ref().unwrap_or(&self.data);
         let (header, payload) = self.receive_on(socket).expect("a result comes");
         assert_eq!((header.kind, header.tag), (Kind::Result, 7));
-        let rank = if self.group.is_some() { u16::MAX } else { self.rank };
+        let rank = if self.group.is_some() { EVERYBODY } else { self.rank };
         assert_eq!(header.rank, rank);
         (header.block, self.integers(&payload))
     }

@@ -300,7 +300,10 @@ impl Daemon<'_> {
                 TcpStream::connect(&address).with_context(|| format!("connecting to {address}"))?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             let agent = concat!("xdp-agg-lab ", env!("CARGO_PKG_VERSION")).to_owned();
-            write_message(&mut stream, &Request::Hello { version: CONTROL_VERSION, agent })?;
+            write_message(
+                &mut stream,
+                &Request::Hello { version: CONTROL_VERSION, agent, token: None },
+            )?;
             match read_message(&mut stream)? {
                 Reply::Welcome { .. } => {}
                 other => bail!("the daemon answers {other:?} to a greeting"),

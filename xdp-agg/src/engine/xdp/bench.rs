@@ -310,7 +310,7 @@ impl Bench {
             max_chunks: chunks,
             ..JobConf::default()
         };
-        let member = |rank| std::net::SocketAddrV4::new(WORKER.into(), WORKER_PORT + rank);
+        let member = |rank| (rank, std::net::SocketAddrV4::new(WORKER.into(), WORKER_PORT + rank));
         let members = (0..workers).map(member).collect();
         self.engine.prepare(&JobSetup { job_id: 0, conf, members })?;
         for rank in 0..workers {

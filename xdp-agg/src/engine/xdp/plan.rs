@@ -19,7 +19,7 @@ pub(super) struct Plan {
 /// `port_of` numbers the served interfaces. `copies_differ` is false where all copies of a packet
 /// share one memory, so that they cannot be addressed to one member each.
 pub(super) fn plan(
-    members: &[Member],
+    members: &[(u16, Member)],
     port_of: impl Fn(u32) -> Option<u32>,
     wanted: Option<ResultMode>,
     copies_differ: bool,
@@ -46,24 +46,25 @@ pub(super) fn plan(
         ));
     }
     if mode == ResultMode::Multicast {
-        let mut ifindexes: Vec<u32> = members.iter().map(|m| m.ifindex).collect();
+        let mut ifindexes: Vec<u32> = members.iter().map(|(_, m)| m.ifindex).collect();
         ifindexes.sort_unstable();
         ifindexes.dedup();
         return Ok(Plan { mode, ifindexes, recipients: Vec::new() });
     }
     let mut recipients: Vec<(u32, u32, u16)> = Vec::with_capacity(members.len());
-    for (rank, member) in members.iter().enumerate() {
-        let port = port_of(member.ifindex).ok_or(EngineError::NoPath(rank as u16))?;
+    for (rank, member) in members {
+        let port = port_of(member.ifindex).ok_or(EngineError::NoPath(*rank))?;
         let copy = recipients.iter().filter(|(other, ..)| *other == port).count();
-        recipients.push((port, copy as u32, rank as u16));
+        recipients.push((port, copy as u32, *rank));
     }
-    Ok(Plan { mode, ifindexes: members.iter().map(|m| m.ifindex).collect(), recipients })
+    let ifindexes = members.iter().map(|(_, member)| member.ifindex).collect();
+    Ok(Plan { mode, ifindexes, recipients })
 }
 
 /// The group and port of a job's multicast results: what the job names, or an administratively
 /// scoped group (RFC 2365) made of its index and cookie, so that jobs do not meet.
 pub(super) fn group(job: u16, conf: &JobConf) -> (u32, u16) {
-    let [_, a, b, _] = conf.cookie.to_be_bytes();
+    let [a, b, ..] = conf.cookie.to_be_bytes();
     let group = match conf.group {
         0 => u32::from_be_bytes([239, 192 | a & 0x3f, b, job as u8]),
         named => named,
@@ -72,10 +73,10 @@ pub(super) fn group(job: u16, conf: &JobConf) -> (u32, u16) {
 }
 
 /// The first two ranks that are behind one interface.
-fn first_shared(members: &[Member]) -> Option<(usize, usize)> {
-    (0..members.len()).find_map(|two| {
-        let one = (0..two).find(|one| members[*one].ifindex == members[two].ifindex)?;
-        Some((one, two))
+fn first_shared(members: &[(u16, Member)]) -> Option<(u16, u16)> {
+    members.iter().enumerate().find_map(|(behind, (two, member))| {
+        let mut before = members[..behind].iter();
+        before.find(|(_, other)| other.ifindex == member.ifindex).map(|(one, _)| (*one, *two))
     })
 }
 
@@ -87,8 +88,9 @@ fn misfit(mode: ResultMode, why: String) -> EngineError {
 mod tests {
     use super::*;
 
-    fn behind(ifindexes: &[u32]) -> Vec<Member> {
-        ifindexes.iter().map(|ifindex| Member { ifindex: *ifindex, ..Member::default() }).collect()
+    fn behind(ifindexes: &[u32]) -> Vec<(u16, Member)> {
+        let member = |ifindex: &u32| Member { ifindex: *ifindex, ..Member::default() };
+        (0..).zip(ifindexes.iter().map(member)).collect()
     }
 
     /// Interfaces 10, 11, 12, … are ports 0, 1, 2, …
@@ -140,8 +142,8 @@ mod tests {
 
     #[test]
     fn groups_are_scoped_and_differ_between_jobs() {
-        let conf = JobConf { cookie: 0x1234_5678, port: 7, ..JobConf::default() };
-        assert_eq!(group(1, &conf), (0xefc0_0001 | 0x34_5600, 7));
+        let conf = JobConf { cookie: 0x1234_5678_9abc_def0, port: 7, ..JobConf::default() };
+        assert_eq!(group(1, &conf), (0xefc0_0001 | 0x12_3400, 7));
         assert_ne!(group(1, &conf), group(2, &conf));
         let named = JobConf { group: 0xe000_0105, group_port: 9, ..conf };
         assert_eq!(group(1, &named), (0xe000_0105, 9));
