@@ -16,6 +16,7 @@ use xdp_agg_common::wire::DATA_PORT;
 
 use crate::engine::{EngineConfig, EngineKind, XdpMode};
 use crate::server::ServerConfig;
+use xdp_agg_tls::{ServerFiles, TlsError};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -57,6 +58,12 @@ pub struct Partial {
     pub join_timeout: Option<u64>,
     /// Seconds for all paths to be tried.
     pub probe_timeout: Option<u64>,
+    /// Certificate of the daemon, for control connections over TLS.
+    pub tls_cert: Option<PathBuf>,
+    /// Its key.
+    pub tls_key: Option<PathBuf>,
+    /// Authority that must have signed the certificates of workers and tools.
+    pub tls_client_ca: Option<PathBuf>,
     /// What is logged, as a filter of `tracing`.
     pub log: Option<String>,
 }
@@ -105,6 +112,9 @@ pub enum ConfigError {
         /// What was expected, and what to do.
         expected: String,
     },
+    /// TLS cannot be used as it is set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 impl Partial {
@@ -135,6 +145,9 @@ impl Partial {
             mtu: self.mtu.or(below.mtu),
             join_timeout: self.join_timeout.or(below.join_timeout),
             probe_timeout: self.probe_timeout.or(below.probe_timeout),
+            tls_cert: self.tls_cert.or(below.tls_cert),
+            tls_key: self.tls_key.or(below.tls_key),
+            tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
             log: self.log.or(below.log),
         }
     }
@@ -178,6 +191,11 @@ impl Partial {
         let join_timeout = seconds("join-timeout", self.join_timeout.unwrap_or(JOIN_TIMEOUT_S))?;
         let probe_timeout =
             seconds("probe-timeout", self.probe_timeout.unwrap_or(PROBE_TIMEOUT_S))?;
+        let tls = ServerFiles {
+            certificate: self.tls_cert,
+            key: self.tls_key,
+            client_ca: self.tls_client_ca,
+        };
         let any_address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, CONTROL_PORT));
         Ok(Settings {
             control: self.control.unwrap_or(any_address),
@@ -196,6 +214,7 @@ impl Partial {
                 job_slots,
                 join_timeout,
                 probe_timeout,
+                tls: tls.load()?,
             },
         })
     }

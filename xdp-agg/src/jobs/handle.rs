@@ -6,7 +6,7 @@ use std::time::Instant;
 use rand::Rng;
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    AbortReason, CONTROL_VERSION, ErrorCode, JobStats, Join, Reply, Request, Stats,
+    AbortReason, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, Join, Reply, Request, Stats,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 use xdp_agg_common::wire::BLOCK_MASK;
@@ -419,6 +419,8 @@ impl Jobs {
             slots_free: self.pool.free(),
             jobs: self.jobs.values().map(count).collect(),
             unattributed: counters.get(MAX_JOBS).copied().unwrap_or_default(),
+            // The server's own.
+            control: ControlCounters::default(),
         }
     }
 
@@ -437,7 +439,6 @@ impl Jobs {
     }
 
     fn refuse(&mut self, conn: ConnId, (code, message): Refusal) {
-        info!(conn = conn.0, ?code, "refused: {message}");
         self.reply(conn, Reply::Error { code, message });
     }
 
