@@ -188,12 +188,12 @@ mod tests {
         let now = Instant::now();
         let mut sources = Sources::default();
         for address in 0..2 * SOURCES_MAX as u32 {
-            sources.may_connect(Source::new(IpAddr::V4(address.into())), now);
+            sources.may_connect(Source::new(Ipv4Addr::from(0x0a00_0000 | address).into()), now);
         }
         assert_eq!(sources.all.len(), SOURCES_MAX + 1);
         // The flood has used up what latecomers share, and nothing of who was there before.
         assert!(!sources.may_connect(Source::new([99, 0, 0, 1].into()), now));
-        assert!(sources.may_connect(Source::new([0, 0, 0, 7].into()), now));
+        assert!(sources.may_connect(Source::new([10, 0, 0, 7].into()), now));
         let later = now + Duration::from_secs(60);
         assert!(sources.may_connect(Source::new([99, 0, 0, 1].into()), later));
         assert!(sources.all.len() <= 2, "{}", sources.all.len());
