@@ -25,6 +25,18 @@ pub enum SecretError {
         /// What the system said.
         source: io::Error,
     },
+    /// It is no secret.
+    #[error(
+        "token-file: others than its owner may use {path} (mode {mode:04o}), so it is no secret: \
+         `chmod 600` it, and choose another token",
+        path = path.display()
+    )]
+    Exposed {
+        /// Its path.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
     /// It holds no token.
     #[error(
         "token-file: {path} does not hold a token: one line of 1 to {TOKEN_MAX} printable \
@@ -37,21 +49,26 @@ pub enum SecretError {
     },
 }
 
-/// Reads a token: the only line of a text file. A warning is logged where others could read it too.
+/// Reads a token: the only line of a text file that its owner alone may use. Blanks around it do
+/// not count.
 ///
 /// # Errors
-/// The file cannot be read, or holds something else.
+/// The file cannot be read, is open to others, or holds something else.
 pub fn read_token(path: &Path) -> Result<Token, SecretError> {
     let mut text = String::new();
-    let read = fs::File::open(path)
-        .and_then(|file| file.take(2 * TOKEN_MAX as u64).read_to_string(&mut text));
-    read.map_err(|source| SecretError::Read { path: path.into(), source })?;
-    let token = text.trim_end_matches(['\r', '\n']);
+    let mut read = || {
+        let file = fs::File::open(path)?;
+        let mode = file.metadata()?.permissions().mode();
+        file.take(2 * TOKEN_MAX as u64).read_to_string(&mut text)?;
+        Ok(mode & 0o7777)
+    };
+    let mode = read().map_err(|source| SecretError::Read { path: path.into(), source })?;
+    if mode & 0o077 != 0 {
+        return Err(SecretError::Exposed { path: path.into(), mode });
+    }
+    let token = text.trim();
     if token.is_empty() || token.len() > TOKEN_MAX || token.chars().any(char::is_control) {
         return Err(SecretError::Content { path: path.into() });
-    }
-    if let Some(warning) = exposure(path) {
-        tracing::warn!("token-file: {warning}");
     }
     Ok(Token(token.into()))
 }
@@ -84,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_token_is_one_line() {
-        for text in ["s3cret", "s3cret\n", "s3cret\r\n"] {
+        for text in ["s3cret", "s3cret\n", " s3cret\r\n"] {
             let file = file(text, 0o600);
             assert_eq!(read_token(file.path()).expect("a token").0, "s3cret");
             assert_eq!(exposure(file.path()), None);
@@ -96,6 +113,14 @@ mod tests {
         }
         let error = read_token(Path::new("/nowhere/token")).expect_err("no file").to_string();
         assert!(error.contains("/nowhere/token") && error.contains("check the path"), "{error}");
+    }
+
+    #[test]
+    fn a_token_that_others_may_read_is_none() {
+        for mode in [0o640, 0o604, 0o620] {
+            let error = read_token(file("s3cret", mode).path()).expect_err("no secret").to_string();
+            assert!(error.contains("chmod 600") && !error.contains("s3cret"), "{error}");
+        }
     }
 
     #[test]
