@@ -6,7 +6,9 @@
 
 mod connection;
 mod guard;
+mod handover;
 mod limits;
+mod listener;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -26,18 +28,16 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::{Reply, Token, encode};
-use xdp_agg_common::maps::JobConf;
 use xdp_agg_tls::{ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
-use crate::jobs::{Answer, ConnId, Effect, JobSnapshot, Jobs, Limits, Peer, Prepare, Snapshot};
+use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 use crate::state::StateFile;
 use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
+pub use listener::{Listener, ServerError};
 
-/// Connections that may wait to be accepted: all workers of all jobs may start at once.
-const LISTEN_BACKLOG: u32 = 2048;
 /// How long a connection that is no member may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Replies that may wait for a peer that does not read them.
@@ -52,66 +52,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted: there may be no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// A dead host is noticed within this time.
-const DEAD_AFTER: Duration = Duration::from_secs(2);
-
-/// Why the server cannot run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The control address is taken.
-    #[error(
-        "TCP address {0} is in use: is another xdp-agg running? Stop it (`xdp-agg jobs` shows \
-         whether it is one), or choose another --control address"
-    )]
-    AddressInUse(SocketAddr),
-    /// The control address cannot be used.
-    #[error(
-        "cannot listen on {addr}: {source}; --control takes an address of this host and a port"
-    )]
-    Bind {
-        /// What was asked for.
-        addr: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-}
-
-/// A control address that is ours. Taking it comes before the engine, so that a second daemon is
-/// refused before it touches an interface.
-#[derive(Debug)]
-pub struct Listener {
-    inner: TcpListener,
-    addr: SocketAddr,
-}
-
-impl Listener {
-    /// Listens on `addr`; port 0 takes a free one. To be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The address is taken or not of this host.
-    pub fn bind(addr: SocketAddr) -> Result<Self, ServerError> {
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::AddrInUse => ServerError::AddressInUse(addr),
-            _ => ServerError::Bind { addr, source },
-        };
-        let open = || {
-            let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            // A restart must not wait for connections of the last run to be forgotten.
-            socket.set_reuseaddr(true)?;
-            socket.bind(addr)?;
-            socket.listen(LISTEN_BACKLOG)
-        };
-        let inner = open().map_err(failed)?;
-        let addr = inner.local_addr().map_err(failed)?;
-        Ok(Self { inner, addr })
-    }
-
-    /// The address, with its true port.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-}
 
 /// What the server needs to know besides its engine.
 #[derive(Clone, Debug)]
@@ -155,6 +95,7 @@ pub struct Server {
     tls: Option<TlsAcceptor>,
     state: Option<StateFile>,
     keep_on_exit: bool,
+    dead_after: Duration,
     connections: BTreeMap<ConnId, Connection>,
     guard: Guard,
     next: u64,
@@ -206,6 +147,7 @@ impl Server {
             tls: config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config())),
             state: config.state.clone(),
             keep_on_exit: config.keep_on_exit,
+            dead_after: config.dead_after,
             connections: BTreeMap::new(),
             guard: Guard::new(now),
             next: 0,
@@ -218,51 +160,10 @@ impl Server {
         server
     }
 
-    /// Goes on with the jobs of the daemon before, as far as the data path still runs them.
-    fn take_over(&mut self) {
-        let left = match self.state.as_ref().map(StateFile::read) {
-            None => return,
-            Some(Ok(left)) => left.unwrap_or_default(),
-            Some(Err(error)) => {
-                warn!("the jobs of the daemon before are lost: {error}");
-                Snapshot::default()
-            }
-        };
-        let mut running = self.engine.adopted_jobs();
-        let mut goes_on = |job: &JobSnapshot| {
-            let is_it = |(job_id, conf): &(u16, JobConf)| {
-                *job_id == job.job_id
-                    && (conf.epoch, conf.cookie, conf.members)
-                        == (job.epoch, job.cookie, job.epoch_members)
-                    && (conf.slot_base, conf.slots) == (job.slot_base, job.slots)
-            };
-            let found = running.iter().position(is_it);
-            found.map(|index| running.swap_remove(index)).is_some()
-        };
-        let jobs = left.jobs.into_iter().filter(|job| goes_on(job)).collect();
-        // Of what nobody knows nobody can be a member.
-        for (job_id, _) in running {
-            if let Err(error) = self.engine.stop(job_id) {
-                error!(job_id, "the engine could not end a job of the daemon before: {error}");
-            }
-        }
-        self.jobs.restore(Snapshot { jobs, ..left }, Instant::now());
-        self.settle();
-    }
-
-    /// Leaves the jobs to the daemon after this one, should this one die.
-    fn save(&self) {
-        if let Some(state) = &self.state
-            && let Err(error) = state.write(&self.jobs.snapshot())
-        {
-            error!("the next daemon will not know the running jobs: {error}");
-        }
-    }
-
     /// Where workers and tools connect.
     #[must_use]
     pub const fn control_addr(&self) -> SocketAddr {
-        self.listener.addr
+        self.listener.addr()
     }
 
     /// UDP port of the data path.
@@ -292,7 +193,7 @@ impl Server {
             };
             let accept = async {
                 time::sleep_until(self.accept_after.into()).await;
-                self.listener.inner.accept().await
+                self.listener.accept().await
             };
             tokio::select! {
                 reason = &mut shutdown => break reason,
@@ -338,7 +239,7 @@ impl Server {
         if !self.guard.may_connect(&stream, from, source, self.tls.is_some(), now) {
             return;
         }
-        let local = match prepare(&stream) {
+        let local = match prepare(&stream, self.dead_after) {
             Ok(local) => local,
             Err(error) => return debug!(%from, "a connection that is gone already: {error}"),
         };
@@ -510,8 +411,8 @@ impl Server {
 }
 
 /// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address.
-fn prepare(stream: &TcpStream) -> io::Result<SocketAddr> {
-    set_liveness(stream, DEAD_AFTER)?;
+fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<SocketAddr> {
+    set_liveness(stream, dead_after)?;
     stream.set_nodelay(true)?;
     stream.local_addr()
 }
