@@ -1,7 +1,7 @@
 //! The connecting side of a control connection.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -105,6 +105,24 @@ impl ControlStream {
     #[must_use]
     pub const fn is_tls(&self) -> bool {
         matches!(self, Self::Tls(_))
+    }
+
+    /// See [`TcpStream::set_nodelay`].
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.socket().set_nodelay(nodelay)
+    }
+
+    /// Ends the connection, also for whoever holds another descriptor of it.
+    pub fn close(&mut self) {
+        if let Self::Tls(stream) = self {
+            stream.tls.send_close_notify();
+            // The end says the same, less politely.
+            drop(stream.push());
+        }
+        drop(self.socket().shutdown(Shutdown::Both));
     }
 
     /// Address of this side.

@@ -1,13 +1,15 @@
 //! The daemon over TLS, with and without certificates of those who connect.
 
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use xdp_agg::config::Partial;
-use xdp_agg_common::control::{ErrorCode, Reply, read_message, write_message};
+use xdp_agg_common::control::{ErrorCode, Reply, Token, read_message, write_message};
 use xdp_agg_tls::testing::{Authority, Identity, Valid};
 use xdp_agg_tls::{ClientFiles, ClientTls, ControlStream, OpenError};
 
@@ -94,6 +96,37 @@ fn a_whole_job_over_tls() {
         assert!(reason.contains("rank 0"), "{reason}");
         let counters = Client::connect(door).stats().control;
         assert_eq!((counters.accepted, counters.tls_failures), (3, 0));
+    }
+}
+
+#[test]
+fn the_token_is_asked_for_with_and_without_tls() {
+    let certificates = Certificates::new("ours");
+    let file = certificates.directory.path().join("token");
+    fs::write(&file, "s3cret\n").expect("it can be written");
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("it is ours");
+    let token_file = Some(file);
+    let plain = Partial { token_file: token_file.clone(), ..settings() };
+    let plain = Daemon::with(plain).expect("free ports are always free");
+    let Identity { certificate, key } = certificates.issue("127.0.0.1", Valid::Now);
+    let (tls_cert, tls_key) = (Some(certificate), Some(key));
+    let over_tls = Partial { token_file, tls_cert, tls_key, ..settings() };
+    let over_tls = Daemon::with(over_tls).expect("free ports are always free");
+    let doors = [plain.control.into(), door(&over_tls, &certificates.trusting())];
+    for door in doors {
+        let with = |token: &str| Door { token: Some(Token(token.into())), ..door.clone() };
+        let workers = Worker::all(with("s3cret"), &wish("train", 0, 2));
+        for (block, wrong) in (0..).zip([door.clone(), with("secret"), with("s3cret\n"), with("")])
+        {
+            let mut stream = wrong.open();
+            write_message(&mut stream, &wrong.hello()).expect("the daemon reads");
+            let (code, message) = last_words(&mut stream);
+            assert_eq!(code, ErrorCode::Unauthorised);
+            assert!(message.contains("XDP_AGG_TOKEN_FILE"), "{message}");
+            assert!(!message.contains("s3cret"), "{message}");
+            still_sums(&workers, block);
+        }
+        assert_eq!(Client::connect(with("s3cret")).stats().control.unauthorised, 4);
     }
 }
 

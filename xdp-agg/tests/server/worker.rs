@@ -105,8 +105,14 @@ impl Client {
         write_message(&mut self.stream, request).expect("the daemon reads");
     }
 
+    /// The next reply; heartbeats are answered on the way.
     pub(crate) fn hear(&mut self) -> Reply {
-        read_message(&mut self.stream).expect("the daemon answers")
+        loop {
+            match read_message(&mut self.stream).expect("the daemon answers") {
+                Reply::Heartbeat => self.say(&Request::Heartbeat),
+                reply => return reply,
+            }
+        }
     }
 
     pub(crate) fn ask(&mut self, request: &Request) -> Reply {
