@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use xdp_agg::config::ConfigError;
+use xdp_agg_tls::{SecretError, TlsError};
 
 /// Sum gradients in the network: an XDP program on a Linux host plays the switch.
 #[derive(Debug, Parser)]
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<control::NoDaemon>() {
         NO_DAEMON
-    } else if error.is::<ConfigError>() {
+    } else if error.is::<ConfigError>() || error.is::<TlsError>() || error.is::<SecretError>() {
         WRONG_USAGE
     } else {
         FAILED

@@ -7,13 +7,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use xdp_agg_common::control::{JobStats, Reply, Request, Stats};
+use xdp_agg_common::control::{ControlCounters, JobStats, Reply, Request, Stats};
 use xdp_agg_common::maps::{JobCounters, Reject};
 
 use crate::control::Target;
 use crate::table::{columns, row};
 
-/// Show the daemon's counters: per job, and what belongs to none
+/// Show the daemon's counters: per job, what belongs to none, and control connections
 ///
 /// `blocks` are sums that were completed, `contributions` packets that were added (workers × blocks
 /// when a job is done), `duplicates` repeated ones, answered by a `resend` of the result or by
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// The table; with rates if there is an older state to compare with.
 fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
-    let Stats { engine, uptime_s, slots, slots_free, jobs, unattributed } = stats;
+    let Stats { engine, uptime_s, slots, slots_free, jobs, unattributed, control } = stats;
     let mut text = format!(
         "engine {engine}, up {}, slots {slots_free} of {slots} free\n",
         duration(*uptime_s)
@@ -115,7 +115,15 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
             let _ = writeln!(text, "rejects of {name}: {}", reasons.join(", "));
         }
     }
-    text
+    text + &connections(control)
+}
+
+/// A line about control connections.
+fn connections(control: &ControlCounters) -> String {
+    let refusals = control.refusals().into_iter().filter(|(_, count)| *count > 0);
+    let refusals: Vec<_> = refusals.map(|(name, count)| format!("{name} {count}")).collect();
+    let refused = if refusals.is_empty() { "none".into() } else { refusals.join(", ") };
+    format!("control connections: {} accepted; refused or ended: {refused}\n", control.accepted)
 }
 
 fn counters(
@@ -190,6 +198,7 @@ mod tests {
             slots_free: 7680,
             jobs: vec![JobStats { info, counters }],
             unattributed,
+            control: ControlCounters { accepted: 9, garbled: 2, ..ControlCounters::default() },
         }
     }
 
@@ -202,6 +211,8 @@ mod tests {
         assert_eq!(cells[2..4], ["3000", "6000"]);
         assert_eq!(cells[9..], ["1000.0", "1.4"]);
         assert!(text.contains("rejects of (no job): cookie 3\n"), "{text}");
+        let last = "control connections: 9 accepted; refused or ended: garbled 2\n";
+        assert!(text.ends_with(last), "{text}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The daemon with its user-space engine, over real sockets on loopback.
 
 mod daemon;
+mod limits;
 mod strangers;
 mod sums;
+mod tls;
 mod worker;
