@@ -5,13 +5,19 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Subcommand, ValueEnum};
-use xdp_agg_common::control::{CreateJob, JobInfo, Reply, Request};
+use xdp_agg_common::control::{
+    AggregatorLoss, CreateJob, JobInfo, Policy, Reply, Request, WorkerLoss,
+};
 use xdp_agg_common::maps::ResultMode;
 
 use crate::control::Target;
 use crate::table::{columns, row};
 
 /// List the daemon's jobs, reserve one before its workers come, or end one
+///
+/// JOINED are connected members, MISSING the ranks that are not, WAITING those that join with the
+/// next epoch; REFORMS counts the epochs that began because a member was lost. ON LOSS tells what
+/// happens when a worker and when the aggregator is lost.
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::EXIT_CODES)]
 pub(crate) struct Args {
@@ -42,6 +48,12 @@ enum Action {
         /// How results reach the workers; without it the daemon chooses
         #[arg(long, value_name = "MODE")]
         result_mode: Option<Mode>,
+        /// What happens when a worker is lost; without it (and the next) its workers say
+        #[arg(long, value_name = "POLICY")]
+        worker_loss: Option<OnWorkerLoss>,
+        /// What happens when this daemon is lost
+        #[arg(long, value_name = "POLICY")]
+        aggregator_loss: Option<OnAggregatorLoss>,
     },
     /// End a job; its workers get an error that says so
     Delete {
@@ -70,6 +82,41 @@ impl From<Mode> for ResultMode {
     }
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnWorkerLoss {
+    /// The others get an error that names it
+    Fail,
+    /// The others go on without it
+    Shrink,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnAggregatorLoss {
+    /// Calls return an error
+    Fail,
+    /// Workers connect again and go on
+    Resume,
+    /// As resume, and where no daemon comes back in time, over a TCP ring
+    Ring,
+}
+
+/// A policy where one is asked for: what is left out is to fail.
+fn policy(worker: Option<OnWorkerLoss>, aggregator: Option<OnAggregatorLoss>) -> Option<Policy> {
+    let worker_loss = worker.map(|loss| match loss {
+        OnWorkerLoss::Fail => WorkerLoss::Fail,
+        OnWorkerLoss::Shrink => WorkerLoss::Shrink,
+    });
+    let aggregator_loss = aggregator.map(|loss| match loss {
+        OnAggregatorLoss::Fail => AggregatorLoss::Fail,
+        OnAggregatorLoss::Resume => AggregatorLoss::Resume,
+        OnAggregatorLoss::Ring => AggregatorLoss::Ring,
+    });
+    (worker_loss.is_some() || aggregator_loss.is_some()).then(|| Policy {
+        worker_loss: worker_loss.unwrap_or_default(),
+        aggregator_loss: aggregator_loss.unwrap_or_default(),
+    })
+}
+
 /// Runs the sub-command.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let Args { target, action } = args;
@@ -82,9 +129,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             Reply::Jobs(jobs) => write!(io::stdout(), "{}", table(&jobs))?,
             other => bail!("an unexpected answer of the daemon: {other:?}"),
         },
-        Action::Create { name, world_size, slots, result_mode } => {
+        Action::Create { name, world_size, slots, result_mode, worker_loss, aggregator_loss } => {
             let result_mode = result_mode.map(ResultMode::from);
-            let create = CreateJob { job: name, world_size, slots, result_mode };
+            let policy = policy(worker_loss, aggregator_loss);
+            let create = CreateJob { job: name, world_size, slots, result_mode, policy };
             client.ask(&Request::Create(create))?;
         }
         Action::Delete { name } => {
@@ -99,11 +147,12 @@ fn table(jobs: &[JobInfo]) -> String {
         return "no jobs\n".into();
     }
     let mut rows = vec![row([
-        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING",
+        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING", "WAITING",
+        "REFORMS", "ON LOSS",
     ])];
     for info in jobs {
         let missing = (0..info.world_size).filter(|rank| !info.joined.contains(rank));
-        let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+        let missing: Vec<_> = missing.collect();
         rows.push(vec![
             info.job.clone(),
             info.job_id.to_string(),
@@ -113,10 +162,26 @@ fn table(jobs: &[JobInfo]) -> String {
             info.slots.to_string(),
             if info.block_bytes == 0 { "-".into() } else { format!("{} B", info.block_bytes) },
             info.mode.map_or("-", ResultMode::name).into(),
-            if missing.is_empty() { "-".into() } else { missing.join(",") },
+            ranks(&missing),
+            ranks(&info.waiting),
+            info.reforms.to_string(),
+            info.policy.map_or_else(|| "-".into(), on_loss),
         ]);
     }
     columns(&rows)
+}
+
+fn ranks(ranks: &[u16]) -> String {
+    if ranks.is_empty() {
+        return "-".into();
+    }
+    let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    ranks.join(",")
+}
+
+/// What happens when a worker, and when the aggregator is lost.
+fn on_loss(policy: Policy) -> String {
+    format!("{}/{}", policy.worker_loss.name(), policy.aggregator_loss.name())
 }
 
 #[cfg(test)]
@@ -135,10 +200,16 @@ mod tests {
             slots: 512,
             block_bytes: 0,
             mode: None,
+            policy: Some(Policy { worker_loss: WorkerLoss::Shrink, ..Policy::default() }),
+            members: vec![],
+            reforms: 3,
+            lost: vec![],
+            waiting: vec![3],
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells, ["train", "2", "forming", "2/4", "0", "512", "-", "-", "1,3"]);
+        assert_eq!(cells[..9], ["train", "2", "forming", "2/4", "0", "512", "-", "-", "1,3"]);
+        assert_eq!(cells[9..], ["3", "3", "shrink/fail"]);
     }
 }
