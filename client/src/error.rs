@@ -133,6 +133,9 @@ pub enum Error {
         /// How.
         reason: String,
     },
+    /// One side of TLS does not accept the other.
+    #[error("TLS with the aggregator failed: {0}")]
+    Tls(String),
     /// The operating system refused something.
     #[error("{what}: {reason}")]
     Io {

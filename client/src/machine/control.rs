@@ -367,7 +367,9 @@ impl Machine {
                 | ErrorCode::WorldSize
                 | ErrorCode::Protocol
         );
-        if taken || resuming && may_pass {
+        // Many workers of one host start at once.
+        let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.reach_until;
+        if taken || crowded || resuming && may_pass {
             self.lost_reason = message;
             self.hang_up();
             self.lost(now);
