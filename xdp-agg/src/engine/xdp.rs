@@ -6,6 +6,7 @@
 
 mod bench;
 mod events;
+pub mod fuzz;
 mod object;
 mod phases;
 mod plan;
