@@ -159,6 +159,7 @@ impl Bed {
             data_port: model::PORT,
             slots: SLOTS,
             mtu: None,
+            pin: None,
         })?;
         let (model, report) = (Model::default(), FuzzReport::default());
         let mut bed = Self { engine, model, epoch: 0, report, disturb };
