@@ -115,8 +115,8 @@ pub struct Limits {
     /// In what time a dead host is noticed. Heartbeats go out eight times as often; the caller sets
     /// its sockets so that what cannot be delivered ends a connection in this time.
     pub dead_after: Duration,
-    /// How long others may wait for a member that contributes nothing until it counts as lost. None:
-    /// for ever, as it may be a stopped process.
+    /// How long others may wait for a member that contributes nothing until it counts as lost.
+    /// None: for ever, as it may be a stopped process.
     pub straggler_timeout: Option<Duration>,
     /// What a connection has to know. None: nothing.
     pub token: Option<Token>,
