@@ -33,6 +33,10 @@ pub(crate) struct Args {
     /// With --watch: stop after so many
     #[arg(long, value_name = "N", requires = "watch")]
     count: Option<u64>,
+    /// Show each member too: how long ago its process answered a heartbeat, and how long ago the
+    /// data path took in a contribution of it
+    #[arg(long)]
+    members: bool,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -66,6 +70,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let since = last.as_ref().map(|(then, old)| (now.duration_since(*then), old));
             let home = if clear { "\x1b[H\x1b[J" } else { "" };
             write!(out, "{home}{}", text(&stats, since))?;
+            if args.members {
+                write!(out, "{}", members(&stats.jobs))?;
+            }
         }
         out.flush()?;
         last = Some((now, stats));
@@ -116,6 +123,27 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
         }
     }
     text + &connections(control)
+}
+
+/// A table of the jobs' members.
+fn members(jobs: &[JobStats]) -> String {
+    let mut rows = vec![row(["JOB", "RANK", "ADDRESS", "CONNECTED", "HEARTBEAT", "CONTRIBUTION"])];
+    let ago = |time: Option<u64>| {
+        time.map_or_else(|| "-".into(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0))
+    };
+    for info in jobs.iter().map(|job| &job.info) {
+        rows.extend(info.members.iter().map(|member| {
+            vec![
+                info.job.clone(),
+                member.rank.to_string(),
+                member.data.to_string(),
+                if member.connected { "yes".into() } else { "not yet again".into() },
+                ago(member.heartbeat_ms),
+                ago(member.contributed_ms),
+            ]
+        }));
+    }
+    columns(&rows)
 }
 
 /// A line about control connections.
@@ -169,7 +197,7 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xdp_agg_common::control::JobInfo;
+    use xdp_agg_common::control::{JobInfo, MemberInfo};
 
     fn stats(blocks: u64) -> Stats {
         let info = JobInfo {
@@ -213,6 +241,23 @@ mod tests {
         assert!(text.contains("rejects of (no job): cookie 3\n"), "{text}");
         let last = "control connections: 9 accepted; refused or ended: garbled 2\n";
         assert!(text.ends_with(last), "{text}");
+    }
+
+    #[test]
+    fn members_are_shown_with_what_is_known_of_them() {
+        let mut stats = stats(1);
+        let member = MemberInfo {
+            rank: 1,
+            data: "10.0.0.1:4001".parse().expect("an address"),
+            connected: true,
+            heartbeat_ms: Some(250),
+            contributed_ms: None,
+        };
+        stats.jobs[0].info.members = vec![member];
+        let text = members(&stats.jobs);
+        let line = text.lines().nth(1).expect("a row below the head");
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells, ["train", "1", "10.0.0.1:4001", "yes", "0.2", "s", "ago", "-"]);
     }
 
     #[test]

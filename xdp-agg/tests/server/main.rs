@@ -2,6 +2,7 @@
 
 mod daemon;
 mod limits;
+mod membership;
 mod strangers;
 mod sums;
 mod tls;

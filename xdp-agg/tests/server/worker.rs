@@ -214,7 +214,7 @@ impl Worker {
         all
     }
 
-    fn go(&mut self) {
+    pub(crate) fn go(&mut self) {
         let (mode, group) = match self.client.hear() {
             Reply::Go { mode, group } => (mode, group),
             other => panic!("{other:?}"),
@@ -235,6 +235,19 @@ impl Worker {
             socket.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
             socket.into()
         });
+    }
+
+    /// Enters the next epoch: its path is tried, Ready is said, Go not yet heard.
+    pub(crate) fn enter(&mut self) {
+        self.admitted = match self.client.hear() {
+            Reply::Admitted(admitted) => admitted,
+            other => panic!("{other:?}"),
+        };
+        self.group = None;
+        self.send(Kind::Probe, 0, &self.payload(&[]));
+        let (header, _) = self.receive().expect("a probe is answered");
+        assert_eq!((header.kind, header.rank), (Kind::ProbeReply, self.rank));
+        self.client.say(&Request::Ready);
     }
 
     /// The lanes of these integers, and of zeros up to a whole block.
