@@ -23,6 +23,8 @@ use crate::sys::{self, Interest};
 
 /// Longest sleep of a thread that drives the calls.
 const NAP: Duration = Duration::from_millis(100);
+/// Attempts to hand the engine to who wants it, before the next step.
+const COURTESY: u32 = 20;
 /// Longest wait for the daemon's word on who is missing.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -134,10 +136,20 @@ impl Shared {
     /// One step of the engine, then a chance for those who want it.
     fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
         let woken = engine.step(patience, self.wake.rx.as_fd());
-        if woken || self.wanted.load(Ordering::Acquire) > 0 {
-            self.wake.hush();
-            MutexGuard::bump(engine);
+        if !woken && self.wanted.load(Ordering::Acquire) == 0 {
+            return;
         }
+        self.wake.hush();
+        for _ in 0..COURTESY {
+            MutexGuard::bump(engine);
+            if self.wanted.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            // Who rang has not come to the lock yet.
+            std::thread::yield_now();
+        }
+        // The next sleep must not be a long one.
+        self.wake.ring();
     }
 
     /// Drives all calls until this one has ended.
