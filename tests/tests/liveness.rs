@@ -28,7 +28,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
             job: "liveness".into(),
             rank,
             world_size: 8,
-            data_port: 7,
+            data_port: 7 + rank,
             data_addr: None,
             max_chunks: 1,
             slots: None,

@@ -190,7 +190,8 @@ impl Machine {
             Some(old) => {
                 self.past.merge(old.flow.counters());
                 self.counters.reforms += 1;
-                self.counters.resumes += u64::from(self.lost_since.is_some());
+                let back = self.lost_since.is_some() && !matches!(self.phase, Phase::Ring(_));
+                self.counters.resumes += u64::from(back);
                 let begun = self.calls.iter_mut().filter(|call| call.has_begun());
                 for call in begun.filter(|call| !call.is_done()) {
                     call.report.reforms += 1;
