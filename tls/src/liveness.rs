@@ -9,9 +9,9 @@ use socket2::{SockRef, TcpKeepalive};
 /// Makes the kernel end this connection when the other *host* cannot be reached for `within`.
 ///
 /// What was sent and is not acknowledged ends it half that time after its first repetition, so
-/// something must be sent every eighth or so; then there is time to spare. While nothing is on its way, keepalive
-/// asks after a second of silence and again a second later, which the same time ends: the kernel
-/// counts these in whole seconds.
+/// something must be sent every eighth or so; then there is time to spare. While nothing is on its
+/// way, keepalive asks after a second of silence and again a second later, which the same time
+/// ends: the kernel counts these in whole seconds.
 ///
 /// A process that is stopped does not end its connection: its kernel acknowledges for it. Only a
 /// receive buffer that is full for that time would, so whoever sends must stop before it is.
