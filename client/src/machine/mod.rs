@@ -99,6 +99,8 @@ pub struct Machine {
     requests: VecDeque<Request>,
     disconnect: bool,
     engine: String,
+    /// The daemon has said something.
+    greeted: bool,
     mode: Option<ResultMode>,
     group: Option<std::net::SocketAddrV4>,
     epoch: Option<Epoch>,
@@ -148,6 +150,7 @@ impl Machine {
             requests: VecDeque::new(),
             disconnect: false,
             engine: String::new(),
+            greeted: false,
             mode: None,
             group: None,
             epoch: None,
