@@ -410,7 +410,7 @@ mod tests {
             })
             .collect();
         for block in 0..calls[0].report.blocks {
-            let mut sum = vec![0_u8; 64];
+            let mut sum = [0_u8; 64];
             let mut flags = 0;
             for call in &mut calls {
                 let mut payload = vec![0xee; call.payload_len(block)];

@@ -145,6 +145,7 @@ impl Machine {
         if self.failed.is_some() || self.link != Link::Up {
             return;
         }
+        self.greeted = true;
         match reply {
             Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
                 self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
@@ -407,9 +408,7 @@ impl Machine {
             return;
         }
         if !self.has_run && now >= self.join_until {
-            let waited = self.config.join_deadline;
-            let known = self.what_is_known();
-            self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
+            self.not_joined();
             return;
         }
         self.fall_back_if_due(now);
@@ -428,6 +427,22 @@ impl Machine {
             Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
             _ => {}
         }
+    }
+
+    fn not_joined(&mut self) {
+        let (address, waited) = (self.config.aggregator, self.config.join_deadline);
+        let reason = match (&self.epoch, self.link) {
+            (None, Link::Up) if !self.greeted => {
+                "it accepts connections but says nothing; is it an xdp-agg daemon?".into()
+            }
+            (None, Link::Connecting | Link::Wanted(_)) => self.lost_reason.clone(),
+            _ => {
+                let known = self.what_is_known();
+                self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
+                return;
+            }
+        };
+        self.end_with(Error::Unreachable { address, reason });
     }
 
     fn no_path(&mut self) {

@@ -1,11 +1,11 @@
 //! A worker's whole protocol without sockets, clocks or threads.
 //!
 //! Membership ([`Control`] and replies), calls, blocks ([`crate::flow`]) and what a new epoch does
-//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never go
-//! back.
+//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never
+//! go back.
 //!
 //! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`],
-//! [`Machine::connected`], …); [`Machine::on_timeout`]; then do what [`Machine::poll_control`] and
+//! [`Machine::connected`], …); [`Machine::on_timeout`]; do what [`Machine::poll_control`] and
 //! [`Machine::poll_transmit`] want until both want nothing; then sleep until something happens or
 //! [`Machine::poll_timeout`]. Before packets are sent, look at [`Machine::endpoint`]: it changes
 //! with the epoch.
@@ -99,6 +99,8 @@ pub struct Machine {
     requests: VecDeque<Request>,
     disconnect: bool,
     engine: String,
+    /// The daemon has said something.
+    greeted: bool,
     mode: Option<ResultMode>,
     group: Option<std::net::SocketAddrV4>,
     epoch: Option<Epoch>,
@@ -148,6 +150,7 @@ impl Machine {
             requests: VecDeque::new(),
             disconnect: false,
             engine: String::new(),
+            greeted: false,
             mode: None,
             group: None,
             epoch: None,
