@@ -85,8 +85,8 @@ pub(crate) struct Args {
     /// replaced, also after SIGKILL [default: it ends with the daemon]
     #[arg(long, env = "XDP_AGG_PIN", value_name = "DIR")]
     pin: Option<PathBuf>,
-    /// With --pin: remove the data path that an earlier daemon left there, with its jobs, instead of
-    /// taking it over
+    /// With --pin: remove the data path that an earlier daemon left there, with its jobs, instead
+    /// of taking it over
     #[arg(long, requires = "pin")]
     fresh: bool,
     /// With --pin: directory of the file that tells the next daemon of the running jobs [default:

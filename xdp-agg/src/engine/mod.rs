@@ -52,8 +52,8 @@ pub struct Started {
     pub group: Option<SocketAddrV4>,
 }
 
-/// What sums contributions. Dropping an engine detaches it from all interfaces, unless it was told to
-/// [`keep`](Self::keep) what is pinned.
+/// What sums contributions. Dropping an engine detaches it from all interfaces, unless it was told
+/// to [`keep`](Self::keep) what is pinned.
 pub trait Engine: Send {
     /// `xdp (native)`, `xdp (generic)` or `userspace`.
     fn describe(&self) -> String;

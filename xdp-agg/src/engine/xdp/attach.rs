@@ -19,8 +19,8 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const VETH_MTU_MAX: u32 = 3506;
 
 impl XdpEngine {
-    /// Puts this engine's program in the place of the one that is pinned, on the same maps, and goes
-    /// on with the jobs that are running there.
+    /// Puts this engine's program in the place of the one that is pinned, on the same maps, and
+    /// goes on with the jobs that are running there.
     pub(super) fn adopt(
         &mut self,
         found: &Stamp,

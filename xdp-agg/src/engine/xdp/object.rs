@@ -117,8 +117,8 @@ impl Object {
         program.map(AsFd::as_fd).map_err(|error| other("the program", error))
     }
 
-    /// Makes an interface known as number `port` to the copies that leave by it. Where the maps were
-    /// adopted it is known already, and copies may be leaving.
+    /// Makes an interface known as number `port` to the copies that leave by it. Where the maps
+    /// were adopted it is known already, and copies may be leaving.
     pub(super) fn register_port(
         &mut self,
         ifindex: u32,
