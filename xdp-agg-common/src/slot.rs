@@ -7,9 +7,10 @@
 //! `b - P`, the one that `b` overwrites (two generations of slots, as in SwitchML; but named by the
 //! full block number, so a late packet is never mistaken for a current one).
 //!
-//! [`take_in`] is all that happens under a slot's lock: [`SlotState::contribute`] decides and changes
-//! the slot's state, [`move_lanes`] does with the lanes what the [`Verdict`] says. The kernel
-//! program, the user-space engine and the model of several CPUs (`tests/cpus.rs`) all call it.
+//! [`take_in`] is all that happens under a slot's lock: [`SlotState::contribute`] decides and
+//! changes the slot's state, [`move_lanes`] does with the lanes what the [`Verdict`] says. The
+//! kernel program, the user-space engine and the model of several CPUs (`tests/cpus.rs`) all call
+//! it.
 
 use crate::lanes::{self, Chunk};
 use crate::maps::Reject;

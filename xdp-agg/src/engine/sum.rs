@@ -113,7 +113,8 @@ impl Sums {
         };
         if !setup.is_consistent() || usize::from(conf.max_chunks) > self.max_chunks {
             return Err(wrong_setup(format!(
-                "{} members for {} workers that are not the ones named, or blocks of {} chunks where {} fit",
+                "{} members for {} workers that are not the ones named, or blocks of {} \
+                 chunks where {} fit",
                 setup.members.len(),
                 conf.workers,
                 conf.max_chunks,

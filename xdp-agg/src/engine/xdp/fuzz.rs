@@ -160,6 +160,7 @@ impl Bed {
             slots: SLOTS,
             mtu: None,
             pin: None,
+            fresh: false,
         })?;
         let (model, report) = (Model::default(), FuzzReport::default());
         let mut bed = Self { engine, model, epoch: 0, report, disturb };

@@ -88,6 +88,8 @@ mod tests {
     enum Care {
         All,
         NoWait,
+        /// Waits when the job is switched off, but not before packets are let in.
+        FirstWait,
         NeverOff,
     }
 
@@ -105,6 +107,7 @@ mod tests {
         running: [Mutex<()>; CPUS],
     }
 
+    /// One: what runs of the program share with each other is the slot alone, which has tests.
     const CPUS: usize = 1;
     const SLOTS: u32 = 2;
 
@@ -112,6 +115,7 @@ mod tests {
     struct Daemon {
         maps: Arc<Maps>,
         last: JobConf,
+        first: bool,
         care: Care,
     }
 
@@ -151,7 +155,13 @@ mod tests {
         }
 
         fn wait(&mut self) {
-            if self.care != Care::NoWait {
+            let first = std::mem::take(&mut self.first);
+            let waits = match self.care {
+                Care::All | Care::NeverOff => true,
+                Care::FirstWait => first,
+                Care::NoWait => false,
+            };
+            if waits {
                 for cpu in &self.maps.running {
                     drop(cpu.lock().expect("nobody panics"));
                 }
@@ -252,7 +262,7 @@ mod tests {
                     })
                 })
                 .collect();
-            let mut daemon = Daemon { maps: Arc::clone(&maps), last: first, care };
+            let mut daemon = Daemon { maps: Arc::clone(&maps), last: first, first: true, care };
             let Ok(conf) = prepare(&mut daemon, &setup(2));
             let Ok(_) = start(&mut daemon, 3, &conf, MODE);
             cpus.into_iter().for_each(|cpu| cpu.join().expect("no panic"));
@@ -277,6 +287,12 @@ mod tests {
     #[should_panic]
     fn without_the_wait_an_old_packet_gets_into_a_new_slot() {
         change_of_epoch(Care::NoWait, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a mix of two configurations")]
+    fn without_the_later_waits_a_new_packet_meets_a_mix() {
+        change_of_epoch(Care::FirstWait, 2);
     }
 
     #[test]
