@@ -5,14 +5,14 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 /// A moment or a span of virtual time, in nanoseconds.
-pub type Nanos = u64;
+pub(crate) type Nanos = u64;
 
 /// A microsecond.
-pub const MICRO: Nanos = 1_000;
+pub(crate) const MICRO: Nanos = 1_000;
 /// A millisecond.
-pub const MILLI: Nanos = 1_000_000;
+pub(crate) const MILLI: Nanos = 1_000_000;
 /// A second.
-pub const SECOND: Nanos = 1_000_000_000;
+pub(crate) const SECOND: Nanos = 1_000_000_000;
 
 /// As the state machines want it.
 pub(crate) const fn duration(nanos: Nanos) -> Duration {
