@@ -196,6 +196,12 @@ impl Partial {
                 job_slots,
                 join_timeout,
                 probe_timeout,
+                resume_timeout: Duration::from_secs(10),
+                dead_after: Duration::from_secs(2),
+                straggler_timeout: None,
+                token: None,
+                job_slots_max: None,
+                job_packet_rate: None,
             },
         })
     }

@@ -11,6 +11,7 @@ pub mod xdp;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -97,6 +98,16 @@ pub trait Engine: Send {
     /// # Errors
     /// The engine's.
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError>;
+
+    /// How long ago each member of a running job last contributed, by rank; None: not in this
+    /// epoch. Empty: the engine cannot tell.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let _ = job_id;
+        Ok(Vec::new())
+    }
 }
 
 /// Why an engine could not start or could not do what was asked.

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{debug, error, info, warn};
-use xdp_agg_common::control::{Reply, encode};
+use xdp_agg_common::control::{Reply, Token, encode};
 
 use crate::engine::{Engine, EngineError};
 use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
@@ -115,6 +115,18 @@ pub struct ServerConfig {
     pub join_timeout: Duration,
     /// How long members may take to try their paths.
     pub probe_timeout: Duration,
+    /// How long the members of another daemon's job may take to come back.
+    pub resume_timeout: Duration,
+    /// In what time a dead host is noticed.
+    pub dead_after: Duration,
+    /// How long others may wait for a member that contributes nothing. None: for ever.
+    pub straggler_timeout: Option<Duration>,
+    /// What a connection has to know. None: nothing.
+    pub token: Option<Token>,
+    /// Most slots of a job.
+    pub job_slots_max: Option<u32>,
+    /// Packets a second that a job may send.
+    pub job_packet_rate: Option<u64>,
 }
 
 /// The daemon: a listener, jobs and an engine.
@@ -149,6 +161,12 @@ impl Server {
             data_port,
             join_timeout: config.join_timeout,
             probe_timeout: config.probe_timeout,
+            resume_timeout: config.resume_timeout,
+            dead_after: config.dead_after,
+            straggler_timeout: config.straggler_timeout,
+            token: config.token.clone(),
+            job_slots_max: config.job_slots_max,
+            job_packet_rate: config.job_packet_rate,
         };
         Self {
             listener,
@@ -314,6 +332,16 @@ impl Server {
             Effect::Counters(purpose) => {
                 let counters = self.engine.counters().map_err(words);
                 return Some(Answer::Counters(purpose, counters));
+            }
+            Effect::Heard { look, jobs } => {
+                let heard = jobs.into_iter().filter_map(|job_id| match self.engine.heard(job_id) {
+                    Ok(heard) => Some((job_id, heard)),
+                    Err(error) => {
+                        warn!(job_id, "who contributes cannot be told: {error}");
+                        None
+                    }
+                });
+                return Some(Answer::Heard { look, heard: heard.collect() });
             }
         }
         None
