@@ -161,6 +161,18 @@ impl Checker {
         self.lives.len() - 1
     }
 
+    /// A process joins as if for the first time. It may have been admitted before, without hearing
+    /// of that.
+    pub(crate) fn joins(&mut self, life: usize) {
+        let life = &mut self.lives[life];
+        if life.base > life.taken.iter().filter(|completion| **completion == NONE).count() as u64 {
+            let rank = life.rank;
+            return self.fail(|| format!("rank {rank} has results, and joins as if it had none"));
+        }
+        (life.lineage, life.epoch, life.base) = (None, None, 0);
+        life.taken.clear();
+    }
+
     /// What the members of a job call.
     pub(crate) fn shape(&self, job: usize, sequence: u64) -> Shape {
         let (key, plan) = &self.jobs[job];

@@ -152,8 +152,10 @@ impl World {
         match decode::<Request>(&mut frame) {
             Ok(Some(request)) => {
                 let life = self.connections[index].life;
-                if let Request::Abort { .. } = request {
-                    self.checker.gave_up(life);
+                match &request {
+                    Request::Abort { .. } => self.checker.gave_up(life),
+                    Request::Join(join) if join.resume.is_none() => self.checker.joins(life),
+                    _ => {}
                 }
                 jobs.request(ConnId(index as u64), request, now);
             }

@@ -16,6 +16,8 @@ use crate::trace::{Party, describe};
 pub(super) const DAEMON: u32 = 0x0a00_0064;
 /// UDP port of the data path.
 pub(super) const DATA_PORT: u16 = 0xbee0;
+/// Where results come from.
+const FROM_DAEMON: Source = Source { addr: DAEMON, port: DATA_PORT };
 /// Packets that a stranger remembers.
 const SEEN_MAX: usize = 64;
 /// Address of a stranger.
@@ -51,8 +53,7 @@ impl World {
 
     /// The aggregator sends a packet to a worker.
     fn send_down(&mut self, worker: usize, port: u16, bytes: &[u8]) {
-        let source = Source { addr: DAEMON, port: DATA_PORT };
-        self.remember(worker, false, source, bytes);
+        self.remember(worker, false, FROM_DAEMON, bytes);
         let arrivals = self.fate(worker, false, bytes);
         for at in arrivals.into_iter().flatten() {
             self.queue.push(at, Event::ToWorker { worker, port, bytes: bytes.to_vec() });
@@ -186,7 +187,10 @@ impl World {
         let at = self.now + self.link(worker).base;
         if up {
             self.queue.push(at, Event::ToDaemon { source, bytes, honest });
-        } else if let Some(port) = self.workers[worker].port() {
+        } else if let Some(port) = self.workers[worker].port()
+            && source == FROM_DAEMON
+        {
+            // A worker's socket takes packets of the aggregator's address and port alone.
             self.queue.push(at, Event::ToWorker { worker, port, bytes });
         }
     }
@@ -200,7 +204,7 @@ impl World {
             1 => header.epoch = header.epoch.wrapping_add(self.rng.random_range(1..=3)).max(1),
             2 => header.job ^= 1 << self.rng.random_range(0..4),
             3 => bytes.truncate(self.rng.random_range(0..HEADER_LEN)),
-            4 => header.kind = [Kind::ProbeReply, Kind::Result][self.rng.random_range(0..2)],
+            4 if header.kind == Kind::Contribution => header.kind = [Kind::ProbeReply, Kind::Result][self.rng.random_range(0..2)],
             _ => {}
         }
         let was_foreign = (0..=3).contains(&foreign);

@@ -24,6 +24,9 @@ use worker::Worker;
 /// Events of one run, at most: more means that somebody talks without end.
 const EVENTS_MAX: u64 = 3_000_000;
 
+/// Events of one moment, at most: more means that somebody wants to be woken in the past.
+const MOMENT_MAX: u64 = 20_000;
+
 /// Something that happens.
 #[derive(Debug)]
 enum Event {
@@ -121,14 +124,20 @@ impl World {
     /// Lets everything happen, until all calls are made or something is wrong.
     pub(crate) fn run(mut self) -> Outcome {
         let end = self.scenario.heal_at + self.patience();
-        let mut events = 0;
+        let (mut events, mut moment) = (0, 0);
         while self.checker.problem().is_none() && !self.is_done() {
             let Some((at, event)) = self.queue.pop() else {
                 self.checker.fail(|| "nobody waits for anything, and calls are not done".into());
                 break;
             };
+            moment = if at > self.now { 0 } else { moment + 1 };
             self.now = at;
             events += 1;
+            if moment > MOMENT_MAX {
+                let state = self.describe_workers();
+                self.checker.fail(|| format!("time stands still: {state}, after {event:?}"));
+                break;
+            }
             if at > end || events > EVENTS_MAX {
                 let state = self.describe_workers();
                 let since = (at - self.scenario.heal_at.min(at)) as f64 / SECOND as f64;

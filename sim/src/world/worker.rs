@@ -384,13 +384,14 @@ impl World {
         let now = self.now;
         let deadline = self.scenario.jobs[self.workers[worker].job].deadline;
         let Some(process) = &mut self.workers[worker].process else { return };
-        let Some(call) = process.calls.iter_mut().find(|call| call.due <= now) else { return };
-        match call.asked {
-            None if process.machine.ask_for_missing() => call.asked = Some(now + ASK_TIME),
-            Some(until) if until > now && process.machine.missing().is_none() => {}
-            _ => {
-                let waited = duration(deadline);
-                process.machine.give_up(call.sequence, waited);
+        for call in process.calls.iter_mut().filter(|call| call.due <= now) {
+            match call.asked {
+                None if process.machine.ask_for_missing() => call.asked = Some(now + ASK_TIME),
+                Some(until) if until > now && process.machine.missing().is_none() => {}
+                _ => {
+                    process.machine.give_up(call.sequence, duration(deadline));
+                    return;
+                }
             }
         }
     }
@@ -444,7 +445,7 @@ impl World {
     /// done leaves.
     fn end_if_failed(&mut self, worker: usize) {
         let all_made = self.has_made_all(worker);
-        let leave = self.leave && self.healed && all_made;
+        let leave = self.leave && self.healed && all_made && self.are_all_members(worker);
         let Some(process) = &mut self.workers[worker].process else { return };
         if leave && process.machine.failure().is_none() {
             process.machine.leave();
@@ -471,6 +472,13 @@ impl World {
         {
             self.close_at_worker(connection, false);
         }
+    }
+
+    /// Whether nobody of a worker's job still needs it to form the job.
+    fn are_all_members(&self, worker: usize) -> bool {
+        let job = self.workers[worker].job;
+        let mut all = self.workers.iter().filter(|other| other.job == job);
+        all.all(|other| other.left || other.made().is_some())
     }
 
     fn has_made_all(&self, worker: usize) -> bool {
