@@ -12,7 +12,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::slot::Pool;
 
 use super::epoch::Epoch;
-use super::{Control, Freeze, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
+use super::{Control, Freeze, GRACE, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
 use crate::error::Error;
 use crate::flow::{self, Flow};
 
@@ -154,7 +154,7 @@ impl Machine {
             Reply::Aborted(reason) => self.on_aborted(reason),
             Reply::Heartbeat => self.say(Request::Heartbeat),
             Reply::Reform { lost, reason } => self.on_reform(&lost, &reason),
-            Reply::Resumed => self.on_resumed(),
+            Reply::Resumed => self.on_resumed(now),
             Reply::Pause { joining } => self.on_pause(&joining),
             Reply::RunTo { sequence } => self.on_run_to(sequence),
             Reply::Missing { ranks, .. } => self.missing = Some(ranks),
@@ -214,8 +214,7 @@ impl Machine {
         self.epoch = Some(next);
         self.phase = Phase::Probing { sent: 0, next: now };
         self.freeze = Freeze::No;
-        self.gate = None;
-        self.run_to = false;
+        self.open_gate();
         self.join_until = now + self.config.join_deadline;
         Ok(())
     }
@@ -263,8 +262,7 @@ impl Machine {
             return; // not a member yet
         }
         tracing::warn!(rank = self.config.rank, ?lost, reason, "members are lost");
-        self.gate = None;
-        self.run_to = false;
+        self.open_gate();
         self.report_progress();
     }
 
@@ -274,19 +272,31 @@ impl Machine {
         self.say(Request::Progress(progress));
     }
 
-    fn on_resumed(&mut self) {
+    /// The epoch goes on as it is.
+    fn on_resumed(&mut self, now: Duration) {
         if self.epoch.is_none() || self.lost_since.is_none() {
             return;
         }
         self.counters.resumes += 1;
-        self.freeze = Freeze::No;
-        // Where somebody still waits to join, the daemon says so again.
-        self.gate = None;
-        self.run_to = false;
+        self.unfreeze_resume();
+        if self.gate.is_some() || self.freeze == Freeze::Reform {
+            // The daemon that asked for this pause says so again; another one does not.
+            self.gate_until = Some(now + GRACE);
+        }
         self.run();
     }
 
+    /// Nobody waits to join any more.
+    fn open_gate(&mut self) {
+        self.gate = None;
+        self.run_to = false;
+        self.gate_until = None;
+    }
+
     fn on_pause(&mut self, joining: &[u16]) {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
         if self.phase != Phase::Running || self.freeze != Freeze::No {
             return; // the epoch is over anyway
         }
@@ -298,7 +308,10 @@ impl Machine {
     }
 
     fn on_run_to(&mut self, sequence: u64) {
-        if self.gate.is_none() || sequence < self.next_to_begin {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
+        if sequence < self.next_to_begin || self.freeze != Freeze::No {
             return;
         }
         self.gate = Some(sequence);
@@ -358,7 +371,7 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        [data, link, join].into_iter().flatten().min()
+        [data, link, join, self.gate_until].into_iter().flatten().min()
     }
 
     /// Time has passed.
@@ -371,6 +384,11 @@ impl Machine {
             let known = self.what_is_known();
             self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
             return;
+        }
+        if self.gate_until.is_some_and(|until| now >= until) {
+            self.open_gate();
+            self.freeze = Freeze::No;
+            self.begin_calls();
         }
         match self.phase {
             Phase::Running if self.freeze == Freeze::No => {

@@ -44,6 +44,8 @@ pub const PROBES: u32 = 100;
 pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// Pause between two attempts to reach the daemon.
 pub const RETRY: Duration = Duration::from_millis(100);
+/// How long a pause that was announced over a connection that broke holds without a word.
+const GRACE: Duration = Duration::from_secs(1);
 /// Longest time to look for a daemon that was never there.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,8 @@ pub struct Machine {
     gate: Option<u64>,
     /// The gate is final; the epoch ends there.
     run_to: bool,
+    /// After a new connection: until when the daemon says whether the gate still stands.
+    gate_until: Option<Duration>,
     /// Was a member once: blocks were sent.
     has_run: bool,
     /// Joining, or the first epoch's start, must be over by then.
@@ -147,6 +151,7 @@ impl Machine {
             end: 0,
             gate: None,
             run_to: false,
+            gate_until: None,
             has_run: false,
             lost_since: None,
             lost_reason: String::new(),
