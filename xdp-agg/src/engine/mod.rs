@@ -108,6 +108,19 @@ pub trait Engine: Send {
         let _ = job_id;
         Ok(Vec::new())
     }
+
+    /// Whether maps and attachments of an earlier daemon were found pinned, and taken over.
+    fn adopted(&self) -> bool {
+        false
+    }
+
+    /// The jobs that were running on the data path that was taken over, by index.
+    fn adopted_jobs(&self) -> Vec<(u16, JobConf)> {
+        Vec::new()
+    }
+
+    /// What is pinned stays when the engine is dropped: the data path goes on.
+    fn keep(&mut self) {}
 }
 
 /// Why an engine could not start or could not do what was asked.

@@ -216,6 +216,7 @@ impl Jobs {
         job.life.identities = vec![(job.life.epoch, job.life.cookie)];
         let members = job.life.members.len();
         info!(job = job.name, epoch = job.life.epoch, members, mode = mode.name(), "running");
+        self.changed = true;
         self.tell_members(formation.job_id, &Reply::Go { mode, group });
         self.advance(formation.job_id);
     }

@@ -57,12 +57,23 @@ pub(super) struct Member {
 
 impl Member {
     pub(super) fn new(conn: ConnId, data: SocketAddrV4, local: Ipv4Addr, join: &Join) -> Self {
+        let absent = Self::absent(data, local, join.max_chunks, join.ring_port);
+        Self { conn: Some(conn), ..absent }
+    }
+
+    /// One that has no connection (yet).
+    pub(super) const fn absent(
+        data: SocketAddrV4,
+        local: Ipv4Addr,
+        max_chunks: u16,
+        ring_port: Option<u16>,
+    ) -> Self {
         Self {
-            conn: Some(conn),
+            conn: None,
             data,
             local,
-            max_chunks: join.max_chunks,
-            ring_port: join.ring_port,
+            max_chunks,
+            ring_port,
             ready: false,
             progress: None,
             paused: None,

@@ -169,13 +169,7 @@ impl Jobs {
             | Phase::RunningTo(_)
             | Phase::Probing(_)
             | Phase::Starting => self.reform(job_id, ranks.to_vec(), reason, None),
-            Phase::Preparing => {
-                // Nobody was told of this epoch yet. Ranks that were to join in it wait again.
-                let joining = job.life.members.extract_if(.., |_, m| m.progress.is_none());
-                let joining: Vec<_> = joining.collect();
-                job.life.waiting.extend(joining);
-                if job.life.members.is_empty() { self.end(job_id) } else { self.replan(job_id) }
-            }
+            Phase::Preparing => self.plan_again(job_id),
             Phase::Collecting(_) | Phase::Returning(_) => self.advance(job_id),
             Phase::Forming(_) => {}
         }
@@ -202,6 +196,7 @@ impl Jobs {
         let members = self.jobs.get_mut(&job_id).map(|job| &mut job.life.members);
         let member = members.and_then(|members| members.remove(&rank));
         self.discharge(member.and_then(|member| member.conn));
+        self.changed = true;
     }
 
     /// Puts a connection in a rank's place. One that had it before is closed: it is the same
@@ -211,6 +206,7 @@ impl Jobs {
             return;
         };
         job.life.lost.remove(&rank);
+        self.changed = true;
         let old = job.life.members.insert(rank, member).and_then(|member| member.conn);
         if let Some(old) = old.filter(|old| *old != conn)
             && self.sessions.remove(&old).is_some()
@@ -270,6 +266,7 @@ impl Jobs {
 
     pub(super) fn forget(&mut self, job_id: u16) {
         if let Some(job) = self.jobs.remove(&job_id) {
+            self.changed = true;
             info!(job = job.name, job_id, "gone");
             self.pool.give_back(job.slot_base);
         }

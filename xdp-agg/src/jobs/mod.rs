@@ -35,6 +35,7 @@ mod reform;
 mod resume;
 mod setup;
 mod slots;
+mod snapshot;
 mod straggler;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,8 @@ use xdp_agg_common::maps::{JobCounters, ResultMode};
 use crate::engine::{JobSetup, Started};
 use job::Job;
 use slots::SlotRanges;
+
+pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
 /// A connection, as the caller numbers it. A number is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -183,6 +186,8 @@ pub enum Effect {
         /// Indexes of the jobs.
         jobs: Vec<u16>,
     },
+    /// [`Jobs::snapshot`] may have changed: save it, where the data path outlives the daemon.
+    Persist,
 }
 
 /// A formation for the engine.
@@ -258,6 +263,8 @@ pub struct Jobs {
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
+    /// What a snapshot shows may have changed since the last [`Effect::Persist`].
+    changed: bool,
 }
 
 impl Jobs {
@@ -276,6 +283,7 @@ impl Jobs {
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
+            changed: false,
         }
     }
 
@@ -361,6 +369,7 @@ impl Jobs {
 
     /// The next thing to do; None when all is done.
     pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let effect = self.effects.pop_front();
+        effect.or_else(|| std::mem::take(&mut self.changed).then_some(Effect::Persist))
     }
 }

@@ -16,6 +16,7 @@ impl Jobs {
             && job.life.on_data_path
         {
             job.life.on_data_path = false;
+            self.changed = true;
             self.effects.push_back(Effect::Stop { job_id });
         }
     }
@@ -111,6 +112,18 @@ impl Jobs {
                 self.abort(job_id, &AbortReason::Unrecoverable { block });
             }
         }
+    }
+
+    /// The epoch that the engine prepares is another one. Nobody was told of it yet; ranks that were
+    /// to join in it wait again.
+    pub(super) fn plan_again(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let joining = job.life.members.extract_if(.., |_, member| member.progress.is_none());
+        let joining: Vec<_> = joining.collect();
+        job.life.waiting.extend(joining);
+        if job.life.members.is_empty() { self.end(job_id) } else { self.replan(job_id) }
     }
 
     /// All calls before the new members' first one are done: they are in.

@@ -52,8 +52,10 @@ impl Jobs {
                 info!(job = job.name, rank, "is back while the job reforms");
                 self.take_place(conn, job_id, rank, back);
             }
+            // It may have more than it said over its last connection: another plan.
             Phase::Preparing if known && is_member && job.life.ran => {
                 self.take_place(conn, job_id, rank, back);
+                self.plan_again(job_id);
             }
             // What it heard of this epoch is not known: all begin again.
             Phase::Probing(_) | Phase::Starting if known && is_member && job.life.ran => {

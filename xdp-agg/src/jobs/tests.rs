@@ -24,6 +24,7 @@ struct World {
     missing: u64,
     counters: Vec<JobCounters>,
     contributed: BTreeMap<u16, Heard>,
+    saved: Snapshot,
     fails: bool,
 }
 
@@ -56,6 +57,7 @@ impl World {
             missing: 0,
             counters: vec![JobCounters::default(); MAX_JOBS + 1],
             contributed: BTreeMap::new(),
+            saved: Snapshot::default(),
             fails: false,
         }
     }
@@ -129,6 +131,7 @@ impl World {
                 let counters = result().map(|()| self.counters.clone());
                 self.jobs.answer(Answer::Counters(purpose, counters), self.now);
             }
+            Effect::Persist => self.saved = self.jobs.snapshot(),
             Effect::Heard { look, jobs } => {
                 let known = |job_id: &u16| Some((*job_id, self.contributed.get(job_id)?.clone()));
                 let heard = jobs.iter().filter_map(known).collect();
