@@ -40,6 +40,8 @@ pub struct Stats {
     pub reforms: u64,
     /// Members that went on in an epoch whose daemon they had lost.
     pub resumes: u64,
+    /// Jobs that a restarted daemon took over with their data path.
+    pub taken_over: u64,
     /// Members that were told that a rank joins.
     pub pauses: u64,
     /// Workers that left in good order.
@@ -65,6 +67,7 @@ impl Stats {
             admissions,
             reforms,
             resumes,
+            taken_over,
             pauses,
             leaves,
         } = other;
@@ -82,6 +85,7 @@ impl Stats {
             (&mut self.admissions, admissions),
             (&mut self.reforms, reforms),
             (&mut self.resumes, resumes),
+            (&mut self.taken_over, taken_over),
             (&mut self.pauses, pauses),
             (&mut self.leaves, leaves),
         ];
@@ -128,10 +132,10 @@ impl Stats {
             "packets     {packets} sent, {lost} lost, {duplicated} twice, {late} late, {hostile} \
              by strangers"
         ));
-        let Self { admissions, reforms, resumes, pauses, leaves, .. } = self;
+        let Self { admissions, reforms, resumes, taken_over, pauses, leaves, .. } = self;
         lines.push(format!(
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
-             {pauses} paused for a rank that joins, {leaves} left"
+             {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
         ));
         lines
     }

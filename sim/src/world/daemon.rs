@@ -7,9 +7,10 @@ use std::time::Instant;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use xdp_agg::engine::sum::Sums;
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
+use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request, decode};
+use xdp_agg_common::maps::{MAX_JOBS, Phase};
 
 use super::{Event, World, control, data};
 use crate::scenario::SLOTS;
@@ -27,10 +28,22 @@ pub(super) struct Daemon {
     /// What its host's kernel keeps for it while it is stopped.
     kept: Vec<control::Event>,
     packets: VecDeque<(Source, Vec<u8>, bool)>,
+    /// The file in which it leaves its jobs to the next one.
+    saved: Snapshot,
+    /// It dies soon.
+    dies: Option<Death>,
     /// The virtual zero of its clock.
     zero: Option<Instant>,
     /// The timer that was asked for last.
     timer: Option<Nanos>,
+}
+
+/// When it dies, and how.
+struct Death {
+    /// After so many effects.
+    effects: u32,
+    pinned: bool,
+    down: Nanos,
 }
 
 impl Daemon {
@@ -67,13 +80,40 @@ impl World {
         }
         let seed = self.rng.random();
         let zero = *self.daemon.zero.get_or_insert_with(Instant::now);
-        let limits = self.limits();
-        self.daemon.jobs =
-            Some(Jobs::new(limits, StdRng::seed_from_u64(seed), zero + duration(self.now)));
-        self.daemon.sums = Some(Sums::new(SLOTS, 2));
-        self.checker.stopped(None);
+        let now = zero + duration(self.now);
+        let mut jobs = Jobs::new(self.limits(), StdRng::seed_from_u64(seed), now);
         self.note(&[6], || "daemon starts".into());
+        if self.daemon.sums.is_some() {
+            jobs.restore(self.take_over(), now);
+        } else {
+            self.daemon.sums = Some(Sums::new(SLOTS, 2));
+        }
+        self.daemon.jobs = Some(jobs);
         self.settle();
+    }
+
+    /// What the daemon before left, as far as the data path, which it left too, is running it.
+    fn take_over(&mut self) -> Snapshot {
+        let mut snapshot = std::mem::take(&mut self.daemon.saved);
+        let Some(sums) = &mut self.daemon.sums else { return snapshot };
+        snapshot.jobs.retain(|job| {
+            sums.job(job.job_id).is_some_and(|running| {
+                let conf = &running.conf;
+                (conf.epoch, conf.cookie, conf.members)
+                    == (job.epoch, job.cookie, job.epoch_members)
+                    && (conf.slot_base, conf.slots) == (job.slot_base, job.slots)
+                    && conf.phase == Phase::Running as u16
+            })
+        });
+        let known: Vec<_> = snapshot.jobs.iter().map(|job| job.job_id).collect();
+        for job_id in (0..MAX_JOBS as u16).filter(|job_id| !known.contains(job_id)) {
+            if sums.job(job_id).is_some() {
+                sums.stop(job_id);
+                self.checker.stopped(Some(job_id));
+            }
+        }
+        self.stats.taken_over += known.len() as u64;
+        snapshot
     }
 
     fn limits(&self) -> Limits {
@@ -96,14 +136,40 @@ impl World {
         }
     }
 
+    /// SIGKILL: at once, or in the middle of what it does a little later.
+    pub(super) fn kill_daemon_soon(&mut self, pinned: bool, down: Nanos) {
+        if !self.daemon.is_up() {
+            return;
+        }
+        if self.rng.random_bool(0.5) {
+            return self.end_daemon(pinned, down);
+        }
+        let effects = self.rng.random_range(0..12);
+        self.daemon.dies = Some(Death { effects, pinned, down });
+    }
+
+    /// It does not die any more.
+    pub(super) fn spare_daemon(&mut self) {
+        self.daemon.dies = None;
+    }
+
+    fn end_daemon(&mut self, pinned: bool, down: Nanos) {
+        self.note(&[17, u64::from(pinned)], || format!("daemon dies (pinned: {pinned})"));
+        self.kill_daemon(pinned);
+        self.queue.push(self.now + down, Event::StartDaemon);
+    }
+
     /// SIGKILL.
-    pub(super) fn kill_daemon(&mut self, _pinned: bool) {
+    fn kill_daemon(&mut self, pinned: bool) {
         self.daemon.jobs = None;
-        self.daemon.sums = None;
+        self.daemon.dies = None;
         self.daemon.stopped = false;
         self.daemon.kept.clear();
         self.daemon.packets.clear();
-        self.checker.stopped(None);
+        if !pinned || !self.scenario.kernel_data_path {
+            self.daemon.sums = None;
+            self.checker.stopped(None);
+        }
         for index in 0..self.connections.len() {
             if self.connections[index].at_daemon == control::End::Open {
                 self.close_at_daemon(index, true);
@@ -190,6 +256,13 @@ impl World {
     fn settle(&mut self) {
         let now = self.daemon.instant(self.now);
         while let Some(effect) = self.daemon.jobs.as_mut().and_then(Jobs::next_effect) {
+            if let Some(Death { effects, pinned, down }) = &mut self.daemon.dies {
+                if *effects == 0 {
+                    let (pinned, down) = (*pinned, *down);
+                    return self.end_daemon(pinned, down);
+                }
+                *effects -= 1;
+            }
             let answer = self.effect(effect);
             if let (Some(jobs), Some(answer)) = (&mut self.daemon.jobs, answer) {
                 jobs.answer(answer, now);
@@ -234,6 +307,9 @@ impl World {
             Effect::Counters(purpose) => {
                 let counters = self.daemon.sums.as_ref()?.counters().to_vec();
                 return Some(Answer::Counters(purpose, Ok(counters)));
+            }
+            Effect::Persist => {
+                self.daemon.saved = self.daemon.jobs.as_ref().map(Jobs::snapshot)?;
             }
             Effect::Heard { look, .. } => {
                 return Some(Answer::Heard { look, heard: Vec::new() });

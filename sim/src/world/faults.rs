@@ -42,12 +42,7 @@ impl World {
                 }
             }
             Fault::Break { worker } => self.break_connections(worker),
-            Fault::KillDaemon { pinned, down } => {
-                if self.daemon.is_up() {
-                    self.kill_daemon(pinned);
-                    self.queue.push(self.now + down, Event::StartDaemon);
-                }
-            }
+            Fault::KillDaemon { pinned, down } => self.kill_daemon_soon(pinned, down),
             Fault::StopDaemon { time } => {
                 if self.daemon.is_up() {
                     self.stop_daemon();
@@ -73,6 +68,7 @@ impl World {
     pub(super) fn heal(&mut self) {
         self.healed = true;
         self.note(&[9], || "all is well from now on".into());
+        self.spare_daemon();
         self.start_daemon();
         self.continue_daemon();
         for worker in 0..self.workers.len() {
