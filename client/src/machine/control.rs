@@ -360,7 +360,7 @@ impl Machine {
             return None;
         }
         let data = match self.phase {
-            Phase::Probing { next, .. } => Some(next),
+            Phase::Probing { next, .. } if self.freeze == Freeze::No => Some(next),
             Phase::Running if self.freeze == Freeze::No => {
                 self.epoch.as_ref().and_then(|epoch| epoch.flow.poll_timeout())
             }
