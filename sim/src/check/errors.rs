@@ -41,8 +41,7 @@ impl Checker {
                 if true_ { Ok(()) } else { Err("that rank never gave up") }
             }
             Error::Aborted(AbortReason::Expelled) => {
-                let may = policy.worker_loss == WorkerLoss::Shrink && me.lost;
-                if may { Ok(()) } else { Err("its connection was never lost") }
+                if me.lost { Ok(()) } else { Err("its connection was never lost") }
             }
             Error::AggregatorLost(_) if policy.aggregator_loss != AggregatorLoss::Fail => {
                 Err("its policy is to resume")

@@ -257,16 +257,18 @@ impl Checker {
         let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
         let members: Vec<_> = who.iter().flatten().copied().collect();
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
+        // Some may have been admitted to a first epoch whose daemon died before it told the others.
+        let from_0 = plan.as_ref().is_none_or(|plan| *plan == Plan::default());
         let lineage = match (&plan, old.first()) {
-            (None, None) => {
+            (_, None) if from_0 => {
                 let limit = self.jobs[job].1.calls;
                 self.lineages.push(Lineage { job, chunks, firsts: vec![0], limit });
                 self.lineages.len() - 1
             }
+            (_, None) => return self.fail(|| "a plan for members without a past".into()),
             (None, Some(_)) => {
                 return self.fail(|| "a member of an earlier epoch starts from 0".into());
             }
-            (Some(_), None) => return self.fail(|| "a plan for members without a past".into()),
             (Some(_), Some(first)) if old.iter().any(|other| other != first) => {
                 return self.fail(|| "members of different lineages are put together".into());
             }

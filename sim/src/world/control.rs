@@ -191,7 +191,8 @@ impl World {
     }
 
     fn moment(&mut self, longest: Nanos) -> Nanos {
-        self.now + self.rng.random_range(0..longest.max(1))
+        // When all is well, nothing is left over.
+        (self.now + self.rng.random_range(0..longest.max(1))).min(self.scenario.heal_at)
     }
 
     /// Something happens on a connection.

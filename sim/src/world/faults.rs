@@ -84,6 +84,7 @@ impl World {
                 self.checker.extend(life, made, LAST_CALLS);
             }
         }
+        self.closing = true;
         for worker in 0..self.workers.len() {
             self.drive(worker);
         }
@@ -91,7 +92,7 @@ impl World {
 
     /// Whether all calls are made, and nothing is left to wait for.
     pub(super) fn is_done(&self) -> bool {
-        self.healed && (0..self.workers.len()).all(|worker| self.worker_is_done(worker))
+        self.closing && (0..self.workers.len()).all(|worker| self.worker_is_done(worker))
     }
 
     /// The job that nothing happened to has noticed nothing.

@@ -69,6 +69,8 @@ pub(crate) struct World {
     stats: Stats,
     trace: Trace,
     healed: bool,
+    /// All is well, and everybody was told how many calls are left.
+    closing: bool,
     /// Workers leave as soon as they are done.
     leave: bool,
     /// Packets that a stranger might have seen.
@@ -96,6 +98,7 @@ impl World {
             stats: Stats::default(),
             trace: Trace::new(trace),
             healed: false,
+            closing: false,
             leave,
             seen: VecDeque::new(),
             buffer: vec![0; 4096],

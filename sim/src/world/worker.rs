@@ -445,7 +445,7 @@ impl World {
     /// done leaves.
     fn end_if_failed(&mut self, worker: usize) {
         let all_made = self.has_made_all(worker);
-        let leave = self.leave && self.healed && all_made && self.are_all_members(worker);
+        let leave = self.leave && self.closing && all_made && self.are_all_members(worker);
         let Some(process) = &mut self.workers[worker].process else { return };
         if leave && process.machine.failure().is_none() {
             process.machine.leave();
