@@ -126,7 +126,7 @@ impl Machine {
     }
 
     /// Closes the connection, without telling.
-    fn hang_up(&mut self) {
+    pub(super) fn hang_up(&mut self) {
         self.requests.clear();
         self.disconnect = true;
         self.link = Link::Closed;
@@ -151,7 +151,7 @@ impl Machine {
             Reply::Welcome { engine, .. } => self.engine = engine,
             Reply::Admitted(admitted) => self.on_admitted(admitted, now),
             Reply::Go { mode, group } => self.on_go(mode, group),
-            Reply::Aborted(reason) => self.on_aborted(reason),
+            Reply::Aborted(reason) => self.on_aborted(reason, now),
             Reply::Heartbeat => self.say(Request::Heartbeat),
             Reply::Reform { lost, reason } => self.on_reform(&lost, &reason),
             Reply::Resumed => self.on_resumed(now),
@@ -172,24 +172,18 @@ impl Machine {
 
     /// Enters an epoch: its path is tried next.
     fn enter(&mut self, admitted: Admitted, now: Duration) -> Result<(), Error> {
-        let pool = Pool::new(admitted.slots).filter(|_| {
-            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
-        });
-        let Some(pool) = pool else {
-            return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
-        };
-        let config = &self.config;
-        let flow = Flow::new(flow::Config {
-            limit: pool.window(),
-            window_max: config.window_room.max(2),
-            initial_window: INITIAL_WINDOW,
-            rto_min: config.rto_min,
-            rto_max: RTO_MAX.max(config.rto_min),
-            block_interval: config.block_interval(packet_len(admitted.chunks)),
-        });
+        self.follow(admitted)?;
+        self.phase = Phase::Probing { sent: 0, next: now };
+        self.join_until = now + self.config.join_deadline;
+        Ok(())
+    }
+
+    /// The blocks that are not finished get their numbers in a new epoch.
+    pub(super) fn follow(&mut self, admitted: Admitted) -> Result<(), Error> {
+        let flow = self.flow_for(&admitted)?;
         let next = match &self.epoch {
             None => Epoch::first(admitted, flow, self.keeps_results())?,
-            Some(epoch) => epoch.next(admitted, flow, config.rank, self.end)?,
+            Some(epoch) => epoch.next(admitted, flow, self.config.rank, self.end)?,
         };
         match &self.epoch {
             Some(old) => {
@@ -212,11 +206,27 @@ impl Machine {
         let (epoch, members) = (next.admitted.epoch, next.admitted.members);
         tracing::debug!(rank = self.config.rank, epoch, members, "admitted");
         self.epoch = Some(next);
-        self.phase = Phase::Probing { sent: 0, next: now };
         self.freeze = Freeze::No;
         self.open_gate();
-        self.join_until = now + self.config.join_deadline;
         Ok(())
+    }
+
+    fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
+        let pool = Pool::new(admitted.slots).filter(|_| {
+            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
+        });
+        let Some(pool) = pool else {
+            return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
+        };
+        let config = &self.config;
+        Ok(Flow::new(flow::Config {
+            limit: pool.window(),
+            window_max: config.window_room.max(2),
+            initial_window: INITIAL_WINDOW,
+            rto_min: config.rto_min,
+            rto_max: RTO_MAX.max(config.rto_min),
+            block_interval: config.block_interval(packet_len(admitted.chunks)),
+        }))
     }
 
     fn on_go(&mut self, mode: ResultMode, group: Option<SocketAddrV4>) {
@@ -236,7 +246,16 @@ impl Machine {
         self.begin_calls();
     }
 
-    fn on_aborted(&mut self, reason: AbortReason) {
+    fn on_aborted(&mut self, reason: AbortReason, now: Duration) {
+        let others_may_be_on_ring =
+            matches!(reason, AbortReason::MemberLost { .. } | AbortReason::Timeout { .. });
+        if others_may_be_on_ring && self.fall_back_at().is_some() {
+            // A daemon is there again, but not all came to it before they gave it up.
+            self.hang_up();
+            self.lost_reason = reason.to_string();
+            self.lost(now);
+            return;
+        }
         let error = self.explain(reason);
         self.end_with(error);
     }
@@ -371,7 +390,7 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        [data, link, join, self.gate_until].into_iter().flatten().min()
+        [data, link, join, self.gate_until, self.fall_back_at()].into_iter().flatten().min()
     }
 
     /// Time has passed.
@@ -385,6 +404,7 @@ impl Machine {
             self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
             return;
         }
+        self.fall_back_if_due(now);
         if self.gate_until.is_some_and(|until| now >= until) {
             self.open_gate();
             self.freeze = Freeze::No;
@@ -420,6 +440,10 @@ impl Machine {
             ),
             State::Reforming => {
                 format!("members were lost or join, and what follows epoch {epoch} did not begin")
+            }
+            State::OnRing => {
+                "over the ring that replaced the lost aggregator, not all members have come so far"
+                    .into()
             }
             State::Probing => format!("epoch {epoch} did not begin: a member's path is not open"),
             _ if self.gate.is_some() => "this call waits for a rank that joins".into(),
