@@ -287,8 +287,8 @@ impl Link {
             let rate = low * (high / low).powf(rng.random::<f64>());
             if rng.random_bool(trouble) { rate } else { 0.0 }
         };
-        let (loss, duplicate) = (some(0.001, 0.3), some(0.001, 0.3));
-        let (late, spread) = (some(0.001, 0.1), some(0.01, 10.0));
+        let (loss, duplicate) = (some(0.005, 0.4), some(0.005, 0.4));
+        let (late, spread) = (some(0.002, 0.2), some(0.05, 20.0));
         let tail = magnitude(rng, 100 * MICRO, 4 * SECOND);
         let jitter = (base as f64 * spread) as Nanos;
         Self { base, jitter, loss, duplicate, late, tail }

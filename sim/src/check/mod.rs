@@ -186,6 +186,11 @@ impl Checker {
         life.lineage.map(|_| life.first_sequence)
     }
 
+    /// The latest epoch that a process is a member of.
+    pub(crate) fn epoch(&self, life: usize) -> Option<usize> {
+        self.lives[life].epoch
+    }
+
     /// How many calls this process's job makes, once it is a member.
     pub(crate) fn limit(&self, life: usize) -> u64 {
         self.lives[life].lineage.map_or(0, |lineage| self.lineages[lineage].limit)

@@ -9,6 +9,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
 
 use super::{Event, World};
+use crate::scenario::magnitude;
 use crate::time::{MICRO, MILLI, Nanos};
 use crate::trace::{Party, describe};
 
@@ -165,7 +166,7 @@ impl World {
         if self.healed {
             return;
         }
-        let next = self.now + self.rng.random_range(50 * MICRO..5 * MILLI);
+        let next = self.now + magnitude(&mut self.rng, 20 * MICRO, 40 * MILLI);
         self.queue.push(next, Event::Hostile);
         if self.seen.is_empty() {
             return;

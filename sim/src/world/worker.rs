@@ -474,11 +474,17 @@ impl World {
         }
     }
 
-    /// Whether nobody of a worker's job still needs it to form the job.
+    /// Whether all workers of a worker's job are members of its epoch: nobody still needs it to
+    /// form the job.
     fn are_all_members(&self, worker: usize) -> bool {
+        let life = |worker: &Worker| worker.process.as_ref().map(|process| process.life);
+        let epoch = life(&self.workers[worker]).and_then(|life| self.checker.epoch(life));
         let job = self.workers[worker].job;
         let mut all = self.workers.iter().filter(|other| other.job == job);
-        all.all(|other| other.left || other.made().is_some())
+        all.all(|other| {
+            let its = life(other).and_then(|life| self.checker.epoch(life));
+            other.left || other.made().is_some() && its == epoch
+        })
     }
 
     fn has_made_all(&self, worker: usize) -> bool {
