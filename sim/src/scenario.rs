@@ -42,7 +42,7 @@ pub struct Scenario {
     /// Rates of all links, in both directions, until everything heals.
     pub link: Link,
     /// What happens when, in no particular order.
-    pub faults: Vec<(Nanos, Fault)>,
+    pub faults: Vec<(When, Fault)>,
     /// From then on nothing bad happens any more, and everybody is back.
     pub heal_at: Nanos,
 }
@@ -87,6 +87,15 @@ pub struct Link {
     pub late: f64,
     /// See `late`.
     pub tail: Nanos,
+}
+
+/// When a fault happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At this time.
+    At(Nanos),
+    /// Soon after so many data packets were sent: while something is under way.
+    After(u64),
 }
 
 /// Something bad. Workers are counted through all jobs.
@@ -171,7 +180,7 @@ impl Scenario {
         let trouble = [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0][rng.random_range(0..7)];
         let two = rng.random_bool(0.25);
         let count = jobs.unwrap_or(if two { 2 } else { 1 });
-        let heal_at = magnitude(rng, 5 * MILLI, 6 * SECOND);
+        let heal_at = magnitude(rng, 10 * MILLI, 8 * SECOND);
         let mut jobs: Vec<_> = (0..count).map(|_| JobPlan::draw(rng, heal_at)).collect();
         let witness = count > 1 && rng.random_bool(0.6);
         if witness {
@@ -217,12 +226,12 @@ impl Scenario {
                 if of_daemon && self.witness {
                     continue;
                 }
-                let at = if rng.random_bool(0.5) {
-                    rng.random_range(0..self.heal_at)
-                } else {
-                    magnitude(rng, 100 * MICRO, self.heal_at)
+                let when = match rng.random_range(0..4) {
+                    0 => When::At(rng.random_range(0..self.heal_at)),
+                    1 => When::At(magnitude(rng, 100 * MICRO, self.heal_at)),
+                    _ => When::After(magnitude(rng, 4, 800)),
                 };
-                self.faults.push((at, fault));
+                self.faults.push((when, fault));
             }
         }
     }
@@ -254,7 +263,7 @@ impl Scenario {
 
 impl JobPlan {
     fn draw(rng: &mut SmallRng, heal_at: Nanos) -> Self {
-        let calls = rng.random_range(2..10);
+        let calls = rng.random_range(2..16);
         let worker_loss =
             if rng.random_bool(0.65) { WorkerLoss::Shrink } else { WorkerLoss::Fail };
         let aggregator_loss =
@@ -268,7 +277,7 @@ impl JobPlan {
             policy,
             in_flight: [1, 1, 2, 3][rng.random_range(0..4)],
             calls,
-            think: magnitude(rng, 10 * MICRO, (2 * heal_at / calls).max(20 * MICRO)),
+            think: magnitude(rng, 2 * MICRO, (2 * heal_at / calls).max(20 * MICRO)),
             blocks: most,
             floats: rng.random_bool(0.4),
             deadline: magnitude(rng, 500 * MILLI, 20 * SECOND),

@@ -27,6 +27,8 @@ use xdp_agg_common::control::{Admitted, Plan, RunKind};
 use xdp_agg_common::maps::MAX_JOBS;
 use xdp_agg_common::reform::BlockMap;
 
+pub(crate) use path::Origin;
+
 use crate::reference::Shape;
 use crate::scenario::{JobPlan, Scenario};
 

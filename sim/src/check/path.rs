@@ -12,6 +12,17 @@ use super::{Checker, Completion, NONE};
 use crate::reference::{Inputs, bytes_of, lanes_of};
 use xdp_agg_common::control::RunKind;
 
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A member sent it, just so; how long ago, and how many copies came since, is open.
+    Member,
+    /// Somebody changed it; it may still be a member's, by chance.
+    Stranger,
+    /// It must not count, whatever it says of itself.
+    Foreign,
+}
+
 /// A job as the daemon registered it with the data path.
 #[derive(Debug)]
 pub(super) struct Registered {
@@ -56,10 +67,17 @@ impl Checker {
     }
 
     /// A packet is about to come in.
-    pub(crate) fn before(&self, sums: &Sums, source: Source, packet: &[u8]) -> Before {
+    pub(crate) fn before(
+        &self,
+        sums: &Sums,
+        source: Source,
+        packet: &[u8],
+        origin: Origin,
+    ) -> Before {
         let header = packet.first_chunk::<HEADER_LEN>().and_then(|b| Header::parse(b).ok());
         let payload = &packet[HEADER_LEN.min(packet.len())..];
-        let ours = header.is_some_and(|header| self.is_ours(&header, source, payload.len()));
+        let ours = origin != Origin::Foreign
+            && header.is_some_and(|header| self.is_ours(&header, source, payload.len()));
         let job = header.map_or(MAX_JOBS, |header| usize::from(header.job).min(MAX_JOBS));
         let everything = || (sums.slots().to_vec(), sums.all_lanes().to_vec());
         Before {
@@ -94,14 +112,14 @@ impl Checker {
             && usize::from(header.rank) < MAX_WORKERS
     }
 
-    /// The packet has come in. `honest`: a member sent it, just so and not too long ago.
+    /// The packet has come in.
     pub(crate) fn after(
         &mut self,
         before: &Before,
         sums: &Sums,
         answer: &Answer,
         packet: &[u8],
-        honest: bool,
+        origin: Origin,
     ) {
         let Some(header) = before.header else {
             return self.check_unchanged(before, sums, answer);
@@ -116,7 +134,7 @@ impl Checker {
         });
         match refused {
             Some(Reject::Quota) | None => {}
-            Some(reason) if honest => {
+            Some(reason) if origin == Origin::Member => {
                 return self.fail(|| {
                     format!("a member's packet is refused ({}): {header:?}", reason.name())
                 });

@@ -13,6 +13,7 @@ use xdp_agg_common::control::{Reply, Request, decode};
 use xdp_agg_common::maps::{MAX_JOBS, Phase};
 
 use super::{Event, World, control, data};
+use crate::check::Origin;
 use crate::scenario::SLOTS;
 use crate::time::{Nanos, duration, nanos};
 
@@ -27,7 +28,7 @@ pub(super) struct Daemon {
     stopped: bool,
     /// What its host's kernel keeps for it while it is stopped.
     kept: Vec<control::Event>,
-    packets: VecDeque<(Source, Vec<u8>, bool)>,
+    packets: VecDeque<(Source, Vec<u8>, Origin)>,
     /// The file in which it leaves its jobs to the next one.
     saved: Snapshot,
     /// It dies soon.
@@ -61,9 +62,9 @@ impl Daemon {
     }
 
     /// A packet came for a stopped process.
-    pub(super) fn keep_packet(&mut self, source: Source, bytes: Vec<u8>, honest: bool) {
+    pub(super) fn keep_packet(&mut self, source: Source, bytes: Vec<u8>, origin: Origin) {
         if self.packets.len() < SOCKET_BUFFER {
-            self.packets.push_back((source, bytes, honest));
+            self.packets.push_back((source, bytes, origin));
         }
     }
 
@@ -191,8 +192,8 @@ impl World {
         self.note(&[7], || "daemon goes on".into());
         let kept = std::mem::take(&mut self.daemon.kept);
         let packets = std::mem::take(&mut self.daemon.packets);
-        for (source, bytes, honest) in packets {
-            self.to_daemon(source, bytes, honest);
+        for (source, bytes, origin) in packets {
+            self.to_daemon(source, bytes, origin);
         }
         for event in kept {
             match event {

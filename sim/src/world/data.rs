@@ -9,6 +9,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
 
 use super::{Event, World};
+use crate::check::Origin;
 use crate::scenario::magnitude;
 use crate::time::{MICRO, MILLI, Nanos};
 use crate::trace::{Party, describe};
@@ -48,7 +49,7 @@ impl World {
         let arrivals = self.fate(worker, true, &bytes);
         for at in arrivals.into_iter().flatten() {
             let bytes = bytes.clone();
-            self.queue.push(at, Event::ToDaemon { source, bytes, honest: true });
+            self.queue.push(at, Event::ToDaemon { source, bytes, origin: Origin::Member });
         }
     }
 
@@ -87,6 +88,7 @@ impl World {
             *arrival = Some(self.now + delay);
         }
         self.stats.packets += 1;
+        self.trigger_faults();
         self.stats.lost += u64::from(lost);
         self.stats.duplicated += u64::from(!lost && twice);
         let numbers = [4, worker as u64, u64::from(up), arrivals[0].unwrap_or(0)];
@@ -109,16 +111,28 @@ impl World {
         arrivals
     }
 
+    /// Faults that waited for this packet happen soon.
+    fn trigger_faults(&mut self) {
+        let sent = self.stats.packets;
+        if self.pending.iter().any(|(packets, _)| *packets == sent) {
+            let due: Vec<_> = self.pending.extract_if(.., |(packets, _)| *packets == sent).collect();
+            for (_, index) in due {
+                let soon = self.now + self.rng.random_range(0..200 * MICRO);
+                self.queue.push(soon, Event::Fault(index));
+            }
+        }
+    }
+
     /// A packet reaches the aggregator's host.
-    pub(super) fn to_daemon(&mut self, source: Source, mut bytes: Vec<u8>, honest: bool) {
+    pub(super) fn to_daemon(&mut self, source: Source, mut bytes: Vec<u8>, origin: Origin) {
         let stopped = self.daemon.is_stopped() && !self.scenario.kernel_data_path;
         if stopped {
-            return self.daemon.keep_packet(source, bytes, honest);
+            return self.daemon.keep_packet(source, bytes, origin);
         }
         let Some(mut sums) = self.daemon.sums.take() else { return };
-        let before = self.checker.before(&sums, source, &bytes);
+        let before = self.checker.before(&sums, source, &bytes, origin);
         let answer = sums.packet(source, &mut bytes);
-        self.checker.after(&before, &sums, &answer, &bytes, honest);
+        self.checker.after(&before, &sums, &answer, &bytes, origin);
         self.answer(&sums, answer, source, &mut bytes);
         self.daemon.sums = Some(sums);
     }
@@ -172,13 +186,14 @@ impl World {
             return;
         }
         let index = self.rng.random_range(0..self.seen.len());
+        if self.rng.random_bool(0.15) {
+            return self.overreach(index);
+        }
         let Seen { worker, up, mut source, mut bytes } = self.seen[index].clone();
         // Unchanged it may come from its true source: that is a late copy. Changed, it comes from
         // its true source only where the change makes it foreign.
-        let mut honest = self.rng.random_bool(0.3);
-        if !honest {
-            honest = !self.mutate(&mut source, &mut bytes);
-        }
+        let changed = self.rng.random_bool(0.7) && self.mutate(&mut source, &mut bytes);
+        let origin = if changed { Origin::Stranger } else { Origin::Member };
         self.stats.hostile += 1;
         self.note(&[5, worker as u64, u64::from(up)], || {
             let what = header(&bytes).map_or_else(|| "?".into(), |header| describe(&header));
@@ -187,13 +202,40 @@ impl World {
         });
         let at = self.now + self.link(worker).base;
         if up {
-            self.queue.push(at, Event::ToDaemon { source, bytes, honest });
+            self.queue.push(at, Event::ToDaemon { source, bytes, origin });
         } else if let Some(port) = self.workers[worker].port()
             && source == FROM_DAEMON
         {
             // A worker's socket takes packets of the aggregator's address and port alone.
             self.queue.push(at, Event::ToWorker { worker, port, bytes });
         }
+    }
+
+    /// A member sends a block that it must not send yet: it would need a slot that is in use.
+    fn overreach(&mut self, index: usize) {
+        if self.daemon.is_stopped() {
+            return; // it would come later, when it may be allowed
+        }
+        let Seen { worker, up, source, mut bytes } = self.seen[index].clone();
+        let Some(mut header) = header(&bytes).filter(|h| up && h.kind == Kind::Contribution) else {
+            return;
+        };
+        let slot = self.daemon.sums.as_ref().and_then(|sums| {
+            Some((*sums.slot(header.job, header.block)?, sums.job(header.job)?.conf))
+        });
+        let Some((slot, conf)) = slot.filter(|(slot, _)| slot.epoch == header.epoch) else { return };
+        // The next generation, where this one is not finished; or one beyond the next.
+        let unfinished = slot.seen != conf.members && self.rng.random_bool(0.5);
+        let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
+        header.block = slot.block + generations * u64::from(conf.slots);
+        if let Some(place) = bytes.first_chunk_mut::<HEADER_LEN>() {
+            header.emit(place);
+        }
+        self.stats.hostile += 1;
+        self.note(&[18, worker as u64], || {
+            format!("{} → daemon  {}  (beyond its window)", Party::Stranger, describe(&header))
+        });
+        self.to_daemon(source, bytes, Origin::Foreign);
     }
 
     /// Changes a packet so that nobody may take it for theirs. False: it stayed as it was.

@@ -12,8 +12,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use xdp_agg_common::admission::Source;
 
-use crate::check::Checker;
-use crate::scenario::{Fault, Link, Scenario};
+use crate::check::{Checker, Origin};
+use crate::scenario::{Fault, Link, Scenario, When};
 use crate::stats::Stats;
 use crate::time::{MILLI, Nanos, Queue, SECOND};
 use crate::trace::Trace;
@@ -30,8 +30,8 @@ const MOMENT_MAX: u64 = 20_000;
 /// Something that happens.
 #[derive(Debug)]
 enum Event {
-    /// A data packet reaches the aggregator. `honest`: a member sent it, just so.
-    ToDaemon { source: Source, bytes: Vec<u8>, honest: bool },
+    /// A data packet reaches the aggregator.
+    ToDaemon { source: Source, bytes: Vec<u8>, origin: Origin },
     /// A data packet reaches a worker's host.
     ToWorker { worker: usize, port: u16, bytes: Vec<u8> },
     /// Something happens on a control connection, at one of its ends.
@@ -73,6 +73,8 @@ pub(crate) struct World {
     closing: bool,
     /// Workers leave as soon as they are done.
     leave: bool,
+    /// Faults that wait for so many packets to be sent.
+    pending: Vec<(u64, usize)>,
     /// Packets that a stranger might have seen.
     seen: VecDeque<data::Seen>,
     buffer: Vec<u8>,
@@ -100,6 +102,7 @@ impl World {
             healed: false,
             closing: false,
             leave,
+            pending: Vec::new(),
             seen: VecDeque::new(),
             buffer: vec![0; 4096],
             rng,
@@ -115,8 +118,11 @@ impl World {
             let at = self.rng.random_range(0..MILLI);
             self.queue.push(at, Event::StartWorker(worker));
         }
-        for (index, (at, _)) in self.scenario.faults.iter().enumerate() {
-            self.queue.push(*at, Event::Fault(index));
+        for (index, (when, _)) in self.scenario.faults.iter().enumerate() {
+            match when {
+                When::At(at) => self.queue.push(*at, Event::Fault(index)),
+                When::After(packets) => self.pending.push((*packets, index)),
+            }
         }
         self.queue.push(self.scenario.heal_at, Event::Heal);
         if self.scenario.hostile {
@@ -178,7 +184,7 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::ToDaemon { source, bytes, honest } => self.to_daemon(source, bytes, honest),
+            Event::ToDaemon { source, bytes, origin } => self.to_daemon(source, bytes, origin),
             Event::ToWorker { worker, port, bytes } => self.to_worker(worker, port, bytes),
             Event::Control(event) => self.control(event),
             Event::WorkerTimer(worker) => self.worker_timer(worker),
