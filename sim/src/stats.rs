@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use xdp_agg_client::Error;
-use xdp_agg_common::control::{AbortReason, Reply};
+use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
 
 use crate::scenario::Fault;
 
@@ -44,6 +44,10 @@ pub struct Stats {
     pub taken_over: u64,
     /// Members that were told that a rank joins.
     pub pauses: u64,
+    /// Blocks of plans that were handed on.
+    pub copies: u64,
+    /// Blocks of plans that were summed again.
+    pub redone: u64,
     /// Workers that left in good order.
     pub leaves: u64,
 }
@@ -69,6 +73,8 @@ impl Stats {
             resumes,
             taken_over,
             pauses,
+            copies,
+            redone,
             leaves,
         } = other;
         let pairs = [
@@ -87,6 +93,8 @@ impl Stats {
             (&mut self.resumes, resumes),
             (&mut self.taken_over, taken_over),
             (&mut self.pauses, pauses),
+            (&mut self.copies, copies),
+            (&mut self.redone, redone),
             (&mut self.leaves, leaves),
         ];
         for (mine, theirs) in pairs.into_iter().chain(self.faults.iter_mut().zip(faults)) {
@@ -107,6 +115,21 @@ impl Stats {
             Reply::Resumed => self.resumes += 1,
             Reply::Pause { .. } => self.pauses += 1,
             _ => {}
+        }
+    }
+
+    /// The first member of an epoch is told of its plan.
+    pub(crate) fn count_plan(&mut self, admitted: &Admitted, rank: u16) {
+        let Some(plan) = &admitted.plan else { return };
+        if admitted.members.trailing_zeros() != u32::from(rank) {
+            return;
+        }
+        for run in &plan.runs {
+            match run.kind {
+                RunKind::Copy { .. } => self.copies += run.len,
+                RunKind::Redo => self.redone += run.len,
+                RunKind::Skip => {}
+            }
         }
     }
 
@@ -137,6 +160,8 @@ impl Stats {
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
              {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
         ));
+        let Self { copies, redone, .. } = self;
+        lines.push(format!("plans       {copies} blocks handed on, {redone} summed again"));
         lines
     }
 }

@@ -323,7 +323,9 @@ impl World {
         let index = conn.0 as usize;
         if let Reply::Admitted(admitted) = reply {
             self.stats.admissions += 1;
-            self.checker.admitted(self.connections[index].life, admitted);
+            let control::Connection { worker, life, .. } = self.connections[index];
+            self.stats.count_plan(admitted, self.workers[worker].rank);
+            self.checker.admitted(life, admitted);
         }
         self.stats.count_reply(reply);
         self.say_down(index, reply);
