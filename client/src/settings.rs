@@ -398,12 +398,33 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_a_loss_is_understood() {
+        let builder = with(&[
+            ("XDP_AGG_ON_WORKER_LOSS", "shrink"),
+            ("XDP_AGG_ON_AGGREGATOR_LOSS", "ring"),
+            ("XDP_AGG_FALLBACK_AFTER", "0.5"),
+            ("XDP_AGG_TOKEN", "secret"),
+        ])
+        .expect("all is well");
+        assert_eq!(builder.policy.worker_loss, WorkerLoss::Shrink);
+        assert_eq!(builder.policy.aggregator_loss, AggregatorLoss::Ring);
+        assert_eq!(builder.fallback_after, Duration::from_millis(500));
+        assert_eq!(builder.dead_after_or_default(), Duration::from_secs(2));
+        assert_eq!(builder.token, Some(Token("secret".into())));
+        assert!(!format!("{builder:?}").contains("secret"));
+        assert_eq!(Builder::default().dead_after_or_default(), Duration::from_secs(8));
+    }
+
+    #[test]
     fn nonsense_is_named() {
         for (pairs, words) in [
             (&[("RANK", "first")][..], "RANK: \"first\""),
             (&[("XDP_AGG_DEADLINE", "-1")][..], "XDP_AGG_DEADLINE"),
             (&[("XDP_AGG_RESULT_MODE", "carrier pigeon")][..], "ports, fanout, multicast"),
             (&[("XDP_AGG_ADDR", "10.0.0.1:port")][..], "host:port"),
+            (&[("XDP_AGG_ON_WORKER_LOSS", "panic")][..], "fail, shrink"),
+            (&[("XDP_AGG_ON_AGGREGATOR_LOSS", "panic")][..], "fail, resume, ring"),
+            (&[("XDP_AGG_TOKEN_FILE", "/does/not/exist")][..], "cannot be read"),
         ] {
             let error = with(pairs).expect_err(words).to_string();
             assert!(error.contains(words), "{error}");

@@ -1,5 +1,7 @@
 //! The machine against a small daemon and a bad network.
 
+mod by_hand;
+mod daemon;
 mod world;
 
 use rand::Rng;
