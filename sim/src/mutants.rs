@@ -12,11 +12,11 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 /// Seeds that a mutant is run over at most.
-pub const SEEDS: u64 = 3000;
+pub const SEEDS: u64 = 8000;
 /// Seeds that the unchanged program has to pass.
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
-const CRATES: [&str; 4] = ["xdp-agg-common", "xdp-agg", "client", "sim"];
+const CRATES: [&str; 5] = ["xdp-agg-common", "tls", "xdp-agg", "client", "sim"];
 /// What an edit writes where the switch of its mutant is asked.
 const SWITCH: &str = "MUTANT";
 
