@@ -10,6 +10,7 @@ mod disasm;
 mod lab;
 mod setup;
 mod shell;
+mod sim;
 mod test;
 mod tidy;
 mod toolchain;
@@ -40,6 +41,8 @@ enum Command {
     Demo(lab::Args),
     /// Measure: `bench links`, `bench latency`, `bench kernel`; `bench links --help` for options.
     Bench(lab::Args),
+    /// Run the protocol's code under a virtual clock and faults of all kinds, by seed; `--help` tells.
+    Sim(sim::Args),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::main(&args),
         Command::Demo(args) => lab::demo(&args),
         Command::Bench(args) => lab::bench(&args),
+        Command::Sim(args) => sim::main(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };

@@ -90,6 +90,33 @@ impl Sums {
         &self.counters
     }
 
+    /// All slots of all jobs, without their lanes: what the simulation compares.
+    pub fn slots(&self) -> &[SlotState] {
+        &self.slots
+    }
+
+    /// The lanes of all slots.
+    pub fn all_lanes(&self) -> &[Chunk] {
+        &self.lanes
+    }
+
+    /// The slot that a block of a job falls into.
+    pub fn slot(&self, job_id: u16, block: u64) -> Option<&SlotState> {
+        self.slots.get(self.index(job_id, block)?)
+    }
+
+    /// The lanes of that slot: room for the largest block, so that those behind a shorter one are
+    /// of an earlier block.
+    pub fn lanes(&self, job_id: u16, block: u64) -> Option<&[Chunk]> {
+        let first = self.index(job_id, block)? * self.max_chunks;
+        self.lanes.get(first..first + self.max_chunks)
+    }
+
+    fn index(&self, job_id: u16, block: u64) -> Option<usize> {
+        let Job { conf, pool, .. } = self.job(job_id)?;
+        Some((conf.slot_base + pool.slot_of(block)) as usize)
+    }
+
     /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)

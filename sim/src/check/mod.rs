@@ -1,0 +1,417 @@
+//! The exact reference, and what is compared with it at every step.
+//!
+//! The checker is told everything that happens, by the simulation, which sees all parties at once.
+//! It keeps what the protocol promises in its own words:
+//!
+//! * An **epoch** has members, each of them a *life* (a process). In an epoch each block's sum is
+//!   complete at most once, and it is the exact sum of one contribution of every member
+//!   (invariants 1 and 2). Where the plan says that a block is copied, the sum is the one that it
+//!   copies.
+//! * A **lineage** is what a job's members hand on from epoch to epoch: block numbers, and results.
+//!   A result that was taken in by any member *that goes on into a later epoch* is what all members
+//!   of that epoch get, bit by bit. What a member was given that is lost before anybody who goes on
+//!   got it, may be summed again without it: then its result, if it lives on somewhere, differs.
+//!   That is all that can be promised, and it is what [`Checker::admitted`] compares each plan with:
+//!   no block is skipped that a member lacks, none is done again that a member has, and what is
+//!   copied is what all holders have.
+//! * A **slot** is taken over only when every member of the epoch holds the result that it held
+//!   (invariant 7, with the knowledge that no party of the protocol has).
+
+mod errors;
+mod path;
+mod results;
+
+use std::collections::BTreeMap;
+
+use xdp_agg_common::control::{Admitted, Plan, RunKind};
+use xdp_agg_common::maps::MAX_JOBS;
+use xdp_agg_common::reform::BlockMap;
+
+pub(crate) use path::Origin;
+
+use crate::reference::Shape;
+use crate::scenario::{JobPlan, Scenario};
+
+/// No completion.
+const NONE: u32 = u32::MAX;
+
+/// The reference, and the first thing that contradicts it.
+#[derive(Debug)]
+pub(crate) struct Checker {
+    jobs: Vec<(u64, JobPlan)>,
+    lives: Vec<Life>,
+    epochs: Vec<Epoch>,
+    by_cookie: BTreeMap<u64, usize>,
+    lineages: Vec<Lineage>,
+    completions: Vec<Completion>,
+    path: [Option<path::Registered>; MAX_JOBS],
+    /// What every member got for a call, by lineage and sequence: which completions, and a digest.
+    answers: BTreeMap<(usize, u64), Vec<(Vec<u32>, u64)>>,
+    problem: Option<String>,
+}
+
+/// A process that takes part.
+#[derive(Debug)]
+struct Life {
+    job: usize,
+    rank: u16,
+    lineage: Option<usize>,
+    /// The latest epoch that it is a member of.
+    epoch: Option<usize>,
+    /// Completion whose result it took in, by the job's block number.
+    taken: Vec<u32>,
+    /// Oldest block that it has not taken in.
+    base: u64,
+    /// The first call that it takes part in.
+    first_sequence: u64,
+    /// Its first epoch has begun.
+    has_run: bool,
+    /// It was killed, or its control connection ended.
+    lost: bool,
+    /// It ended its membership of its own accord.
+    gave_up: bool,
+}
+
+/// One epoch as its members know it.
+#[derive(Debug)]
+struct Epoch {
+    job: usize,
+    admitted: Admitted,
+    lineage: Option<usize>,
+    /// By rank.
+    who: Vec<Option<usize>>,
+    map: BlockMap,
+    blocks: Vec<Block>,
+    /// By rank: oldest block of the epoch that it has not taken in.
+    bases: Vec<u64>,
+}
+
+/// A block of an epoch.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// Ranks whose contribution was counted.
+    seen: u64,
+    /// Ranks that took its result in.
+    taken: u64,
+    /// Its sum, once complete.
+    completion: u32,
+}
+
+/// A sum.
+#[derive(Debug)]
+struct Completion {
+    block: u64,
+    members: u64,
+    flags: u8,
+    lanes: Vec<u8>,
+}
+
+/// What is handed on from epoch to epoch.
+#[derive(Debug)]
+struct Lineage {
+    job: usize,
+    chunks: u16,
+    /// First block of each call, as far as anybody asked; one more than calls.
+    firsts: Vec<u64>,
+    /// Calls that may be made.
+    limit: u64,
+}
+
+impl Checker {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let key = |job: usize| crate::reference::mix(scenario.seed ^ (job as u64) << 56);
+        let jobs = scenario.jobs.iter().enumerate().map(|(job, plan)| (key(job), plan.clone()));
+        Self {
+            jobs: jobs.collect(),
+            lives: Vec::new(),
+            epochs: Vec::new(),
+            by_cookie: BTreeMap::new(),
+            lineages: Vec::new(),
+            completions: Vec::new(),
+            path: [const { None }; MAX_JOBS],
+            answers: BTreeMap::new(),
+            problem: None,
+        }
+    }
+
+    /// The first contradiction.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Notes a contradiction.
+    pub(crate) fn fail(&mut self, problem: impl FnOnce() -> String) {
+        if self.problem.is_none() {
+            self.problem = Some(problem());
+        }
+    }
+
+    /// A process was started; its number.
+    pub(crate) fn born(&mut self, job: usize, rank: u16) -> usize {
+        self.lives.push(Life {
+            job,
+            rank,
+            lineage: None,
+            epoch: None,
+            taken: Vec::new(),
+            base: 0,
+            first_sequence: 0,
+            has_run: false,
+            lost: false,
+            gave_up: false,
+        });
+        self.lives.len() - 1
+    }
+
+    /// A process joins as if for the first time. It may have been admitted before, without hearing
+    /// of that.
+    pub(crate) fn joins(&mut self, life: usize) {
+        let life = &mut self.lives[life];
+        if life.base > life.taken.iter().filter(|completion| **completion == NONE).count() as u64 {
+            let rank = life.rank;
+            return self.fail(|| format!("rank {rank} has results, and joins as if it had none"));
+        }
+        (life.lineage, life.epoch, life.base) = (None, None, 0);
+        life.taken.clear();
+    }
+
+    /// What the members of a job call.
+    pub(crate) fn shape(&self, job: usize, sequence: u64) -> Shape {
+        let (key, plan) = &self.jobs[job];
+        Shape::new(*key, plan, sequence)
+    }
+
+    /// The first call that this process takes part in; asked when its first epoch has begun.
+    pub(crate) fn first_sequence(&mut self, life: usize) -> Option<u64> {
+        let life = &mut self.lives[life];
+        life.has_run = true;
+        life.lineage.map(|_| life.first_sequence)
+    }
+
+    /// The latest epoch that a process is a member of.
+    pub(crate) fn epoch(&self, life: usize) -> Option<usize> {
+        self.lives[life].epoch
+    }
+
+    /// How many calls this process's job makes, once it is a member.
+    pub(crate) fn limit(&self, life: usize) -> u64 {
+        self.lives[life].lineage.map_or(0, |lineage| self.lineages[lineage].limit)
+    }
+
+    /// Jobs that form from now on make so many calls.
+    pub(crate) fn heal(&mut self, calls: u64) {
+        for (_, plan) in &mut self.jobs {
+            plan.calls = calls;
+        }
+    }
+
+    /// Everybody makes so many calls more than `made`, the calls that a process has made.
+    pub(crate) fn extend(&mut self, life: usize, made: u64, more: u64) {
+        if let Some(lineage) = self.lives[life].lineage {
+            let limit = &mut self.lineages[lineage].limit;
+            *limit = (*limit).max(made + more);
+        }
+    }
+
+    /// The daemon tells a process that it is a member.
+    pub(crate) fn admitted(&mut self, life: usize, admitted: &Admitted) {
+        let Life { job, rank, .. } = self.lives[life];
+        let index = match self.by_cookie.get(&admitted.cookie) {
+            Some(index) => *index,
+            None => self.new_epoch(job, admitted),
+        };
+        let epoch = &mut self.epochs[index];
+        if epoch.admitted != *admitted || epoch.job != job {
+            let old = epoch.admitted.clone();
+            return self.fail(|| {
+                format!("members of one epoch are told different things: {old:?} and {admitted:?}")
+            });
+        }
+        let bit = 1_u64 << rank;
+        if admitted.members & bit == 0 {
+            return self.fail(|| format!("rank {rank} is admitted to an epoch without it"));
+        }
+        let place = &mut epoch.who[usize::from(rank)];
+        if place.is_some_and(|other| other != life) {
+            return self.fail(|| format!("rank {rank} of an epoch is two processes"));
+        }
+        *place = Some(life);
+        let known = epoch.who.iter().flatten().count();
+        if known == admitted.members.count_ones() as usize && epoch.lineage.is_none() {
+            self.formed(index);
+        }
+    }
+
+    fn new_epoch(&mut self, job: usize, admitted: &Admitted) -> usize {
+        let world = usize::from(self.jobs[job].1.world);
+        self.epochs.push(Epoch {
+            job,
+            admitted: admitted.clone(),
+            lineage: None,
+            who: vec![None; world],
+            map: BlockMap::new(&admitted.plan.clone().unwrap_or_default()),
+            blocks: Vec::new(),
+            bases: vec![0; world],
+        });
+        let index = self.epochs.len() - 1;
+        self.by_cookie.insert(admitted.cookie, index);
+        index
+    }
+
+    /// All members of an epoch are known: its plan is compared with what they have.
+    fn formed(&mut self, index: usize) {
+        let Epoch { job, admitted, who, .. } = &self.epochs[index];
+        let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
+        let members: Vec<_> = who.iter().flatten().copied().collect();
+        let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
+        // Some may have been admitted to a first epoch whose daemon died before it told the others.
+        let from_0 = plan.as_ref().is_none_or(|plan| *plan == Plan::default());
+        let lineage = match (&plan, old.first()) {
+            (_, None) if from_0 => {
+                let limit = self.jobs[job].1.calls;
+                self.lineages.push(Lineage { job, chunks, firsts: vec![0], limit });
+                self.lineages.len() - 1
+            }
+            (_, None) => return self.fail(|| "a plan for members without a past".into()),
+            (None, Some(_)) => {
+                return self.fail(|| "a member of an earlier epoch starts from 0".into());
+            }
+            (Some(_), Some(first)) if old.iter().any(|other| other != first) => {
+                return self.fail(|| "members of different lineages are put together".into());
+            }
+            (Some(_), Some(first)) => *first,
+        };
+        if self.lineages[lineage].chunks != chunks {
+            return self.fail(|| "the size of blocks changes in a job's life".into());
+        }
+        if let Some(plan) = &plan {
+            let survivors: Vec<_> = members
+                .iter()
+                .copied()
+                .filter(|life| self.lives[*life].lineage.is_some())
+                .collect();
+            self.check_plan(index, plan, &survivors);
+        }
+        self.epochs[index].lineage = Some(lineage);
+        for member in members {
+            let life = &mut self.lives[member];
+            life.epoch = Some(index);
+            if life.lineage.is_none() {
+                life.lineage = Some(lineage);
+                life.first_sequence = plan.as_ref().map_or(0, |plan| plan.next_sequence);
+                let first = self.first_block(lineage, self.lives[member].first_sequence);
+                let life = &mut self.lives[member];
+                // What was before it came is nothing that it lacks.
+                life.base = first;
+                life.taken.resize(first as usize, NONE);
+            }
+        }
+    }
+
+    fn check_plan(&mut self, index: usize, plan: &Plan, survivors: &[usize]) {
+        for life in survivors {
+            let Life { rank, base, .. } = self.lives[*life];
+            if base < plan.from {
+                return self.fail(|| {
+                    format!("the plan takes block {base} for finished, which rank {rank} lacks")
+                });
+            }
+        }
+        let mut block = plan.from;
+        for run in &plan.runs {
+            for _ in 0..run.len {
+                if let Err(problem) = self.check_fate(block, run.kind, survivors) {
+                    let epoch = self.epochs[index].admitted.epoch;
+                    return self.fail(|| format!("plan of epoch {epoch}: {problem}"));
+                }
+                block += 1;
+            }
+        }
+        for life in survivors {
+            let Life { rank, taken, .. } = &self.lives[*life];
+            let beyond = taken.iter().skip(block as usize).any(|completion| *completion != NONE);
+            if beyond {
+                let rank = *rank;
+                return self.fail(|| {
+                    format!("the plan ends at block {block}, but rank {rank} has later results")
+                });
+            }
+        }
+    }
+
+    fn check_fate(&self, block: u64, kind: RunKind, survivors: &[usize]) -> Result<(), String> {
+        let results = || survivors.iter().map(|life| (*life, self.lives[*life].result(block)));
+        let first = results().find_map(|(_, completion)| completion);
+        let differs = |other: Option<u32>| match (first, other) {
+            (Some(first), Some(other)) => !self.same_as(first, other),
+            _ => false,
+        };
+        if let Some((life, _)) = results().find(|(_, completion)| differs(*completion)) {
+            let rank = self.lives[life].rank;
+            return Err(format!("block {block}: rank {rank} has another result than others"));
+        }
+        let holders = results().filter(|(_, completion)| completion.is_some()).count();
+        match kind {
+            RunKind::Skip if holders < survivors.len() => {
+                Err(format!("block {block} is skipped, though not all members have it"))
+            }
+            RunKind::Redo if holders > 0 => {
+                Err(format!("block {block} is summed again, though {holders} members have it"))
+            }
+            RunKind::Copy { source, members } => {
+                let from = survivors.iter().find(|life| self.lives[**life].rank == source);
+                let Some(completion) = from.and_then(|life| self.lives[*life].result(block)) else {
+                    return Err(format!("block {block} is copied from rank {source}, without it"));
+                };
+                let truth = self.completions[completion as usize].members;
+                if truth != members {
+                    return Err(format!(
+                        "block {block} is copied as a sum of {members:#b}, it is one of {truth:#b}"
+                    ));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// First block of a call.
+    fn first_block(&mut self, lineage: usize, sequence: u64) -> u64 {
+        while self.lineages[lineage].firsts.len() as u64 <= sequence {
+            let Lineage { job, chunks, firsts, .. } = &self.lineages[lineage];
+            let call = firsts.len() as u64 - 1;
+            let next = firsts[firsts.len() - 1] + self.shape(*job, call).blocks(*chunks);
+            self.lineages[lineage].firsts.push(next);
+        }
+        self.lineages[lineage].firsts[sequence as usize]
+    }
+
+    /// The call that a block belongs to, and its index there.
+    fn locate(&mut self, lineage: usize, block: u64) -> (u64, u64) {
+        while *self.lineages[lineage].firsts.last().unwrap_or(&0) <= block {
+            let next = self.lineages[lineage].firsts.len() as u64;
+            self.first_block(lineage, next);
+        }
+        let firsts = &self.lineages[lineage].firsts;
+        let call = firsts.partition_point(|first| *first <= block) - 1;
+        (call as u64, block - firsts[call])
+    }
+}
+
+impl Life {
+    /// The completion that it took in for a block of the job.
+    fn result(&self, block: u64) -> Option<u32> {
+        self.taken.get(block as usize).copied().filter(|completion| *completion != NONE)
+    }
+}
+
+impl Epoch {
+    fn block(&mut self, block: u64) -> &mut Block {
+        let index = block as usize;
+        if index >= self.blocks.len() {
+            let new = Block { seen: 0, taken: 0, completion: NONE };
+            self.blocks.resize(index + 1, new);
+        }
+        &mut self.blocks[index]
+    }
+}

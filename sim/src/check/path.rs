@@ -1,0 +1,339 @@
+//! What the data path may do with a packet.
+
+use xdp_agg::engine::JobSetup;
+use xdp_agg::engine::sum::{Answer, Sums};
+use xdp_agg_common::admission::Source;
+use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
+use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Reject};
+use xdp_agg_common::slot::SlotState;
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, MAX_WORKERS, flags};
+
+use super::{Checker, Completion, NONE};
+use crate::reference::{Inputs, bytes_of, lanes_of};
+use xdp_agg_common::control::RunKind;
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A member sent it, just so; how long ago, and how many copies came since, is open.
+    Member,
+    /// Somebody changed it; it may still be a member's, by chance.
+    Stranger,
+    /// It must not count, whatever it says of itself.
+    Foreign,
+}
+
+/// A job as the daemon registered it with the data path.
+#[derive(Debug)]
+pub(super) struct Registered {
+    setup: JobSetup,
+    running: bool,
+}
+
+/// The data path before a packet.
+#[derive(Debug)]
+pub(crate) struct Before {
+    header: Option<Header>,
+    counters: JobCounters,
+    /// The slot that the packet falls into, if its job is there.
+    slot: Option<SlotState>,
+    /// Everything, where nothing may change.
+    all: Option<(Vec<SlotState>, Vec<Chunk>)>,
+    lanes: Vec<u8>,
+    /// May this packet change anything?
+    ours: bool,
+}
+
+impl Checker {
+    /// The daemon registered a job with the data path.
+    pub(crate) fn prepared(&mut self, setup: &JobSetup) {
+        let place = &mut self.path[usize::from(setup.job_id)];
+        *place = Some(Registered { setup: setup.clone(), running: false });
+    }
+
+    /// The daemon started a job on the data path.
+    pub(crate) fn started(&mut self, job_id: u16) {
+        if let Some(job) = &mut self.path[usize::from(job_id)] {
+            job.running = true;
+        }
+    }
+
+    /// The daemon ended a job on the data path, or all where the data path is gone.
+    pub(crate) fn stopped(&mut self, job_id: Option<u16>) {
+        match job_id {
+            Some(job_id) => self.path[usize::from(job_id)] = None,
+            None => self.path = [const { None }; MAX_JOBS],
+        }
+    }
+
+    /// A packet is about to come in.
+    pub(crate) fn before(
+        &self,
+        sums: &Sums,
+        source: Source,
+        packet: &[u8],
+        origin: Origin,
+    ) -> Before {
+        let header = packet.first_chunk::<HEADER_LEN>().and_then(|b| Header::parse(b).ok());
+        let payload = &packet[HEADER_LEN.min(packet.len())..];
+        let ours = origin != Origin::Foreign
+            && header.is_some_and(|header| self.is_ours(&header, source, payload.len()));
+        let job = header.map_or(MAX_JOBS, |header| usize::from(header.job).min(MAX_JOBS));
+        let everything = || (sums.slots().to_vec(), sums.all_lanes().to_vec());
+        Before {
+            header,
+            counters: sums.counters()[job],
+            slot: header.and_then(|header| sums.slot(header.job, header.block)).copied(),
+            all: (!ours).then(everything),
+            lanes: if ours { payload.to_vec() } else { Vec::new() },
+            ours,
+        }
+    }
+
+    /// Whether the rules allow this packet to count.
+    fn is_ours(&self, header: &Header, source: Source, len: usize) -> bool {
+        let Some(Some(job)) = self.path.get(usize::from(header.job)) else { return false };
+        let conf = &job.setup.conf;
+        let at = job.setup.members.get(&header.rank);
+        let from_there =
+            at.is_some_and(|at| u32::from(*at.ip()) == source.addr && at.port() == source.port);
+        let kind = match header.kind {
+            Kind::Contribution => job.running,
+            Kind::Probe => true,
+            _ => false,
+        };
+        let whole = len > 0 && len % CHUNK_LEN == 0;
+        from_there
+            && kind
+            && whole
+            && len <= usize::from(conf.max_chunks) * CHUNK_LEN
+            && header.cookie == conf.cookie
+            && header.epoch == conf.epoch
+            && usize::from(header.rank) < MAX_WORKERS
+    }
+
+    /// The packet has come in.
+    pub(crate) fn after(
+        &mut self,
+        before: &Before,
+        sums: &Sums,
+        answer: &Answer,
+        packet: &[u8],
+        origin: Origin,
+    ) {
+        let Some(header) = before.header else {
+            return self.check_unchanged(before, sums, answer);
+        };
+        if !before.ours {
+            return self.check_unchanged(before, sums, answer);
+        }
+        let job = usize::from(header.job);
+        let (old, new) = (&before.counters, &sums.counters()[job]);
+        let refused = Reject::ALL.into_iter().find(|reason| {
+            new.rejects[*reason as usize] != old.rejects[*reason as usize]
+        });
+        match refused {
+            Some(Reject::Quota) | None => {}
+            Some(reason) if origin == Origin::Member => {
+                return self.fail(|| {
+                    format!("a member's packet is refused ({}): {header:?}", reason.name())
+                });
+            }
+            Some(_) => return,
+        }
+        if header.kind == Kind::Probe {
+            return;
+        }
+        let Some(epoch) = self.by_cookie.get(&header.cookie).copied() else {
+            return self.fail(|| format!("a packet of an epoch without members: {header:?}"));
+        };
+        if new.contributions != old.contributions {
+            self.check_counted(epoch, before, &header);
+        }
+        self.check_takeover(epoch, before, sums, &header);
+        self.check_answer(epoch, answer, packet);
+        self.check_slot(epoch, sums, &header);
+    }
+
+    /// A packet that is not allowed to count has changed nothing and got no answer.
+    fn check_unchanged(&mut self, before: &Before, sums: &Sums, answer: &Answer) {
+        let Some((slots, lanes)) = &before.all else { return };
+        let header = before.header;
+        if sums.slots() != slots || sums.all_lanes() != lanes {
+            return self.fail(|| format!("a packet that must not count changes a slot: {header:?}"));
+        }
+        if *answer != Answer::Nothing {
+            self.fail(|| format!("a packet that must not count is answered: {header:?}"));
+        }
+    }
+
+    /// A contribution was counted: it is the first of its rank, and what this rank has to give.
+    fn check_counted(&mut self, epoch: usize, before: &Before, header: &Header) {
+        let Header { rank, block, .. } = *header;
+        let bit = 1_u64 << rank;
+        let state = self.epochs[epoch].block(block);
+        if state.seen & bit != 0 {
+            return self.fail(|| format!("rank {rank} counts twice in block {block}"));
+        }
+        if state.completion != NONE {
+            return self.fail(|| format!("block {block} is complete, and counts rank {rank}"));
+        }
+        state.seen |= bit;
+        match self.due(epoch, block, rank) {
+            Ok((lanes, odd)) => {
+                if odd && header.flags & flags::NON_FINITE == 0 {
+                    self.fail(|| format!("rank {rank} does not mark block {block} as non-finite"));
+                } else if !odd && lanes != before.lanes {
+                    self.fail(|| format!("rank {rank} contributes wrong lanes to block {block}"));
+                }
+            }
+            Err(problem) => self.fail(|| problem),
+        }
+    }
+
+    /// What a rank has to contribute to a block of an epoch, and whether that is non-finite.
+    fn due(&mut self, epoch: usize, block: u64, rank: u16) -> Result<(Vec<u8>, bool), String> {
+        let (job_block, kind) = self.epochs[epoch].map.to_job(block);
+        let Some(lineage) = self.epochs[epoch].lineage else {
+            return Err("a contribution before all members were admitted".into());
+        };
+        let (sequence, index) = self.locate(lineage, job_block);
+        let (job, chunks) = (self.epochs[epoch].job, self.epochs[epoch].admitted.chunks);
+        let shape = self.shape(job, sequence);
+        let mut lanes = vec![0; lanes_of(&shape, index, chunks)];
+        let Some(life) = self.epochs[epoch].who.get(usize::from(rank)).copied().flatten() else {
+            return Err(format!("rank {rank} is no member of this epoch"));
+        };
+        match kind {
+            RunKind::Copy { source, .. } if source == rank => {
+                let completion = self.lives[life].result(job_block);
+                let completion = completion.ok_or("the source of a copy has no result")?;
+                let Completion { lanes, flags, .. } = &self.completions[completion as usize];
+                Ok((lanes.clone(), flags & flags::NON_FINITE != 0))
+            }
+            RunKind::Copy { .. } => Ok((bytes_of(&lanes), false)),
+            _ => {
+                let world = self.jobs[job].1.world;
+                let inputs = Inputs::new(life, world, sequence, shape);
+                let odd = inputs.add_lanes(index, chunks, &mut lanes);
+                Ok((bytes_of(&lanes), odd))
+            }
+        }
+    }
+
+    /// A slot that changed hands was one whose result all members have.
+    fn check_takeover(&mut self, epoch: usize, before: &Before, sums: &Sums, header: &Header) {
+        let (Some(old), Some(new)) = (before.slot, sums.slot(header.job, header.block)) else {
+            return;
+        };
+        if old.epoch != header.epoch || old.block == new.block {
+            return;
+        }
+        let members = self.epochs[epoch].admitted.members;
+        let state = *self.epochs[epoch].block(old.block);
+        if state.completion == NONE || state.taken & members != members {
+            self.fail(|| {
+                format!(
+                    "block {} takes the slot of block {}, whose result only {:#b} of {members:#b} have",
+                    new.block, old.block, state.taken
+                )
+            });
+        }
+    }
+
+    /// A result that goes out is the exact sum, and the same as ever.
+    fn check_answer(&mut self, epoch: usize, answer: &Answer, packet: &[u8]) {
+        let (Answer::Sender { header, len } | Answer::Members { header, len }) = answer else {
+            return;
+        };
+        let payload = &packet[HEADER_LEN..HEADER_LEN + len];
+        let members = self.epochs[epoch].admitted.members;
+        let Header { block, .. } = *header;
+        let state = *self.epochs[epoch].block(block);
+        match header.kind {
+            Kind::Result => {
+                if state.seen != members {
+                    return self.fail(|| {
+                        format!("block {block} is answered with {:#b} of {members:#b}", state.seen)
+                    });
+                }
+                if state.completion == NONE {
+                    return self.complete(epoch, block, header.flags, payload);
+                }
+                let Completion { lanes, flags, .. } = &self.completions[state.completion as usize];
+                if lanes != payload || *flags != header.flags {
+                    self.fail(|| format!("the result of block {block} has changed"));
+                }
+            }
+            Kind::Pending => {
+                let held = payload.first_chunk::<8>().map_or(0, |word| u64::from_le_bytes(*word));
+                if held != state.seen || state.seen == members {
+                    self.fail(|| format!("block {block} is answered PENDING {held:#b}"));
+                }
+            }
+            Kind::Mismatch => self.fail(|| format!("block {block} is answered MISMATCH")),
+            _ => {}
+        }
+    }
+
+    /// A block is complete: its sum is compared with the exact one, and kept.
+    fn complete(&mut self, epoch: usize, block: u64, result_flags: u8, payload: &[u8]) {
+        let members = self.epochs[epoch].admitted.members;
+        let mut sum = vec![0_u8; payload.len()];
+        let mut any = false;
+        for rank in (0..MAX_WORKERS as u16).filter(|rank| members >> rank & 1 == 1) {
+            let (lanes, odd) = match self.due(epoch, block, rank) {
+                Ok(due) => due,
+                Err(problem) => return self.fail(|| problem),
+            };
+            any |= odd;
+            for (sum, lane) in sum.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0)
+            {
+                *sum = u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane)).to_le_bytes();
+            }
+        }
+        let marked = result_flags & flags::NON_FINITE != 0;
+        if marked != any {
+            return self.fail(|| format!("block {block} is marked non-finite: {marked}, not {any}"));
+        }
+        if !any && sum != payload {
+            return self.fail(|| format!("the sum of block {block} is wrong"));
+        }
+        let (job_block, kind) = self.epochs[epoch].map.to_job(block);
+        let members = match kind {
+            RunKind::Copy { members, .. } => members,
+            _ => members,
+        };
+        let (lanes, flags) = (payload.to_vec(), result_flags);
+        let number = self.completions.len() as u32;
+        self.completions.push(Completion { block: job_block, members, flags, lanes });
+        self.epochs[epoch].block(block).completion = number;
+    }
+
+    /// What a slot holds of a finished block is its sum.
+    fn check_slot(&mut self, epoch: usize, sums: &Sums, header: &Header) {
+        let Some(slot) = sums.slot(header.job, header.block) else { return };
+        if slot.epoch != header.epoch {
+            return;
+        }
+        let state = *self.epochs[epoch].block(slot.block);
+        if slot.seen != state.seen {
+            let block = slot.block;
+            return self.fail(|| format!("the slot of block {block} says {:#b}", slot.seen));
+        }
+        if state.completion != NONE {
+            let Completion { lanes, .. } = &self.completions[state.completion as usize];
+            let held = sums.lanes(header.job, header.block);
+            if held.is_some_and(|held| !holds(held, lanes)) {
+                let block = slot.block;
+                self.fail(|| format!("the sum of block {block} has changed in its slot"));
+            }
+        }
+    }
+}
+
+/// Whether a slot holds these bytes.
+fn holds(slot: &[Chunk], bytes: &[u8]) -> bool {
+    let lanes = slot.iter().flatten().map(|lane| lane.bits().to_le_bytes());
+    bytes.as_chunks::<8>().0.iter().zip(lanes).all(|(bytes, lane)| *bytes == lane)
+}

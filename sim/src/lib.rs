@@ -1,0 +1,33 @@
+//! Deterministic simulation of xdp-agg: the code that runs in production, under a virtual clock, on
+//! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped and
+//! killed, all from one seed.
+//!
+//! What is real: the slot machine, admission and lane arithmetic (`xdp_agg::engine::sum`), the
+//! daemon's membership (`xdp_agg::jobs`), the workers (`xdp_agg_client::machine`), and the coding
+//! of packets and control messages. What is simulated: clocks, sockets, processes, and callers.
+//! `docs/simulation.md` says what is promised by that, and what is not.
+//!
+//! [`run`] runs a seed; [`bulk::run`] runs many.
+
+pub mod bulk;
+mod check;
+pub mod mutants;
+mod reference;
+pub mod scenario;
+mod stats;
+pub mod switch;
+mod time;
+mod trace;
+mod world;
+
+pub use scenario::Scenario;
+pub use stats::Stats;
+pub use trace::{Party, Trace};
+pub use world::Outcome;
+
+/// Runs the scenario of a seed. `jobs`: how many jobs it has; None: the seed says. `trace`: what
+/// happens is kept as text.
+#[must_use]
+pub fn run(seed: u64, jobs: Option<usize>, trace: bool) -> Outcome {
+    world::World::new(Scenario::draw(seed, jobs), trace).run()
+}

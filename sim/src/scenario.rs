@@ -1,0 +1,305 @@
+//! What a seed stands for: how many workers, which policies, how bad the network, which faults when.
+//!
+//! Each kind of trouble is switched on or off as a whole, by the seed ("swarm testing"): a run in
+//! which everything happens at once hides what two kinds alone would show, and a run that is nearly
+//! clean gets far.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use xdp_agg_common::control::{AggregatorLoss, Policy, WorkerLoss};
+
+use crate::time::{MICRO, MILLI, Nanos, SECOND};
+
+/// Most workers of one job.
+pub const WORLD_MAX: u16 = 6;
+/// Most blocks of a call.
+pub const BLOCKS_MAX: u64 = 40;
+/// Slots of the aggregator.
+pub const SLOTS: u32 = 40;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// What it was drawn from.
+    pub seed: u64,
+    /// One job or two.
+    pub jobs: Vec<JobPlan>,
+    /// The second job has no faults and a clean network: nothing may happen to it.
+    pub witness: bool,
+    /// The data path is the kernel's: it goes on while the daemon is stopped, and survives it if
+    /// it is pinned. Otherwise it lives and stops with the daemon.
+    pub kernel_data_path: bool,
+    /// A worker that comes back uses the port that it had.
+    pub same_port: bool,
+    /// Replays and mutations of packets are sent.
+    pub hostile: bool,
+    /// When the hosts or links of members count as dead.
+    pub dead_after: Nanos,
+    /// How long a restarted daemon waits for members.
+    pub resume_timeout: Nanos,
+    /// How long ranks have for joining.
+    pub join_timeout: Nanos,
+    /// Rates of all links, in both directions, until everything heals.
+    pub link: Link,
+    /// What happens when, in no particular order.
+    pub faults: Vec<(When, Fault)>,
+    /// From then on nothing bad happens any more, and everybody is back.
+    pub heal_at: Nanos,
+}
+
+/// One job.
+#[derive(Clone, Debug)]
+pub struct JobPlan {
+    /// Number of workers.
+    pub world: u16,
+    /// Slots of its pool.
+    pub slots: u32,
+    /// Most chunks of a block.
+    pub chunks: u16,
+    /// What happens when somebody is lost.
+    pub policy: Policy,
+    /// Calls that a worker has in flight at once.
+    pub in_flight: usize,
+    /// Calls that are made before everything heals.
+    pub calls: u64,
+    /// Longest time between two calls of a worker.
+    pub think: Nanos,
+    /// Most blocks of a call.
+    pub blocks: u64,
+    /// Floats, some of them NaN or infinite, instead of integers only.
+    pub floats: bool,
+    /// Longest time for a call.
+    pub deadline: Nanos,
+}
+
+/// How good a link is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Link {
+    /// Time that every packet takes.
+    pub base: Nanos,
+    /// Most that a packet takes longer: beyond the time between two packets it reorders.
+    pub jitter: Nanos,
+    /// Probability that a packet is lost.
+    pub loss: f64,
+    /// Probability that a packet comes twice (each copy with a delay of its own).
+    pub duplicate: f64,
+    /// Probability that a packet takes up to `tail` longer.
+    pub late: f64,
+    /// See `late`.
+    pub tail: Nanos,
+}
+
+/// When a fault happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At this time.
+    At(Nanos),
+    /// Soon after so many data packets were sent: while something is under way.
+    After(u64),
+}
+
+/// Something bad. Workers are counted through all jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL of a worker; another process takes its place after that time, if any.
+    KillWorker {
+        /// Which one.
+        worker: usize,
+        /// Until its successor starts. None: when everything heals.
+        down: Option<Nanos>,
+    },
+    /// SIGSTOP of a worker, and SIGCONT.
+    StopWorker {
+        /// Which one.
+        worker: usize,
+        /// How long.
+        time: Nanos,
+    },
+    /// No packet gets through to a worker or from it.
+    Cut {
+        /// Which one.
+        worker: usize,
+        /// From it.
+        up: bool,
+        /// To it.
+        down: bool,
+        /// How long.
+        time: Nanos,
+    },
+    /// Its control connection breaks.
+    Break {
+        /// Which one.
+        worker: usize,
+    },
+    /// SIGKILL of the daemon, and its restart.
+    KillDaemon {
+        /// Its data path and its state survive.
+        pinned: bool,
+        /// How long it is away.
+        down: Nanos,
+    },
+    /// SIGSTOP of the daemon, and SIGCONT.
+    StopDaemon {
+        /// How long.
+        time: Nanos,
+    },
+}
+
+impl Fault {
+    /// Names of the kinds, in the order of [`Self::kind`].
+    pub const KINDS: [&'static str; 6] =
+        ["worker killed", "worker stopped", "link cut", "control broken", "daemon killed",
+         "daemon stopped"];
+
+    /// Number of its kind.
+    #[must_use]
+    pub const fn kind(&self) -> usize {
+        match self {
+            Self::KillWorker { .. } => 0,
+            Self::StopWorker { .. } => 1,
+            Self::Cut { .. } => 2,
+            Self::Break { .. } => 3,
+            Self::KillDaemon { .. } => 4,
+            Self::StopDaemon { .. } => 5,
+        }
+    }
+}
+
+/// A time between `low` and `high`, as likely in each of its orders of magnitude.
+pub(crate) fn magnitude(rng: &mut SmallRng, low: Nanos, high: Nanos) -> Nanos {
+    let (low, high) = (low.max(1) as f64, high.max(1) as f64);
+    (low * (high / low).powf(rng.random::<f64>())) as Nanos
+}
+
+impl Scenario {
+    /// The scenario of a seed. `jobs`: how many; None: the seed says.
+    #[must_use]
+    pub fn draw(seed: u64, jobs: Option<usize>) -> Self {
+        let rng = &mut SmallRng::seed_from_u64(seed);
+        // How much trouble: now and then none or all.
+        let trouble = [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0][rng.random_range(0..7)];
+        let two = rng.random_bool(0.25);
+        let count = jobs.unwrap_or(if two { 2 } else { 1 });
+        let heal_at = magnitude(rng, 10 * MILLI, 8 * SECOND);
+        let mut jobs: Vec<_> = (0..count).map(|_| JobPlan::draw(rng, heal_at)).collect();
+        let witness = count > 1 && rng.random_bool(0.6);
+        if witness {
+            // What it promises has to be met, however long the others take.
+            jobs[1].deadline = 60 * SECOND;
+        }
+        let dead_after = magnitude(rng, 40 * MILLI, 2 * SECOND);
+        let mut scenario = Self {
+            seed,
+            witness,
+            kernel_data_path: rng.random_bool(0.5),
+            same_port: rng.random_bool(0.5),
+            hostile: rng.random_bool(trouble),
+            dead_after,
+            resume_timeout: magnitude(rng, 100 * MILLI, 5 * SECOND),
+            join_timeout: magnitude(rng, 200 * MILLI, 5 * SECOND),
+            link: Link::draw(rng, trouble),
+            faults: Vec::new(),
+            heal_at,
+            jobs,
+        };
+        scenario.draw_faults(rng, trouble);
+        scenario
+    }
+
+    /// Workers of all jobs.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.jobs.iter().map(|job| usize::from(job.world)).sum()
+    }
+
+    fn draw_faults(&mut self, rng: &mut SmallRng, trouble: f64) {
+        let victims = if self.witness { usize::from(self.jobs[0].world) } else { self.workers() };
+        for kind in 0..Fault::KINDS.len() {
+            if !rng.random_bool(trouble * 0.6) {
+                continue;
+            }
+            let count = [1, 1, 2, 4][rng.random_range(0..4)];
+            for _ in 0..count {
+                let worker = rng.random_range(0..victims);
+                let fault = self.draw_fault(rng, kind, worker);
+                let of_daemon = matches!(fault, Fault::KillDaemon { .. } | Fault::StopDaemon { .. });
+                if of_daemon && self.witness {
+                    continue;
+                }
+                let when = match rng.random_range(0..4) {
+                    0 => When::At(rng.random_range(0..self.heal_at)),
+                    1 => When::At(magnitude(rng, 100 * MICRO, self.heal_at)),
+                    _ => When::After(magnitude(rng, 4, 800)),
+                };
+                self.faults.push((when, fault));
+            }
+        }
+    }
+
+    fn draw_fault(&self, rng: &mut SmallRng, kind: usize, worker: usize) -> Fault {
+        let longest = (3 * self.dead_after).max(self.heal_at);
+        let mut time = |shortest| magnitude(rng, shortest, longest);
+        match kind {
+            0 => {
+                let down = time(MILLI);
+                Fault::KillWorker { worker, down: rng.random_bool(0.6).then_some(down) }
+            }
+            1 => Fault::StopWorker { worker, time: time(100 * MICRO) },
+            2 => {
+                let time = time(MILLI);
+                let ways = [(true, true), (true, false), (false, true)];
+                let (up, down) = ways[rng.random_range(0..3)];
+                Fault::Cut { worker, up, down, time }
+            }
+            3 => Fault::Break { worker },
+            4 => {
+                let down = time(MILLI).min(2 * SECOND);
+                Fault::KillDaemon { pinned: rng.random_bool(0.5), down }
+            }
+            _ => Fault::StopDaemon { time: time(100 * MICRO) },
+        }
+    }
+}
+
+impl JobPlan {
+    fn draw(rng: &mut SmallRng, heal_at: Nanos) -> Self {
+        let calls = rng.random_range(2..16);
+        let worker_loss =
+            if rng.random_bool(0.65) { WorkerLoss::Shrink } else { WorkerLoss::Fail };
+        let aggregator_loss =
+            if rng.random_bool(0.65) { AggregatorLoss::Resume } else { AggregatorLoss::Fail };
+        let policy = Policy { worker_loss, aggregator_loss };
+        let most = magnitude(rng, 1, BLOCKS_MAX);
+        Self {
+            world: if rng.random_bool(0.04) { 1 } else { rng.random_range(2..=WORLD_MAX) },
+            slots: 1 << rng.random_range(1..=4),
+            chunks: rng.random_range(1..=2),
+            policy,
+            in_flight: [1, 1, 2, 3][rng.random_range(0..4)],
+            calls,
+            think: magnitude(rng, 2 * MICRO, (2 * heal_at / calls).max(20 * MICRO)),
+            blocks: most,
+            floats: rng.random_bool(0.4),
+            deadline: magnitude(rng, 500 * MILLI, 20 * SECOND),
+        }
+    }
+}
+
+impl Link {
+    /// A link without faults.
+    pub const CLEAN: Self =
+        Self { base: 20 * MICRO, jitter: 2 * MICRO, loss: 0.0, duplicate: 0.0, late: 0.0, tail: 0 };
+
+    fn draw(rng: &mut SmallRng, trouble: f64) -> Self {
+        let base = magnitude(rng, 5 * MICRO, 300 * MICRO);
+        let mut some = |low: f64, high: f64| {
+            let rate = low * (high / low).powf(rng.random::<f64>());
+            if rng.random_bool(trouble) { rate } else { 0.0 }
+        };
+        let (loss, duplicate) = (some(0.005, 0.4), some(0.005, 0.4));
+        let (late, spread) = (some(0.002, 0.2), some(0.05, 20.0));
+        let tail = magnitude(rng, 100 * MICRO, 4 * SECOND);
+        let jitter = (base as f64 * spread) as Nanos;
+        Self { base, jitter, loss, duplicate, late, tail }
+    }
+}

@@ -1,0 +1,185 @@
+//! What runs are counted by.
+
+use std::collections::BTreeMap;
+
+use xdp_agg_client::Error;
+use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
+
+use crate::scenario::Fault;
+
+/// Counts of one run or of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Runs.
+    pub runs: u64,
+    /// Runs with a violation.
+    pub violations: u64,
+    /// Events of the simulation.
+    pub events: u64,
+    /// Calls that ended with a result.
+    pub calls: u64,
+    /// Calls and memberships that ended with an error, by kind.
+    pub errors: BTreeMap<&'static str, u64>,
+    /// Faults that happened, by [`Fault::kind`].
+    pub faults: [u64; Fault::KINDS.len()],
+    /// Data packets that were sent.
+    pub packets: u64,
+    /// Of these, lost or cut off.
+    pub lost: u64,
+    /// Of these, delivered twice.
+    pub duplicated: u64,
+    /// Of these, late.
+    pub late: u64,
+    /// Packets of strangers.
+    pub hostile: u64,
+    /// Results that workers took in.
+    pub results: u64,
+    /// Memberships that were announced, one for each member.
+    pub admissions: u64,
+    /// Members that were told that others are lost.
+    pub reforms: u64,
+    /// Members that went on in an epoch whose daemon they had lost.
+    pub resumes: u64,
+    /// Jobs that a restarted daemon took over with their data path.
+    pub taken_over: u64,
+    /// Members that were told that a rank joins.
+    pub pauses: u64,
+    /// Blocks of plans that were handed on.
+    pub copies: u64,
+    /// Blocks of plans that were summed again.
+    pub redone: u64,
+    /// Workers that left in good order.
+    pub leaves: u64,
+}
+
+impl Stats {
+    /// Adds the counts of other runs.
+    pub fn merge(&mut self, other: &Self) {
+        let Self {
+            runs,
+            violations,
+            events,
+            calls,
+            errors,
+            faults,
+            packets,
+            lost,
+            duplicated,
+            late,
+            hostile,
+            results,
+            admissions,
+            reforms,
+            resumes,
+            taken_over,
+            pauses,
+            copies,
+            redone,
+            leaves,
+        } = other;
+        let pairs = [
+            (&mut self.runs, runs),
+            (&mut self.violations, violations),
+            (&mut self.events, events),
+            (&mut self.calls, calls),
+            (&mut self.packets, packets),
+            (&mut self.lost, lost),
+            (&mut self.duplicated, duplicated),
+            (&mut self.late, late),
+            (&mut self.hostile, hostile),
+            (&mut self.results, results),
+            (&mut self.admissions, admissions),
+            (&mut self.reforms, reforms),
+            (&mut self.resumes, resumes),
+            (&mut self.taken_over, taken_over),
+            (&mut self.pauses, pauses),
+            (&mut self.copies, copies),
+            (&mut self.redone, redone),
+            (&mut self.leaves, leaves),
+        ];
+        for (mine, theirs) in pairs.into_iter().chain(self.faults.iter_mut().zip(faults)) {
+            *mine += theirs;
+        }
+        for (kind, count) in errors {
+            *self.errors.entry(kind).or_default() += count;
+        }
+    }
+
+    pub(crate) fn count_error(&mut self, error: &Error) {
+        *self.errors.entry(name(error)).or_default() += 1;
+    }
+
+    pub(crate) const fn count_reply(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Reform { .. } => self.reforms += 1,
+            Reply::Resumed => self.resumes += 1,
+            Reply::Pause { .. } => self.pauses += 1,
+            _ => {}
+        }
+    }
+
+    /// The first member of an epoch is told of its plan.
+    pub(crate) fn count_plan(&mut self, admitted: &Admitted, rank: u16) {
+        let Some(plan) = &admitted.plan else { return };
+        if admitted.members.trailing_zeros() != u32::from(rank) {
+            return;
+        }
+        for run in &plan.runs {
+            match run.kind {
+                RunKind::Copy { .. } => self.copies += run.len,
+                RunKind::Redo => self.redone += run.len,
+                RunKind::Skip => {}
+            }
+        }
+    }
+
+    /// For people, one line each.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let Self { runs, violations, events, calls, results, .. } = self;
+        let mut lines = vec![
+            format!("runs        {runs}, {violations} with violations; {events} events"),
+            format!("calls       {calls} with a result ({results} results of blocks)"),
+        ];
+        let list = |pairs: Vec<(String, u64)>| {
+            let words: Vec<_> = pairs.iter().map(|(what, n)| format!("{n} {what}")).collect();
+            if words.is_empty() { "none".into() } else { words.join(", ") }
+        };
+        let errors = self.errors.iter().map(|(kind, count)| ((*kind).to_owned(), *count));
+        lines.push(format!("errors      {}", list(errors.collect())));
+        let faults = Fault::KINDS.iter().zip(self.faults);
+        let faults = faults.map(|(kind, count)| ((*kind).to_owned(), count));
+        lines.push(format!("faults      {}", list(faults.collect())));
+        let Self { packets, lost, duplicated, late, hostile, .. } = self;
+        lines.push(format!(
+            "packets     {packets} sent, {lost} lost, {duplicated} twice, {late} late, {hostile} \
+             by strangers"
+        ));
+        let Self { admissions, reforms, resumes, taken_over, pauses, leaves, .. } = self;
+        lines.push(format!(
+            "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
+             {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
+        ));
+        let Self { copies, redone, .. } = self;
+        lines.push(format!("plans       {copies} blocks handed on, {redone} summed again"));
+        lines
+    }
+}
+
+/// The kind of an error.
+pub(crate) const fn name(error: &Error) -> &'static str {
+    match error {
+        Error::Aborted(AbortReason::MemberLost { .. }) => "member lost",
+        Error::Aborted(AbortReason::Member { .. }) => "member gave up",
+        Error::Aborted(AbortReason::Timeout { .. }) => "timeout at the daemon",
+        Error::Aborted(AbortReason::Expelled) => "expelled",
+        Error::Aborted(AbortReason::Unrecoverable { .. }) => "unrecoverable",
+        Error::Aborted(_) => "aborted otherwise",
+        Error::Deadline { .. } => "deadline",
+        Error::AggregatorLost(_) => "aggregator lost",
+        Error::Unreachable { .. } => "unreachable",
+        Error::Refused { .. } => "refused",
+        Error::DataPath { .. } => "no data path",
+        _ => "other",
+    }
+}

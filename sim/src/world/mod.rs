@@ -1,0 +1,245 @@
+//! All parties, what is between them, and the loop that lets one event happen after the other.
+
+mod control;
+mod daemon;
+mod data;
+mod faults;
+mod worker;
+
+use std::collections::VecDeque;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use xdp_agg_common::admission::Source;
+
+use crate::check::{Checker, Origin};
+use crate::scenario::{Fault, Link, Scenario, When};
+use crate::stats::Stats;
+use crate::time::{MILLI, Nanos, Queue, SECOND};
+use crate::trace::Trace;
+use control::Connection;
+use daemon::Daemon;
+use worker::Worker;
+
+/// Events of one run, at most: more means that somebody talks without end.
+const EVENTS_MAX: u64 = 3_000_000;
+
+/// Events of one moment, at most: more means that somebody wants to be woken in the past.
+const MOMENT_MAX: u64 = 20_000;
+
+/// Something that happens.
+#[derive(Debug)]
+enum Event {
+    /// A data packet reaches the aggregator.
+    ToDaemon { source: Source, bytes: Vec<u8>, origin: Origin },
+    /// A data packet reaches a worker's host.
+    ToWorker { worker: usize, port: u16, bytes: Vec<u8> },
+    /// Something happens on a control connection, at one of its ends.
+    Control(control::Event),
+    /// A worker's timer.
+    WorkerTimer(usize),
+    /// The daemon's timer.
+    DaemonTimer,
+    /// A process takes the place of one that is gone.
+    StartWorker(usize),
+    /// A fault of the scenario, by index.
+    Fault(usize),
+    /// A worker gets SIGCONT.
+    Continue(usize),
+    /// The daemon gets SIGCONT.
+    ContinueDaemon,
+    /// The daemon starts again.
+    StartDaemon,
+    /// A stranger sends something.
+    Hostile,
+    /// All is well from now on.
+    Heal,
+}
+
+/// One run.
+pub(crate) struct World {
+    now: Nanos,
+    rng: SmallRng,
+    scenario: Scenario,
+    queue: Queue<Event>,
+    workers: Vec<Worker>,
+    daemon: Daemon,
+    connections: Vec<Connection>,
+    checker: Checker,
+    stats: Stats,
+    trace: Trace,
+    healed: bool,
+    /// All is well, and everybody was told how many calls are left.
+    closing: bool,
+    /// Workers leave as soon as they are done.
+    leave: bool,
+    /// Faults that wait for so many packets to be sent.
+    pending: Vec<(u64, usize)>,
+    /// Packets that a stranger might have seen.
+    seen: VecDeque<data::Seen>,
+    buffer: Vec<u8>,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, trace: bool) -> Self {
+        // Not the generator that drew the scenario: that one would repeat itself.
+        let mut rng = SmallRng::seed_from_u64(scenario.seed ^ 0x5eed_0f7e_3b1d_2c4a);
+        let mut workers = Vec::new();
+        for (job, plan) in scenario.jobs.iter().enumerate() {
+            workers.extend((0..plan.world).map(|rank| Worker::new(job, rank)));
+        }
+        let leave = rng.random_bool(0.5);
+        let checker = Checker::new(&scenario);
+        let mut world = Self {
+            now: 0,
+            queue: Queue::new(),
+            workers,
+            daemon: Daemon::default(),
+            connections: Vec::new(),
+            checker,
+            stats: Stats::default(),
+            trace: Trace::new(trace),
+            healed: false,
+            closing: false,
+            leave,
+            pending: Vec::new(),
+            seen: VecDeque::new(),
+            buffer: vec![0; 4096],
+            rng,
+            scenario,
+        };
+        world.set_up();
+        world
+    }
+
+    fn set_up(&mut self) {
+        self.start_daemon();
+        for worker in 0..self.workers.len() {
+            let at = self.rng.random_range(0..MILLI);
+            self.queue.push(at, Event::StartWorker(worker));
+        }
+        for (index, (when, _)) in self.scenario.faults.iter().enumerate() {
+            match when {
+                When::At(at) => self.queue.push(*at, Event::Fault(index)),
+                When::After(packets) => self.pending.push((*packets, index)),
+            }
+        }
+        self.queue.push(self.scenario.heal_at, Event::Heal);
+        if self.scenario.hostile {
+            self.queue.push(MILLI, Event::Hostile);
+        }
+    }
+
+    /// Lets everything happen, until all calls are made or something is wrong.
+    pub(crate) fn run(mut self) -> Outcome {
+        let end = self.scenario.heal_at + self.patience();
+        let (mut events, mut moment) = (0, 0);
+        while self.checker.problem().is_none() && !self.is_done() {
+            let Some((at, event)) = self.queue.pop() else {
+                self.checker.fail(|| "nobody waits for anything, and calls are not done".into());
+                break;
+            };
+            moment = if at > self.now { 0 } else { moment + 1 };
+            self.now = at;
+            events += 1;
+            if moment > MOMENT_MAX {
+                let state = self.describe_workers();
+                self.checker.fail(|| format!("time stands still: {state}, after {event:?}"));
+                break;
+            }
+            if at > end || events > EVENTS_MAX {
+                let state = self.describe_workers();
+                let since = (at - self.scenario.heal_at.min(at)) as f64 / SECOND as f64;
+                self.checker.fail(|| {
+                    format!("calls are not done {since:.3} s after everything healed: {state}")
+                });
+                break;
+            }
+            self.happen(event);
+        }
+        self.check_witness();
+        self.stats.runs = 1;
+        self.stats.events = events;
+        let violation = self.checker.problem().map(str::to_owned);
+        self.stats.violations = u64::from(violation.is_some());
+        if let Some(violation) = &violation {
+            let now = self.now;
+            self.trace.say(now, || format!("VIOLATION: {violation}"));
+        }
+        Outcome {
+            scenario: self.scenario,
+            stats: self.stats,
+            trace: self.trace,
+            violation,
+            end: self.now,
+        }
+    }
+
+    /// How long after everything healed all calls have to be done.
+    fn patience(&self) -> Nanos {
+        let Scenario { jobs, dead_after, resume_timeout, join_timeout, .. } = &self.scenario;
+        let deadline = jobs.iter().map(|job| job.deadline.min(20 * SECOND)).max().unwrap_or(0);
+        2 * deadline + 4 * (dead_after + resume_timeout + join_timeout) + 30 * SECOND
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::ToDaemon { source, bytes, origin } => self.to_daemon(source, bytes, origin),
+            Event::ToWorker { worker, port, bytes } => self.to_worker(worker, port, bytes),
+            Event::Control(event) => self.control(event),
+            Event::WorkerTimer(worker) => self.worker_timer(worker),
+            Event::DaemonTimer => self.daemon_timer(),
+            Event::StartWorker(worker) => self.start_worker(worker),
+            Event::Fault(index) => self.fault(index),
+            Event::Continue(worker) => self.continue_worker(worker),
+            Event::ContinueDaemon => self.continue_daemon(),
+            Event::StartDaemon => self.start_daemon(),
+            Event::Hostile => self.hostile(),
+            Event::Heal => self.heal(),
+        }
+    }
+
+    /// Of the job that must not notice anything.
+    fn is_witness(&self, job: usize) -> bool {
+        self.scenario.witness && job == 1
+    }
+
+    /// How good a worker's link is now.
+    fn link(&self, worker: usize) -> Link {
+        if self.is_witness(self.workers[worker].job) {
+            return Link::CLEAN;
+        }
+        let link = self.scenario.link;
+        if self.healed { Link { base: link.base, ..Link::CLEAN } } else { link }
+    }
+
+    /// Writes down that something happened.
+    fn note(&mut self, numbers: &[u64], line: impl FnOnce() -> String) {
+        self.trace.add(&[self.now]);
+        self.trace.add(numbers);
+        self.trace.say(self.now, line);
+    }
+}
+
+/// What became of a run.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was drawn.
+    pub scenario: Scenario,
+    /// What was counted.
+    pub stats: Stats,
+    /// What happened.
+    pub trace: Trace,
+    /// What should not have happened.
+    pub violation: Option<String>,
+    /// Virtual time at the end.
+    pub end: Nanos,
+}
+
+impl Outcome {
+    /// How many faults of the scenario have happened, by kind.
+    #[must_use]
+    pub const fn kinds() -> [&'static str; 6] {
+        Fault::KINDS
+    }
+}

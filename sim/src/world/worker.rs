@@ -1,0 +1,520 @@
+//! Workers: the real `Machine`, and what a communicator and its caller do around it.
+
+use std::collections::VecDeque;
+
+use rand::Rng;
+use xdp_agg_client::Error;
+use xdp_agg_client::machine::{Config, Control, Machine, State};
+use xdp_agg_common::control::{Reply, Request};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+
+use super::control::{self, End};
+use super::{Event, World};
+use crate::reference::{Inputs, SCALE};
+use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
+use crate::trace::{Party, describe};
+
+/// Packets that fit the receive buffer of a stopped process.
+const SOCKET_BUFFER: usize = 24;
+/// Packets that a worker sends at once, at most: more means that it sends without end.
+const BURST_MAX: usize = 10_000;
+/// How long a caller waits for the daemon's words on who is missing.
+const ASK_TIME: Nanos = SECOND;
+
+/// A place in a job: its host, and the process there.
+pub(super) struct Worker {
+    pub(super) job: usize,
+    pub(super) rank: u16,
+    pub(super) cut: Cut,
+    /// Calls and memberships that ended with an error.
+    pub(super) errors: u64,
+    process: Option<Process>,
+    stopped: bool,
+    kept: VecDeque<Kept>,
+    /// The process left its job in good order, all calls being made.
+    left: bool,
+    ports: u16,
+}
+
+/// Until when packets are cut off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cut {
+    pub(super) up: Nanos,
+    pub(super) down: Nanos,
+}
+
+/// What its host's kernel keeps for a stopped process.
+enum Kept {
+    Packet(Vec<u8>),
+    Control(control::Event),
+}
+
+/// A process.
+struct Process {
+    life: usize,
+    machine: Machine,
+    port: u16,
+    connection: Option<usize>,
+    /// The timer that was asked for last.
+    timer: Option<Nanos>,
+    /// Number of the next call; None before the first epoch runs.
+    next: Option<u64>,
+    calls: Vec<InFlight>,
+    /// When the next call is made.
+    think_until: Nanos,
+}
+
+/// A call that was made.
+struct InFlight {
+    sequence: u64,
+    /// When its caller loses patience.
+    due: Nanos,
+    /// The caller has asked who is missing, and waits for the answer until then.
+    asked: Option<Nanos>,
+}
+
+impl Worker {
+    pub(super) fn new(job: usize, rank: u16) -> Self {
+        Self {
+            job,
+            rank,
+            cut: Cut::default(),
+            errors: 0,
+            process: None,
+            stopped: false,
+            kept: VecDeque::new(),
+            left: false,
+            ports: 0,
+        }
+    }
+
+    pub(super) const fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    pub(super) fn keep(&mut self, event: control::Event) {
+        self.kept.push_back(Kept::Control(event));
+    }
+
+    pub(super) fn port(&self) -> Option<u16> {
+        self.process.as_ref().map(|process| process.port)
+    }
+
+    /// Its life, and how many calls that has made.
+    pub(super) fn made(&self) -> Option<(usize, u64)> {
+        let process = self.process.as_ref()?;
+        Some((process.life, process.next?))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let Some(process) = &self.process else { return "is not there".into() };
+        let state = process.machine.state();
+        let waiting: Vec<_> = process.calls.iter().map(|call| call.sequence).collect();
+        let stopped = if self.stopped { " (stopped)" } else { "" };
+        format!("is {state:?}{stopped}, next call {:?}, waits for {waiting:?}", process.next)
+    }
+}
+
+impl World {
+    /// A process starts, unless there is one.
+    pub(super) fn start_worker(&mut self, worker: usize) {
+        let now = duration(self.now);
+        if self.workers[worker].process.is_some() || self.workers[worker].left {
+            return;
+        }
+        let (job, rank) = (self.workers[worker].job, self.workers[worker].rank);
+        let life = self.checker.born(job, rank);
+        if !self.scenario.same_port {
+            self.workers[worker].ports += 1;
+        }
+        let port = 20_000 + self.workers[worker].ports;
+        let plan = &self.scenario.jobs[job];
+        let mut config = Config::new(format!("job {job}"), rank, plan.world);
+        config.scale = SCALE;
+        config.slots = Some(plan.slots);
+        config.policy = plan.policy;
+        config.data_port = port;
+        config.max_chunks = plan.chunks;
+        config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
+        let machine = Machine::new(config, now);
+        self.note(&[10, worker as u64], || {
+            format!("{} starts (life {life}, port {port})", Party::Worker(worker))
+        });
+        self.workers[worker].process = Some(Process {
+            life,
+            machine,
+            port,
+            connection: None,
+            timer: None,
+            next: None,
+            calls: Vec::new(),
+            think_until: 0,
+        });
+        self.drive(worker);
+    }
+
+    /// SIGKILL.
+    pub(super) fn kill_worker(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        place.stopped = false;
+        place.kept.clear();
+        if let Some(process) = place.process.take() {
+            self.checker.lost(process.life);
+            if let Some(connection) = process.connection {
+                self.close_at_worker(connection, true);
+            }
+        }
+    }
+
+    /// SIGSTOP.
+    pub(super) fn stop_worker(&mut self, worker: usize) {
+        self.workers[worker].stopped = self.workers[worker].process.is_some();
+    }
+
+    /// SIGCONT: what was kept comes now.
+    pub(super) fn continue_worker(&mut self, worker: usize) {
+        if !self.workers[worker].stopped {
+            return;
+        }
+        self.workers[worker].stopped = false;
+        self.note(&[11, worker as u64], || format!("{} goes on", Party::Worker(worker)));
+        let mut kept: Vec<_> = std::mem::take(&mut self.workers[worker].kept).into();
+        if self.rng.random_bool(0.5) {
+            // It looks after its control connection first.
+            kept.sort_by_key(|kept| matches!(kept, Kept::Packet(_)));
+        }
+        for kept in kept {
+            match kept {
+                Kept::Packet(bytes) => self.take_packet(worker, &bytes),
+                Kept::Control(event) => self.control_at_worker(event),
+            }
+        }
+        self.worker_timer(worker);
+    }
+
+    /// A data packet reaches a worker's host.
+    pub(super) fn to_worker(&mut self, worker: usize, port: u16, bytes: Vec<u8>) {
+        let place = &mut self.workers[worker];
+        if place.process.as_ref().is_none_or(|process| process.port != port) {
+            return;
+        }
+        if !place.stopped {
+            self.take_packet(worker, &bytes);
+            return self.drive(worker);
+        }
+        if place.kept.len() < SOCKET_BUFFER {
+            place.kept.push_back(Kept::Packet(bytes));
+        }
+    }
+
+    fn take_packet(&mut self, worker: usize, bytes: &[u8]) {
+        let Some(process) = &mut self.workers[worker].process else { return };
+        let before = process.machine.counters().flow.results;
+        process.machine.on_packet(bytes, duration(self.now));
+        let taken = process.machine.counters().flow.results - before;
+        let life = process.life;
+        let header = bytes.split_first_chunk::<HEADER_LEN>();
+        let header = header.and_then(|(h, payload)| Some((Header::parse(h).ok()?, payload)));
+        match (taken, header) {
+            (0, _) => {}
+            (1, Some((header, payload))) if header.kind == Kind::Result => {
+                self.stats.results += 1;
+                self.note(&[12, worker as u64, header.block], || {
+                    format!("{} takes in {}", Party::Worker(worker), describe(&header))
+                });
+                self.checker.took(life, &header, payload);
+            }
+            _ => self.checker.fail(|| format!("a packet counts as {taken} results: {header:?}")),
+        }
+    }
+
+    /// Time has passed for a worker.
+    pub(super) fn worker_timer(&mut self, worker: usize) {
+        if self.workers[worker].stopped {
+            return;
+        }
+        if let Some(process) = &mut self.workers[worker].process {
+            process.timer = None;
+        }
+        self.drive(worker);
+    }
+
+    /// A connection is open.
+    pub(super) fn worker_connected(&mut self, index: usize) {
+        let now = duration(self.now);
+        self.with_owner(index, |machine| machine.connected(now));
+    }
+
+    /// A connection could not be opened.
+    pub(super) fn worker_refused(&mut self, index: usize) {
+        let now = duration(self.now);
+        self.with_owner(index, |machine| machine.connect_failed("refused".into(), now));
+    }
+
+    /// A connection has ended.
+    pub(super) fn worker_loses(&mut self, index: usize) {
+        let now = duration(self.now);
+        let Connection { worker, life } = self.owner(index);
+        self.note(&[13, worker as u64], || format!("{} is cut off", Party::Worker(worker)));
+        self.checker.lost(life);
+        self.with_owner(index, |machine| machine.disconnected("it ended".into(), now));
+    }
+
+    /// A message comes in.
+    pub(super) fn worker_hears(&mut self, index: usize, reply: Reply) {
+        let now = duration(self.now);
+        self.with_owner(index, |machine| machine.on_reply(reply, now));
+    }
+
+    fn owner(&self, index: usize) -> Connection {
+        let control::Connection { worker, life, .. } = self.connections[index];
+        Connection { worker, life }
+    }
+
+    /// Tells the process behind a connection something, if it is still there and uses it.
+    fn with_owner(&mut self, index: usize, tell: impl FnOnce(&mut Machine)) {
+        let Connection { worker, life } = self.owner(index);
+        let process = self.workers[worker].process.as_mut();
+        let owner = process.filter(|p| p.life == life && p.connection == Some(index));
+        if let Some(process) = owner {
+            tell(&mut process.machine);
+            if self.connections[index].at_worker == End::Closed {
+                process.connection = None;
+            }
+            self.drive(worker);
+        }
+    }
+
+    /// Does what a worker's machine and its caller want, until both want nothing.
+    pub(super) fn drive(&mut self, worker: usize) {
+        if self.workers[worker].stopped || self.checker.problem().is_some() {
+            return;
+        }
+        let now = duration(self.now);
+        if let Some(process) = &mut self.workers[worker].process {
+            process.machine.on_timeout(now);
+        }
+        for _ in 0..BURST_MAX {
+            let more = self.obey(worker) | self.transmit(worker);
+            let more = more | self.finish_calls(worker) | self.make_calls(worker);
+            if !more {
+                self.end_if_failed(worker);
+                return self.set_timer(worker);
+            }
+        }
+        self.checker.fail(|| format!("{} does not come to rest", Party::Worker(worker)));
+    }
+
+    /// Does what the machine wants of the control connection.
+    fn obey(&mut self, worker: usize) -> bool {
+        let now = duration(self.now);
+        let Some(process) = &mut self.workers[worker].process else { return false };
+        let Some(control) = process.machine.poll_control(now) else { return false };
+        let (life, connection) = (process.life, process.connection);
+        match (control, connection) {
+            (Control::Connect, None) => {
+                let connection = self.connect(worker, life);
+                if let Some(process) = &mut self.workers[worker].process {
+                    process.connection = Some(connection);
+                }
+            }
+            (Control::Connect, Some(_)) => {
+                self.checker.fail(|| "a worker connects twice".into());
+            }
+            (Control::Disconnect, Some(connection)) => {
+                process.connection = None;
+                self.close_at_worker(connection, false);
+            }
+            (Control::Send(request), Some(connection)) => {
+                if let Request::Leave = request {
+                    self.stats.leaves += 1;
+                }
+                self.say_up(connection, &request);
+            }
+            (Control::Disconnect | Control::Send(_), None) => {}
+        }
+        true
+    }
+
+    /// Sends one packet.
+    fn transmit(&mut self, worker: usize) -> bool {
+        let now = duration(self.now);
+        let Some(process) = &mut self.workers[worker].process else { return false };
+        let Some(len) = process.machine.poll_transmit(now, &mut self.buffer) else { return false };
+        let (life, port) = (process.life, process.port);
+        let header = self.buffer.first_chunk().and_then(|bytes| Header::parse(bytes).ok());
+        match header {
+            Some(header) if header.kind == Kind::Contribution => self.checker.sent(life, &header),
+            Some(header) if header.kind == Kind::Probe => {}
+            _ => self.checker.fail(|| "a worker sends what is no packet".into()),
+        }
+        self.send_up(worker, port, len);
+        true
+    }
+
+    /// Takes what has ended, and loses patience with what has not.
+    fn finish_calls(&mut self, worker: usize) -> bool {
+        let Some(process) = &mut self.workers[worker].process else { return false };
+        let ended = (0..process.calls.len()).find_map(|index| {
+            let sequence = process.calls[index].sequence;
+            process.machine.take(sequence).map(|result| (index, result))
+        });
+        if let Some((index, result)) = ended {
+            let InFlight { sequence, .. } = process.calls.remove(index);
+            let life = process.life;
+            let failure = result.as_ref().err().map(ToString::to_string);
+            self.note(&[14, worker as u64, sequence], || {
+                let end = failure.unwrap_or_else(|| "done".into());
+                format!("{} call {sequence}: {end}", Party::Worker(worker))
+            });
+            match result {
+                Ok(call) => {
+                    self.stats.calls += 1;
+                    self.checker.delivered(life, call);
+                }
+                Err(error) => self.call_failed(worker, life, &error),
+            }
+            return true;
+        }
+        self.lose_patience(worker);
+        false
+    }
+
+    fn lose_patience(&mut self, worker: usize) {
+        let now = self.now;
+        let deadline = self.scenario.jobs[self.workers[worker].job].deadline;
+        let Some(process) = &mut self.workers[worker].process else { return };
+        for call in process.calls.iter_mut().filter(|call| call.due <= now) {
+            match call.asked {
+                None if process.machine.ask_for_missing() => call.asked = Some(now + ASK_TIME),
+                Some(until) if until > now && process.machine.missing().is_none() => {}
+                _ => {
+                    process.machine.give_up(call.sequence, duration(deadline));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes the next call, if it is time.
+    fn make_calls(&mut self, worker: usize) -> bool {
+        let (job, now) = (self.workers[worker].job, self.now);
+        let (in_flight, think) = {
+            let plan = &self.scenario.jobs[job];
+            (plan.in_flight, if self.healed { plan.think.min(MILLI) } else { plan.think })
+        };
+        let (world, deadline) = (self.scenario.jobs[job].world, self.scenario.jobs[job].deadline);
+        let think = self.rng.random_range(0..=think);
+        let Some(process) = &mut self.workers[worker].process else { return false };
+        let life = process.life;
+        if process.next.is_none() && process.machine.state() == State::Running {
+            process.next = self.checker.first_sequence(life);
+        }
+        let Some(sequence) = process.next else { return false };
+        let may = sequence < self.checker.limit(life)
+            && process.calls.len() < in_flight
+            && now >= process.think_until
+            && process.machine.failure().is_none();
+        if !may {
+            return false;
+        }
+        let shape = self.checker.shape(job, sequence);
+        let inputs = Inputs::new(life, world, sequence, shape);
+        let elements = if shape.float { inputs.floats().into() } else { inputs.integers().into() };
+        let started = process.machine.start(elements, shape.op());
+        process.next = Some(sequence + 1);
+        process.think_until = now + think;
+        process.calls.push(InFlight { sequence, due: now + deadline, asked: None });
+        self.note(&[15, worker as u64, sequence], || {
+            format!("{} makes call {sequence}: {shape:?}", Party::Worker(worker))
+        });
+        match started {
+            Ok(number) if number == sequence => {}
+            other => self.checker.fail(|| format!("call {sequence} is taken as {other:?}")),
+        }
+        true
+    }
+
+    fn call_failed(&mut self, worker: usize, life: usize, error: &Error) {
+        self.workers[worker].errors += 1;
+        self.stats.count_error(error);
+        self.checker.failed(life, error);
+    }
+
+    /// A process whose membership has ended is gone, and another one takes its place; one that is
+    /// done leaves.
+    fn end_if_failed(&mut self, worker: usize) {
+        let all_made = self.has_made_all(worker);
+        let leave = self.leave && self.closing && all_made && self.are_all_members(worker);
+        let Some(process) = &mut self.workers[worker].process else { return };
+        if leave && process.machine.failure().is_none() {
+            process.machine.leave();
+            while let Some(control) = process.machine.poll_control(duration(self.now)) {
+                if let (Control::Send(request), Some(connection)) = (control, process.connection) {
+                    self.stats.leaves += 1;
+                    self.say_up(connection, &request);
+                    break;
+                }
+            }
+            self.workers[worker].left = true;
+        } else if let Some(error) = process.machine.failure().cloned() {
+            let life = process.life;
+            let reason = error.to_string();
+            self.note(&[16, worker as u64], || format!("{} ends: {reason}", Party::Worker(worker)));
+            self.call_failed(worker, life, &error);
+            let at = self.now + self.rng.random_range(10 * MICRO..20 * MILLI);
+            self.queue.push(at, Event::StartWorker(worker));
+        } else {
+            return;
+        }
+        if let Some(process) = self.workers[worker].process.take()
+            && let Some(connection) = process.connection
+        {
+            self.close_at_worker(connection, false);
+        }
+    }
+
+    /// Whether all workers of a worker's job are members of its epoch: nobody still needs it to
+    /// form the job.
+    fn are_all_members(&self, worker: usize) -> bool {
+        let life = |worker: &Worker| worker.process.as_ref().map(|process| process.life);
+        let epoch = life(&self.workers[worker]).and_then(|life| self.checker.epoch(life));
+        let job = self.workers[worker].job;
+        let mut all = self.workers.iter().filter(|other| other.job == job);
+        all.all(|other| {
+            let its = life(other).and_then(|life| self.checker.epoch(life));
+            other.left || other.made().is_some() && its == epoch
+        })
+    }
+
+    fn has_made_all(&self, worker: usize) -> bool {
+        let Some(process) = &self.workers[worker].process else { return false };
+        let limit = self.checker.limit(process.life);
+        process.calls.is_empty() && process.next.is_some_and(|next| next >= limit)
+    }
+
+    pub(super) fn worker_is_done(&self, worker: usize) -> bool {
+        self.workers[worker].left || self.has_made_all(worker)
+    }
+
+    fn set_timer(&mut self, worker: usize) {
+        let Some(process) = &mut self.workers[worker].process else { return };
+        let machine = process.machine.poll_timeout().map(nanos);
+        let limit = self.checker.limit(process.life);
+        let wants = process.next.is_some_and(|next| next < limit) && process.think_until > self.now;
+        let think = wants.then_some(process.think_until);
+        let due = process.calls.iter().map(|call| call.asked.unwrap_or(call.due)).min();
+        let Some(at) = [machine, think, due].into_iter().flatten().min() else { return };
+        let at = at.max(self.now);
+        if process.timer.is_none_or(|timer| at < timer) {
+            process.timer = Some(at);
+            self.queue.push(at, Event::WorkerTimer(worker));
+        }
+    }
+}
+
+/// Who uses a connection.
+struct Connection {
+    worker: usize,
+    life: usize,
+}

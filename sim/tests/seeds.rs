@@ -1,0 +1,45 @@
+//! A fixed number of seeds as an ordinary test, and that a seed is one run and no other.
+
+use xdp_agg_sim::bulk::{self, Plan};
+
+#[test]
+fn seeds_keep_every_promise() {
+    let plan = Plan { first: 0, count: 1000, jobs: None, threads: 0, stop: false };
+    let report = bulk::run(&plan, |_| {});
+    assert_eq!(report.violations, [], "replay with `cargo xtask sim --seed N`");
+    // What does not happen is not tested.
+    let stats = report.stats;
+    for (what, count) in [
+        ("runs", stats.runs / 1000),
+        ("calls with a result", stats.calls),
+        ("packets lost", stats.lost),
+        ("packets delivered twice", stats.duplicated),
+        ("packets that are late", stats.late),
+        ("packets of strangers", stats.hostile),
+        ("members told of a loss", stats.reforms),
+        ("members that resumed", stats.resumes),
+        ("jobs taken over by a restarted daemon", stats.taken_over),
+        ("members told that a rank joins", stats.pauses),
+        ("blocks handed on", stats.copies),
+    ] {
+        assert!(count > 0, "{what}: none");
+    }
+    assert!(stats.faults.iter().all(|count| *count > 0), "{:?}", stats.faults);
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    for seed in [1, 17, 225, 4242] {
+        let first = xdp_agg_sim::run(seed, None, false);
+        let again = xdp_agg_sim::run(seed, None, true);
+        assert_eq!(first.trace.hash(), again.trace.hash(), "seed {seed}");
+        assert_eq!(first.stats, again.stats, "seed {seed}");
+        assert!(!again.trace.lines().is_empty());
+    }
+}
+
+#[test]
+fn seeds_differ() {
+    let hash = |seed| xdp_agg_sim::run(seed, None, false).trace.hash();
+    assert_ne!(hash(1), hash(2));
+}

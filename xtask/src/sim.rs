@@ -1,0 +1,35 @@
+//! `cargo xtask sim`: the deterministic simulation, optimised, and with every check that the
+//! compiler can make while it runs. What it takes is the business of `xdp-agg-sim`.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::setup;
+use crate::shell::{cargo, root, run};
+
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Args {
+    /// Handed on to xdp-agg-sim; `--help` prints what it takes.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    setup::ensure_base()?;
+    run(cargo().args(["build", "--quiet", "--package", "xdp-agg-sim", "--profile", "sim"]))?;
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let mut command = Command::new(target.join("sim/xdp-agg-sim"));
+    command.args(&args.arguments);
+    let status = command.status().context("cannot run xdp-agg-sim")?;
+    match status.code() {
+        Some(0) => Ok(()),
+        // What was violated has been said: nothing is left to say about the program.
+        Some(code) => std::process::exit(code),
+        None => anyhow::bail!("xdp-agg-sim was ended by a signal ({status})"),
+    }
+}
