@@ -7,6 +7,7 @@ mod build;
 mod build_ebpf;
 mod ci;
 mod disasm;
+mod fuzz;
 mod lab;
 mod setup;
 mod shell;
@@ -40,6 +41,8 @@ enum Command {
     Demo(lab::Args),
     /// Measure: `bench links`, `bench latency`, `bench kernel`; `bench links --help` for options.
     Bench(lab::Args),
+    /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
+    Fuzz(fuzz::Args),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::main(&args),
         Command::Demo(args) => lab::demo(&args),
         Command::Bench(args) => lab::bench(&args),
+        Command::Fuzz(args) => fuzz::main(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };

@@ -41,7 +41,7 @@ pub enum Answer {
 }
 
 /// A job that is on the data path.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// As the workers know it.
     pub conf: JobConf,
@@ -51,7 +51,7 @@ pub struct Job {
 }
 
 /// Slots, jobs and counters of the engine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sums {
     jobs: [Option<Job>; MAX_JOBS],
     slots: Vec<SlotState>,
@@ -85,6 +85,12 @@ impl Sums {
     /// Of every job index, and of what belongs to none at index `MAX_JOBS`.
     pub fn counters(&self) -> &[JobCounters] {
         &self.counters
+    }
+
+    /// Whether jobs, slots and sums are the same as those of another; counters may differ. What a
+    /// refused packet must not change.
+    pub fn holds_the_same(&self, other: &Self) -> bool {
+        self.jobs == other.jobs && self.slots == other.slots && self.lanes == other.lanes
     }
 
     /// Takes the events since the last call.
