@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Subcommand, ValueEnum};
-use xdp_agg_common::control::{CreateJob, JobInfo, Reply, Request};
+use xdp_agg_common::control::{
+    AggregatorLoss, CreateJob, JobInfo, Policy, Reply, Request, WorkerLoss,
+};
 use xdp_agg_common::maps::ResultMode;
 
 use crate::control::Target;
@@ -42,6 +44,12 @@ enum Action {
         /// How results reach the workers; without it the daemon chooses
         #[arg(long, value_name = "MODE")]
         result_mode: Option<Mode>,
+        /// What happens when a worker is lost; without it (and the next) its workers say
+        #[arg(long, value_name = "POLICY")]
+        worker_loss: Option<OnWorkerLoss>,
+        /// What happens when this daemon is lost
+        #[arg(long, value_name = "POLICY")]
+        aggregator_loss: Option<OnAggregatorLoss>,
     },
     /// End a job; its workers get an error that says so
     Delete {
@@ -70,6 +78,41 @@ impl From<Mode> for ResultMode {
     }
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnWorkerLoss {
+    /// The others get an error that names it
+    Fail,
+    /// The others go on without it
+    Shrink,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnAggregatorLoss {
+    /// Calls return an error
+    Fail,
+    /// Workers connect again and go on
+    Resume,
+    /// As resume, and where no daemon comes back in time, over a TCP ring
+    Ring,
+}
+
+/// A policy where one is asked for: what is left out is to fail.
+fn policy(worker: Option<OnWorkerLoss>, aggregator: Option<OnAggregatorLoss>) -> Option<Policy> {
+    let worker_loss = worker.map(|loss| match loss {
+        OnWorkerLoss::Fail => WorkerLoss::Fail,
+        OnWorkerLoss::Shrink => WorkerLoss::Shrink,
+    });
+    let aggregator_loss = aggregator.map(|loss| match loss {
+        OnAggregatorLoss::Fail => AggregatorLoss::Fail,
+        OnAggregatorLoss::Resume => AggregatorLoss::Resume,
+        OnAggregatorLoss::Ring => AggregatorLoss::Ring,
+    });
+    (worker_loss.is_some() || aggregator_loss.is_some()).then(|| Policy {
+        worker_loss: worker_loss.unwrap_or_default(),
+        aggregator_loss: aggregator_loss.unwrap_or_default(),
+    })
+}
+
 /// Runs the sub-command.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let Args { target, action } = args;
@@ -82,9 +125,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             Reply::Jobs(jobs) => write!(io::stdout(), "{}", table(&jobs))?,
             other => bail!("an unexpected answer of the daemon: {other:?}"),
         },
-        Action::Create { name, world_size, slots, result_mode } => {
+        Action::Create { name, world_size, slots, result_mode, worker_loss, aggregator_loss } => {
             let result_mode = result_mode.map(ResultMode::from);
-            let create = CreateJob { job: name, world_size, slots, result_mode };
+            let policy = policy(worker_loss, aggregator_loss);
+            let create = CreateJob { job: name, world_size, slots, result_mode, policy };
             client.ask(&Request::Create(create))?;
         }
         Action::Delete { name } => {
@@ -135,6 +179,11 @@ mod tests {
             slots: 512,
             block_bytes: 0,
             mode: None,
+            policy: None,
+            members: vec![],
+            reforms: 0,
+            lost: vec![],
+            waiting: vec![],
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");

@@ -59,6 +59,40 @@ pub(crate) struct Args {
     /// How long the members of a job may take to try their paths [default: 20]
     #[arg(long, env = "XDP_AGG_PROBE_TIMEOUT", value_name = "SECS")]
     probe_timeout: Option<u64>,
+    /// How long the members of a job may take to come back after the daemon's restart [default: 10]
+    #[arg(long, env = "XDP_AGG_RESUME_TIMEOUT", value_name = "SECS")]
+    resume_timeout: Option<u64>,
+    /// In what time a dead host or link is noticed; a process that is only stopped is not dead
+    /// [default: 2]
+    #[arg(long, env = "XDP_AGG_DEAD_AFTER", value_name = "SECS")]
+    dead_after: Option<f64>,
+    /// How long the others wait for a worker that contributes nothing until it counts as lost; 0:
+    /// until their calls' deadlines [default: 0]
+    #[arg(long, env = "XDP_AGG_STRAGGLER_TIMEOUT", value_name = "SECS")]
+    straggler_timeout: Option<f64>,
+    /// File with the token that workers and tools have to know; only its owner may read it
+    /// [default: none is needed]
+    #[arg(long, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Most slots that a job may ask for [default: all]
+    #[arg(long, env = "XDP_AGG_JOB_SLOTS_MAX", value_name = "N")]
+    job_slots_max: Option<u32>,
+    /// Packets a second that a job may send; what is more is dropped and counted; 0: no limit
+    /// [default: 0]
+    #[arg(long, env = "XDP_AGG_JOB_PACKET_RATE", value_name = "N")]
+    job_packet_rate: Option<u64>,
+    /// Directory in a BPF file system where the data path is pinned: it goes on while the daemon is
+    /// replaced, also after SIGKILL [default: it ends with the daemon]
+    #[arg(long, env = "XDP_AGG_PIN", value_name = "DIR")]
+    pin: Option<PathBuf>,
+    /// With --pin: directory of the file that tells the next daemon of the running jobs [default:
+    /// /run/xdp-agg]
+    #[arg(long, env = "XDP_AGG_STATE_DIR", value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// With --pin: leave data path and jobs to the next daemon also when interrupted; without it
+    /// they end then (keep-on-exit in the file)
+    #[arg(long)]
+    keep: bool,
     /// Settings in TOML
     #[arg(long, env = "XDP_AGG_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -170,6 +204,15 @@ impl Args {
             mtu: self.mtu,
             join_timeout: self.join_timeout,
             probe_timeout: self.probe_timeout,
+            resume_timeout: self.resume_timeout,
+            dead_after: self.dead_after,
+            straggler_timeout: self.straggler_timeout,
+            token_file: self.token_file,
+            job_slots_max: self.job_slots_max,
+            job_packet_rate: self.job_packet_rate,
+            pin: self.pin,
+            state_dir: self.state_dir,
+            keep_on_exit: self.keep.then_some(true),
             log: self.log,
         }
     }

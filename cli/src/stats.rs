@@ -174,6 +174,11 @@ mod tests {
             slots: 512,
             block_bytes: 1408,
             mode: None,
+            policy: None,
+            members: vec![],
+            reforms: 0,
+            lost: vec![],
+            waiting: vec![],
         };
         let counters = JobCounters { blocks, contributions: 2 * blocks, ..JobCounters::default() };
         let mut unattributed = JobCounters::default();

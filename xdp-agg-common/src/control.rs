@@ -231,6 +231,9 @@ pub struct CreateJob {
     pub slots: Option<u32>,
     /// How results shall come. None: the daemon chooses.
     pub result_mode: Option<ResultMode>,
+    /// What shall happen when somebody is lost. None: as the first worker asks.
+    #[serde(default)]
+    pub policy: Option<Policy>,
 }
 
 /// One collective call, as its arguments must agree between the workers.
@@ -381,7 +384,7 @@ pub enum AbortReason {
     Timeout {
         /// The ranks that were awaited.
         ranks: Vec<u16>,
-        /// `join`, `probe`, `resume` or `report its progress`.
+        /// `join`, `probe`, `resume`, `report its progress` or `contribute`.
         step: String,
     },
     /// The job went on without this worker, whose connection was lost for too long.
@@ -454,11 +457,12 @@ pub struct JobInfo {
     pub job: String,
     /// Index on the data path.
     pub job_id: u16,
-    /// `forming`, `probing` or `running`.
+    /// `forming`, `resuming`, `probing`, `running`, `pausing` (a rank wants to join) or `reforming`
+    /// (a rank was lost).
     pub phase: String,
     /// Number of workers.
     pub world_size: u16,
-    /// Ranks that have joined.
+    /// Ranks that have joined and are connected.
     pub joined: Vec<u16>,
     /// Membership number.
     pub epoch: u16,
@@ -468,6 +472,39 @@ pub struct JobInfo {
     pub block_bytes: u32,
     /// How results go out, once running.
     pub mode: Option<ResultMode>,
+    /// What happens when somebody is lost; None: no worker has said yet.
+    #[serde(default)]
+    pub policy: Option<Policy>,
+    /// Its members, by rank.
+    #[serde(default)]
+    pub members: Vec<MemberInfo>,
+    /// How often it got a new epoch because a member was lost.
+    #[serde(default)]
+    pub reforms: u32,
+    /// Ranks that were lost and have not joined again.
+    #[serde(default)]
+    pub lost: Vec<u16>,
+    /// Ranks that wait to join in the next epoch.
+    #[serde(default)]
+    pub waiting: Vec<u16>,
+}
+
+/// One member of a job as the daemon sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberInfo {
+    /// Its rank.
+    pub rank: u16,
+    /// Where it sends from and listens.
+    pub data: SocketAddrV4,
+    /// False: the daemon was restarted, and it has not come back yet.
+    pub connected: bool,
+    /// Milliseconds since its process last answered a heartbeat. None: it has not yet.
+    #[serde(default)]
+    pub heartbeat_ms: Option<u64>,
+    /// Milliseconds since its last contribution on the data path. None: not in this epoch, or the
+    /// engine does not tell.
+    #[serde(default)]
+    pub contributed_ms: Option<u64>,
 }
 
 /// Everything that is counted.

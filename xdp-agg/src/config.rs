@@ -3,12 +3,16 @@
 //! Flags and environment are the command line's to read; here a [`Partial`] of each source is
 //! laid over the next, and the whole is checked once.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
-use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_common::control::{CONTROL_PORT, Token};
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::slot::Pool;
@@ -16,6 +20,7 @@ use xdp_agg_common::wire::DATA_PORT;
 
 use crate::engine::{EngineConfig, EngineKind, XdpMode};
 use crate::server::ServerConfig;
+use crate::state::StateFile;
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -27,12 +32,24 @@ const SLOTS_MAX: u32 = 1 << 20;
 pub const JOIN_TIMEOUT_S: u64 = 60;
 /// Default time for all paths to be tried, in seconds.
 pub const PROBE_TIMEOUT_S: u64 = 20;
+/// Default time for the members of another daemon's job to come back, in seconds.
+pub const RESUME_TIMEOUT_S: u64 = 10;
+/// Default time in which a dead host is noticed, in seconds.
+pub const DEAD_AFTER_S: f64 = 2.0;
+/// Default directory of the state file.
+pub const STATE_DIR: &str = "/run/xdp-agg";
+/// Least and most seconds until a dead host or a straggler is given up.
+const LOSS_S: RangeInclusive<f64> = 0.1..=3600.0;
+/// Most packets a second of a quota: one a nanosecond.
+const PACKET_RATE_MAX: u64 = 1_000_000_000;
+/// Most bytes of a token.
+const TOKEN_MAX: u64 = 4096;
 /// Most seconds of a timeout: a day.
 const TIMEOUT_MAX_S: u64 = 86_400;
 
 /// The settings of one source; None where it says nothing. In a file the names are those of the
 /// flags: `data-port = 48864`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Partial {
     /// Interfaces that workers are behind.
@@ -57,6 +74,24 @@ pub struct Partial {
     pub join_timeout: Option<u64>,
     /// Seconds for all paths to be tried.
     pub probe_timeout: Option<u64>,
+    /// Seconds for the members of another daemon's job to come back.
+    pub resume_timeout: Option<u64>,
+    /// Seconds in which a dead host is noticed.
+    pub dead_after: Option<f64>,
+    /// Seconds that others wait for a member that contributes nothing; 0: for ever.
+    pub straggler_timeout: Option<f64>,
+    /// File with the token that every connection has to know.
+    pub token_file: Option<PathBuf>,
+    /// Most slots of a job.
+    pub job_slots_max: Option<u32>,
+    /// Packets a second that a job may send; 0: no limit.
+    pub job_packet_rate: Option<u64>,
+    /// Directory in a BPF file system where the data path is pinned.
+    pub pin: Option<PathBuf>,
+    /// Directory of the file in which running jobs are left to the next daemon.
+    pub state_dir: Option<PathBuf>,
+    /// With `pin`: a shutdown leaves the data path and the jobs to the next daemon.
+    pub keep_on_exit: Option<bool>,
     /// What is logged, as a filter of `tracing`.
     pub log: Option<String>,
 }
@@ -135,24 +170,72 @@ impl Partial {
             mtu: self.mtu.or(below.mtu),
             join_timeout: self.join_timeout.or(below.join_timeout),
             probe_timeout: self.probe_timeout.or(below.probe_timeout),
+            resume_timeout: self.resume_timeout.or(below.resume_timeout),
+            dead_after: self.dead_after.or(below.dead_after),
+            straggler_timeout: self.straggler_timeout.or(below.straggler_timeout),
+            token_file: self.token_file.or(below.token_file),
+            job_slots_max: self.job_slots_max.or(below.job_slots_max),
+            job_packet_rate: self.job_packet_rate.or(below.job_packet_rate),
+            pin: self.pin.or(below.pin),
+            state_dir: self.state_dir.or(below.state_dir),
+            keep_on_exit: self.keep_on_exit.or(below.keep_on_exit),
             log: self.log.or(below.log),
         }
     }
 
-    /// Fills in the defaults and checks everything.
+    /// Fills in the defaults and checks everything. Reads the token's file, and makes the
+    /// directory of the state file.
     ///
     /// # Errors
     /// The first value that is out of its range.
     pub fn complete(self) -> Result<Settings, ConfigError> {
+        let (slots, job_slots) = self.slots()?;
+        self.check_addresses()?;
+        let data_port = self.data_port.unwrap_or(DATA_PORT);
+        let kind = self.engine.unwrap_or_default();
+        if data_port == 0 && kind != EngineKind::Userspace {
+            let expected = "only the user-space engine can choose a free port: name one, or use \
+                            --engine userspace";
+            return wrong("data-port", 0, expected.into());
+        }
+        let any_address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, CONTROL_PORT));
+        let server = self.server(job_slots, data_port, kind)?;
+        Ok(Settings {
+            control: self.control.unwrap_or(any_address),
+            engine: EngineConfig {
+                kind,
+                xdp_mode: self.xdp_mode.unwrap_or_default(),
+                interfaces: self.interface.unwrap_or_default(),
+                data_addr: self.data_addr,
+                data_port,
+                slots,
+                mtu: self.mtu,
+                pin: self.pin,
+            },
+            server,
+        })
+    }
+
+    /// Slots of the whole pool, and of a job that asks for none in particular.
+    fn slots(&self) -> Result<(u32, u32), ConfigError> {
         let slots = self.slots.unwrap_or(SLOTS);
         if !(2..=SLOTS_MAX).contains(&slots) {
             return wrong("slots", slots, format!("2 to {SLOTS_MAX} are expected"));
         }
-        let job_slots = self.job_slots.unwrap_or(JOB_SLOTS.min(1 << slots.ilog2()));
-        if Pool::new(job_slots).is_none() || job_slots > slots {
-            let expected = format!("a power of two from 2 to {slots} (slots) is expected");
+        let most = self.job_slots_max.unwrap_or(slots);
+        if !(2..=slots).contains(&most) {
+            return wrong("job-slots-max", most, format!("2 to {slots} (slots) are expected"));
+        }
+        let job_slots = self.job_slots.unwrap_or(JOB_SLOTS.min(1 << most.ilog2()));
+        if Pool::new(job_slots).is_none() || job_slots > most {
+            let what = if self.job_slots_max.is_some() { "job-slots-max" } else { "slots" };
+            let expected = format!("a power of two from 2 to {most} ({what}) is expected");
             return wrong("job-slots", job_slots, expected);
         }
+        Ok((slots, job_slots))
+    }
+
+    fn check_addresses(&self) -> Result<(), ConfigError> {
         let least = (IP_OVERHEAD + CHUNK_LEN) as u32;
         match self.mtu {
             Some(mtu) if mtu < least || mtu > 65_535 => {
@@ -164,40 +247,111 @@ impl Partial {
             Some(addr) if addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast() => {
                 let expected = "one address of this host is expected; leave it out to use the \
                                 address that each worker is connected to";
-                return wrong("data-addr", addr, expected.into());
+                wrong("data-addr", addr, expected.into())
             }
-            _ => {}
+            _ => Ok(()),
         }
-        let data_port = self.data_port.unwrap_or(DATA_PORT);
-        let kind = self.engine.unwrap_or_default();
-        if data_port == 0 && kind != EngineKind::Userspace {
-            let expected = "only the user-space engine can choose a free port: name one, or use \
-                            --engine userspace";
-            return wrong("data-port", 0, expected.into());
+    }
+
+    /// The control server's part.
+    fn server(
+        &self,
+        job_slots: u32,
+        data_port: u16,
+        kind: EngineKind,
+    ) -> Result<ServerConfig, ConfigError> {
+        let rate = self.job_packet_rate.filter(|rate| *rate > 0);
+        if let Some(rate) = rate.filter(|rate| *rate > PACKET_RATE_MAX) {
+            let expected =
+                format!("0 (no limit) to {PACKET_RATE_MAX} packets a second are expected");
+            return wrong("job-packet-rate", rate, expected);
         }
-        let join_timeout = seconds("join-timeout", self.join_timeout.unwrap_or(JOIN_TIMEOUT_S))?;
-        let probe_timeout =
-            seconds("probe-timeout", self.probe_timeout.unwrap_or(PROBE_TIMEOUT_S))?;
-        let any_address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, CONTROL_PORT));
-        Ok(Settings {
-            control: self.control.unwrap_or(any_address),
-            engine: EngineConfig {
-                kind,
-                xdp_mode: self.xdp_mode.unwrap_or_default(),
-                interfaces: self.interface.unwrap_or_default(),
-                data_addr: self.data_addr,
-                data_port,
-                slots,
-                mtu: self.mtu,
-            },
-            server: ServerConfig {
-                data_addr: self.data_addr,
-                data_port,
-                job_slots,
-                join_timeout,
-                probe_timeout,
-            },
+        let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
+        let keep_on_exit = self.keep_on_exit.unwrap_or(false);
+        if keep_on_exit && self.pin.is_none() {
+            let expected =
+                "without --pin nothing outlives this process: name a directory to pin to";
+            return wrong("keep-on-exit", true, expected.into());
+        }
+        Ok(ServerConfig {
+            data_addr: self.data_addr,
+            data_port,
+            job_slots,
+            join_timeout: seconds("join-timeout", self.join_timeout.unwrap_or(JOIN_TIMEOUT_S))?,
+            probe_timeout: seconds("probe-timeout", self.probe_timeout.unwrap_or(PROBE_TIMEOUT_S))?,
+            resume_timeout: seconds(
+                "resume-timeout",
+                self.resume_timeout.unwrap_or(RESUME_TIMEOUT_S),
+            )?,
+            dead_after: loss("dead-after", self.dead_after.unwrap_or(DEAD_AFTER_S))?,
+            straggler_timeout: straggler.map(|s| loss("straggler-timeout", s)).transpose()?,
+            token: self.token_file.as_deref().map(token).transpose()?,
+            job_slots_max: self.job_slots_max,
+            job_packet_rate: rate,
+            state: self.state(kind)?,
+            keep_on_exit,
         })
+    }
+
+    /// The state file, where the data path outlives the daemon.
+    fn state(&self, kind: EngineKind) -> Result<Option<StateFile>, ConfigError> {
+        let Some(pin) = &self.pin else {
+            return Ok(None);
+        };
+        if kind == EngineKind::Userspace {
+            let expected = "the user-space engine has nothing to pin; leave it out, or use XDP";
+            return wrong("pin", pin.display(), expected.into());
+        }
+        if !pin.is_absolute() {
+            let expected = "an absolute path in a BPF file system is expected, for example \
+                            /sys/fs/bpf/xdp-agg";
+            return wrong("pin", pin.display(), expected.into());
+        }
+        let dir = self.state_dir.as_deref().unwrap_or(Path::new(STATE_DIR));
+        match StateFile::in_dir(dir) {
+            Ok(state) => Ok(Some(state)),
+            Err(error) => wrong("state-dir", dir.display(), error.to_string()),
+        }
+    }
+}
+
+/// The token of a file. Blanks around it do not count: an editor may have put a line's end there.
+fn token(path: &Path) -> Result<Token, ConfigError> {
+    let refuse = |why: String| wrong("token-file", path.display(), why);
+    let read = || -> std::io::Result<(u32, u64, String)> {
+        let mut file = File::open(path)?;
+        let meta = file.metadata()?;
+        let mut text = String::new();
+        (&mut file).take(TOKEN_MAX + 1).read_to_string(&mut text)?;
+        Ok((meta.permissions().mode(), meta.len(), text))
+    };
+    let (mode, len, text) = match read() {
+        Ok(read) => read,
+        Err(error) => return refuse(format!("{error}; a file with the token is expected")),
+    };
+    if mode & 0o077 != 0 {
+        return refuse(format!(
+            "others than its owner may use it (mode {:03o}), so it is no secret: `chmod 600` it, \
+             and choose another token",
+            mode & 0o777
+        ));
+    }
+    if len > TOKEN_MAX {
+        return refuse(format!("{len} bytes; at most {TOKEN_MAX} are expected"));
+    }
+    match text.trim() {
+        "" => refuse("it is empty; `openssl rand -hex 32` makes a token".into()),
+        token => Ok(Token(token.to_owned())),
+    }
+}
+
+/// A time after which somebody is given up.
+fn loss(name: &'static str, value: f64) -> Result<Duration, ConfigError> {
+    if LOSS_S.contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        let (least, most) = (LOSS_S.start(), LOSS_S.end());
+        wrong(name, value, format!("{least} to {most} seconds are expected"))
     }
 }
 
@@ -229,13 +383,19 @@ mod tests {
         let all = "interface = ['p0', 'p1']\nengine = 'xdp'\nxdp-mode = 'generic'\n\
                    control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
                    slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
-                   log = 'debug'\n";
+                   log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
+                   job-slots-max = 16\njob-packet-rate = 1000\n";
         let settings = file(all).and_then(Partial::complete).expect("all of it is right");
         assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
         assert_eq!(settings.engine.interfaces, ["p0", "p1"]);
         assert_eq!((settings.engine.slots, settings.server.job_slots), (64, 8));
         assert_eq!(settings.engine.xdp_mode, XdpMode::Generic);
-        assert_eq!(settings.server.probe_timeout, Duration::from_secs(6));
+        let server = settings.server;
+        assert_eq!(server.probe_timeout, Duration::from_secs(6));
+        assert_eq!(server.resume_timeout, Duration::from_secs(7));
+        assert_eq!(server.dead_after, Duration::from_secs(1));
+        assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));
+        assert_eq!((server.job_slots_max, server.job_packet_rate), (Some(16), Some(1000)));
     }
 
     #[test]
@@ -266,6 +426,18 @@ mod tests {
             ("data-port = 0", "--engine userspace"),
             ("join-timeout = 0", "join-timeout = 0: 1 to"),
             ("probe-timeout = 90000", "probe-timeout = 90000: 1 to"),
+            ("resume-timeout = 0", "resume-timeout = 0: 1 to"),
+            ("dead-after = 0", "dead-after = 0: 0.1 to 3600"),
+            ("dead-after = nan", "dead-after = NaN: 0.1 to 3600"),
+            ("straggler-timeout = -1", "straggler-timeout = -1: 0.1 to 3600"),
+            ("job-slots-max = 1", "job-slots-max = 1: 2 to 8192"),
+            ("job-slots-max = 16\njob-slots = 32", "from 2 to 16 (job-slots-max)"),
+            ("job-packet-rate = 2000000000", "job-packet-rate = 2000000000: 0 (no limit)"),
+            ("keep-on-exit = true", "--pin"),
+            ("pin = 'here'", "pin = here: an absolute path"),
+            ("pin = '/sys/fs/bpf/x'\nengine = 'userspace'", "nothing to pin"),
+            ("pin = '/sys/fs/bpf/x'\nstate-dir = '/proc/none'", "state-dir = /proc/none"),
+            ("token-file = '/none'", "token-file = /none: No such file"),
         ];
         for (text, words) in cases {
             let error = file(text).and_then(Partial::complete).expect_err(text);
@@ -277,5 +449,24 @@ mod tests {
     fn a_small_pool_shrinks_the_default_of_a_job() {
         let settings = file("slots = 100").and_then(Partial::complete).expect("it is right");
         assert_eq!(settings.server.job_slots, 64);
+    }
+
+    #[test]
+    fn a_token_that_others_may_read_is_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let settings = || {
+            let token_file = Some(file.path().to_owned());
+            Partial { token_file, ..Partial::default() }.complete()
+        };
+        assert!(settings().expect_err("it is empty").to_string().contains("is empty"));
+        std::fs::write(file.path(), " secret-1\n").expect("there is room");
+        let token = settings().expect("it is ours alone").server.token;
+        assert_eq!(token, Some(Token("secret-1".into())));
+        for mode in [0o640, 0o604] {
+            let permissions = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(file.path(), permissions).expect("it is ours");
+            let error = settings().expect_err("others may read it").to_string();
+            assert!(error.contains("chmod 600") && !error.contains("secret"), "{error}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! * [`engine`]: what sums contributions: the XDP program in the kernel, or user space.
 //! * [`jobs`]: who is a member of what: a state machine without sockets.
 //! * [`server`]: the control connections around both.
+//! * [`state`]: the file in which a daemon leaves its running jobs to the next one.
 //! * [`config`]: the daemon's settings and where they come from.
 //! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.
 //! * [`link`], [`process`]: questions to the kernel.
@@ -15,3 +16,4 @@ pub mod jobs;
 pub mod link;
 pub mod process;
 pub mod server;
+pub mod state;

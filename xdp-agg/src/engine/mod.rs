@@ -11,6 +11,7 @@ pub mod xdp;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -97,6 +98,29 @@ pub trait Engine: Send {
     /// # Errors
     /// The engine's.
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError>;
+
+    /// How long ago each member of a running job last contributed, by rank; None: not in this
+    /// epoch. Empty: the engine cannot tell.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let _ = job_id;
+        Ok(Vec::new())
+    }
+
+    /// Whether maps and attachments of an earlier daemon were found pinned, and taken over.
+    fn adopted(&self) -> bool {
+        false
+    }
+
+    /// The jobs that were running on the data path that was taken over, by index.
+    fn adopted_jobs(&self) -> Vec<(u16, JobConf)> {
+        Vec::new()
+    }
+
+    /// What is pinned stays when the engine is dropped: the data path goes on.
+    fn keep(&mut self) {}
 }
 
 /// Why an engine could not start or could not do what was asked.

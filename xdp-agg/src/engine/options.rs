@@ -1,6 +1,7 @@
 //! Which engine to run, and opening it.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -52,6 +53,9 @@ pub struct EngineConfig {
     pub slots: u32,
     /// MTU that bounds the blocks; None: the smallest of the interfaces'.
     pub mtu: Option<u32>,
+    /// Directory in a BPF file system where maps and attachments are pinned, so that they outlive
+    /// this process. None: they end with it.
+    pub pin: Option<PathBuf>,
 }
 
 /// Opens the engine that `config` asks for.

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg_common::control::{ErrorCode, Join, MAX_JOB_NAME};
+use xdp_agg_common::control::{AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, Resume};
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{MAX_JOBS, ResultMode};
@@ -45,7 +45,16 @@ pub(super) fn wish(wish: &Wish, limits: &Limits) -> Result<u32, Refusal> {
             format!("{slots} slots: a power of two, at least 2, is expected, for example 512"),
         ));
     }
-    Ok(slots)
+    match limits.job_slots_max {
+        Some(most) if slots > most => Err((
+            ErrorCode::NoRoom,
+            format!(
+                "job {name:?} asks for {slots} slots, and at most {most} are allowed here: ask for \
+                 fewer, or start the daemon with more --job-slots-max"
+            ),
+        )),
+        _ => Ok(slots),
+    }
 }
 
 /// Checks a worker's own part of a `Join`; returns where it sends from.
@@ -67,6 +76,12 @@ pub(super) fn worker(join: &Join, peer: &Peer) -> Result<SocketAddrV4, Refusal> 
                  are needed; raise the MTU",
                 IP_OVERHEAD + CHUNK_LEN
             ),
+        ));
+    }
+    if join.policy.aggregator_loss == AggregatorLoss::Ring && !join.ring_port.is_some_and(|p| p > 0)
+    {
+        return invalid(format!(
+            "rank {rank} asks for a ring when the aggregator is lost, and names no TCP port for it"
         ));
     }
     if *data_port == 0 {
@@ -95,51 +110,170 @@ pub(super) fn fit(
     limits: &Limits,
     job: &Job,
 ) -> Result<Ipv4Addr, Refusal> {
-    let name = &job.name;
-    if join.world_size != job.world_size {
-        return Err((
-            ErrorCode::WorldSize,
-            format!(
-                "job {name:?} has a world size of {}, rank {} says {}: all workers need the same \
-                 WORLD_SIZE; another job needs another name (XDP_AGG_JOB)",
-                job.world_size, join.rank, join.world_size
-            ),
-        ));
-    }
-    if let Some(other) = job.members.get(&join.rank) {
+    let (name, rank) = (&job.name, join.rank);
+    same_world(join, job)?;
+    let life = &job.life;
+    // A rank whose process has not come back after the daemon's restart is free for another.
+    let member = life.members.get(&rank).filter(|member| member.conn.is_some());
+    if let Some(other) = member.or_else(|| life.waiting.get(&rank)) {
         return Err((
             ErrorCode::RankTaken,
             format!(
-                "rank {} of job {name:?} is taken by the worker at {}: every worker needs a RANK \
-                 of its own, 0 to {}",
-                join.rank,
+                "rank {rank} of job {name:?} is taken by the worker at {}: every worker needs a \
+                 RANK of its own, 0 to {}",
                 other.data,
                 job.world_size - 1
             ),
         ));
     }
-    if !matches!(job.phase, Phase::Forming(_)) {
+    let may_wait = job.shrinks() || matches!(job.phase, Phase::Returning(_));
+    if !may_wait && !matches!(job.phase, Phase::Forming(_)) {
         return Err((
             ErrorCode::Busy,
             format!(
-                "job {name:?} is running without rank {}: wait until it ends, or use another job \
-                 name (XDP_AGG_JOB)",
-                join.rank
+                "job {name:?} is running without rank {rank}: wait until it ends, or use another \
+                 job name (XDP_AGG_JOB)"
             ),
         ));
     }
-    if let Some((rank, _)) = job.members.iter().find(|(_, member)| member.data == data) {
+    if join.max_chunks < life.chunks {
+        return Err((
+            ErrorCode::NoRoom,
+            format!(
+                "rank {rank} cannot join job {name:?}, which is running with blocks of {} bytes: \
+                 the MTU of its interface allows {}; raise the MTU to at least {}",
+                usize::from(life.chunks) * CHUNK_LEN,
+                usize::from(join.max_chunks) * CHUNK_LEN,
+                IP_OVERHEAD + usize::from(life.chunks) * CHUNK_LEN
+            ),
+        ));
+    }
+    own_address(rank, data, job)?;
+    same_policy(join, job)?;
+    agrees(join, job)?;
+    local_addr(rank, peer, limits, job)
+}
+
+/// Checks what a worker remembers of its epoch, by itself.
+pub(super) fn resume(join: &Join, resume: &Resume, limits: &Limits) -> Result<(), Refusal> {
+    let Join { rank, world_size, .. } = join;
+    let invalid = |message: String| Err((ErrorCode::Invalid, message));
+    if join.policy.aggregator_loss == AggregatorLoss::Fail {
+        return invalid(format!(
+            "rank {rank} wants to go on after the loss of its aggregator, but its policy is to \
+             fail then: set XDP_AGG_AGGREGATOR_LOSS=resume, or join anew"
+        ));
+    }
+    let beyond = *world_size < 64 && resume.members >> world_size != 0;
+    if beyond || resume.members >> rank & 1 == 0 || resume.epoch == 0 {
+        return invalid(format!(
+            "rank {rank} of {world_size} remembers epoch {} with the members {:#x}: an epoch above \
+             0 that it is a member of, and no ranks beyond the world, are expected",
+            resume.epoch, resume.members
+        ));
+    }
+    if resume.chunks == 0 || resume.chunks > limits.max_chunks.min(join.max_chunks) {
+        return Err((
+            ErrorCode::NoRoom,
+            format!(
+                "rank {rank} wants to go on with blocks of {} bytes; here {} fit and at the worker \
+                 {}: raise the smaller MTU",
+                usize::from(resume.chunks) * CHUNK_LEN,
+                usize::from(limits.max_chunks) * CHUNK_LEN,
+                usize::from(join.max_chunks) * CHUNK_LEN
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks what a worker that comes back says of the job itself.
+pub(super) fn same_job(join: &Join, job: &Job) -> Result<(), Refusal> {
+    same_world(join, job)?;
+    same_policy(join, job)?;
+    let chunks = join.resume.as_ref().map_or(0, |resume| resume.chunks);
+    if job.life.ran && chunks != job.life.chunks {
         return Err((
             ErrorCode::Invalid,
             format!(
-                "rank {} gives the data address {data}, which is rank {rank}'s: every worker needs \
-                 a UDP port of its own",
-                join.rank
+                "rank {} wants to go on with blocks of {chunks} chunks, job {:?} has {}: is it \
+                 another job of that name? Use another one (XDP_AGG_JOB)",
+                join.rank, job.name, job.life.chunks
             ),
         ));
     }
-    agrees(join, job)?;
-    local_addr(join.rank, peer, limits, job)
+    agrees(join, job)
+}
+
+/// Checks that workers that come back remember the same.
+pub(super) fn same_return(rank: u16, resume: &Resume, job: &Job) -> Result<(), Refusal> {
+    let life = &job.life;
+    let identity = (resume.epoch, resume.cookie);
+    let named = life.identities.iter().find(|(epoch, _)| *epoch == resume.epoch);
+    let members = resume.epoch != life.epoch || resume.members & !life.epoch_members == 0;
+    if named.is_some_and(|named| *named != identity) || !members {
+        return Err((
+            ErrorCode::Invalid,
+            format!(
+                "rank {rank} remembers another epoch {} of job {:?} than the members that came \
+                 back before it: is it another job of that name? Use another one (XDP_AGG_JOB)",
+                resume.epoch, job.name
+            ),
+        ));
+    }
+    if let Some(other) = life.members.get(&rank).filter(|_| named.is_none()) {
+        return Err((
+            ErrorCode::RankTaken,
+            format!(
+                "rank {rank} of job {:?} is taken by the worker at {}, which came back before",
+                job.name, other.data
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn same_world(join: &Join, job: &Job) -> Result<(), Refusal> {
+    if join.world_size == job.world_size {
+        return Ok(());
+    }
+    Err((
+        ErrorCode::WorldSize,
+        format!(
+            "job {:?} has a world size of {}, rank {} says {}: all workers need the same \
+             WORLD_SIZE; another job needs another name (XDP_AGG_JOB)",
+            job.name, job.world_size, join.rank, join.world_size
+        ),
+    ))
+}
+
+fn same_policy(join: &Join, job: &Job) -> Result<(), Refusal> {
+    match job.policy.or(job.life.policy) {
+        Some(policy) if policy != join.policy => Err((
+            ErrorCode::Invalid,
+            format!(
+                "rank {} asks for {}; job {:?} has {policy}: all workers need the same \
+                 XDP_AGG_WORKER_LOSS and XDP_AGG_AGGREGATOR_LOSS",
+                join.rank, join.policy, job.name
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that no other rank of the job has this data address.
+pub(super) fn own_address(rank: u16, data: SocketAddrV4, job: &Job) -> Result<(), Refusal> {
+    let all = job.life.members.iter().chain(&job.life.waiting);
+    match all.into_iter().find(|(other, member)| **other != rank && member.data == data) {
+        Some((other, _)) => Err((
+            ErrorCode::Invalid,
+            format!(
+                "rank {rank} gives the data address {data}, which is rank {other}'s: every worker \
+                 needs a UDP port of its own"
+            ),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Slots and result mode, where a worker names them.
@@ -169,7 +303,12 @@ fn agrees(join: &Join, job: &Job) -> Result<(), Refusal> {
 }
 
 /// The address of this host that the member is to send to: one for all members.
-fn local_addr(rank: u16, peer: &Peer, limits: &Limits, job: &Job) -> Result<Ipv4Addr, Refusal> {
+pub(super) fn local_addr(
+    rank: u16,
+    peer: &Peer,
+    limits: &Limits,
+    job: &Job,
+) -> Result<Ipv4Addr, Refusal> {
     if let Some(addr) = limits.data_addr {
         return Ok(addr);
     }
@@ -180,7 +319,7 @@ fn local_addr(rank: u16, peer: &Peer, limits: &Limits, job: &Job) -> Result<Ipv4
              address: start it with --data-addr, or connect to an IPv4 address"
         ));
     };
-    match job.members.iter().find(|(_, member)| member.local != local) {
+    match job.life.members.iter().find(|(_, member)| member.local != local) {
         Some((other, member)) => invalid(format!(
             "rank {rank} is connected to {local}, rank {other} to {}: connect all workers to one \
              address of the aggregator, or start the daemon with --data-addr",

@@ -1,21 +1,22 @@
 //! One job: its members and what they wait for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use xdp_agg_common::control::{Admitted, CreateJob, JobInfo, Join};
-use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
+use xdp_agg_common::control::{CreateJob, Join, Plan, Policy, Progress, WorkerLoss};
+use xdp_agg_common::maps::{JobCounters, ResultMode};
+use xdp_agg_common::reform::SPAN_MAX;
 
 use super::ConnId;
-use crate::engine::JobSetup;
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Ranks are missing. The time is the end of the wait, from the first member's join.
     Forming(Option<Instant>),
+    /// Members of an epoch of another daemon come back, until then.
+    Returning(Instant),
     /// The engine is registering the members.
     Preparing,
     /// Members try their paths, until then.
@@ -24,18 +25,62 @@ pub(super) enum Phase {
     Starting,
     /// Contributions are summed.
     Running,
+    /// As running; members are asked which call they would start next.
+    Pausing,
+    /// As running, up to the call with this number.
+    RunningTo(u64),
+    /// The epoch is over; members are asked what they have, since then.
+    Collecting(Instant),
 }
 
 /// A worker that has joined.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub(super) conn: ConnId,
+    /// None: the daemon was restarted, and it has not come back yet.
+    pub(super) conn: Option<ConnId>,
     /// Where it sends from and listens.
     pub(super) data: SocketAddrV4,
     /// Address of this host that it sends to.
     pub(super) local: Ipv4Addr,
     pub(super) max_chunks: u16,
+    pub(super) ring_port: Option<u16>,
     pub(super) ready: bool,
+    /// What it has of the epoch that is over. Nothing changes it until the next one starts.
+    pub(super) progress: Option<Progress>,
+    /// The call that it would start next.
+    pub(super) paused: Option<u64>,
+    /// Its last contribution that the data path told of.
+    pub(super) contributed: Option<Instant>,
+    /// Others have been waiting for its contribution at least since then.
+    pub(super) awaited: Option<Instant>,
+}
+
+impl Member {
+    pub(super) fn new(conn: ConnId, data: SocketAddrV4, local: Ipv4Addr, join: &Join) -> Self {
+        let absent = Self::absent(data, local, join.max_chunks, join.ring_port);
+        Self { conn: Some(conn), ..absent }
+    }
+
+    /// One that has no connection (yet).
+    pub(super) const fn absent(
+        data: SocketAddrV4,
+        local: Ipv4Addr,
+        max_chunks: u16,
+        ring_port: Option<u16>,
+    ) -> Self {
+        Self {
+            conn: None,
+            data,
+            local,
+            max_chunks,
+            ring_port,
+            ready: false,
+            progress: None,
+            paused: None,
+            contributed: None,
+            awaited: None,
+        }
+    }
 }
 
 /// What a job is asked to be, by `Create` or by its first `Join`.
@@ -45,6 +90,7 @@ pub(super) struct Wish {
     pub(super) world_size: u16,
     pub(super) slots: Option<u32>,
     pub(super) mode: Option<ResultMode>,
+    pub(super) policy: Option<Policy>,
     /// It outlives its members.
     pub(super) reserved: bool,
 }
@@ -56,6 +102,7 @@ impl From<&Join> for Wish {
             world_size: join.world_size,
             slots: join.slots,
             mode: join.result_mode,
+            policy: Some(join.policy),
             reserved: false,
         }
     }
@@ -63,9 +110,43 @@ impl From<&Join> for Wish {
 
 impl From<CreateJob> for Wish {
     fn from(create: CreateJob) -> Self {
-        let CreateJob { job, world_size, slots, result_mode } = create;
-        Self { name: job, world_size, slots, mode: result_mode, reserved: true }
+        let CreateJob { job, world_size, slots, result_mode, policy } = create;
+        Self { name: job, world_size, slots, mode: result_mode, policy, reserved: true }
     }
+}
+
+/// What is forgotten of a job when it ends, even if the job itself stays.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Life {
+    pub(super) mode: Option<ResultMode>,
+    /// As its first member wants, where its creator left it open.
+    pub(super) policy: Option<Policy>,
+    pub(super) members: BTreeMap<u16, Member>,
+    /// Ranks that will join in a later epoch.
+    pub(super) waiting: BTreeMap<u16, Member>,
+    /// Members of the epoch when it began. While members return: of the epoch that they had.
+    pub(super) epoch_members: u64,
+    pub(super) epoch: u16,
+    pub(super) cookie: u64,
+    /// 0 until all have joined for the first time; from then on blocks keep their size.
+    pub(super) chunks: u16,
+    /// Epochs and cookies that a member may know: the last epoch that ran, and those after it.
+    pub(super) identities: Vec<(u16, u64)>,
+    /// It was running once: calls may be in flight.
+    pub(super) ran: bool,
+    /// The engine knows it.
+    pub(super) on_data_path: bool,
+    /// What this epoch began with; the default one in a job's first epoch.
+    pub(super) plan: Plan,
+    /// The job's blocks that two members may be apart at most.
+    pub(super) span: u64,
+    pub(super) lost: BTreeSet<u16>,
+    pub(super) left: BTreeSet<u16>,
+    pub(super) reforms: u32,
+    /// Until then the members of a job that outlived its daemon may come back.
+    pub(super) restored: Option<Instant>,
+    /// The engine was asked who is late, and has not answered yet.
+    pub(super) looking: bool,
 }
 
 /// A job.
@@ -79,107 +160,111 @@ pub(super) struct Job {
     pub(super) slots: u32,
     /// Asked for at its creation; a member may add a wish where there was none.
     pub(super) wanted: Option<ResultMode>,
-    pub(super) mode: Option<ResultMode>,
+    /// Asked for at its creation.
+    pub(super) policy: Option<Policy>,
     pub(super) phase: Phase,
-    pub(super) members: BTreeMap<u16, Member>,
-    pub(super) epoch: u16,
-    pub(super) cookie: u64,
-    /// 0 until all have joined.
-    pub(super) chunks: u16,
+    pub(super) life: Life,
     /// The engine's counters of this index when the job was created.
     pub(super) base: JobCounters,
 }
 
 impl Job {
     pub(super) fn is_full(&self) -> bool {
-        self.members.len() == usize::from(self.world_size)
+        self.life.members.len() == usize::from(self.world_size)
     }
 
-    /// When a wait of this job ends, and what it waits for.
-    pub(super) const fn deadline(&self) -> Option<(Instant, &'static str)> {
-        match self.phase {
-            Phase::Forming(Some(end)) => Some((end, "join")),
-            Phase::Probing(end) => Some((end, "probe")),
-            _ => None,
-        }
+    /// The policy that holds: its creator's, else its first member's.
+    pub(super) fn policy(&self) -> Policy {
+        self.policy.or(self.life.policy).unwrap_or_default()
     }
 
-    /// The ranks that everybody else waits for: those that did not join, or are not ready.
+    /// Whether the loss of a member leaves the others in a job. What has never run has nothing to
+    /// save: there the others are told, and whoever starts workers can start them all again.
+    pub(super) fn shrinks(&self) -> bool {
+        self.life.ran && self.policy().worker_loss == WorkerLoss::Shrink
+    }
+
+    /// Contributions are summed.
+    pub(super) const fn is_summing(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Pausing | Phase::RunningTo(_))
+    }
+
+    pub(super) fn is_member(&self, rank: u16, conn: ConnId) -> bool {
+        self.life.members.get(&rank).is_some_and(|member| member.conn == Some(conn))
+    }
+
+    pub(super) fn all_connected(&self) -> bool {
+        self.life.members.values().all(|member| member.conn.is_some())
+    }
+
+    pub(super) fn has_all_progress(&self) -> bool {
+        self.life.members.values().all(|member| member.progress.is_some())
+    }
+
+    /// Connections of members and of those that wait.
+    pub(super) fn conns(&self) -> impl Iterator<Item = ConnId> {
+        let all = self.life.members.values().chain(self.life.waiting.values());
+        all.filter_map(|member| member.conn)
+    }
+
+    pub(super) fn member_bits(&self) -> u64 {
+        self.life.members.keys().fold(0, |bits, rank| bits | 1 << rank)
+    }
+
+    /// The ranks that everybody else waits for: those that did not join or come back, are not
+    /// ready, or did not tell what they have.
     pub(super) fn awaited(&self) -> Vec<u16> {
-        (0..self.world_size)
-            .filter(|rank| match (self.phase, self.members.get(rank)) {
-                (_, None) => true,
-                (Phase::Probing(_), Some(member)) => !member.ready,
-                _ => false,
-            })
-            .collect()
-    }
-
-    /// Data address of the members: of this host, the same for all.
-    fn data_addr(&self) -> Ipv4Addr {
-        self.members.values().next().map_or(Ipv4Addr::UNSPECIFIED, |member| member.local)
-    }
-
-    /// What the engine needs, once all have joined.
-    pub(super) fn setup(&self, data_port: u16) -> JobSetup {
-        let conf = JobConf {
-            members: u64::MAX >> (64 - u32::from(self.world_size)),
-            cookie: self.cookie,
-            addr: self.data_addr().into(),
-            slot_base: self.slot_base,
-            slots: self.slots,
-            group: group_of(self.cookie).into(),
-            group_port: if data_port == u16::MAX { data_port - 1 } else { data_port + 1 },
-            port: data_port,
-            epoch: self.epoch,
-            workers: self.world_size,
-            max_chunks: self.chunks,
-            ..JobConf::default()
+        let life = &self.life;
+        let awaited = |rank: &u16| match (self.phase, life.members.get(rank)) {
+            (Phase::Forming(_), None) => true,
+            (Phase::Returning(_), None) => {
+                // Whoever comes anew in its place shows that it is not going to come back.
+                let replaced = self.shrinks() && life.waiting.contains_key(rank);
+                life.epoch_members >> rank & 1 == 1 && !replaced
+            }
+            (Phase::Collecting(_), Some(member)) => member.progress.is_none(),
+            (Phase::Probing(_), Some(member)) => !member.ready,
+            (Phase::Running | Phase::Pausing | Phase::RunningTo(_), Some(member)) => {
+                member.conn.is_none()
+            }
+            _ => false,
         };
-        let members = self.members.iter().map(|(rank, member)| (*rank, member.data)).collect();
-        JobSetup { job_id: self.job_id, conf, members }
+        (0..self.world_size).filter(awaited).collect()
     }
 
-    /// What a member needs to know.
-    pub(super) fn admitted(&self, data_port: u16) -> Admitted {
-        Admitted {
-            job_id: self.job_id,
-            cookie: self.cookie,
-            epoch: self.epoch,
-            chunks: self.chunks,
-            slots: self.slots,
-            data: SocketAddrV4::new(self.data_addr(), data_port),
-            members: self.members.keys().fold(0, |bits, rank| bits | 1 << rank),
-            plan: None,
-            ring: Vec::new(),
-        }
+    /// Members that have not come back after the daemon's restart.
+    pub(super) fn absent(&self) -> Vec<u16> {
+        let absent = self.life.members.iter().filter(|(_, member)| member.conn.is_none());
+        absent.map(|(rank, _)| *rank).collect()
     }
 
-    /// For people and tools.
-    pub(super) fn info(&self) -> JobInfo {
-        let phase = match self.phase {
-            Phase::Forming(_) => "forming",
-            Phase::Preparing | Phase::Probing(_) | Phase::Starting => "probing",
-            Phase::Running => "running",
+    /// A member whose progress cannot be true beside the others': a window apart is possible, and
+    /// what was finished before this epoch cannot be lacking.
+    pub(super) fn liar(&self) -> Option<u16> {
+        let members = &self.life.members;
+        let mut bases: Vec<_> =
+            members.values().filter_map(|member| Some(member.progress.as_ref()?.base)).collect();
+        bases.sort_unstable();
+        let middle = *bases.get(bases.len() / 2)?;
+        let near = middle.saturating_sub(self.life.span)..=middle.saturating_add(self.life.span);
+        let lies = |progress: &Progress| {
+            let end = progress.held.last().map_or(0, |held| held.from.saturating_add(held.len));
+            let strangers = |bits: u64| self.world_size < 64 && bits >> self.world_size != 0;
+            progress.base < self.life.plan.from
+                || !near.contains(&progress.base)
+                || end > *near.end()
+                || progress.held.iter().any(|held| strangers(held.members))
         };
-        JobInfo {
-            job: self.name.clone(),
-            job_id: self.job_id,
-            phase: phase.into(),
-            world_size: self.world_size,
-            joined: self.members.keys().copied().collect(),
-            epoch: self.epoch,
-            slots: self.slots,
-            block_bytes: u32::from(self.chunks) * CHUNK_LEN as u32,
-            mode: self.mode,
-        }
+        let liar = members.iter().find(|(_, member)| member.progress.as_ref().is_some_and(lies));
+        liar.map(|(rank, _)| *rank)
     }
-}
 
-/// A multicast group for a job's results: of 239.192.0.0/14, which RFC 2365 leaves to an
-/// organisation's own use, by the cookie, so that two aggregators on one network rarely share one.
-pub(super) fn group_of(cookie: u64) -> Ipv4Addr {
-    Ipv4Addr::from(0xefc0_0000 | cookie as u32 & 0x0003_ffff)
+    /// How far apart members may be in an epoch that begins with `plan`: a pool's blocks, and those
+    /// in between that have no number in the epoch.
+    pub(super) fn span_of(&self, plan: &Plan) -> u64 {
+        let planned = plan.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len));
+        planned.saturating_add(self.slots.into()).min(SPAN_MAX)
+    }
 }
 
 /// The counts since `base` was taken.

@@ -7,14 +7,36 @@
 //! A job forms (ranks join), probes (members try their paths), runs, and ends: finished, when all
 //! members have left, or aborted, which each remaining member is told once. A job made by `Create`
 //! then forms again; one made by its first `Join` vanishes. A rank that leaves or dies while the
-//! job forms only frees its place. Every formation has a fresh cookie and an epoch that no job of
-//! this daemon had before (until 65 535 formations have passed): slots that another job used hold
-//! nothing that could be mistaken for this one's.
+//! job forms only frees its place.
+//!
+//! A job that has run may get further epochs (`membership`): without a member that was lost, where
+//! its policy is to shrink; with the members of another daemon's job that come back (`resume`);
+//! with ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
+//!
+//! Every epoch has a fresh cookie and a number that no job of this daemon had before, nor any epoch
+//! that a returning worker named (until 65 535 epochs have passed): slots that another job used
+//! hold nothing that could be mistaken for this one's.
+//!
+//! A member says `Progress` once between two `Admitted`: in answer to `Reform`, or before it, when
+//! it had come to the call of `RunTo`. `Resumed` ends a pause; where it is still wanted, `Pause` or
+//! `RunTo` is said again.
+//!
+//! There is no limit to the time in which a member says its `Progress` or `Paused`, unless
+//! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
+//! deadlines.
 
 mod checks;
 mod handle;
+mod heartbeat;
 mod job;
+mod join;
+mod membership;
+mod reform;
+mod resume;
+mod setup;
 mod slots;
+mod snapshot;
+mod straggler;
 #[cfg(test)]
 mod tests;
 
@@ -23,12 +45,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
-use xdp_agg_common::control::{AbortReason, ErrorCode, Reply, Request};
+use xdp_agg_common::control::{AbortReason, ErrorCode, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 
 use crate::engine::{JobSetup, Started};
 use job::Job;
 use slots::SlotRanges;
+
+pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
 /// A connection, as the caller numbers it. A number is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,6 +107,20 @@ pub struct Limits {
     pub join_timeout: Duration,
     /// How long members may take to try their paths.
     pub probe_timeout: Duration,
+    /// How long the members of another daemon's job may take to come back, from the first one.
+    pub resume_timeout: Duration,
+    /// In what time a dead host is noticed. Heartbeats go out eight times as often; the caller sets
+    /// its sockets so that what cannot be delivered ends a connection in this time.
+    pub dead_after: Duration,
+    /// How long others may wait for a member that contributes nothing until it counts as lost. None:
+    /// for ever, as it may be a stopped process.
+    pub straggler_timeout: Option<Duration>,
+    /// What a connection has to know. None: nothing.
+    pub token: Option<Token>,
+    /// Most slots of a job; None: what there is.
+    pub job_slots_max: Option<u32>,
+    /// Packets a second that a job may send; None or 0: no limit.
+    pub job_packet_rate: Option<u64>,
 }
 
 /// Why counters are asked for.
@@ -96,6 +134,23 @@ pub enum Purpose {
     /// Somebody wants to see them.
     Stats(ConnId),
 }
+
+/// Why the data path is asked who contributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Somebody wants to see the jobs.
+    Jobs(ConnId),
+    /// Somebody wants to see them and their counters.
+    Stats(ConnId),
+    /// Members of this job have been waiting for another one for long.
+    Straggler {
+        /// Index of the job.
+        job_id: u16,
+    },
+}
+
+/// When members last contributed, by rank. None: not in this epoch.
+pub type Heard = Vec<(u16, Option<Duration>)>;
 
 /// What the caller is to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,6 +179,15 @@ pub enum Effect {
     },
     /// Call [`crate::engine::Engine::counters`] and answer [`Answer::Counters`].
     Counters(Purpose),
+    /// Call [`crate::engine::Engine::heard`] for each of these jobs and answer [`Answer::Heard`].
+    Heard {
+        /// Why.
+        look: Look,
+        /// Indexes of the jobs.
+        jobs: Vec<u16>,
+    },
+    /// [`Jobs::snapshot`] may have changed: save it, where the data path outlives the daemon.
+    Persist,
 }
 
 /// A formation for the engine.
@@ -162,6 +226,13 @@ pub enum Answer {
     },
     /// To [`Effect::Counters`].
     Counters(Purpose, Result<Vec<JobCounters>, String>),
+    /// To [`Effect::Heard`].
+    Heard {
+        /// Why it was asked.
+        look: Look,
+        /// By index of the job; those that the engine could not tell of are left out.
+        heard: Vec<(u16, Heard)>,
+    },
 }
 
 /// What is known of a connection.
@@ -170,8 +241,12 @@ struct Session {
     peer: Peer,
     /// It has said `Hello`.
     greeted: bool,
-    /// Job and rank, if it is a member.
+    /// Job and rank, if it is a member or waits to become one.
     member: Option<(u16, u16)>,
+    /// Heartbeats since its last answer to one.
+    unanswered: u32,
+    /// When that was.
+    answered: Option<Instant>,
 }
 
 /// All jobs of a daemon. See the module's text for the order of calls.
@@ -180,11 +255,16 @@ pub struct Jobs {
     limits: Limits,
     rng: StdRng,
     started: Instant,
+    /// The latest time that was told.
+    clock: Instant,
+    next_heartbeat: Instant,
     sessions: BTreeMap<ConnId, Session>,
     jobs: BTreeMap<u16, Job>,
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
+    /// What a snapshot shows may have changed since the last [`Effect::Persist`].
+    changed: bool,
 }
 
 impl Jobs {
@@ -196,24 +276,29 @@ impl Jobs {
             limits,
             rng,
             started: now,
+            clock: now,
+            next_heartbeat: now,
             sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
+            changed: false,
         }
     }
 
     /// A connection came in.
     pub fn connected(&mut self, conn: ConnId, peer: Peer) {
-        self.sessions.insert(conn, Session { peer, greeted: false, member: None });
+        let session = Session { peer, greeted: false, member: None, unanswered: 0, answered: None };
+        self.sessions.insert(conn, session);
     }
 
     /// A connection said something.
     pub fn request(&mut self, conn: ConnId, request: Request, now: Instant) {
+        self.clock = now.max(self.clock);
         // A connection that was told to close may have said more before it heard that.
         if let Some(session) = self.sessions.get(&conn).copied() {
-            self.handle(conn, session, request, now);
+            self.handle(conn, session, request);
         }
     }
 
@@ -237,41 +322,37 @@ impl Jobs {
             return;
         };
         if let Some((job_id, rank)) = session.member {
-            self.member_lost(job_id, rank);
+            self.connection_lost(job_id, rank, conn);
         }
     }
 
-    /// True while the connection is a member of a job.
+    /// True while the connection is a member of a job, or waits to become one.
     #[must_use]
     pub fn is_member(&self, conn: ConnId) -> bool {
         self.sessions.get(&conn).is_some_and(|session| session.member.is_some())
     }
 
-    /// Connections that are members of jobs.
+    /// Connections that are members of jobs, or wait to become members.
     #[must_use]
     pub fn members(&self) -> usize {
-        self.jobs.values().map(|job| job.members.len()).sum()
+        self.jobs.values().map(|job| job.conns().count()).sum()
     }
 
     /// When [`Self::handle_timeout`] is due; None: not until the next event.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.jobs.values().filter_map(Job::deadline).map(|(end, _)| end).min()
+        let waits = self.jobs.values().filter_map(|job| self.deadline(job));
+        waits.chain(self.heartbeat_due()).min()
     }
 
-    /// Ends the waits that are over.
+    /// Ends the waits that are over, and sends heartbeats.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let over: Vec<_> = self
-            .jobs
-            .values()
-            .filter_map(|job| job.deadline().map(|(end, step)| (job.job_id, end, step)))
-            .filter(|(_, end, _)| *end <= now)
-            .collect();
-        for (job_id, _, step) in over {
-            if let Some(job) = self.jobs.get(&job_id) {
-                let reason = AbortReason::Timeout { ranks: job.awaited(), step: step.into() };
-                self.abort(job_id, &reason);
-            }
+        self.clock = now.max(self.clock);
+        self.send_heartbeats();
+        let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);
+        let over: Vec<_> = self.jobs.values().filter(over).map(|job| job.job_id).collect();
+        for job_id in over {
+            self.wait_is_over(job_id);
         }
     }
 
@@ -288,6 +369,7 @@ impl Jobs {
 
     /// The next thing to do; None when all is done.
     pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+        let effect = self.effects.pop_front();
+        effect.or_else(|| std::mem::take(&mut self.changed).then_some(Effect::Persist))
     }
 }

@@ -35,6 +35,18 @@ impl SlotRanges {
         Some(base)
     }
 
+    /// Takes this range; false if not all of it is free.
+    pub(super) fn take_at(&mut self, base: u32, len: u32) -> bool {
+        let end = u64::from(base) + u64::from(len);
+        let mut gaps = self.gaps();
+        let free = gaps.any(|(start, room)| start <= base && end <= u64::from(start + room));
+        drop(gaps);
+        if free && len > 0 {
+            self.taken.insert(base, len);
+        }
+        free && len > 0
+    }
+
     /// Gives back the range that starts at `base`.
     pub(super) fn give_back(&mut self, base: u32) {
         self.taken.remove(&base);
@@ -65,5 +77,15 @@ mod tests {
         assert_eq!(pool.take(4), Some(4));
         assert_eq!(pool.take(4), Some(12));
         assert_eq!((pool.free(), pool.longest(), pool.take(1)), (0, 0, None));
+    }
+
+    #[test]
+    fn a_range_is_taken_where_it_was_if_it_is_free() {
+        let mut pool = SlotRanges::new(16);
+        assert!(pool.take_at(4, 8));
+        assert!(!pool.take_at(11, 2) && !pool.take_at(0, 5) && !pool.take_at(12, 8));
+        assert!(!pool.take_at(0, 0) && !pool.take_at(u32::MAX, 2));
+        assert!(pool.take_at(12, 4) && pool.take_at(0, 4));
+        assert_eq!(pool.free(), 0);
     }
 }

@@ -21,10 +21,12 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{debug, error, info, warn};
-use xdp_agg_common::control::{Reply, encode};
+use xdp_agg_common::control::{Reply, Token, encode};
+use xdp_agg_common::maps::JobConf;
 
 use crate::engine::{Engine, EngineError};
-use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
+use crate::jobs::{Answer, ConnId, Effect, JobSnapshot, Jobs, Limits, Peer, Prepare, Snapshot};
+use crate::state::StateFile;
 use connection::{Event, serve_connection};
 
 /// Most connections that are no members: tools, workers about to join, strangers. One more makes
@@ -115,6 +117,22 @@ pub struct ServerConfig {
     pub join_timeout: Duration,
     /// How long members may take to try their paths.
     pub probe_timeout: Duration,
+    /// How long the members of another daemon's job may take to come back.
+    pub resume_timeout: Duration,
+    /// In what time a dead host is noticed.
+    pub dead_after: Duration,
+    /// How long others may wait for a member that contributes nothing. None: for ever.
+    pub straggler_timeout: Option<Duration>,
+    /// What a connection has to know. None: nothing.
+    pub token: Option<Token>,
+    /// Most slots of a job.
+    pub job_slots_max: Option<u32>,
+    /// Packets a second that a job may send.
+    pub job_packet_rate: Option<u64>,
+    /// Where running jobs are left to the next daemon. None: nowhere.
+    pub state: Option<StateFile>,
+    /// A shutdown leaves the data path and the jobs to the next daemon.
+    pub keep_on_exit: bool,
 }
 
 /// The daemon: a listener, jobs and an engine.
@@ -123,6 +141,8 @@ pub struct Server {
     engine: Box<dyn Engine>,
     jobs: Jobs,
     data_port: u16,
+    state: Option<StateFile>,
+    keep_on_exit: bool,
     connections: BTreeMap<ConnId, Connection>,
     next: u64,
     tasks: JoinSet<()>,
@@ -149,16 +169,67 @@ impl Server {
             data_port,
             join_timeout: config.join_timeout,
             probe_timeout: config.probe_timeout,
+            resume_timeout: config.resume_timeout,
+            dead_after: config.dead_after,
+            straggler_timeout: config.straggler_timeout,
+            token: config.token.clone(),
+            job_slots_max: config.job_slots_max,
+            job_packet_rate: config.job_packet_rate,
         };
-        Self {
+        let mut server = Self {
             listener,
             engine,
             jobs: Jobs::new(limits, StdRng::from_os_rng(), Instant::now()),
             data_port,
+            state: config.state.clone(),
+            keep_on_exit: config.keep_on_exit,
             connections: BTreeMap::new(),
             next: 0,
             tasks: JoinSet::new(),
             events: mpsc::channel(EVENTS_MAX),
+        };
+        server.take_over();
+        server
+    }
+
+    /// Goes on with the jobs of the daemon before, as far as the data path still runs them.
+    fn take_over(&mut self) {
+        let left = match self.state.as_ref().map(StateFile::read) {
+            None => return,
+            Some(Ok(left)) => left.unwrap_or_default(),
+            Some(Err(error)) => {
+                warn!("the jobs of the daemon before are lost: {error}");
+                Snapshot::default()
+            }
+        };
+        let mut running = self.engine.adopted_jobs();
+        let mut goes_on = |job: &JobSnapshot| {
+            let is_it = |(job_id, conf): &(u16, JobConf)| {
+                *job_id == job.job_id
+                    && (conf.epoch, conf.cookie, conf.members)
+                        == (job.epoch, job.cookie, job.epoch_members)
+                    && (conf.slot_base, conf.slots) == (job.slot_base, job.slots)
+            };
+            let found = running.iter().position(is_it);
+            found.map(|index| running.swap_remove(index)).is_some()
+        };
+        let jobs = left.jobs.into_iter().filter(|job| goes_on(job)).collect();
+        // Of what nobody knows nobody can be a member.
+        for (job_id, _) in running {
+            if let Err(error) = self.engine.stop(job_id) {
+                error!(job_id, "the engine could not end a job of the daemon before: {error}");
+            }
+        }
+        self.jobs.restore(Snapshot { jobs, ..left }, Instant::now());
+        self.settle();
+    }
+
+    /// Leaves the jobs to the daemon after this one, should this one die.
+    fn save(&self) {
+        if let Some(state) = &self.state
+            && let Err(error) = state.write(&self.jobs.snapshot())
+        {
+            error!("the next daemon will not know the running jobs: {error}");
         }
     }
 
@@ -207,8 +278,14 @@ impl Server {
             self.settle();
         };
         info!("shutting down: {reason}");
-        self.jobs.shut_down("the aggregator is shutting down");
-        self.settle();
+        if self.keep_on_exit && self.state.is_some() {
+            info!("jobs and data path are left to the next daemon");
+            self.engine.keep();
+            self.save();
+        } else {
+            self.jobs.shut_down("the aggregator is shutting down");
+            self.settle();
+        }
         // Without its sender a connection sends what waits, and ends.
         self.connections.clear();
         let farewell = async { while self.tasks.join_next().await.is_some() {} };
@@ -314,6 +391,17 @@ impl Server {
             Effect::Counters(purpose) => {
                 let counters = self.engine.counters().map_err(words);
                 return Some(Answer::Counters(purpose, counters));
+            }
+            Effect::Persist => self.save(),
+            Effect::Heard { look, jobs } => {
+                let heard = jobs.into_iter().filter_map(|job_id| match self.engine.heard(job_id) {
+                    Ok(heard) => Some((job_id, heard)),
+                    Err(error) => {
+                        warn!(job_id, "who contributes cannot be told: {error}");
+                        None
+                    }
+                });
+                return Some(Answer::Heard { look, heard: heard.collect() });
             }
         }
         None

@@ -28,6 +28,7 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
         data_port: PORT,
         slots,
         mtu: None,
+        pin: None,
     };
     match XdpEngine::detached(&config) {
         Ok(engine) => Some(engine),

@@ -21,6 +21,7 @@ fn config(network: &Network, xdp_mode: XdpMode) -> EngineConfig {
         data_port: PORT,
         slots: 64,
         mtu: None,
+        pin: None,
     }
 }
 

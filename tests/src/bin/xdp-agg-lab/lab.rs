@@ -277,7 +277,7 @@ impl Daemon<'_> {
     pub(crate) fn reserve(&self, job: &str) -> Result<()> {
         let Plan { workers: world_size, .. } = self.lab.plan;
         let job = job.to_owned();
-        let create = CreateJob { job, world_size, slots: None, result_mode: None };
+        let create = CreateJob { job, world_size, slots: None, result_mode: None, policy: None };
         match self.ask(&Request::Create(create))? {
             Reply::Done => Ok(()),
             other => bail!("the daemon answers {other:?} when asked for a job"),

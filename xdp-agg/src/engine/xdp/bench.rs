@@ -198,6 +198,7 @@ impl Bench {
             data_port: DATA_PORT,
             slots: config.slots,
             mtu: None,
+            pin: None,
         })?;
         let feeder = Feeder::open(&engine)?;
         Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })

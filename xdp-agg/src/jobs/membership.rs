@@ -1,0 +1,342 @@
+//! Who becomes a member, who is none any more, and what follows for the job.
+
+use std::mem;
+use std::time::Instant;
+
+use tracing::{info, warn};
+use xdp_agg_common::control::{AbortReason, ErrorCode, Reply};
+
+use super::job::{Job, Life, Member, Phase};
+use super::{ConnId, Effect, Formation, Jobs};
+
+impl Jobs {
+    /// Looks whether what the job waits for has come, and goes on.
+    pub(super) fn advance(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let members = &job.life.members;
+        if members.is_empty() {
+            return;
+        }
+        match job.phase {
+            Phase::Forming(_) if job.is_full() => self.form(job_id),
+            Phase::Returning(_) if job.awaited().is_empty() => self.replan(job_id),
+            Phase::Probing(_) if members.values().all(|member| member.ready) => {
+                job.phase = Phase::Starting;
+                let formation = Formation { job_id, epoch: job.life.epoch };
+                self.effects.push_back(Effect::Start(formation, job.wanted));
+            }
+            Phase::Running if !job.life.waiting.is_empty() && job.all_connected() => {
+                self.pause(job_id);
+            }
+            Phase::Pausing => {
+                let paused: Option<Vec<_>> = members.values().map(|member| member.paused).collect();
+                if let Some(sequence) = paused.and_then(|paused| paused.into_iter().max()) {
+                    job.phase = Phase::RunningTo(sequence);
+                    self.tell_members(job_id, &Reply::RunTo { sequence });
+                }
+            }
+            Phase::RunningTo(_) | Phase::Collecting(_) if job.has_all_progress() => {
+                self.replan(job_id);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ranks wait to join: the members are asked which call they would start next.
+    fn pause(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if !job.shrinks() {
+            return self.turn_away(job_id, "its policy is to fail when a worker is lost");
+        }
+        let taken = |rank: &u16| job.life.members.contains_key(rank);
+        if job.life.waiting.keys().any(taken) {
+            return self.turn_away(job_id, "the member that had this rank has come back");
+        }
+        job.phase = Phase::Pausing;
+        let joining: Vec<_> = job.life.waiting.keys().copied().collect();
+        info!(job = job.name, ?joining, "pausing for ranks that want to join");
+        self.tell_members(job_id, &Reply::Pause { joining });
+    }
+
+    /// Those that wait for a rank that will not be free are told so. All of them: it is rare, and
+    /// who still has a chance may ask again.
+    pub(super) fn turn_away(&mut self, job_id: u16, why: &str) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let name = job.name.clone();
+        for (rank, member) in mem::take(&mut job.life.waiting) {
+            self.discharge(member.conn);
+            let message = format!(
+                "job {name:?} goes on without this worker as rank {rank}: {why}; wait until it \
+                 ends, or use another job name (XDP_AGG_JOB)"
+            );
+            if let Some(conn) = member.conn {
+                self.refuse(conn, (ErrorCode::Busy, message));
+            }
+        }
+    }
+
+    /// A member says farewell.
+    pub(super) fn leave(&mut self, conn: ConnId, job_id: u16, rank: u16) {
+        if self.stop_waiting(conn, job_id, rank) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.is_member(rank, conn)) else {
+            return;
+        };
+        info!(job = job.name, rank, "left");
+        let (phase, shrinks) = (job.phase, job.shrinks());
+        self.detach(job_id, rank);
+        match phase {
+            Phase::Forming(_) => self.end_if_empty(job_id),
+            // Others may still ask for results that they lost: the epoch goes on without it.
+            Phase::Running | Phase::Pausing | Phase::RunningTo(_) => {
+                if let Some(job) = self.jobs.get_mut(&job_id) {
+                    job.life.left.insert(rank);
+                }
+                self.end_if_empty(job_id);
+                self.advance(job_id);
+            }
+            _ if shrinks => {
+                if let Some(job) = self.jobs.get_mut(&job_id) {
+                    job.life.left.insert(rank);
+                    job.life.epoch_members &= !(1 << rank);
+                }
+                self.go_on_without(job_id, &[rank], "it left");
+            }
+            _ => {
+                let reason = "it left before all paths were open".into();
+                self.abort(job_id, &AbortReason::Member { rank, reason });
+            }
+        }
+    }
+
+    /// A member's connection ended without `Leave`.
+    pub(super) fn connection_lost(&mut self, job_id: u16, rank: u16, conn: ConnId) {
+        if self.stop_waiting(conn, job_id, rank) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.is_member(rank, conn)) else {
+            return;
+        };
+        info!(job = job.name, rank, "connection lost");
+        match job.phase {
+            // It may come (back) as long as the job waits for others anyway.
+            Phase::Forming(_) | Phase::Returning(_) => {
+                self.detach(job_id, rank);
+                self.end_if_empty(job_id);
+            }
+            _ => self.lose(job_id, &[rank], "its connection ended"),
+        }
+    }
+
+    /// Members are gone for good: what follows is the job's policy. `reason` continues the
+    /// sentence "rank 3 is lost: ".
+    pub(super) fn lose(&mut self, job_id: u16, ranks: &[u16], reason: &str) {
+        for rank in ranks {
+            self.detach(job_id, *rank);
+        }
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(first) = ranks.first() else {
+            return;
+        };
+        if !job.shrinks() {
+            return self.abort(job_id, &AbortReason::MemberLost { rank: *first });
+        }
+        warn!(job = job.name, ?ranks, "lost: {reason}");
+        job.life.lost.extend(ranks);
+        self.go_on_without(job_id, ranks, reason);
+    }
+
+    /// The others go on without ranks that are members no more.
+    fn go_on_without(&mut self, job_id: u16, ranks: &[u16], reason: &str) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if job.life.members.is_empty() {
+            return self.end(job_id);
+        }
+        match job.phase {
+            Phase::Running
+            | Phase::Pausing
+            | Phase::RunningTo(_)
+            | Phase::Probing(_)
+            | Phase::Starting => self.reform(job_id, ranks.to_vec(), reason, None),
+            Phase::Preparing => self.plan_again(job_id),
+            Phase::Collecting(_) | Phase::Returning(_) => self.advance(job_id),
+            Phase::Forming(_) => {}
+        }
+    }
+
+    /// A rank that waits does so no more; false if it does not wait.
+    pub(super) fn stop_waiting(&mut self, conn: ConnId, job_id: u16, rank: u16) -> bool {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return false;
+        };
+        match job.life.waiting.get(&rank) {
+            Some(member) if member.conn == Some(conn) => {
+                info!(job = job.name, rank, "waits no more");
+                job.life.waiting.remove(&rank);
+                self.discharge(Some(conn));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes a rank out of its job.
+    pub(super) fn detach(&mut self, job_id: u16, rank: u16) {
+        let members = self.jobs.get_mut(&job_id).map(|job| &mut job.life.members);
+        let member = members.and_then(|members| members.remove(&rank));
+        self.discharge(member.and_then(|member| member.conn));
+        self.changed = true;
+    }
+
+    /// Puts a connection in a rank's place. One that had it before is closed: it is the same
+    /// worker's, and dead without our knowledge.
+    pub(super) fn take_place(&mut self, conn: ConnId, job_id: u16, rank: u16, member: Member) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        job.life.lost.remove(&rank);
+        self.changed = true;
+        let old = job.life.members.insert(rank, member).and_then(|member| member.conn);
+        if let Some(old) = old.filter(|old| *old != conn)
+            && self.sessions.remove(&old).is_some()
+        {
+            self.effects.push_back(Effect::Close(old));
+        }
+        self.enrol(conn, job_id, rank);
+    }
+
+    /// Tells all that are left why, and ends the job.
+    pub(super) fn abort(&mut self, job_id: u16, reason: &AbortReason) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let waiting = mem::take(&mut job.life.waiting);
+        if !job.life.members.is_empty() {
+            warn!(job = job.name, "aborted: {reason}");
+        }
+        self.tell_members(job_id, &Reply::Aborted(reason.clone()));
+        for conn in waiting.into_values().filter_map(|member| member.conn) {
+            self.discharge(Some(conn));
+            self.reply(conn, Reply::Aborted(reason.clone()));
+        }
+        self.end(job_id);
+    }
+
+    fn end_if_empty(&mut self, job_id: u16) {
+        if self.jobs.get(&job_id).is_some_and(|job| job.life.members.is_empty()) {
+            self.end(job_id);
+        }
+    }
+
+    /// The job is over: it goes, or forms again, of those that waited.
+    pub(super) fn end(&mut self, job_id: u16) {
+        self.silence(job_id);
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let policy = job.life.policy;
+        let Life { members, waiting, .. } = mem::take(&mut job.life);
+        job.phase = Phase::Forming(None);
+        for member in members.into_values() {
+            self.discharge(member.conn);
+        }
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if !waiting.is_empty() {
+            info!(job = job.name, "forms again, of the ranks that waited");
+            job.phase = Phase::Forming(Some(self.clock + self.limits.join_timeout));
+            job.life = Life { members: waiting, policy, ..Life::default() };
+            self.advance(job_id);
+        } else if !job.reserved {
+            self.forget(job_id);
+        }
+    }
+
+    pub(super) fn forget(&mut self, job_id: u16) {
+        if let Some(job) = self.jobs.remove(&job_id) {
+            self.changed = true;
+            info!(job = job.name, job_id, "gone");
+            self.pool.give_back(job.slot_base);
+        }
+    }
+
+    /// When a wait of this job ends.
+    pub(super) fn deadline(&self, job: &Job) -> Option<Instant> {
+        let straggler = self.limits.straggler_timeout;
+        let wait = match job.phase {
+            Phase::Forming(end) => end,
+            Phase::Returning(end) | Phase::Probing(end) => Some(end),
+            Phase::Collecting(since) if !job.has_all_progress() => {
+                straggler.map(|limit| since + limit)
+            }
+            _ => None,
+        };
+        let restored = job.life.restored.filter(|_| !job.all_connected());
+        let late = straggler.and_then(|limit| self.straggler_due(job, limit));
+        [wait, restored, late].into_iter().flatten().min()
+    }
+
+    /// A wait of this job is over: each in turn that may be.
+    pub(super) fn wait_is_over(&mut self, job_id: u16) {
+        let now = self.clock;
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if job.life.restored.is_some_and(|end| end <= now) {
+            job.life.restored = None;
+            let absent = job.absent();
+            if !absent.is_empty() {
+                return self.give_up_on(job_id, &absent, "resume");
+            }
+        }
+        let ranks = job.awaited();
+        match job.phase {
+            Phase::Forming(Some(end)) if end <= now => {
+                self.abort(job_id, &AbortReason::Timeout { ranks, step: "join".into() });
+            }
+            Phase::Returning(end) if end <= now => {
+                for rank in &ranks {
+                    job.life.epoch_members &= !(1 << rank);
+                }
+                self.give_up_on(job_id, &ranks, "resume");
+            }
+            Phase::Probing(end) if end <= now => self.give_up_on(job_id, &ranks, "probe"),
+            Phase::Collecting(since) => {
+                let limit = self.limits.straggler_timeout;
+                if limit.is_some_and(|limit| since + limit <= now) {
+                    self.give_up_on(job_id, &ranks, "report its progress");
+                }
+            }
+            _ => self.look_for_stragglers(job_id),
+        }
+    }
+
+    /// Ranks have not done a step in time: they are told, and the others go on if they may.
+    pub(super) fn give_up_on(&mut self, job_id: u16, ranks: &[u16], step: &str) {
+        let Some(job) = self.jobs.get(&job_id) else {
+            return;
+        };
+        let reason = AbortReason::Timeout { ranks: ranks.to_vec(), step: step.into() };
+        let all = job.life.members.keys().all(|rank| ranks.contains(rank));
+        if !job.shrinks() || all {
+            return self.abort(job_id, &reason);
+        }
+        let late = ranks.iter().filter_map(|rank| job.life.members.get(rank)?.conn);
+        for conn in late.collect::<Vec<_>>() {
+            self.reply(conn, Reply::Aborted(reason.clone()));
+        }
+        self.lose(job_id, ranks, &format!("it did not {step} in time"));
+    }
+}

@@ -1,0 +1,188 @@
+//! From one epoch of a job to the next.
+
+use rand::Rng;
+use tracing::info;
+use xdp_agg_common::control::{AbortReason, ErrorCode, Plan, Progress, Reply};
+use xdp_agg_common::reform::PlanError;
+
+use super::job::Phase;
+use super::setup::group_of;
+use super::{ConnId, Effect, Formation, Jobs, Prepare};
+
+impl Jobs {
+    /// The engine takes no more packets of the job.
+    pub(super) fn silence(&mut self, job_id: u16) {
+        if let Some(job) = self.jobs.get_mut(&job_id)
+            && job.life.on_data_path
+        {
+            job.life.on_data_path = false;
+            self.changed = true;
+            self.effects.push_back(Effect::Stop { job_id });
+        }
+    }
+
+    /// The epoch is over, because these ranks are lost: the others say what they have. `back` has
+    /// said it already, with its new connection.
+    pub(super) fn reform(&mut self, job_id: u16, lost: Vec<u16>, reason: &str, back: Option<u16>) {
+        // First of all: no result of this epoch may come to anybody who said what it has.
+        self.silence(job_id);
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
+        // Who had come to the call of RunTo has said it already, once and for all of this epoch.
+        let all_said = matches!(job.phase, Phase::RunningTo(_));
+        let reply = Reply::Reform { lost, reason: reason.into() };
+        for (rank, member) in &mut job.life.members {
+            let said = all_said || back == Some(*rank);
+            member.progress = member.progress.take().filter(|_| said);
+            member.paused = None;
+            member.ready = false;
+            member.awaited = None;
+            if let Some(conn) = member.conn.filter(|_| back != Some(*rank)) {
+                self.effects.push_back(Effect::Reply(conn, reply.clone()));
+            }
+        }
+        job.life.reforms += 1;
+        job.phase = Phase::Collecting(self.clock);
+        self.advance(job_id);
+    }
+
+    /// A member says what it has.
+    pub(super) fn progress(&mut self, conn: ConnId, job_id: u16, rank: u16, progress: Progress) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        match job.phase {
+            Phase::RunningTo(_) | Phase::Collecting(_) => {
+                if let Some(member) = job.life.members.get_mut(&rank) {
+                    member.progress = Some(progress);
+                }
+                self.advance(job_id);
+            }
+            // Said before it heard that the others went on without waiting for it to say it again.
+            Phase::Preparing | Phase::Probing(_) | Phase::Starting if job.life.ran => {}
+            _ => self.protocol_error(conn, "Progress without Reform or RunTo"),
+        }
+    }
+
+    /// A member says which call it would start next.
+    pub(super) fn paused(&mut self, job_id: u16, rank: u16, next_sequence: u64) {
+        // In another phase: said before it heard of something that came between.
+        if let Some(job) = self.jobs.get_mut(&job_id)
+            && job.phase == Phase::Pausing
+            && let Some(member) = job.life.members.get_mut(&rank)
+        {
+            member.paused = Some(next_sequence);
+            self.advance(job_id);
+        }
+    }
+
+    /// All that go on have said what they have: a plan, and a new epoch.
+    pub(super) fn replan(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let liar = job.liar();
+        let members = job.life.members.iter();
+        let all = members.filter_map(|(rank, m)| Some((*rank, m.progress.clone()?)));
+        let all: Vec<_> = all.collect();
+        let plan = liar.map_or_else(|| Plan::new(&all), |rank| Err(PlanError::Impossible { rank }));
+        match plan {
+            Ok(plan) => {
+                let joined = matches!(job.phase, Phase::RunningTo(_));
+                job.life.span = job.span_of(&plan);
+                job.life.plan = plan;
+                if joined {
+                    self.let_in(job_id);
+                }
+                self.form(job_id);
+            }
+            Err(error @ PlanError::Impossible { rank }) => {
+                // It does not get another chance to say something else.
+                job.life.epoch_members &= !(1 << rank);
+                let conn = job.life.members.get(&rank).and_then(|member| member.conn);
+                self.detach(job_id, rank);
+                if let Some(conn) = conn {
+                    self.protocol_error(conn, &error.to_string());
+                }
+                self.lose(job_id, &[rank], "what it said of its progress is impossible");
+            }
+            Err(PlanError::NoSource(block)) => {
+                self.abort(job_id, &AbortReason::Unrecoverable { block });
+            }
+        }
+    }
+
+    /// The epoch that the engine prepares is another one. Nobody was told of it yet; ranks that were
+    /// to join in it wait again.
+    pub(super) fn plan_again(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let joining = job.life.members.extract_if(.., |_, member| member.progress.is_none());
+        let joining: Vec<_> = joining.collect();
+        job.life.waiting.extend(joining);
+        if job.life.members.is_empty() { self.end(job_id) } else { self.replan(job_id) }
+    }
+
+    /// All calls before the new members' first one are done: they are in.
+    fn let_in(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if !job.life.plan.runs.is_empty() {
+            // A new member cannot take part in what came before it.
+            let why = "its members have not all done the same calls";
+            return self.turn_away(job_id, why);
+        }
+        let waiting = std::mem::take(&mut job.life.waiting);
+        for (rank, member) in waiting {
+            info!(job = job.name, rank, "joins a running job");
+            job.life.lost.remove(&rank);
+            job.life.left.remove(&rank);
+            job.life.members.insert(rank, member);
+        }
+    }
+
+    /// All members of a new epoch are there.
+    pub(super) fn form(&mut self, job_id: u16) {
+        self.silence(job_id);
+        let groups: Vec<_> = self.jobs.values().map(|job| group_of(job.life.cookie)).collect();
+        let mut cookie = self.rng.random();
+        while groups.contains(&group_of(cookie)) {
+            cookie = self.rng.random();
+        }
+        self.last_epoch = self.last_epoch.checked_add(1).unwrap_or(1);
+        let epoch = self.last_epoch;
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        if !job.life.ran {
+            let theirs = job.life.members.values().map(|member| member.max_chunks).min();
+            job.life.chunks = theirs.unwrap_or(0).min(self.limits.max_chunks);
+            job.life.span = job.slots.into();
+        }
+        job.life.cookie = cookie;
+        job.life.epoch = epoch;
+        job.life.identities.push((epoch, cookie));
+        job.life.epoch_members = job.member_bits();
+        job.life.on_data_path = true;
+        job.life.restored = None;
+        job.phase = Phase::Preparing;
+        for member in job.life.members.values_mut() {
+            member.ready = false;
+            member.paused = None;
+            member.contributed = None;
+            member.awaited = None;
+        }
+        let setup = job.setup(&self.limits);
+        let formation = Formation { job_id, epoch };
+        self.effects.push_back(Effect::Prepare(Prepare { formation, setup }));
+    }
+
+    /// Makes the member's refusal its loss.
+    pub(super) fn protocol_error(&mut self, conn: ConnId, why: &str) {
+        self.refuse_and_close(conn, ErrorCode::Protocol, why);
+    }
+}

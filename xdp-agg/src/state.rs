@@ -1,0 +1,159 @@
+//! The file in which a daemon leaves its running jobs to the next one.
+//!
+//! It holds the jobs' cookies, so only its owner may read it. It is replaced as a whole, never
+//! changed: a daemon that dies while it writes leaves the old one.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::jobs::Snapshot;
+
+/// Name of the file in its directory.
+const NAME: &str = "state.json";
+/// Version of its contents.
+const VERSION: u32 = 1;
+/// Longest file that is read: jobs and members are few.
+const LEN_MAX: u64 = 4 << 20;
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The system refuses.
+    #[error("{path}: {source}; --state-dir names the directory", path = path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Its contents are not ours.
+    #[error("{path} is not a state file of this release: {why}", path = path.display())]
+    Contents {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// The file.
+#[derive(Clone, Debug)]
+pub struct StateFile {
+    path: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Contents<S> {
+    version: u32,
+    #[serde(flatten)]
+    snapshot: S,
+}
+
+impl StateFile {
+    /// The file in `dir`, which is made if it is not there, for its owner alone.
+    ///
+    /// # Errors
+    /// The directory cannot be made.
+    pub fn in_dir(dir: &Path) -> Result<Self, StateError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(|source| StateError::Io { path: dir.into(), source })?;
+        Ok(Self { path: dir.join(NAME) })
+    }
+
+    /// What the last daemon left. None: nothing.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not of this release.
+    pub fn read(&self) -> Result<Option<Snapshot>, StateError> {
+        let bytes = match self.bytes() {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(StateError::Io { path: self.path.clone(), source }),
+        };
+        let wrong = |why: String| StateError::Contents { path: self.path.clone(), why };
+        let contents: Contents<Snapshot> =
+            serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        if contents.version != VERSION {
+            return Err(wrong(format!("version {}, {VERSION} is expected", contents.version)));
+        }
+        Ok(Some(contents.snapshot))
+    }
+
+    fn bytes(&self) -> io::Result<Vec<u8>> {
+        let len = fs::metadata(&self.path)?.len();
+        if len > LEN_MAX {
+            return Err(io::Error::other(format!("{len} bytes, at most {LEN_MAX} are expected")));
+        }
+        fs::read(&self.path)
+    }
+
+    /// Replaces what is there.
+    ///
+    /// # Errors
+    /// The system refuses; then the old contents are still there.
+    pub fn write(&self, snapshot: &Snapshot) -> Result<(), StateError> {
+        let aside = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        let written = write_aside(&aside, snapshot).and_then(|()| fs::rename(&aside, &self.path));
+        written.map_err(|source| {
+            // It may not even be there.
+            drop(fs::remove_file(&aside));
+            StateError::Io { path: self.path.clone(), source }
+        })
+    }
+}
+
+fn write_aside(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
+    // A process of the same number may have died in the middle.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(&serde_json::to_vec(&Contents { version: VERSION, snapshot })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn snapshot(last_epoch: u16) -> Snapshot {
+        Snapshot { last_epoch, jobs: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_written_last_is_read_and_is_nobody_elses() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let state = StateFile::in_dir(&dir.path().join("below/it")).expect("it is made");
+        assert!(state.read().expect("nothing is no error").is_none());
+        for epoch in [3, 4] {
+            state.write(&snapshot(epoch)).expect("there is room");
+            assert_eq!(state.read().expect("it is ours"), Some(snapshot(epoch)));
+        }
+        let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode();
+        assert_eq!(mode(&state.path) & 0o777, 0o600);
+        assert_eq!(mode(&dir.path().join("below/it")) & 0o777, 0o700);
+        let files = fs::read_dir(dir.path().join("below/it")).expect("it is there");
+        assert_eq!(files.count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_is_not_ours_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let state = StateFile::in_dir(dir.path()).expect("it is there");
+        for (text, word) in [
+            ("nonsense", "line 1"),
+            ("{\"version\":9,\"last_epoch\":1,\"jobs\":[]}", "version 9"),
+            ("{\"version\":1}", "last_epoch"),
+        ] {
+            fs::write(&state.path, text).expect("there is room");
+            let error = state.read().expect_err(text).to_string();
+            assert!(error.contains(word) && error.contains("state.json"), "{error}");
+        }
+    }
+}
