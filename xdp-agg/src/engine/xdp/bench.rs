@@ -13,7 +13,7 @@ use aya::{EbpfLoader, programs::Xdp};
 use serde::Serialize;
 use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, Lane, MAX_CHUNKS};
-use xdp_agg_common::maps::{JobConf, ResultMode};
+use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS};
 
 use super::XdpEngine;
@@ -206,6 +206,7 @@ impl Bench {
 
     fn measure(&mut self, epoch: u16, chunks: u16) -> Result<Vec<BenchRow>, EngineError> {
         self.start_job(epoch, chunks)?;
+        let before = self.counted()?;
         let header = header(epoch, Kind::Contribution);
         let mut samples: Vec<(BenchCase, Vec<f64>)> = Vec::new();
         for generation in 0..=u64::from(self.samples) {
@@ -221,8 +222,14 @@ impl Bench {
             }
         }
         self.engine.stop(0)?;
+        let after = self.counted()?;
+        check_counts(&before, &after, self.slots, self.samples)?;
         let payload = u32::from(chunks) * CHUNK_LEN as u32;
         Ok(samples.into_iter().map(|(case, all)| row(case, payload, self.slots, all)).collect())
+    }
+
+    fn counted(&mut self) -> Result<JobCounters, EngineError> {
+        self.engine.counters().map(|all| all[0])
     }
 
     /// Packets that change nothing, so that one can be repeated as it is.
@@ -319,6 +326,39 @@ impl Bench {
             self.engine.test_run(&mut frame, 1)?;
         }
         self.engine.start(0, Some(ResultMode::Fanout)).map(drop)
+    }
+}
+
+/// Whether the program did with the packets what the cases' names say: figures of packets that were
+/// refused early would look excellent.
+fn check_counts(
+    before: &JobCounters,
+    after: &JobCounters,
+    slots: u32,
+    samples: u32,
+) -> Result<(), EngineError> {
+    let (slots, samples, middle) = (u64::from(slots), u64::from(samples), u64::from(MIDDLE));
+    let generations = samples + 1;
+    let rejected = |reason| {
+        let of = |counters: &JobCounters| counters.rejects[reason as usize];
+        of(after) - of(before)
+    };
+    let repeated = generations * u64::from(REPEATS);
+    let rows = [
+        ("stored or added", after.contributions - before.contributions, 64 * slots * generations),
+        ("completed", after.blocks - before.blocks, slots * generations),
+        // The first generation has none before it.
+        ("stale", after.stale - before.stale, slots * middle * samples),
+        ("refused (cookie)", rejected(Reject::Cookie), repeated),
+        ("refused (size)", rejected(Reject::Size), repeated),
+        ("refused (window)", rejected(Reject::Window), repeated),
+    ];
+    match rows.iter().find(|(_, counted, expected)| counted != expected) {
+        None => Ok(()),
+        Some((what, counted, expected)) => Err(super::wrong(format!(
+            "the benchmark's packets did not do what they should: {counted} were {what}, expected \
+             {expected}; is bpf/bench.bpfel.o older than the wire format? `cargo xtask build-ebpf`"
+        ))),
     }
 }
 
