@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use xdp_agg::config::{Partial, Settings};
 use xdp_agg::engine::EngineKind;
@@ -23,7 +24,20 @@ pub(super) const TARGET: Target = Target {
     unavailable: everywhere,
 };
 
-const TOKENS: [&str; 52] = [
+const TOKENS: [&str; 65] = [
+    "resume-timeout",
+    "dead-after",
+    "straggler-timeout",
+    "token-file",
+    "job-slots-max",
+    "job-packet-rate",
+    "pin",
+    "state-dir",
+    "keep-on-exit",
+    "XDP_AGG_ON_WORKER_LOSS",
+    "XDP_AGG_ON_AGGREGATOR_LOSS",
+    "XDP_AGG_DEAD_AFTER",
+    "XDP_AGG_TOKEN",
     "interface",
     "engine",
     "xdp-mode",
@@ -91,8 +105,11 @@ fn run(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let text = String::from_utf8_lossy(input);
     match toml::from_str::<Partial>(&text) {
-        Ok(partial) => {
+        Ok(mut partial) => {
             outcome.note(0);
+            // Files of others' names are not to be touched from here.
+            partial.token_file = None;
+            partial.state_dir = Some(std::env::temp_dir());
             // Over itself nothing changes.
             assert_eq!(partial.clone().over(partial.clone()), partial);
             assert_eq!(partial.clone().over(Partial::default()), partial);
@@ -124,6 +141,11 @@ fn check(settings: &Settings) {
     assert!(engine.slots <= 1 << 20, "more memory than anybody has");
     assert!(engine.data_port != 0 || engine.kind == EngineKind::Userspace);
     assert!(!server.join_timeout.is_zero() && !server.probe_timeout.is_zero());
+    let second = Duration::from_secs(1);
+    assert!(server.dead_after >= second / 10 && !server.resume_timeout.is_zero());
+    assert!(server.job_packet_rate.is_none_or(|rate| (1..=1_000_000_000).contains(&rate)));
+    assert!(server.job_slots_max.is_none_or(|most| server.job_slots <= most));
+    assert!(server.state.is_some() == engine.pin.is_some());
     assert!(engine.mtu.is_none_or(|mtu| (114..=65_535).contains(&mtu)));
 }
 
@@ -132,6 +154,7 @@ fn environment(text: &str, outcome: &mut Outcome) {
     for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
         values.insert(name.trim(), value);
     }
+    values.remove("XDP_AGG_TOKEN_FILE");
     // Names of hosts would be asked for on the network.
     if values.get("XDP_AGG_ADDR").is_some_and(|value| !is_numeric(value)) {
         values.remove("XDP_AGG_ADDR");

@@ -2,9 +2,10 @@
 //!
 //! An input is a story, line by line: `C {json}` is a request of connection `C` (one digit), which
 //! is opened and greets first if it is not there; `C open`, `C close` and `C garbled` say
-//! themselves; `tick S` lets seconds pass; `fail`, `mend`, `hold` and `answer` are the engine's. A
-//! cookie, epoch or block size of 0 in a resume stands for the last one that anybody was told, so
-//! that stories can tell of it.
+//! themselves; `tick S` lets seconds pass; `fail`, `mend`, `hold` and `answer` are the engine's;
+//! `restart` is a new daemon on the old one's data path and state, and `state {json}` one that
+//! finds this state. A cookie, epoch or block size of 0 in a resume stands for the last one that
+//! anybody was told, so that stories can tell of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use xdp_agg::engine::{JobSetup, Started};
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
+use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
 use xdp_agg_common::control::{Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 
@@ -30,7 +31,7 @@ pub(super) const TARGET: Target = Target {
     unavailable: everywhere,
 };
 
-const FEATURES: [&str; 26] = [
+const FEATURES: [&str; 28] = [
     "a request",
     "no request",
     "welcome",
@@ -57,6 +58,8 @@ const FEATURES: [&str; 26] = [
     "time passes",
     "garbled",
     "a job of several epochs",
+    "a new daemon",
+    "a state",
 ];
 
 /// Most lines of a story.
@@ -67,6 +70,9 @@ const SLOTS: u32 = 64;
 
 struct World {
     jobs: Jobs,
+    daemons: u64,
+    /// The daemon has a state that no daemon left: its jobs are on no data path.
+    is_foreign: bool,
     now: Instant,
     /// The connection that a digit stands for now.
     names: BTreeMap<u8, ConnId>,
@@ -82,21 +88,32 @@ struct World {
     outcome: Outcome,
 }
 
+fn limits() -> Limits {
+    Limits {
+        engine: "fuzz".into(),
+        slots: SLOTS,
+        job_slots: 16,
+        max_chunks: 22,
+        data_addr: None,
+        data_port: 48_864,
+        join_timeout: Duration::from_secs(60),
+        probe_timeout: Duration::from_secs(20),
+        resume_timeout: Duration::from_secs(10),
+        dead_after: Duration::from_secs(2),
+        straggler_timeout: Some(Duration::from_secs(30)),
+        token: None,
+        job_slots_max: Some(32),
+        job_packet_rate: Some(1000),
+    }
+}
+
 impl World {
     fn new() -> Self {
-        let limits = Limits {
-            engine: "fuzz".into(),
-            slots: SLOTS,
-            job_slots: 16,
-            max_chunks: 22,
-            data_addr: None,
-            data_port: 48_864,
-            join_timeout: Duration::from_secs(60),
-            probe_timeout: Duration::from_secs(20),
-        };
         let now = Instant::now();
         Self {
-            jobs: Jobs::new(limits, StdRng::seed_from_u64(1), now),
+            jobs: Jobs::new(limits(), StdRng::seed_from_u64(1), now),
+            daemons: 1,
+            is_foreign: false,
             now,
             names: BTreeMap::new(),
             next: 0,
@@ -121,6 +138,21 @@ impl World {
             "mend" => self.fails = false,
             "hold" => drop(self.held.get_or_insert_default()),
             "answer" => self.answer_held(),
+            "restart" => {
+                let state =
+                    serde_json::to_string(&self.jobs.snapshot()).expect("it can be written");
+                let state = serde_json::from_str(&state).expect("and read");
+                self.outcome.note(26);
+                self.restart(state);
+            }
+            "state" => {
+                if let Ok(state) = serde_json::from_str(rest) {
+                    self.outcome.note(27);
+                    self.is_foreign = true;
+                    self.engine.clear();
+                    self.restart(state);
+                }
+            }
             _ => {
                 if let [name @ b'0'..=b'9'] = first.as_bytes() {
                     self.connection_line(*name, rest);
@@ -207,12 +239,29 @@ impl World {
         self.settle();
     }
 
+    /// Another daemon, with the state of the one before and its data path.
+    fn restart(&mut self, state: Snapshot) {
+        self.daemons += 1;
+        self.names.clear();
+        self.open.clear();
+        self.held = None;
+        self.jobs = Jobs::new(limits(), StdRng::seed_from_u64(self.daemons), self.now);
+        self.engine.retain(|job_id, _| state.jobs.iter().any(|job| job.job_id == *job_id));
+        self.jobs.restore(state, self.now);
+        self.settle();
+    }
+
     fn tick(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds.min(100_000));
-        self.jobs.handle_timeout(self.now);
-        self.settle();
-        let next = self.jobs.poll_timeout();
-        assert!(next.is_none_or(|next| next > self.now), "a time-out that is over is due again");
+        for _ in 0..100 {
+            self.jobs.handle_timeout(self.now);
+            self.settle();
+            // The end of one wait may be the beginning of another that is over, too.
+            if self.jobs.poll_timeout().is_none_or(|next| next > self.now) {
+                return;
+            }
+        }
+        panic!("a time-out that is over is due again and again");
     }
 
     fn answer_held(&mut self) {
@@ -253,7 +302,8 @@ impl World {
                 self.answer(Answer::Started(formation, result));
             }
             Effect::Stop { job_id } => {
-                assert!(self.engine.remove(&job_id).is_some(), "stopped without a start");
+                let stopped = self.engine.remove(&job_id).is_some();
+                assert!(stopped || self.is_foreign, "stopped without a start");
             }
             Effect::Missing { conn, block, .. } => {
                 let ranks = if self.fails { Err(broken) } else { Ok(1) };
@@ -264,6 +314,14 @@ impl World {
                 let counters = if self.fails { Err(broken) } else { Ok(counters) };
                 self.answer(Answer::Counters(purpose, counters));
             }
+            Effect::Heard { look, jobs } => {
+                // Nobody has contributed for a minute.
+                let long = Some(Duration::from_secs(60));
+                let heard = |job_id: u16| (job_id, (0..4).map(|rank| (rank, long)).collect());
+                let heard = if self.fails { vec![] } else { jobs.into_iter().map(heard).collect() };
+                self.answer(Answer::Heard { look, heard });
+            }
+            Effect::Persist => drop(self.jobs.snapshot()),
         }
     }
 
