@@ -289,6 +289,15 @@ impl Call {
         }
     }
 
+    /// The block that is finished next is summed over a ring.
+    pub(crate) const fn goes_over_ring(&mut self) {
+        if self.left == self.report.blocks {
+            self.report.path = Path::Ring;
+        } else if matches!(self.report.path, Path::Aggregator) {
+            self.report.path = Path::Mixed;
+        }
+    }
+
     fn note_contributors(&mut self, block: u64, members: u64) {
         if self.left == self.report.blocks {
             self.usual = members;

@@ -1,35 +1,28 @@
 //! The worker's view: connect, all-reduce, wait.
 
 use std::marker::PhantomData;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixDatagram;
+use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use xdp_agg_common::control::Policy;
+use xdp_agg_common::control::{AggregatorLoss, Policy};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::buffer::Buffer;
-use crate::call::{Call, Elements, Report};
+use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
 use crate::element::Element;
-use crate::engine::{Engine, Errand};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::machine::{Config, Counters, State};
-use crate::session::{self, Dial, Session};
+use crate::session::{self, Dial};
 use crate::settings::Builder;
-use crate::sys::{self, Interest};
+use crate::shared::Shared;
 use crate::udp::DataSocket;
 
-/// Longest sleep of a thread that drives the calls.
-const NAP: Duration = Duration::from_millis(100);
-/// Longest wait for the daemon's word on who is missing.
-const LAST_WORD: Duration = Duration::from_secs(1);
 /// Longest wait for a route to the daemon.
 const ROUTE: Duration = Duration::from_secs(10);
 
@@ -54,55 +47,6 @@ pub struct Communicator {
     world_size: u16,
     mode: ResultMode,
     deadline: Duration,
-}
-
-/// What the threads share: the engine, and how to get at it.
-struct Shared {
-    engine: Mutex<Engine>,
-    /// Threads that want the engine while another one drives it.
-    wanted: AtomicUsize,
-    /// Threads that drive calls in the foreground; the progress thread keeps out of their way.
-    foreground: AtomicUsize,
-    closing: AtomicUsize,
-    /// Set, and signalled, when the first joining has ended, one way or the other.
-    joined: Mutex<bool>,
-    joined_now: Condvar,
-    /// Ends the sleep of the thread that drives the engine.
-    wake: Bell,
-    /// Ends the sleep of the progress thread: work without a driver, an errand, or the end.
-    nudge: Bell,
-}
-
-/// Ends another thread's sleep in `poll`.
-struct Bell {
-    tx: UnixDatagram,
-    rx: UnixDatagram,
-}
-
-impl Bell {
-    fn new() -> Result<Self, Error> {
-        let (tx, rx) = UnixDatagram::pair().map_err(Error::io("opening a wake-up socket"))?;
-        for socket in [&tx, &rx] {
-            socket.set_nonblocking(true).map_err(Error::io("opening a wake-up socket"))?;
-        }
-        Ok(Self { tx, rx })
-    }
-
-    fn ring(&self) {
-        // A full buffer means that the sleeper has been woken already.
-        let _ = self.tx.send(&[1]);
-    }
-
-    fn hush(&self) {
-        let mut byte = [0];
-        while self.rx.recv(&mut byte).is_ok() {}
-    }
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
 }
 
 impl Communicator {
@@ -131,6 +75,14 @@ impl Communicator {
         let (local, max_chunks) = session::path(aggregator, settings.mtu, patience)?;
         let socket =
             DataSocket::bind(local).map_err(Error::io("opening a UDP socket for the data path"))?;
+        let ring = match settings.policy.aggregator_loss {
+            AggregatorLoss::Ring => Some(
+                TcpListener::bind((local, 0))
+                    .map_err(Error::io("opening a listener for the ring"))?,
+            ),
+            AggregatorLoss::Fail | AggregatorLoss::Resume => None,
+        };
+        let ring_port = ring.as_ref().and_then(|listener| listener.local_addr().ok());
         let room = socket.receive_room().map_err(Error::io("reading the receive buffer"))?;
         let config = Config {
             scale,
@@ -140,6 +92,7 @@ impl Communicator {
             token: settings.token.clone(),
             aggregator,
             data_port: socket.port().map_err(Error::io("reading the data port"))?,
+            ring_port: ring_port.map(|address| address.port()),
             max_chunks,
             window_room: u32::try_from(room).unwrap_or(u32::MAX),
             rate: settings.rate,
@@ -149,7 +102,8 @@ impl Communicator {
             ..Config::new(settings.job.clone(), rank, world_size)
         };
         let dial = Dial { address: aggregator, dead_after: settings.dead_after_or_default() };
-        let shared = Arc::new(Shared::new(Engine::new(config, dial, socket))?);
+        let engine = Engine::new(config, dial, socket);
+        let shared = Arc::new(Shared::new(engine, ring, settings.deadline)?);
         let progress = Arc::clone(&shared);
         let progress = std::thread::Builder::new()
             .name("xdp-agg progress".into())
@@ -268,10 +222,9 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.shared.closing.store(1, Ordering::Release);
-        self.shared.lock().leave();
-        self.shared.nudge.ring();
-        if let Some(thread) = self.progress.take() {
+        if self.shared.close()
+            && let Some(thread) = self.progress.take()
+        {
             // A panic of that thread was reported by itself.
             let _ = thread.join();
         }
@@ -355,157 +308,5 @@ impl Drop for Lent<'_> {
     fn drop(&mut self) {
         // After `drive` there is nothing left to take; after a panic in it there is.
         self.shared.lock().machine.remove(self.sequence);
-    }
-}
-
-impl Shared {
-    fn new(engine: Engine) -> Result<Self, Error> {
-        Ok(Self {
-            engine: Mutex::new(engine),
-            wanted: AtomicUsize::new(0),
-            foreground: AtomicUsize::new(0),
-            closing: AtomicUsize::new(0),
-            joined: Mutex::new(false),
-            joined_now: Condvar::new(),
-            wake: Bell::new()?,
-            nudge: Bell::new()?,
-        })
-    }
-
-    /// The engine; wakes the thread that drives it, if one sleeps with it.
-    fn lock(&self) -> MutexGuard<'_, Engine> {
-        if let Some(engine) = self.engine.try_lock() {
-            return engine;
-        }
-        self.wanted.fetch_add(1, Ordering::AcqRel);
-        self.wake.ring();
-        let engine = self.engine.lock();
-        self.wanted.fetch_sub(1, Ordering::AcqRel);
-        engine
-    }
-
-    fn start(&self, elements: Elements, op: Op) -> Result<u64, Error> {
-        self.lock().machine.start(elements, op)
-    }
-
-    /// Waits for the end of joining: the machine's deadlines bound it.
-    fn wait_until_joined(&self) -> Result<ResultMode, Error> {
-        let mut joined = self.joined.lock();
-        while !*joined {
-            self.joined_now.wait(&mut joined);
-        }
-        let engine = self.lock();
-        match engine.machine.failure() {
-            Some(error) => Err(error.clone()),
-            None => Ok(engine.machine.result_mode().unwrap_or(ResultMode::Ports)),
-        }
-    }
-
-    /// One step of the engine, then a chance for those who want it.
-    fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
-        engine.step(patience, self.wake.rx.as_fd());
-        if self.wanted.load(Ordering::Acquire) > 0 {
-            self.wake.hush();
-            MutexGuard::bump(engine);
-        }
-    }
-
-    /// Drives all calls until this one has ended.
-    fn drive(&self, sequence: u64, deadline: Duration) -> Result<Call, Error> {
-        self.foreground.fetch_add(1, Ordering::AcqRel);
-        let start = Instant::now();
-        let mut engine = self.lock();
-        let outcome = loop {
-            if let Some(outcome) = engine.machine.take(sequence) {
-                break outcome;
-            }
-            let left = deadline.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                self.ask_for_missing(&mut engine);
-                let error = engine.machine.give_up(sequence, deadline);
-                engine.machine.remove(sequence);
-                break Err(error);
-            }
-            if engine.has_errand() {
-                self.nudge.ring();
-            }
-            self.step(&mut engine, left.min(NAP));
-        };
-        let more = engine.has_work() || engine.has_errand();
-        drop(engine);
-        self.foreground.fetch_sub(1, Ordering::AcqRel);
-        if more {
-            self.nudge.ring();
-        }
-        outcome
-    }
-
-    /// Lets the daemon say whom the oldest block waits for.
-    fn ask_for_missing(&self, engine: &mut MutexGuard<'_, Engine>) {
-        let until = Instant::now() + LAST_WORD;
-        if !engine.machine.ask_for_missing() {
-            return;
-        }
-        while engine.machine.missing().is_none()
-            && engine.machine.failure().is_none()
-            && Instant::now() < until
-        {
-            self.step(engine, NAP);
-        }
-    }
-
-    /// The progress thread: drives while there is work and nobody waits in the foreground, answers
-    /// the daemon, and runs errands.
-    fn progress(&self) {
-        while self.closing.load(Ordering::Acquire) == 0 {
-            let mut engine = self.lock();
-            self.tell_if_joined(&engine);
-            if let Some(errand) = engine.errand() {
-                self.run(errand, &mut engine);
-            } else if self.foreground.load(Ordering::Acquire) > 0 {
-                drop(engine);
-                self.sleep(None);
-            } else if engine.has_work() {
-                self.step(&mut engine, NAP);
-            } else {
-                let watched = engine.watched();
-                drop(engine);
-                if self.sleep(watched.as_ref().map(AsFd::as_fd)) {
-                    self.lock().step(Duration::ZERO, self.wake.rx.as_fd());
-                }
-            }
-        }
-    }
-
-    fn tell_if_joined(&self, engine: &Engine) {
-        let state = engine.machine.state();
-        let mut joined = self.joined.lock();
-        if !*joined && matches!(state, State::Running | State::Failed) && !engine.has_errand() {
-            *joined = true;
-            self.joined_now.notify_all();
-        }
-    }
-
-    /// Sleeps without the engine. True if `watched` is readable.
-    fn sleep(&self, watched: Option<std::os::fd::BorrowedFd<'_>>) -> bool {
-        let nudge = self.nudge.rx.as_fd();
-        let mut interests = [Interest::read(nudge), Interest::read(watched.unwrap_or(nudge))];
-        if sys::wait(&mut interests, NAP).is_err() {
-            std::thread::sleep(NAP);
-        }
-        if interests[0].ready {
-            self.nudge.hush();
-        }
-        watched.is_some() && interests[1].ready
-    }
-
-    fn run(&self, errand: Errand, engine: &mut MutexGuard<'_, Engine>) {
-        match errand {
-            Errand::Connect(dial) => {
-                let outcome = MutexGuard::unlocked(engine, || Session::open(&dial));
-                engine.connected(outcome);
-            }
-            Errand::Join(group) => engine.join(group),
-        }
     }
 }

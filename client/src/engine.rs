@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::machine::{Config, Control, Endpoint, Machine};
+use crate::machine::{Config, Control, Endpoint, Machine, Seat};
 use crate::session::{Dial, Session};
 use crate::sys::{self, BATCH, Interest, Receiver};
 use crate::udp::{self, DataSocket};
@@ -27,6 +27,8 @@ pub(crate) enum Errand {
     Connect(Dial),
     /// Join this multicast group.
     Join(SocketAddrV4),
+    /// Build a ring of the members.
+    Ring(Seat),
 }
 
 /// Everything behind a communicator.
@@ -79,12 +81,13 @@ impl Engine {
         if std::mem::take(&mut self.connect) {
             return Some(Errand::Connect(self.dial.clone()));
         }
-        self.group_to_join().map(Errand::Join)
+        let group = self.group_to_join().map(Errand::Join);
+        group.or_else(|| self.machine.ring_seat().map(Errand::Ring))
     }
 
     /// True if something does.
     pub(crate) fn has_errand(&self) -> bool {
-        self.connect || self.group_to_join().is_some()
+        self.connect || self.group_to_join().is_some() || self.machine.ring_seat().is_some()
     }
 
     /// How [`Errand::Connect`] went.
@@ -106,33 +109,39 @@ impl Engine {
         }
     }
 
+    /// How long nobody needs to look, at most `longest`.
+    pub(crate) fn patience(&self, longest: Duration) -> Duration {
+        let timer = self.machine.poll_timeout().map(|at| at.saturating_sub(self.now()));
+        timer.map_or(longest, |timer| timer.min(longest))
+    }
+
     /// A descriptor that is readable when the daemon says something.
     pub(crate) fn watched(&self) -> Option<Arc<OwnedFd>> {
         self.session.as_ref().map(Session::watched)
     }
 
     /// Takes in what has arrived, sends what may be sent, and sleeps at most `patience` if there
-    /// was neither; `wake` ends the sleep early.
-    pub(crate) fn step(&mut self, patience: Duration, wake: BorrowedFd<'_>) {
-        if let Err(error) = self.try_step(patience, wake) {
+    /// was neither; `wake` ends the sleep early. True if it did.
+    pub(crate) fn step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> bool {
+        self.try_step(patience, wake).unwrap_or_else(|error| {
             self.machine.fail(error);
-        }
+            false
+        })
     }
 
-    fn try_step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<(), Error> {
+    fn try_step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<bool, Error> {
         let arrived = self.receive()?;
         self.machine.on_timeout(self.now());
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
-        if arrived >= BATCH || self.machine.has_ended_calls() {
-            return Ok(());
+        if arrived >= BATCH || self.machine.has_news() {
+            return Ok(false);
         }
         if self.receive_soon()? {
-            return Ok(());
+            return Ok(false);
         }
-        let timer = self.machine.poll_timeout().map(|at| at.saturating_sub(self.now()));
-        let patience = timer.map_or(patience, |timer| timer.min(patience));
+        let patience = self.patience(patience);
         let (first, second) = self.socket.sockets();
         let mut interests = [
             Interest::read(wake),
@@ -141,10 +150,11 @@ impl Engine {
             Interest::read(second.unwrap_or(first)),
         ];
         sys::wait(&mut interests, patience).map_err(Error::io("waiting for packets"))?;
-        if interests[1].ready {
+        let [woken, told, ..] = interests.map(|interest| interest.ready);
+        if told {
             self.listen();
         }
-        Ok(())
+        Ok(woken)
     }
 
     /// While little is under way, its results are a round trip away: gives the processor to whoever

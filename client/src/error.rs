@@ -118,9 +118,21 @@ pub enum Error {
     Closed,
     /// The control connection ended.
     #[error(
-        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back"
+        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back, or \
+         let calls outlive it (XDP_AGG_ON_AGGREGATOR_LOSS)"
     )]
     AggregatorLost(String),
+    /// No aggregator could be reached, and the ring that was to take its place failed.
+    #[error(
+        "no aggregator can be reached, and the TCP ring in its place failed{}: {reason}",
+        at_ranks(.ranks)
+    )]
+    Ring {
+        /// The ranks that it failed at, as far as that is known.
+        ranks: Vec<u16>,
+        /// How.
+        reason: String,
+    },
     /// The operating system refused something.
     #[error("{what}: {reason}")]
     Io {
@@ -151,6 +163,14 @@ impl From<FrameError> for Error {
 
 fn call_name(sequence: Option<u64>) -> String {
     sequence.map_or_else(String::new, |number| format!("call {number}: "))
+}
+
+fn at_ranks(ranks: &[u16]) -> String {
+    match ranks {
+        [] => String::new(),
+        [one] => format!(" at rank {one}"),
+        many => format!(" at ranks {many:?}"),
+    }
 }
 
 fn missing(ranks: &[u16], known: &str) -> String {

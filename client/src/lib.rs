@@ -16,12 +16,14 @@ mod communicator;
 mod element;
 mod engine;
 pub mod error;
+mod fallback;
 pub mod flow;
 pub mod machine;
 pub mod quantise;
 pub mod ring;
 mod session;
 mod settings;
+mod shared;
 mod sys;
 mod udp;
 

@@ -12,7 +12,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::slot::Pool;
 
 use super::epoch::Epoch;
-use super::{Control, Freeze, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
+use super::{Control, Freeze, GRACE, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
 use crate::error::Error;
 use crate::flow::{self, Flow};
 
@@ -126,7 +126,7 @@ impl Machine {
     }
 
     /// Closes the connection, without telling.
-    fn hang_up(&mut self) {
+    pub(super) fn hang_up(&mut self) {
         self.requests.clear();
         self.disconnect = true;
         self.link = Link::Closed;
@@ -151,10 +151,10 @@ impl Machine {
             Reply::Welcome { engine, .. } => self.engine = engine,
             Reply::Admitted(admitted) => self.on_admitted(admitted, now),
             Reply::Go { mode, group } => self.on_go(mode, group),
-            Reply::Aborted(reason) => self.on_aborted(reason),
+            Reply::Aborted(reason) => self.on_aborted(reason, now),
             Reply::Heartbeat => self.say(Request::Heartbeat),
             Reply::Reform { lost, reason } => self.on_reform(&lost, &reason),
-            Reply::Resumed => self.on_resumed(),
+            Reply::Resumed => self.on_resumed(now),
             Reply::Pause { joining } => self.on_pause(&joining),
             Reply::RunTo { sequence } => self.on_run_to(sequence),
             Reply::Missing { ranks, .. } => self.missing = Some(ranks),
@@ -172,24 +172,18 @@ impl Machine {
 
     /// Enters an epoch: its path is tried next.
     fn enter(&mut self, admitted: Admitted, now: Duration) -> Result<(), Error> {
-        let pool = Pool::new(admitted.slots).filter(|_| {
-            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
-        });
-        let Some(pool) = pool else {
-            return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
-        };
-        let config = &self.config;
-        let flow = Flow::new(flow::Config {
-            limit: pool.window(),
-            window_max: config.window_room.max(2),
-            initial_window: INITIAL_WINDOW,
-            rto_min: config.rto_min,
-            rto_max: RTO_MAX.max(config.rto_min),
-            block_interval: config.block_interval(packet_len(admitted.chunks)),
-        });
+        self.follow(admitted)?;
+        self.phase = Phase::Probing { sent: 0, next: now };
+        self.join_until = now + self.config.join_deadline;
+        Ok(())
+    }
+
+    /// The blocks that are not finished get their numbers in a new epoch.
+    pub(super) fn follow(&mut self, admitted: Admitted) -> Result<(), Error> {
+        let flow = self.flow_for(&admitted)?;
         let next = match &self.epoch {
             None => Epoch::first(admitted, flow, self.keeps_results())?,
-            Some(epoch) => epoch.next(admitted, flow, config.rank, self.end)?,
+            Some(epoch) => epoch.next(admitted, flow, self.config.rank, self.end)?,
         };
         match &self.epoch {
             Some(old) => {
@@ -212,12 +206,27 @@ impl Machine {
         let (epoch, members) = (next.admitted.epoch, next.admitted.members);
         tracing::debug!(rank = self.config.rank, epoch, members, "admitted");
         self.epoch = Some(next);
-        self.phase = Phase::Probing { sent: 0, next: now };
         self.freeze = Freeze::No;
-        self.gate = None;
-        self.run_to = false;
-        self.join_until = now + self.config.join_deadline;
+        self.open_gate();
         Ok(())
+    }
+
+    fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
+        let pool = Pool::new(admitted.slots).filter(|_| {
+            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
+        });
+        let Some(pool) = pool else {
+            return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
+        };
+        let config = &self.config;
+        Ok(Flow::new(flow::Config {
+            limit: pool.window(),
+            window_max: config.window_room.max(2),
+            initial_window: INITIAL_WINDOW,
+            rto_min: config.rto_min,
+            rto_max: RTO_MAX.max(config.rto_min),
+            block_interval: config.block_interval(packet_len(admitted.chunks)),
+        }))
     }
 
     fn on_go(&mut self, mode: ResultMode, group: Option<SocketAddrV4>) {
@@ -237,7 +246,16 @@ impl Machine {
         self.begin_calls();
     }
 
-    fn on_aborted(&mut self, reason: AbortReason) {
+    fn on_aborted(&mut self, reason: AbortReason, now: Duration) {
+        let others_may_be_on_ring =
+            matches!(reason, AbortReason::MemberLost { .. } | AbortReason::Timeout { .. });
+        if others_may_be_on_ring && self.fall_back_at().is_some() {
+            // A daemon is there again, but not all came to it before they gave it up.
+            self.hang_up();
+            self.lost_reason = reason.to_string();
+            self.lost(now);
+            return;
+        }
         let error = self.explain(reason);
         self.end_with(error);
     }
@@ -263,8 +281,7 @@ impl Machine {
             return; // not a member yet
         }
         tracing::warn!(rank = self.config.rank, ?lost, reason, "members are lost");
-        self.gate = None;
-        self.run_to = false;
+        self.open_gate();
         self.report_progress();
     }
 
@@ -274,19 +291,31 @@ impl Machine {
         self.say(Request::Progress(progress));
     }
 
-    fn on_resumed(&mut self) {
+    /// The epoch goes on as it is.
+    fn on_resumed(&mut self, now: Duration) {
         if self.epoch.is_none() || self.lost_since.is_none() {
             return;
         }
         self.counters.resumes += 1;
-        self.freeze = Freeze::No;
-        // Where somebody still waits to join, the daemon says so again.
-        self.gate = None;
-        self.run_to = false;
+        self.unfreeze_resume();
+        if self.gate.is_some() || self.freeze == Freeze::Reform {
+            // The daemon that asked for this pause says so again; another one does not.
+            self.gate_until = Some(now + GRACE);
+        }
         self.run();
     }
 
+    /// Nobody waits to join any more.
+    fn open_gate(&mut self) {
+        self.gate = None;
+        self.run_to = false;
+        self.gate_until = None;
+    }
+
     fn on_pause(&mut self, joining: &[u16]) {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
         if self.phase != Phase::Running || self.freeze != Freeze::No {
             return; // the epoch is over anyway
         }
@@ -298,7 +327,10 @@ impl Machine {
     }
 
     fn on_run_to(&mut self, sequence: u64) {
-        if self.gate.is_none() || sequence < self.next_to_begin {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
+        if sequence < self.next_to_begin || self.freeze != Freeze::No {
             return;
         }
         self.gate = Some(sequence);
@@ -358,7 +390,7 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        [data, link, join].into_iter().flatten().min()
+        [data, link, join, self.gate_until, self.fall_back_at()].into_iter().flatten().min()
     }
 
     /// Time has passed.
@@ -371,6 +403,12 @@ impl Machine {
             let known = self.what_is_known();
             self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
             return;
+        }
+        self.fall_back_if_due(now);
+        if self.gate_until.is_some_and(|until| now >= until) {
+            self.open_gate();
+            self.freeze = Freeze::No;
+            self.begin_calls();
         }
         match self.phase {
             Phase::Running if self.freeze == Freeze::No => {
@@ -402,6 +440,10 @@ impl Machine {
             ),
             State::Reforming => {
                 format!("members were lost or join, and what follows epoch {epoch} did not begin")
+            }
+            State::OnRing => {
+                "over the ring that replaced the lost aggregator, not all members have come so far"
+                    .into()
             }
             State::Probing => format!("epoch {epoch} did not begin: a member's path is not open"),
             _ if self.gate.is_some() => "this call waits for a rank that joins".into(),

@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// Tag of a block that is handed on: its call may be over at some members. The plan, which is the
 /// same at all members, says which blocks these are.
-const COPY_TAG: u16 = 0;
+pub(super) const COPY_TAG: u16 = 0;
 
 impl Machine {
     /// One UDP payload from the aggregator.
@@ -75,6 +75,7 @@ impl Machine {
     }
 
     fn after_a_call(&mut self) {
+        self.news = true;
         self.drop_abandoned();
         self.end_epoch_if_done();
     }
@@ -174,7 +175,7 @@ impl Machine {
 
 /// The payload of a block that is handed on: its sum at the source, nothing at the others, so that
 /// the sum of all is the source's. Returns length and flags.
-fn copy(
+pub(super) fn copy(
     epoch: &Epoch,
     call: Option<&Call>,
     number: u64,

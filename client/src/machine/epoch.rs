@@ -130,6 +130,11 @@ impl Epoch {
         self.map.to_job(number)
     }
 
+    /// One past the last block of the epoch that the plan's runs speak of.
+    pub(super) const fn runs_end(&self) -> u64 {
+        self.runs_end
+    }
+
     /// True for a block that travels although this worker has it.
     pub(super) fn is_mine(&self, block: u64) -> bool {
         find(&self.mine, block).is_some()

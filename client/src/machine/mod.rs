@@ -17,6 +17,7 @@ mod control;
 mod data;
 mod epoch;
 mod history;
+mod ring;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,7 @@ use xdp_agg_common::wire::HEADER_LEN;
 pub use crate::buffer::Buffer;
 pub use crate::call::{Call, Elements, Path, Report};
 pub use config::{Config, Control, Counters, Endpoint, State};
+pub use ring::{Batch, Seat};
 
 use crate::collective::Op;
 use crate::element;
@@ -44,6 +46,8 @@ pub const PROBES: u32 = 100;
 pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// Pause between two attempts to reach the daemon.
 pub const RETRY: Duration = Duration::from_millis(100);
+/// How long a pause that was announced over a connection that broke holds without a word.
+const GRACE: Duration = Duration::from_secs(1);
 /// Longest time to look for a daemon that was never there.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -58,6 +62,8 @@ enum Phase {
     Ready,
     /// Blocks may be sent.
     Running,
+    /// A ring takes the aggregator's place: none yet, or the next block that it sums.
+    Ring(Option<u64>),
 }
 
 /// The control connection.
@@ -106,6 +112,8 @@ pub struct Machine {
     gate: Option<u64>,
     /// The gate is final; the epoch ends there.
     run_to: bool,
+    /// After a new connection: until when the daemon says whether the gate still stands.
+    gate_until: Option<Duration>,
     /// Was a member once: blocks were sent.
     has_run: bool,
     /// Joining, or the first epoch's start, must be over by then.
@@ -119,6 +127,8 @@ pub struct Machine {
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: bool,
     failed: Option<Error>,
+    /// A call has ended: somebody may wait for it.
+    news: bool,
     /// Counted in earlier epochs.
     past: flow::Counters,
     counters: Counters,
@@ -147,12 +157,14 @@ impl Machine {
             end: 0,
             gate: None,
             run_to: false,
+            gate_until: None,
             has_run: false,
             lost_since: None,
             lost_reason: String::new(),
             missing: None,
             mismatch: false,
             failed: None,
+            news: false,
             past: flow::Counters::default(),
             counters: Counters::default(),
         }
@@ -164,6 +176,9 @@ impl Machine {
         if self.failed.is_some() {
             return State::Failed;
         }
+        if matches!(self.phase, Phase::Ring(_)) {
+            return State::OnRing;
+        }
         if self.lost_since.is_some() {
             return State::Reconnecting;
         }
@@ -171,7 +186,7 @@ impl Machine {
             (Phase::Joining, _) => State::Joining,
             (_, Freeze::Reform) => State::Reforming,
             (Phase::Probing { .. } | Phase::Ready, _) => State::Probing,
-            (Phase::Running, _) => State::Running,
+            (Phase::Running | Phase::Ring(_), _) => State::Running,
         }
     }
 
@@ -286,7 +301,8 @@ impl Machine {
 
     /// Cuts the calls into blocks that may begin now.
     fn begin_calls(&mut self) {
-        let may_begin = self.phase == Phase::Running && self.freeze == Freeze::No;
+        let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
+        let may_begin = runs && self.freeze == Freeze::No;
         let Some(epoch) = self.epoch.as_mut().filter(|_| may_begin) else { return };
         for call in self.calls.iter_mut().filter(|call| !call.has_begun()) {
             if self.gate.is_some_and(|gate| call.sequence >= gate) {
@@ -296,6 +312,7 @@ impl Machine {
             self.end = call.end();
             self.next_to_begin = call.sequence + 1;
             epoch.flow.extend(call.report.blocks);
+            self.news |= call.is_done();
         }
         self.end_epoch_if_done();
     }
@@ -313,10 +330,15 @@ impl Machine {
         Some(Err(error))
     }
 
-    /// True if a call has ended that nobody has taken yet.
+    /// True, once, if a call has ended since it was asked before.
+    pub const fn has_news(&mut self) -> bool {
+        std::mem::replace(&mut self.news, false)
+    }
+
+    /// True once it was a member whose blocks could be sent.
     #[must_use]
-    pub fn has_ended_calls(&self) -> bool {
-        self.failed.is_some() || self.calls.iter().any(Call::is_done)
+    pub const fn has_joined(&self) -> bool {
+        self.has_run
     }
 
     /// Takes a call out, whatever its state: its memory is no longer there.
@@ -384,6 +406,7 @@ impl Machine {
 
     fn end_with(&mut self, error: Error) {
         self.failed.get_or_insert(error);
+        self.news = true;
         if self.link != Link::Up {
             self.link = Link::Closed;
         }
@@ -394,7 +417,12 @@ impl Machine {
     #[must_use]
     pub fn has_work(&self) -> bool {
         let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
-        self.failed.is_none() && (self.phase != Phase::Running || !idle)
+        match self.phase {
+            _ if self.failed.is_some() => false,
+            Phase::Running => !idle,
+            Phase::Ring(_) => false, // the ring's driver knows
+            _ => true,
+        }
     }
 
     /// Blocks that were sent and whose result is awaited.

@@ -3,9 +3,9 @@
 mod world;
 
 use rand::Rng;
-use xdp_agg_common::control::Policy;
+use xdp_agg_common::control::{AggregatorLoss, Policy};
 
-use super::State;
+use super::{Path, State};
 use world::{BLOCK, World};
 
 fn running(seed: u64, size: u16, policy: Policy) -> World {
@@ -158,5 +158,35 @@ fn a_rank_comes_back() {
         world.finish();
         assert_eq!(world.outcomes[&(last, 2)].0, [0b111]);
         assert_eq!(world.at(2).members(), 0b111);
+    }
+}
+
+/// No daemon comes back: the members sum over a ring what is left, and all that follows.
+#[test]
+fn a_ring_takes_over() {
+    let policy = Policy { aggregator_loss: AggregatorLoss::Ring, ..World::shrink() };
+    for seed in 0..200 {
+        let mut world = running(seed, 3, policy);
+        world.loss = 0.05;
+        world.call_all(3 * BLOCK);
+        world.call_all(30 * BLOCK + 1);
+        let turns = world.rng.random_range(0..150);
+        world.run_turns(turns);
+        if seed % 2 == 0 {
+            world.kill(1);
+            world.run_until(|world| world.epoch == 2 && world.all(State::Running));
+            let turns = world.rng.random_range(0..150);
+            world.run_turns(turns);
+        }
+        world.kill_daemon(seed % 3 == 0);
+        world.run_until(|world| world.all(State::OnRing));
+        world.build_ring();
+        world.call_all(0);
+        let last = world.call_all(2 * BLOCK);
+        world.finish();
+        let rank = world.alive()[0];
+        assert_eq!(world.paths[&(last, rank)], Path::Ring);
+        let counters = world.at(rank).counters();
+        assert!((1..=3).contains(&counters.ring_calls), "{counters:?}");
     }
 }

@@ -13,7 +13,7 @@ use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
 use crate::collective::Op;
-use crate::machine::{Config, Control, Machine, State};
+use crate::machine::{Config, Control, Machine, Path, State};
 
 pub(super) const SLOTS: u32 = 16;
 pub(super) const CHUNKS: u16 = 2;
@@ -58,6 +58,9 @@ pub(super) struct World {
     progress: BTreeMap<u16, Progress>,
     paused: BTreeMap<u16, u64>,
     pub(super) outcomes: BTreeMap<(u64, u16), Outcome>,
+    pub(super) paths: BTreeMap<(u64, u16), Path>,
+    /// The members sum over a ring.
+    ring: bool,
     /// Rank, number and length of calls in flight.
     calls: Vec<(u16, u64)>,
 }
@@ -91,6 +94,8 @@ impl World {
             progress: BTreeMap::new(),
             paused: BTreeMap::new(),
             outcomes: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            ring: false,
             calls: Vec::new(),
         };
         for rank in 0..size {
@@ -168,6 +173,7 @@ impl World {
             moved |= self.serve(rank);
         }
         moved |= self.say_something();
+        moved |= self.ring && self.sum_over_ring();
         for _ in 0..self.packets.len().min(8) {
             self.carry_a_packet();
             moved = true;
@@ -235,6 +241,7 @@ impl World {
             let Some(machine) = &mut self.machines[usize::from(*rank)] else { return false };
             let Some(ended) = machine.take(*sequence) else { return true };
             let call = ended.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+            self.paths.insert((*sequence, *rank), call.report().path);
             let contributors = call.contributors();
             let each = contributors.iter().flat_map(|held| (0..held.len).map(|_| held.members));
             let each = each.collect();
@@ -263,6 +270,39 @@ impl World {
                 assert_eq!(other.0, *contributors, "call {sequence}: not the same contributors");
             }
         }
+    }
+}
+
+// The ring.
+impl World {
+    /// All that live meet.
+    pub(super) fn build_ring(&mut self) {
+        let alive = self.alive();
+        let progress: Vec<_> =
+            alive.iter().map(|rank| (*rank, self.at(*rank).progress())).collect();
+        for rank in &alive {
+            let seat = self.at(*rank).ring_seat().expect("it wants a ring");
+            assert_eq!(seat.members, alive);
+            self.at(*rank).enter_ring(&progress).expect("it fits");
+        }
+        self.ring = true;
+    }
+
+    /// One batch, if all have one.
+    fn sum_over_ring(&mut self) -> bool {
+        let mut batches = Vec::new();
+        let mut sums: Vec<i32> = Vec::new();
+        for rank in self.alive() {
+            let mut lanes = Vec::new();
+            let Some(batch) = self.at(rank).ring_batch(&mut lanes) else { return false };
+            sums.resize(lanes.len(), 0);
+            sums.iter_mut().zip(&lanes).for_each(|(sum, lane)| *sum = sum.wrapping_add(*lane));
+            batches.push((rank, batch));
+        }
+        for (rank, batch) in batches {
+            self.at(rank).ring_result(batch, &sums);
+        }
+        true
     }
 }
 
@@ -454,7 +494,10 @@ impl World {
             slots: SLOTS,
             data: "10.0.0.1:48864".parse().expect("an address"),
             plan,
-            ring: Vec::new(),
+            ring: vec![
+                "10.0.0.1:1".parse().expect("an address");
+                self.members.count_ones() as usize
+            ],
         };
         self.say(self.members, &Reply::Admitted(admitted));
     }
@@ -463,6 +506,8 @@ impl World {
     pub(super) fn kill(&mut self, rank: u16) {
         self.machines[usize::from(rank)] = None;
         self.calls.retain(|(of, _)| *of != rank);
+        // What only the dead had seen is nobody's result.
+        self.outcomes.retain(|(_, of), _| *of != rank);
         self.drop_connection(rank);
         if self.members & (1 << rank) == 0 || self.dead {
             return;
