@@ -459,14 +459,14 @@ mod tests {
             Partial { token_file, ..Partial::default() }.complete()
         };
         assert!(settings().expect_err("it is empty").to_string().contains("is empty"));
-        std::fs::write(file.path(), " secret-1\n").expect("there is room");
+        std::fs::write(file.path(), " sesame-1\n").expect("there is room");
         let token = settings().expect("it is ours alone").server.token;
-        assert_eq!(token, Some(Token("secret-1".into())));
+        assert_eq!(token, Some(Token("sesame-1".into())));
         for mode in [0o640, 0o604] {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(file.path(), permissions).expect("it is ours");
             let error = settings().expect_err("others may read it").to_string();
-            assert!(error.contains("chmod 600") && !error.contains("secret"), "{error}");
+            assert!(error.contains("chmod 600") && !error.contains("sesame"), "{error}");
         }
     }
 }

@@ -54,6 +54,9 @@ use slots::SlotRanges;
 
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
+/// Waits that a job can have at a time.
+const WAITS_MAX: usize = 4;
+
 /// A connection, as the caller numbers it. A number is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
@@ -349,10 +352,13 @@ impl Jobs {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.clock = now.max(self.clock);
         self.send_heartbeats();
-        let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);
-        let over: Vec<_> = self.jobs.values().filter(over).map(|job| job.job_id).collect();
-        for job_id in over {
-            self.wait_is_over(job_id);
+        // A job may have several waits that are over; each is dealt with once.
+        for _ in 0..WAITS_MAX {
+            let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);
+            let over: Vec<_> = self.jobs.values().filter(over).map(|job| job.job_id).collect();
+            for job_id in over {
+                self.wait_is_over(job_id);
+            }
         }
     }
 

@@ -1,0 +1,267 @@
+//! Workers come back.
+
+use super::*;
+
+fn resume(rank: u16, epoch: u16, members: u64) -> Join {
+    let resume = Resume {
+        epoch,
+        cookie: 1000 + u64::from(epoch),
+        members,
+        chunks: 20,
+        progress: progress(10, 3),
+    };
+    Join { policy: SHRINK, resume: Some(resume), ..wish("train", rank, 4) }
+}
+
+fn come_back(world: &mut World, join: Join) -> (ConnId, Vec<Reply>) {
+    let conn = world.connect();
+    let heard = world.say(conn, Request::Join(join));
+    (conn, heard)
+}
+
+/// What a member of a running job would say over a new connection.
+fn reconnect(world: &World, job: &str, rank: u16, world_size: u16, policy: Policy) -> Join {
+    let job_conf = world.engine[&0].conf;
+    let resume = Resume {
+        epoch: job_conf.epoch,
+        cookie: job_conf.cookie,
+        members: job_conf.members,
+        chunks: job_conf.max_chunks,
+        progress: progress(10, 3),
+    };
+    Join { policy, resume: Some(resume), ..wish(job, rank, world_size) }
+}
+
+#[test]
+fn a_job_of_another_daemon_forms_of_its_last_members() {
+    let mut world = World::new();
+    // Three of four: rank 1 was lost before.
+    let (first, heard) = come_back(&mut world, resume(0, 7, 0b1101));
+    assert_eq!(heard, []);
+    assert_eq!(world.phase("train"), "resuming");
+    let (second, _) = come_back(&mut world, resume(2, 7, 0b1101));
+    let heard = world.say(second, Request::Missing { block: 1 });
+    assert_eq!(heard, [missing(1, &[3])]);
+    let (third, heard) = come_back(&mut world, resume(3, 7, 0b1101));
+    let now = admitted(&heard);
+    assert_eq!((now.epoch, now.members, now.chunks), (8, 0b1101, 20));
+    let plan = now.plan.clone().expect("it is not the first epoch");
+    assert_eq!((plan.from, plan.next_sequence), (10, 3));
+    world.hear(first);
+    world.hear(second);
+    world.ready(&[first, second, third]);
+    assert!(matches!(world.hear(first)[..], [Reply::Go { .. }]));
+}
+
+#[test]
+fn who_does_not_come_back_is_lost() {
+    for (policy, goes) in [(SHRINK, true), (RESUME, false)] {
+        let mut world = World::new();
+        let join = |rank| Join { policy, ..resume(rank, 7, 0b1101) };
+        let (first, _) = come_back(&mut world, join(0));
+        let (second, _) = come_back(&mut world, join(2));
+        world.wait(9);
+        assert_eq!(world.hear(first), []);
+        // A connection that ends may come again.
+        world.close(second);
+        let (second, _) = come_back(&mut world, join(2));
+        world.wait(1);
+        let heard = world.hear(first);
+        if goes {
+            assert_eq!(admitted(&heard).members, 0b101);
+            assert_eq!(world.infos()[0].lost, [3]);
+            // Now it is too late.
+            let (late, heard) = come_back(&mut world, join(3));
+            assert_eq!(aborted(&heard), AbortReason::Expelled);
+            assert!(world.closed.contains(&late));
+        } else {
+            let reason = AbortReason::Timeout { ranks: vec![3], step: "resume".into() };
+            assert_eq!(aborted(&heard), reason);
+            assert_eq!(aborted(&world.hear(second)), reason);
+        }
+    }
+}
+
+#[test]
+fn what_members_remember_must_be_one_job() {
+    let mut world = World::new();
+    come_back(&mut world, resume(0, 7, 0b1101));
+    let with = |change: fn(&mut Join, &mut Resume)| {
+        let mut join = resume(2, 7, 0b1101);
+        let mut resume = join.resume.take().expect("it has one");
+        change(&mut join, &mut resume);
+        Join { resume: Some(resume), ..join }
+    };
+    let cases: [(Join, ErrorCode, &[&str]); 10] = [
+        (with(|_, r| r.chunks = 21), ErrorCode::Invalid, &["21 chunks", "has 20"]),
+        (with(|_, r| r.members = 0b1111), ErrorCode::Invalid, &["another epoch 7"]),
+        (with(|_, r| r.cookie = 1), ErrorCode::Invalid, &["another epoch 7"]),
+        (with(|j, _| j.policy = RESUME), ErrorCode::Invalid, &["fail", "shrink"]),
+        (with(|j, _| j.policy = Policy::default()), ErrorCode::Invalid, &["policy is to fail"]),
+        (with(|j, _| j.world_size = 5), ErrorCode::WorldSize, &["of 4", "says 5"]),
+        (with(|j, _| j.data_port = 4000), ErrorCode::Invalid, &["rank 0's"]),
+        (with(|_, r| r.members = 0b1001), ErrorCode::Invalid, &["a member of"]),
+        (with(|_, r| r.epoch = 0), ErrorCode::Invalid, &["epoch 0"]),
+        (with(|_, r| r.chunks = 23), ErrorCode::NoRoom, &["1472 bytes", "1408", "MTU"]),
+    ];
+    for (join, code, words) in cases {
+        let (conn, heard) = come_back(&mut world, join);
+        assert_eq!(refused(&heard, words), code);
+        assert!(!world.closed.contains(&conn));
+    }
+    assert_eq!(world.infos()[0].joined, [0]);
+    // A first one that is refused leaves no job.
+    let mut world = World::new();
+    come_back(&mut world, with(|_, r| r.chunks = 23));
+    assert!(world.infos().is_empty());
+}
+
+#[test]
+fn the_latest_epoch_that_anybody_was_told_of_holds() {
+    let mut world = World::new();
+    // The daemon was killed when it had told rank 0 alone of an epoch without rank 2.
+    let (lost, _) = come_back(&mut world, resume(2, 7, 0b111));
+    let (other, _) = come_back(&mut world, resume(1, 7, 0b111));
+    let (first, heard) = come_back(&mut world, resume(0, 8, 0b11));
+    assert_eq!(aborted(&world.hear(lost)), AbortReason::Expelled);
+    let now = admitted(&heard);
+    assert_eq!((now.members, now.epoch), (0b11, 9));
+    assert_eq!(admitted(&world.hear(other)), now);
+    let (_, heard) = come_back(&mut world, resume(2, 7, 0b111));
+    assert_eq!(aborted(&heard), AbortReason::Expelled);
+    world.ready(&[first, other]);
+    assert_eq!(world.phase("train"), "running");
+}
+
+#[test]
+fn who_joins_anew_meanwhile_waits() {
+    // Before the first one that comes back, and after it; where its own rank is awaited, nobody
+    // waits for it any longer.
+    for early in [true, false] {
+        let mut world = World::new();
+        let fresh = Join { policy: SHRINK, data_port: 5003, ..wish("train", 3, 4) };
+        let mut joiner = None;
+        if early {
+            joiner = Some(come_back(&mut world, fresh.clone()).0);
+        }
+        let (first, _) = come_back(&mut world, resume(0, 7, 0b1101));
+        let (second, _) = come_back(&mut world, resume(2, 7, 0b1101));
+        let joiner = joiner.unwrap_or_else(|| come_back(&mut world, fresh).0);
+        assert_eq!(admitted(&world.hear(first)).members, 0b101);
+        world.hear(second);
+        world.ready(&[first, second]);
+        assert!(matches!(world.hear(first)[..], [Reply::Go { .. }, Reply::Pause { .. }]));
+        assert_eq!(world.hear(joiner), []);
+    }
+    // Where a loss is a failure, there is no place for it.
+    let mut world = World::new();
+    let join = |rank| Join { policy: RESUME, ..resume(rank, 7, 0b101) };
+    let (first, _) = come_back(&mut world, join(0));
+    let (joiner, _) = come_back(&mut world, Join { policy: RESUME, ..wish("train", 1, 4) });
+    let (second, _) = come_back(&mut world, join(2));
+    world.ready(&[first, second]);
+    assert_eq!(refused(&world.hear(joiner), &["rank 1", "fail"]), ErrorCode::Busy);
+}
+
+#[test]
+fn a_new_connection_takes_the_old_ones_place() {
+    for policy in [SHRINK, RESUME] {
+        let mut world = World::new();
+        let members = world.run_with("train", 3, policy);
+        let join = reconnect(&world, "train", 1, 3, policy);
+        let (conn, heard) = come_back(&mut world, join.clone());
+        assert_eq!(heard, [Reply::Resumed]);
+        assert!(world.closed.contains(&members[1]));
+        for other in [members[0], members[2]] {
+            assert_eq!(world.hear(other), [], "nobody else notices");
+        }
+        // The daemon hears of the old one's end later, or never.
+        world.jobs.closed(members[1]);
+        world.settle();
+        assert_eq!(world.phase("train"), "running");
+        // Another's cookie, or another epoch: it is not that worker.
+        let mut wrong = join;
+        wrong.rank = 2;
+        wrong.data_port = 4002;
+        wrong.resume.as_mut().expect("it has one").cookie += 1;
+        let (stranger, heard) = come_back(&mut world, wrong);
+        assert_eq!(aborted(&heard), AbortReason::Expelled);
+        assert!(world.closed.contains(&stranger) && !world.closed.contains(&members[2]));
+        world.say(conn, Request::Leave);
+    }
+}
+
+#[test]
+fn who_was_given_up_is_expelled() {
+    let mut world = World::new();
+    let members = world.run_with("train", 3, SHRINK);
+    let join = reconnect(&world, "train", 1, 3, SHRINK);
+    world.close(members[1]);
+    for conn in [members[0], members[2]] {
+        world.say(conn, Request::Progress(progress(10, 3)));
+    }
+    let (_, heard) = come_back(&mut world, join);
+    assert_eq!(aborted(&heard), AbortReason::Expelled);
+}
+
+#[test]
+fn until_there_is_a_plan_it_may_come_back() {
+    let mut world = World::new();
+    let members = world.run_with("train", 3, SHRINK);
+    let join = |rank| reconnect(&world, "train", rank, 3, SHRINK);
+    let (lost, silent) = (join(1), join(2));
+    world.close(members[1]);
+    world.heard.clear();
+    world.say(members[0], Request::Progress(progress(10, 3)));
+    let (lost, heard) = come_back(&mut world, lost);
+    assert_eq!(heard, [], "it has said what it has");
+    // One that was thought to be there comes over a new connection: its progress counts as well.
+    let (silent, heard) = come_back(&mut world, silent);
+    assert!(world.closed.contains(&members[2]));
+    assert_eq!(admitted(&heard).members, 0b111);
+    world.heard.clear();
+    world.ready(&[members[0], lost, silent]);
+    assert!(world.infos()[0].lost.is_empty());
+    assert_eq!(world.phase("train"), "running");
+}
+
+#[test]
+fn a_new_connection_while_paths_are_tried_begins_all_again() {
+    let mut world = World::new();
+    let members = world.run_with("train", 3, SHRINK);
+    let join = reconnect(&world, "train", 2, 3, SHRINK);
+    world.close(members[1]);
+    world.heard.clear();
+    for conn in [members[0], members[2]] {
+        world.say(conn, Request::Progress(progress(10, 3)));
+    }
+    world.heard.clear();
+    world.ready(&members[..1]);
+    // It may name the epoch before, if it did not hear of the new one.
+    let (back, heard) = come_back(&mut world, join);
+    assert_eq!(heard, []);
+    assert!(reform(&world.hear(members[0])).is_empty());
+    world.say(members[0], Request::Progress(progress(10, 3)));
+    assert_eq!(admitted(&world.hear(back)).members, 0b101);
+}
+
+#[test]
+fn a_pause_is_said_again() {
+    let mut world = World::new();
+    let mut members = world.run_with("train", 3, SHRINK);
+    world.close(members.remove(1));
+    for conn in &members {
+        world.say(*conn, Request::Progress(progress(10, 3)));
+    }
+    world.ready(&members);
+    let joiner = world.connect();
+    world.say(joiner, Request::Join(Join { policy: SHRINK, ..wish("train", 1, 3) }));
+    world.say(members[0], Request::Paused { next_sequence: 3 });
+    let join = reconnect(&world, "train", 0, 3, SHRINK);
+    let (back, heard) = come_back(&mut world, join.clone());
+    assert_eq!(heard, [Reply::Resumed, Reply::Pause { joining: vec![1] }]);
+    world.say(back, Request::Paused { next_sequence: 3 });
+    world.say(members[1], Request::Paused { next_sequence: 3 });
+    let (_, heard) = come_back(&mut world, join);
+    assert_eq!(heard, [Reply::Resumed, Reply::RunTo { sequence: 3 }]);
+}
