@@ -328,6 +328,9 @@ pub struct SlotHead {
 /// Bytes of a slot in the kernel's table.
 pub const SLOT_LEN: usize = size_of::<SlotHead>() + crate::lanes::MAX_PAYLOAD;
 
+/// Bytes of a job's quota in the kernel's table.
+pub const QUOTA_LEN: usize = size_of::<Quota>();
+
 const _: () = assert!(size_of::<SlotHead>() == 64);
 const _: () = assert!(size_of::<JobConf>() == 56);
 const _: () = assert!(size_of::<Member>() == 32);

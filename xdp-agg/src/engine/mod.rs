@@ -99,8 +99,8 @@ pub trait Engine: Send {
     /// The engine's.
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError>;
 
-    /// How long ago each member of a running job last contributed, by rank; None: not in this
-    /// epoch. Empty: the engine cannot tell.
+    /// How long ago each member's latest contribution was taken in (to some milliseconds); None: not
+    /// in this epoch. An engine that does not know tells of nobody.
     ///
     /// # Errors
     /// The engine's.

@@ -7,8 +7,10 @@
 mod bench;
 mod events;
 mod object;
+mod phases;
 mod plan;
 mod sys;
+mod tables;
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
@@ -18,11 +20,12 @@ use tracing::{info, warn};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::Chunk;
 use xdp_agg_common::maps::{
-    JobConf, JobCounters, MAX_JOBS, MAX_PORTS, Member, Phase, ResultMode, copy_index, member_index,
+    JobConf, JobCounters, MAX_JOBS, MAX_PORTS, Member, Phase, ResultMode, copy_index,
 };
 use xdp_agg_common::slot::{Pool, SlotState};
 use xdp_agg_common::wire::MAX_WORKERS;
 
+use super::sum::since;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started, XdpMode};
 use crate::link::Links;
 use events::EventLog;
@@ -191,42 +194,6 @@ impl XdpEngine {
         job.ok_or_else(|| wrong(format!("job {job_id} is not on the data path")))
     }
 
-    fn write_conf(&mut self, job_id: u16, conf: &JobConf) -> Result<(), EngineError> {
-        self.object.jobs.set(job_id.into(), conf, 0).map_err(|error| other("a job", error))
-    }
-
-    /// Refuses the job's packets from now on, and waits for those that were let in before.
-    fn silence(&mut self, job_id: u16) -> Result<(), EngineError> {
-        if let Some(job) = self.jobs.get_mut(usize::from(job_id)).and_then(Option::take) {
-            self.write_conf(job_id, &JobConf { phase: Phase::Off as u16, ..job.conf })?;
-            sys::wait_for_running_programs();
-        }
-        Ok(())
-    }
-
-    /// Writes everything of a job that is silent, but leaves it silent.
-    fn write_job(&mut self, job: &JobSetup, conf: &JobConf) -> Result<(), EngineError> {
-        for rank in 0..MAX_WORKERS {
-            let rank = rank as u16;
-            let member = job.members.get(&rank).map_or_else(Member::default, |at| Member {
-                addr: u32::from(*at.ip()),
-                port: at.port(),
-                ..Member::default()
-            });
-            let index = member_index(job.job_id, rank);
-            self.object.members.set(index, member, 0).map_err(|error| other("a member", error))?;
-        }
-        // Another job may have used these slots in an epoch of the same number.
-        for slot in conf.slot_base..conf.slot_base + conf.slots {
-            self.object
-                .slots
-                .set(slot, RawSlot::empty(), 0)
-                .map_err(|error| other("a slot", error))?;
-        }
-        self.object.set_ports(job.job_id, &[])?;
-        self.write_conf(job.job_id, conf)
-    }
-
     fn check_setup(&self, job: &JobSetup) -> Result<Pool, EngineError> {
         let JobSetup { job_id, conf, members } = job;
         let end = u64::from(conf.slot_base) + u64::from(conf.slots);
@@ -239,8 +206,8 @@ impl XdpEngine {
         };
         if !job.is_consistent() || !(1..=self.max_chunks).contains(&conf.max_chunks) {
             return Err(wrong(format!(
-                "{} members for {} workers (1 to {MAX_WORKERS}) that are not the ones named, or blocks of {} chunks where 1 \
-                 to {} fit",
+                "{} members for {} workers (1 to {MAX_WORKERS}) that are not the ones named, or \
+                 blocks of {} chunks where 1 to {} fit",
                 members.len(),
                 conf.workers,
                 conf.max_chunks,
@@ -255,9 +222,7 @@ impl XdpEngine {
         (0..conf.workers)
             .filter(|rank| conf.members >> rank & 1 == 1)
             .map(|rank| {
-                let index = member_index(job_id, rank);
-                let member = self.object.members.get(&index, 0);
-                let member = member.map_err(|error| other("a member", error))?;
+                let member = self.object.member(job_id, rank)?;
                 if member.learned_epoch == conf.epoch && member.ifindex != 0 {
                     Ok((rank, member))
                 } else {
@@ -301,11 +266,9 @@ impl Engine for XdpEngine {
     fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
         let pool = self.check_setup(job)?;
         let (group, group_port) = plan::group(job.job_id, &job.conf);
-        let silent = JobConf { phase: Phase::Off as u16, mode: 0, group, group_port, ..job.conf };
-        self.silence(job.job_id)?;
-        self.write_job(job, &silent)?;
-        let conf = JobConf { phase: Phase::Probing as u16, ..silent };
-        self.write_conf(job.job_id, &conf)?;
+        let conf = JobConf { group, group_port, ..job.conf };
+        self.jobs[usize::from(job.job_id)] = None;
+        let conf = phases::prepare(&mut self.object, &JobSetup { conf, ..job.clone() })?;
         self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool });
         Ok(())
     }
@@ -319,11 +282,7 @@ impl Engine for XdpEngine {
         let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
         let plan = plan::plan(&members, port_of, wanted, !self.generic)?;
         self.write_plan(job_id, &plan)?;
-        // The phase comes last: a packet that is let in finds all the rest.
-        let conf = JobConf { mode: plan.mode as u16, ..conf };
-        self.write_conf(job_id, &conf)?;
-        let conf = JobConf { phase: Phase::Running as u16, ..conf };
-        self.write_conf(job_id, &conf)?;
+        let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
         if let Some(job) = &mut self.jobs[usize::from(job_id)] {
             job.conf = conf;
         }
@@ -333,8 +292,10 @@ impl Engine for XdpEngine {
     }
 
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
-        self.silence(job_id)?;
-        if usize::from(job_id) < MAX_JOBS { self.object.set_ports(job_id, &[]) } else { Ok(()) }
+        let Some(job) = self.jobs.get_mut(usize::from(job_id)) else { return Ok(()) };
+        *job = None;
+        phases::silence(&mut self.object, job_id)?;
+        self.object.set_ports(job_id, &[])
     }
 
     fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
@@ -345,6 +306,17 @@ impl Engine for XdpEngine {
         let job = self.job(job_id)?;
         let state = self.object.slot(job.slot_of(block))?.head.state;
         Ok(state.missing(job.conf.epoch, job.conf.members, block))
+    }
+
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let conf = self.job(job_id)?.conf;
+        let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
+        let heard = |rank| {
+            let member = self.object.member(job_id, rank)?;
+            // Read after the entry: what was heard is not of a later time then.
+            Ok((rank, since(member.heard, sys::monotonic())))
+        };
+        members.map(heard).collect()
     }
 }
 

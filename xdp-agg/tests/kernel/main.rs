@@ -8,5 +8,6 @@ mod events;
 mod foreign;
 mod frames;
 mod model;
+mod quota;
 mod setup;
 mod verdicts;

@@ -132,6 +132,14 @@ pub(super) fn wait_for_running_programs() {
     }
 }
 
+/// The time of the clock that the kernel program stamps members with.
+pub(super) fn monotonic() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes `now`. It cannot fail: every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
 /// Waits until one of two descriptors can be read or is closed at the other end.
 ///
 /// # Errors
