@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
 
 use xdp_agg::engine::JobSetup;
 use xdp_agg::engine::sum::{Answer, Sums};
@@ -74,6 +75,7 @@ struct Job {
 
 struct World {
     sums: Sums,
+    now: Duration,
     jobs: [Job; JOBS],
     outcome: Outcome,
 }
@@ -94,6 +96,9 @@ fn setup(index: usize, epoch: u16, members: u64) -> JobSetup {
         addr: 0x0a00_00fe,
         slot_base,
         slots,
+        // The second job has a quota.
+        packet_interval: if index == 1 { 1000 } else { 0 },
+        packet_burst: 12_000,
         port: 48_864,
         epoch,
         workers,
@@ -113,7 +118,12 @@ impl World {
             taken: BTreeMap::new(),
             sums: BTreeMap::new(),
         });
-        let mut world = Self { sums: Sums::new(16, MAX_CHUNKS), jobs, outcome: Outcome::default() };
+        let mut world = Self {
+            sums: Sums::new(16, MAX_CHUNKS),
+            now: Duration::ZERO,
+            jobs,
+            outcome: Outcome::default(),
+        };
         for (index, (.., runs)) in SETUPS.into_iter().enumerate() {
             world.begin(index, runs);
         }
@@ -142,7 +152,7 @@ impl World {
                 tag: 0,
             };
             let mut probe = packet(&header, 1, 0);
-            let answer = self.sums.packet(source(*at), &mut probe);
+            let answer = self.sums.packet(source(*at), &mut probe, self.now);
             assert!(matches!(answer, Answer::Sender { .. }), "a probe was not answered");
         }
         self.sums.start(job.setup.job_id, None).expect("all paths are known");
@@ -173,7 +183,7 @@ impl World {
         let before = self.sums.clone();
         let counted = self.counters();
         let mut packet = bytes.to_vec();
-        let answer = self.sums.packet(from, &mut packet);
+        let answer = self.sums.packet(from, &mut packet, self.now);
         let now = self.counters();
         let refused: Vec<usize> =
             (0..Reject::COUNT).filter(|i| now.rejects[*i] != counted.rejects[*i]).collect();
@@ -182,9 +192,12 @@ impl World {
             [] => assert!(belongs.is_some(), "admitted: {bytes:02x?} from {from:?}"),
             [reason] => {
                 self.outcome.note(FIRST_REASON + reason);
-                assert!(self.sums.holds_the_same(&before), "refused, and it changed something");
                 let late = [Reject::Window, Reject::Mismatch, Reject::Quota];
                 let is_late = late.iter().any(|late| *late as usize == reason);
+                assert!(self.sums.sums_are_as(&before), "refused, and it changed a sum");
+                // A member's own packets count against its job's quota, a stranger's do not.
+                let counts = is_late && reason != Reject::Quota as usize;
+                assert!(counts || self.sums.is_as(&before), "refused, and it changed something");
                 assert_eq!(belongs.is_some(), is_late, "{reason}: {bytes:02x?} from {from:?}");
                 let is_told = reason == Reject::Mismatch as usize;
                 assert!(is_told || answer == Answer::Nothing, "an answer to what was refused");
@@ -205,7 +218,7 @@ impl World {
             assert!(again.is_none(), "counted twice: {header:?}");
             self.check_contribution(index, &header, &answer, &packet);
         } else {
-            assert!(self.sums.holds_the_same(&before) || header.kind == Kind::Probe);
+            assert!(self.sums.sums_are_as(&before), "a repetition changed a sum");
             self.check_repetition(index, &header, &answer, &packet);
         }
     }
@@ -344,7 +357,9 @@ fn run(input: &[u8]) -> Outcome {
         if script.is_empty() {
             break;
         }
-        let op = script.below(8);
+        let (op, passed) = (script.byte(), script.byte());
+        world.now += Duration::from_nanos(u64::from(passed) * 64);
+        let op = op % 8;
         if op == 6 {
             let (job, members) = (script.below(JOBS as u8), script.byte());
             world.reform(job.into(), members.into());

@@ -90,10 +90,14 @@ impl Sums {
         &self.counters
     }
 
-    /// Whether jobs, slots and sums are the same as those of another; counters may differ. What a
-    /// refused packet must not change.
-    pub fn holds_the_same(&self, other: &Self) -> bool {
-        self.jobs == other.jobs && self.slots == other.slots && self.lanes == other.lanes
+    /// Whether everything but counters is as it is there: what a stranger's packet must not change.
+    pub fn is_as(&self, other: &Self) -> bool {
+        self.jobs == other.jobs && self.sums_are_as(other)
+    }
+
+    /// Whether slots and sums are as they are there: what a member's repetition must not change.
+    pub fn sums_are_as(&self, other: &Self) -> bool {
+        self.slots == other.slots && self.lanes == other.lanes
     }
 
     /// Takes the events since the last call.
