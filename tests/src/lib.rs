@@ -85,6 +85,7 @@ mod netlink;
 mod process;
 mod programs;
 mod qdisc;
+pub mod steady;
 mod sys;
 mod topology;
 pub mod traffic;
