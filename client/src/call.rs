@@ -397,4 +397,92 @@ mod tests {
             assert!(!tags[..i].contains(tag), "{i}");
         }
     }
+
+    /// What the aggregator does with the blocks of some workers of a world, as each gets it back.
+    fn all_reduce(inputs: &[Vec<f32>], world: u16, op: Op, scale: f64) -> Vec<(Report, Vec<f32>)> {
+        let members = (1_u64 << inputs.len()) - 1;
+        let mut calls: Vec<_> = inputs
+            .iter()
+            .map(|input| {
+                let mut call = Call::new(0, input.clone().into(), op, world, scale);
+                call.begin(0, 1, members);
+                call
+            })
+            .collect();
+        for block in 0..calls[0].report.blocks {
+            let mut sum = vec![0_u8; 64];
+            let mut flags = 0;
+            for call in &mut calls {
+                let mut payload = vec![0xee; call.payload_len(block)];
+                flags |= call.encode(block, true, &mut payload);
+                for (sum, lane) in sum.as_chunks_mut().0.iter_mut().zip(payload.as_chunks().0) {
+                    let total = u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane));
+                    *sum = total.to_le_bytes();
+                }
+            }
+            for call in &mut calls {
+                let len = call.payload_len(block);
+                call.decode(block, flags, &sum[..len], members);
+            }
+        }
+        let ended = calls.into_iter().map(|call| {
+            let report = call.report;
+            let Elements::F32(elements) = call.into_elements() else { panic!("floats went in") };
+            (report, elements.into_owned())
+        });
+        ended.collect()
+    }
+
+    const WORLDS: [(u16, usize); 6] = [(1, 1), (2, 2), (3, 2), (8, 8), (64, 5), (64, 63)];
+
+    /// Invariant 6: a NaN or an infinity of any worker makes its block NaN at every worker, and no
+    /// other block; also where not all of the world contribute.
+    #[test]
+    fn non_finite_values_reach_every_worker() {
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
+            for ((world, members), op) in
+                WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
+            {
+                for (at, of) in [(0, 0), (15, members / 2), (33, members - 1)] {
+                    let mut inputs = vec![vec![0.5_f32; 34]; members];
+                    inputs[of][at] = odd;
+                    for (report, output) in all_reduce(&inputs, world, op, 1024.0) {
+                        assert_eq!(report.non_finite_blocks, 1);
+                        for (i, value) in output.iter().enumerate() {
+                            assert_eq!(value.is_nan(), i / 16 == at / 16, "{odd} {world} {op:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is finite stays finite: what is too small becomes (positive) zero, what is too large
+    /// the nearest number that fits, and is counted at its owner.
+    #[test]
+    fn extreme_finite_values_are_rounded_or_clamped() {
+        let tiny = [0.0, -0.0, f32::from_bits(1), -f32::from_bits(1), f32::MIN_POSITIVE / 2.0];
+        for ((world, members), op) in
+            WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
+        {
+            for scale in [1.0, 1e7, 1e30] {
+                let inputs = vec![tiny.to_vec(); members];
+                for (report, output) in all_reduce(&inputs, world, op, scale) {
+                    assert_eq!((report.saturated, report.non_finite_blocks), (0, 0));
+                    assert_eq!(output.iter().map(|x| x.to_bits()).max(), Some(0), "{output:?}");
+                }
+                let mut inputs = vec![vec![0.0, 0.0]; members];
+                inputs[0] = vec![f32::MAX, f32::MIN];
+                let limit = Numbers::new(world, scale).float_limit();
+                let share = if op == Op::Average { members as f64 } else { 1.0 };
+                let all = all_reduce(&inputs, world, op, scale);
+                assert!(all.iter().all(|(_, output)| *output == all[0].1));
+                let [most, least] = all[0].1[..] else { panic!("two went in") };
+                let near = |got: f32, want: f64| (f64::from(got) / want - 1.0).abs() < 1e-6;
+                assert!(near(most, limit / share) && near(least, -limit / share), "{most} {least}");
+                assert_eq!(all[0].0.saturated, 2);
+                assert!(all[1..].iter().all(|(report, _)| report.saturated == 0));
+            }
+        }
+    }
 }

@@ -200,7 +200,8 @@ impl Shared {
             let mut engine = self.lock();
             self.tell_if_joined(&engine);
             if let Some(errand) = engine.errand() {
-                self.run(errand, &mut engine, &mut ring);
+                drop(engine);
+                self.run(errand, &mut ring);
             } else if engine.machine.state() == State::OnRing {
                 self.carry_ring(engine, &mut ring);
             } else if self.foreground.load(Ordering::Acquire) > 0 {
@@ -243,21 +244,15 @@ impl Shared {
     }
 
     /// The members meet, and tell each other what they have.
-    fn build_ring(
-        &self,
-        seat: Seat,
-        engine: &mut MutexGuard<'_, Engine>,
-    ) -> Result<Fallback, Error> {
-        let own = engine.machine.progress();
+    fn build_ring(&self, seat: Seat) -> Result<Fallback, Error> {
+        let own = self.lock().machine.progress();
         let listener = self.listener.lock().take();
-        let (ring, all) = MutexGuard::unlocked(engine, || {
-            self.busy(|| {
-                let mut ring = Fallback::build(seat, listener, self.deadline)?;
-                let all = ring.gather(&own)?;
-                Ok::<_, Error>((ring, all))
-            })
+        let (ring, all) = self.busy(|| {
+            let mut ring = Fallback::build(seat, listener, self.deadline)?;
+            let all = ring.gather(&own)?;
+            Ok::<_, Error>((ring, all))
         })?;
-        engine.machine.enter_ring(&all)?;
+        self.lock().machine.enter_ring(&all)?;
         Ok(ring)
     }
 
@@ -294,21 +289,17 @@ impl Shared {
         interests.iter().all(|interest| !interest.ready) || watched.is_some() && interests[1].ready
     }
 
-    fn run(
-        &self,
-        errand: Errand,
-        engine: &mut MutexGuard<'_, Engine>,
-        ring: &mut Option<Fallback>,
-    ) {
+    /// What takes its time is done without the engine.
+    fn run(&self, errand: Errand, ring: &mut Option<Fallback>) {
         match errand {
             Errand::Connect(dial) => {
-                let outcome = MutexGuard::unlocked(engine, || Session::open(&dial));
-                engine.connected(outcome);
+                let outcome = Session::open(&dial);
+                self.lock().connected(outcome);
             }
-            Errand::Join(group) => engine.join(group),
-            Errand::Ring(seat) => match self.build_ring(seat, engine) {
+            Errand::Join(group) => self.lock().join(group),
+            Errand::Ring(seat) => match self.build_ring(seat) {
                 Ok(built) => *ring = Some(built),
-                Err(error) => engine.machine.fail(error),
+                Err(error) => self.lock().machine.fail(error),
             },
         }
     }

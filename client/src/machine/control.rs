@@ -13,6 +13,7 @@ use xdp_agg_common::slot::Pool;
 
 use super::epoch::Epoch;
 use super::{Control, Freeze, GRACE, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
+use crate::call::rank_bit;
 use crate::error::Error;
 use crate::flow::{self, Flow};
 
@@ -212,13 +213,17 @@ impl Machine {
     }
 
     fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
+        let config = &self.config;
+        let uncut = admitted.chunks == self.admitted().map_or(admitted.chunks, |old| old.chunks)
+            || self.calls.iter().all(|call| !call.has_begun() || call.is_done());
         let pool = Pool::new(admitted.slots).filter(|_| {
-            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
+            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks))
+                && admitted.members & rank_bit(config.rank) != 0
+                && uncut
         });
         let Some(pool) = pool else {
             return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
         };
-        let config = &self.config;
         Ok(Flow::new(flow::Config {
             limit: pool.window(),
             window_max: config.window_room.max(2),
@@ -379,7 +384,7 @@ impl Machine {
             return None;
         }
         let data = match self.phase {
-            Phase::Probing { next, .. } => Some(next),
+            Phase::Probing { next, .. } if self.freeze == Freeze::No => Some(next),
             Phase::Running if self.freeze == Freeze::No => {
                 self.epoch.as_ref().and_then(|epoch| epoch.flow.poll_timeout())
             }
@@ -411,7 +416,8 @@ impl Machine {
             self.begin_calls();
         }
         match self.phase {
-            Phase::Running if self.freeze == Freeze::No => {
+            _ if self.freeze != Freeze::No => {}
+            Phase::Running => {
                 if let Some(epoch) = &mut self.epoch {
                     epoch.flow.on_timeout(now);
                 }

@@ -1,0 +1,259 @@
+//! One machine, and what it is told by hand.
+
+use std::time::Duration;
+
+use xdp_agg_common::control::{
+    Admitted, AggregatorLoss, Held, Plan, Policy, Reply, Request, Run, RunKind, WorkerLoss,
+};
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+
+use crate::collective::Op;
+use crate::error::Error;
+use crate::machine::{Config, Control, Machine, State};
+
+const NOW: Duration = Duration::from_secs(5);
+/// Elements of a block of one chunk.
+const BLOCK: usize = 16;
+
+struct Alone {
+    machine: Machine,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let policy =
+            Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss: AggregatorLoss::Resume };
+        let config = Config { policy, ..Config::new("alone", 1, 3) };
+        let mut alone = Self { machine: Machine::new(config, NOW) };
+        assert_eq!(alone.machine.poll_control(NOW), Some(Control::Connect));
+        alone.machine.connected(NOW);
+        alone.said();
+        alone
+    }
+
+    /// Rank 1 of 0, 1, 2, running.
+    fn running() -> Self {
+        let mut alone = Self::new();
+        alone.enter(1, None);
+        alone
+    }
+
+    fn admit(&mut self, epoch: u16, members: u64, plan: Option<Plan>) {
+        let admitted = Admitted {
+            job_id: 0,
+            cookie: 1000 + u64::from(epoch),
+            epoch,
+            members,
+            chunks: 1,
+            slots: 16,
+            data: "10.0.0.1:48864".parse().expect("an address"),
+            plan,
+            ring: Vec::new(),
+        };
+        self.machine.on_reply(Reply::Admitted(admitted), NOW);
+    }
+
+    fn enter(&mut self, epoch: u16, plan: Option<Plan>) {
+        self.admit(epoch, 0b111, plan);
+        let [probe] = &self.sent()[..] else { panic!("one probe") };
+        let (mut header, payload) = parse(probe);
+        assert_eq!((header.kind, header.epoch, payload.len()), (Kind::Probe, epoch, 64));
+        header.kind = Kind::ProbeReply;
+        self.deliver(header, payload);
+        assert_eq!(self.said(), [Request::Ready]);
+        self.machine.on_reply(Reply::Go { mode: ResultMode::Ports, group: None }, NOW);
+        assert_eq!(self.machine.state(), State::Running);
+    }
+
+    fn call(&mut self, blocks: usize) -> u64 {
+        self.machine.start(vec![1_i32; blocks * BLOCK].into(), Op::Sum).expect("it runs")
+    }
+
+    fn said(&mut self) -> Vec<Request> {
+        std::iter::from_fn(|| self.machine.poll_control(NOW))
+            .filter_map(|control| match control {
+                Control::Send(request) => Some(request),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        let mut packet = [0; 2048];
+        std::iter::from_fn(|| {
+            self.machine.poll_transmit(NOW, &mut packet).map(|len| packet[..len].to_vec())
+        })
+        .collect()
+    }
+
+    fn deliver(&mut self, header: Header, payload: &[u8]) {
+        let mut packet = vec![0; HEADER_LEN];
+        header.emit(packet.first_chunk_mut().expect("long enough"));
+        packet.extend_from_slice(payload);
+        self.machine.on_packet(&packet, NOW);
+    }
+
+    /// The result of a contribution of its own, as if all three had contributed the same.
+    fn result(&mut self, packet: &[u8]) {
+        let (header, payload) = parse(packet);
+        let payload: Vec<u8> = payload
+            .as_chunks()
+            .0
+            .iter()
+            .flat_map(|lane| u32::from_le_bytes(*lane).wrapping_mul(3).to_le_bytes())
+            .collect();
+        self.deliver(Header { kind: Kind::Result, ..header }, &payload);
+    }
+
+    fn reform(&mut self) -> Request {
+        let reply = Reply::Reform { lost: vec![2], reason: "a test".into() };
+        self.machine.on_reply(reply, NOW);
+        let mut said = self.said();
+        assert_eq!(said.len(), 1, "{said:?}");
+        said.remove(0)
+    }
+}
+
+fn parse(packet: &[u8]) -> (Header, &[u8]) {
+    let (header, payload) = packet.split_first_chunk::<HEADER_LEN>().expect("whole");
+    (Header::parse(header).expect("ours"), payload)
+}
+
+fn plan(from: u64, kinds: &[RunKind]) -> Option<Plan> {
+    let runs = kinds.iter().map(|kind| Run { len: 1, kind: *kind }).collect();
+    Some(Plan { from, runs, next_sequence: 1 })
+}
+
+/// What was said of the progress stays true: a result that comes later is of no use, and its block
+/// is summed again, once.
+#[test]
+fn a_result_after_the_progress_is_not_taken_in() {
+    let mut alone = Alone::running();
+    let sequence = alone.call(3);
+    let sent = alone.sent();
+    alone.result(&sent[1]);
+    let Request::Progress(progress) = alone.reform() else { panic!("its progress") };
+    assert_eq!((progress.base, progress.next_sequence), (0, 1));
+    assert_eq!(progress.held, [Held { from: 1, len: 1, members: 0b111 }]);
+    alone.result(&sent[0]);
+    assert_eq!(alone.machine.progress(), progress);
+    assert!(alone.sent().is_empty(), "nothing is sent meanwhile");
+    alone.enter(2, plan(0, &[RunKind::Redo, RunKind::Skip]));
+    alone.result(&sent[0]); // of an epoch that is over
+    let sent = alone.sent();
+    let blocks: Vec<_> = sent.iter().map(|packet| parse(packet).0.block).collect();
+    assert_eq!(blocks, [0, 1], "the second block of the call has no number");
+    assert!(alone.machine.take(sequence).is_none());
+    sent.iter().for_each(|packet| alone.result(packet));
+    let call = alone.machine.take(sequence).expect("it has ended").expect("well");
+    assert_eq!(call.report().reforms, 1);
+    assert_eq!(call.contributors(), [Held { from: 0, len: 3, members: 0b111 }]);
+}
+
+/// A holder whose call is over hands its sum on; who neither holds nor lacks it sends nothing but
+/// zeros without a bias.
+#[test]
+fn a_sum_is_handed_on_after_its_call() {
+    let copy = |source| RunKind::Copy { source, members: 0b111 };
+    for (source, tripled) in [(1, true), (0, false)] {
+        let mut alone = Alone::running();
+        let sequence = alone.call(1);
+        let sent = alone.sent();
+        alone.result(&sent[0]);
+        drop(alone.machine.take(sequence).expect("it has ended").expect("well"));
+        alone.reform();
+        alone.enter(2, plan(0, &[copy(source)]));
+        let [packet] = &alone.sent()[..] else { panic!("one block") };
+        let (header, payload) = parse(packet);
+        assert_eq!((header.block, header.tag, payload.len()), (0, 0, 64));
+        let mine = u32::from_le_bytes(*parse(&sent[0]).1.first_chunk().expect("a lane"));
+        let lane = u32::from_le_bytes(*payload.first_chunk().expect("a lane"));
+        assert_eq!(lane, if tripled { mine.wrapping_mul(3) } else { 0 });
+        // And the next reform finds it still there.
+        let Request::Progress(progress) = alone.reform() else { panic!("its progress") };
+        assert_eq!(progress.base, 1);
+        assert_eq!(progress.held, [Held { from: 0, len: 1, members: 0b111 }]);
+    }
+}
+
+#[test]
+fn who_joins_a_running_job_starts_where_the_others_are() {
+    let mut alone = Alone::new();
+    alone.enter(9, Some(Plan { from: 50, runs: Vec::new(), next_sequence: 7 }));
+    assert_eq!(alone.machine.next_sequence(), 7);
+    let sequence = alone.call(2);
+    assert_eq!(sequence, 7);
+    let sent = alone.sent();
+    assert_eq!(parse(&sent[0]).0.block, 0);
+    sent.iter().for_each(|packet| alone.result(packet));
+    let call = alone.machine.take(7).expect("it has ended").expect("well");
+    assert_eq!((call.first_block(), call.report().contributors), (50, 0b111));
+}
+
+/// Calls wait at the gate, and the epoch ends there.
+#[test]
+fn a_pause_holds_later_calls_back() {
+    let mut alone = Alone::running();
+    alone.machine.on_reply(Reply::Pause { joining: vec![2] }, NOW);
+    assert_eq!(alone.said(), [Request::Paused { next_sequence: 0 }]);
+    alone.call(1);
+    alone.call(1);
+    assert!(alone.sent().is_empty());
+    alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+    let [packet] = &alone.sent()[..] else { panic!("one call may go") };
+    assert!(alone.said().is_empty());
+    alone.result(packet);
+    let said = alone.said();
+    let [Request::Progress(progress)] = &said[..] else { panic!("{said:?}") };
+    assert_eq!((progress.base, progress.next_sequence), (1, 1));
+    alone.enter(2, plan(1, &[]));
+    assert_eq!(alone.sent().len(), 1, "the second call");
+}
+
+/// A plan that does not fit what this worker has would count something twice or not at all.
+#[test]
+fn impossible_plans_are_refused() {
+    let copy = |source, members| RunKind::Copy { source, members };
+    let redo = RunKind::Redo;
+    for (why, plan) in [
+        ("no plan", None),
+        ("what it has is done again", plan(0, &[redo, redo])),
+        ("and is left out of the plan", plan(0, &[redo])),
+        ("what it lacks is finished", plan(1, &[])),
+        ("what it lacks is skipped", plan(0, &[RunKind::Skip, RunKind::Skip])),
+        ("to hand on what it lacks", plan(0, &[copy(1, 0b111), RunKind::Skip])),
+        ("to hand on another sum", plan(0, &[redo, copy(1, 0b011)])),
+        ("beyond its calls", plan(0, &[redo, RunKind::Skip, redo, redo])),
+        (
+            "for ever",
+            Some(Plan { from: 0, runs: vec![Run { len: u64::MAX, kind: redo }], next_sequence: 1 }),
+        ),
+    ] {
+        let mut alone = Alone::running();
+        alone.call(3);
+        let sent = alone.sent();
+        alone.result(&sent[1]);
+        alone.reform();
+        alone.admit(2, 0b111, plan);
+        let failure = alone.machine.failure();
+        assert!(matches!(failure, Some(Error::Protocol(_))), "{why}: {failure:?}");
+        assert!(matches!(alone.said()[..], [Request::Abort { .. }]), "{why}");
+    }
+}
+
+#[test]
+fn probes_end() {
+    let mut alone = Alone::new();
+    alone.admit(1, 0b111, None);
+    let mut now = NOW;
+    let mut probes = 0;
+    while alone.machine.failure().is_none() {
+        let mut packet = [0; 2048];
+        probes += u32::from(alone.machine.poll_transmit(now, &mut packet).is_some());
+        now = alone.machine.poll_timeout().expect("a timer").max(now);
+        alone.machine.on_timeout(now);
+    }
+    assert_eq!(probes, super::super::PROBES);
+    assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
+}
