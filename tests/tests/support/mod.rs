@@ -39,7 +39,7 @@ macro_rules! need_root {
 pub struct Lab {
     pub topology: Topology,
     pub daemon: Option<Process>,
-    engine: &'static str,
+    pub engine: &'static str,
     /// Further arguments of the daemon.
     pub extra: Vec<String>,
 }

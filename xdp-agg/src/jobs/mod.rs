@@ -312,10 +312,10 @@ impl Jobs {
         }
     }
 
-    /// The daemon has no room for a connection: it is told why, and closed.
+    /// A connection is beyond the daemon's limits: it is told why, and closed.
     pub fn dismiss(&mut self, conn: ConnId, why: &str) {
         if self.sessions.contains_key(&conn) {
-            self.refuse_and_close(conn, ErrorCode::NoRoom, why);
+            self.refuse_and_close(conn, ErrorCode::Limit, why);
         }
     }
 
