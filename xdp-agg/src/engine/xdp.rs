@@ -4,10 +4,13 @@
 //! packets. It writes a job only while its phase is `Off` and no program that saw it in another
 //! phase still runs, so a packet never meets half a job.
 
+mod attach;
 mod bench;
 mod events;
+pub mod fuzz;
 mod object;
 mod phases;
+mod pins;
 mod plan;
 mod sys;
 mod tables;
@@ -16,30 +19,24 @@ use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::info;
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::Chunk;
-use xdp_agg_common::maps::{
-    JobConf, JobCounters, MAX_JOBS, MAX_PORTS, Member, Phase, ResultMode, copy_index,
-};
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
 use xdp_agg_common::slot::{Pool, SlotState};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sum::since;
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started, XdpMode};
-use crate::link::Links;
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
+use attach::{Interface, links};
 use events::EventLog;
 use object::{Object, Settings, other};
+use pins::Pins;
 use plan::Plan;
-use sys::RawSlot;
+use sys::{RawSlot, Stamp};
 
 pub use bench::{BenchAccount, BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
 pub use sys::pin_to_cpu;
-
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-/// Largest MTU of a veth peer that native XDP takes: one page less what the kernel keeps in it.
-const VETH_MTU_MAX: u32 = 3506;
 
 /// The XDP program on interfaces of this network namespace. Interfaces are known by their numbers
 /// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
@@ -49,7 +46,8 @@ const VETH_MTU_MAX: u32 = 3506;
 /// sender handed over as a whole: workers behind veth then have to send without segmentation
 /// offload, while native mode switches it off by itself.
 pub struct XdpEngine {
-    // Dropped first: no packet arrives while the rest goes.
+    // Dropped first, then what was attached: no packet arrives while the rest goes.
+    pins: Option<Pins>,
     links: Vec<OwnedFd>,
     _events: EventLog,
     object: Object,
@@ -84,12 +82,25 @@ impl XdpEngine {
     /// already, or a driver that refuses.
     pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
         let interfaces = Interface::find_all(&config.interfaces)?;
-        let mut engine = Self::load(config, &interfaces)?;
-        for (port, interface) in interfaces.iter().enumerate() {
-            engine.object.register_port(interface.ifindex, port as u32)?;
+        let indexes = || interfaces.iter().map(|interface| interface.ifindex);
+        let stamp = Stamp::wanted(config, indexes())?;
+        let pins = config.pin.as_deref().map(|dir| Pins::open(dir, config, &stamp)).transpose()?;
+        let found = pins.as_ref().and_then(|pins| pins.found().copied());
+        let mut engine = Self::load(config, &interfaces, pins)?;
+        for (port, ifindex) in indexes().enumerate() {
+            engine.object.register_port(ifindex, port as u32, found.is_some())?;
         }
-        engine.ports = interfaces.iter().map(|interface| interface.ifindex).collect();
-        engine.attach(config.xdp_mode, &interfaces)?;
+        engine.ports = indexes().collect();
+        match found {
+            Some(found) => engine.adopt(&found, &interfaces)?,
+            None => engine.attach(config.xdp_mode, &interfaces)?,
+        }
+        if let (Some(pins), None) = (&engine.pins, found) {
+            pins.seal(Stamp { generic: engine.generic.into(), ..stamp })?;
+        }
+        if let Some(pins) = &mut engine.pins {
+            pins.set_keep(false);
+        }
         info!(
             interfaces = config.interfaces.join(","),
             slots = config.slots,
@@ -107,25 +118,32 @@ impl XdpEngine {
     /// No privilege or an old kernel.
     pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
         let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(config, &[])?;
-        engine.object.register_port(loopback.ifindex, 0)?;
+        let mut engine = Self::load(config, &[], None)?;
+        engine.object.register_port(loopback.ifindex, 0, false)?;
         engine.ports = vec![loopback.ifindex];
         Ok(engine)
     }
 
-    fn load(config: &EngineConfig, interfaces: &[Interface]) -> Result<Self, EngineError> {
+    fn load(
+        config: &EngineConfig,
+        interfaces: &[Interface],
+        pins: Option<Pins>,
+    ) -> Result<Self, EngineError> {
         let smallest = interfaces.iter().map(|interface| interface.mtu).min();
         let mtu = match (smallest, config.mtu) {
             (Some(a), Some(b)) => a.min(b),
             (a, b) => a.or(b).unwrap_or(u32::MAX),
         };
-        let mut object = Object::load(&Settings {
+        let settings = Settings {
             data_port: config.data_port,
             data_addr: config.data_addr.map_or(0, u32::from),
             redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
             slots: config.slots,
-        })?;
+        };
+        let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
+        let mut object = Object::load(&settings, &maps)?;
         Ok(Self {
+            pins,
             links: Vec::new(),
             _events: EventLog::start(object.take_events()?)?,
             object,
@@ -135,38 +153,6 @@ impl XdpEngine {
             slots: config.slots,
             max_chunks: chunks_for_mtu(mtu),
         })
-    }
-
-    /// Attaches to all interfaces in one mode: copies go from any of them to any other.
-    fn attach(&mut self, mode: XdpMode, interfaces: &[Interface]) -> Result<(), EngineError> {
-        if mode != XdpMode::Generic {
-            match self.attach_all(XDP_FLAGS_DRV_MODE, interfaces) {
-                Err(AttachError::NoNative { interface, driver }) if mode == XdpMode::Auto => warn!(
-                    %interface,
-                    %driver,
-                    "this driver cannot run XDP programs itself: attaching to all interfaces in \
-                     generic mode, which is slower and sends results of more than one worker by \
-                     multicast only"
-                ),
-                result => return result.map_err(AttachError::into_engine),
-            }
-        }
-        self.generic = true;
-        self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
-    }
-
-    fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {
-        let program = self.object.ingress_fd().map_err(AttachError::Engine)?;
-        // On an error the ones that were attached detach here.
-        let links: Result<Vec<_>, _> = interfaces
-            .iter()
-            .map(|interface| {
-                sys::attach_xdp(program, interface.ifindex, flags)
-                    .map_err(|error| AttachError::new(interface, error))
-            })
-            .collect();
-        self.links = links?;
-        Ok(())
     }
 
     /// Runs the program `repeat` times on one frame, as if the loopback interface had received it.
@@ -308,6 +294,24 @@ impl Engine for XdpEngine {
         Ok(state.missing(job.conf.epoch, job.conf.members, block))
     }
 
+    fn adopted(&self) -> bool {
+        self.pins.as_ref().is_some_and(|pins| pins.found().is_some())
+    }
+
+    fn adopted_jobs(&self) -> Vec<(u16, JobConf)> {
+        if !self.adopted() {
+            return Vec::new();
+        }
+        let jobs = (0..).zip(&self.jobs);
+        jobs.filter_map(|(job_id, job)| Some((job_id, job.as_ref()?.conf))).collect()
+    }
+
+    fn keep(&mut self) {
+        if let Some(pins) = &mut self.pins {
+            pins.set_keep(true);
+        }
+    }
+
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
         let conf = self.job(job_id)?.conf;
         let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
@@ -323,97 +327,6 @@ impl Engine for XdpEngine {
 impl Job {
     fn slot_of(&self, block: u64) -> u32 {
         self.conf.slot_base + self.pool.slot_of(block)
-    }
-}
-
-/// An interface as it is when the engine starts.
-#[derive(Clone, Debug)]
-struct Interface {
-    name: String,
-    ifindex: u32,
-    mtu: u32,
-    driver: String,
-}
-
-impl Interface {
-    fn find_all(names: &[String]) -> Result<Vec<Self>, EngineError> {
-        let links = links()?;
-        let mut found: Vec<Self> = Vec::with_capacity(names.len());
-        for name in names {
-            let interface = Self::find(name, &links)?;
-            if found.iter().all(|other| other.ifindex != interface.ifindex) {
-                found.push(interface);
-            }
-        }
-        match found.len() {
-            0 => Err(EngineError::NoInterfaces),
-            1..=MAX_PORTS => Ok(found),
-            more => Err(wrong(format!("{more} interfaces; at most {MAX_PORTS} can be served"))),
-        }
-    }
-
-    fn find(name: &str, links: &Links) -> Result<Self, EngineError> {
-        let ifindex = sys::ifindex(name).ok_or_else(|| EngineError::NoInterface(name.into()))?;
-        let mtu = links.mtu(name).map_err(|error| other(&format!("the MTU of {name}"), error))?;
-        // A device without a driver's name is none of those that need care.
-        let driver = links.driver(name).unwrap_or_default();
-        Ok(Self { name: name.into(), ifindex, mtu, driver })
-    }
-}
-
-fn links() -> Result<Links, EngineError> {
-    Links::open().map_err(|error| other("asking about interfaces", error))
-}
-
-/// Why the program could not be attached to an interface.
-enum AttachError {
-    /// The driver has no XDP support of its own.
-    NoNative { interface: String, driver: String },
-    /// Anything else.
-    Engine(EngineError),
-}
-
-impl AttachError {
-    fn new(at: &Interface, error: std::io::Error) -> Self {
-        let Interface { name, mtu, driver, .. } = at.clone();
-        let detail = match driver.as_str() {
-            "veth" => {
-                format!("{error}; the MTU of its peer is over {VETH_MTU_MAX}, its own is {mtu}")
-            }
-            _ => format!("{error}; its MTU is {mtu}, the driver {driver}"),
-        };
-        Self::Engine(match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => return Self::NoNative { interface: name, driver },
-            Some(libc::EBUSY | libc::EEXIST) => EngineError::InterfaceBusy { interface: name },
-            Some(libc::ERANGE | libc::EINVAL) => {
-                EngineError::MtuTooLarge { interface: name, detail }
-            }
-            Some(libc::EPERM | libc::EACCES) => {
-                EngineError::NotPermitted(format!("attaching to {name}: {error}"))
-            }
-            Some(libc::ENODEV) => EngineError::NoInterface(name),
-            Some(libc::ENOSPC) => other(
-                &format!(
-                    "attaching to {name}: it has fewer receive queues than its peer has transmit \
-                     queues; create both ends of the veth with the same numbers"
-                ),
-                error,
-            ),
-            _ => other(&format!("attaching to {name}"), error),
-        })
-    }
-
-    fn into_engine(self) -> EngineError {
-        match self {
-            Self::Engine(error) => error,
-            Self::NoNative { interface, driver } => EngineError::Other {
-                what: format!("attaching to {interface}"),
-                source: format!(
-                    "its driver ({driver}) cannot run XDP programs itself; use --xdp-mode generic"
-                )
-                .into(),
-            },
-        }
     }
 }
 

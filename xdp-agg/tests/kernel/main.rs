@@ -7,6 +7,7 @@ mod differential;
 mod events;
 mod foreign;
 mod frames;
+mod fuzz;
 mod model;
 mod quota;
 mod setup;

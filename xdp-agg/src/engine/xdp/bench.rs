@@ -6,6 +6,8 @@
 //! interfaces. `step` in front of an empty program is measured too, and taken off. Blocks take
 //! turns packet by packet, so every packet meets another slot.
 
+mod counts;
+
 use std::time::Duration;
 
 use aya::maps::{Array, ProgramArray};
@@ -13,7 +15,7 @@ use aya::{EbpfLoader, programs::Xdp};
 use serde::Serialize;
 use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, Lane, MAX_CHUNKS};
-use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
+use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS};
 
 use super::XdpEngine;
@@ -199,6 +201,7 @@ impl Bench {
             slots: config.slots,
             mtu: None,
             pin: None,
+            fresh: false,
         })?;
         let feeder = Feeder::open(&engine)?;
         Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })
@@ -223,7 +226,7 @@ impl Bench {
         }
         self.engine.stop(0)?;
         let after = self.counted()?;
-        check_counts(&before, &after, self.slots, self.samples)?;
+        counts::check(&before, &after, self.slots, self.samples)?;
         let payload = u32::from(chunks) * CHUNK_LEN as u32;
         Ok(samples.into_iter().map(|(case, all)| row(case, payload, self.slots, all)).collect())
     }
@@ -326,39 +329,6 @@ impl Bench {
             self.engine.test_run(&mut frame, 1)?;
         }
         self.engine.start(0, Some(ResultMode::Fanout)).map(drop)
-    }
-}
-
-/// Whether the program did with the packets what the cases' names say: figures of packets that were
-/// refused early would look excellent.
-fn check_counts(
-    before: &JobCounters,
-    after: &JobCounters,
-    slots: u32,
-    samples: u32,
-) -> Result<(), EngineError> {
-    let (slots, samples, middle) = (u64::from(slots), u64::from(samples), u64::from(MIDDLE));
-    let generations = samples + 1;
-    let rejected = |reason| {
-        let of = |counters: &JobCounters| counters.rejects[reason as usize];
-        of(after) - of(before)
-    };
-    let repeated = generations * u64::from(REPEATS);
-    let rows = [
-        ("stored or added", after.contributions - before.contributions, 64 * slots * generations),
-        ("completed", after.blocks - before.blocks, slots * generations),
-        // The first generation has none before it.
-        ("stale", after.stale - before.stale, slots * middle * samples),
-        ("refused (cookie)", rejected(Reject::Cookie), repeated),
-        ("refused (size)", rejected(Reject::Size), repeated),
-        ("refused (window)", rejected(Reject::Window), repeated),
-    ];
-    match rows.iter().find(|(_, counted, expected)| counted != expected) {
-        None => Ok(()),
-        Some((what, counted, expected)) => Err(super::wrong(format!(
-            "the benchmark's packets did not do what they should: {counted} were {what}, expected \
-             {expected}; is bpf/bench.bpfel.o older than the wire format? `cargo xtask build-ebpf`"
-        ))),
     }
 }
 
