@@ -8,8 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use xdp_agg::engine::xdp::fuzz::{FuzzConfig, FuzzError, FuzzReport, fuzz_kernel};
+use xdp_agg_common::maps::Reject;
 use xdp_agg_fuzz::driver::{self, Failure, Plan, Summary};
 use xdp_agg_fuzz::{Target, targets};
+
+/// The target that is not of [`targets`].
+const KERNEL: &str = "kernel";
 
 /// Fuzzes everything that reads what others wrote: packets, control messages, settings, plans for
 /// a new epoch, and the kernel program itself (as root).
@@ -19,7 +24,7 @@ use xdp_agg_fuzz::{Target, targets};
 #[derive(Parser)]
 #[command(name = "cargo xtask fuzz", bin_name = "cargo xtask fuzz", version)]
 struct Cli {
-    /// What to fuzz: packet, control, jobs, config, reform. Default: everything.
+    /// What to fuzz: packet, control, jobs, config, reform, kernel. Default: everything.
     targets: Vec<String>,
     /// Inputs for each.
     #[arg(long, default_value_t = 1_000_000)]
@@ -48,18 +53,23 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<bool> {
     let mut chosen = Vec::new();
+    let mut with_kernel = cli.targets.is_empty();
     for name in &cli.targets {
+        if name == KERNEL {
+            with_kernel = true;
+            continue;
+        }
         let all = targets::ALL.map(|target| target.name).join(", ");
         chosen.push(
             targets::by_name(name)
-                .with_context(|| format!("no target {name:?}; there are {all}"))?,
+                .with_context(|| format!("no target {name:?}; there are {all}, {KERNEL}"))?,
         );
     }
     if let Some(file) = &cli.replay {
         let [target] = chosen[..] else { bail!("--replay needs the name of one target") };
         return replay(&target, file);
     }
-    if chosen.is_empty() {
+    if cli.targets.is_empty() {
         chosen = targets::ALL.to_vec();
     }
     let plan =
@@ -77,7 +87,66 @@ fn run(cli: &Cli) -> Result<bool> {
             keep(&target, plan.seed, failure)?;
         }
     }
-    Ok(good)
+    Ok(if with_kernel { fuzz_the_kernel_program(cli)? && good } else { good })
+}
+
+/// The kernel program has a driver of its own: its inputs go through `BPF_PROG_TEST_RUN`, and what
+/// it may write is in the kernel. Its corpus is of failures, which are run first.
+fn fuzz_the_kernel_program(cli: &Cli) -> Result<bool> {
+    let corpus = Some(directory("corpus").join(KERNEL));
+    let config = FuzzConfig { inputs: cli.inputs, seed: cli.seed, corpus, disturb: None };
+    let shows = std::io::stderr().is_terminal();
+    let start = Instant::now();
+    let result = fuzz_kernel(&config, &mut |inputs| {
+        if shows {
+            eprint!("\r\x1b[K{KERNEL:<8} {inputs} inputs");
+            // As above.
+            let _ = std::io::stderr().flush();
+        }
+    });
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+    match result {
+        Ok(report) => {
+            print_kernel(&report, start.elapsed());
+            Ok(true)
+        }
+        Err(FuzzError::Engine(error)) if cli.targets.is_empty() => {
+            println!("{KERNEL:<8} left out: {error}");
+            Ok(true)
+        }
+        Err(error @ FuzzError::Found { .. }) => {
+            println!("{KERNEL:<8} FAILED: {error}");
+            println!("         its frames are in {}", directory("corpus").join(KERNEL).display());
+            Ok(false)
+        }
+        Err(error) => Err(error).context("fuzzing the kernel program"),
+    }
+}
+
+fn print_kernel(report: &FuzzReport, time: Duration) {
+    let FuzzReport { inputs, passed, refused, probes, contributions, blocks, repetitions } = report;
+    let share = |count: u64| 100.0 * count as f64 / (*inputs).max(1) as f64;
+    println!(
+        "{KERNEL:<8} ok: {inputs} inputs in {:.1} s ({:.0}/s), {:.1} % got behind the first checks",
+        time.as_secs_f64(),
+        *inputs as f64 / time.as_secs_f64().max(1e-9),
+        share(probes + contributions + repetitions),
+    );
+    let counts = [
+        ("not ours", *passed),
+        ("contribution", *contributions),
+        ("sum", *blocks),
+        ("repetition", *repetitions),
+        ("probe", *probes),
+    ];
+    let mut shares: Vec<String> =
+        counts.iter().map(|(name, count)| format!("{name} {:.2} %", share(*count))).collect();
+    for (reason, count) in Reject::ALL.iter().zip(refused) {
+        shares.push(format!("refused: {} {:.2} %", reason.name(), share(*count)));
+    }
+    println!("         {}", shares.join(", "));
 }
 
 /// Where a directory of this crate is.

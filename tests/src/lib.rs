@@ -78,6 +78,7 @@
 pub mod cpu;
 mod error;
 pub mod ethtool;
+pub mod flood;
 pub mod layout;
 mod meter;
 mod namespace;
