@@ -83,7 +83,11 @@ impl Builder {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
+    /// The same from any source of names and values.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
         let first = |names: &[&'static str]| {
             names.iter().find_map(|name| lookup(name).map(|value| (*name, value)))
         };

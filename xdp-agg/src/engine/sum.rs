@@ -43,7 +43,7 @@ pub enum Answer {
 }
 
 /// A job that is on the data path.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// As the workers know it.
     pub conf: JobConf,
@@ -54,7 +54,7 @@ pub struct Job {
 }
 
 /// Slots, jobs and counters of the engine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sums {
     jobs: [Option<Job>; MAX_JOBS],
     slots: Vec<SlotState>,
@@ -115,6 +115,16 @@ impl Sums {
     fn index(&self, job_id: u16, block: u64) -> Option<usize> {
         let Job { conf, pool, .. } = self.job(job_id)?;
         Some((conf.slot_base + pool.slot_of(block)) as usize)
+    }
+
+    /// Whether everything but counters is as it is there: what a stranger's packet must not change.
+    pub fn is_as(&self, other: &Self) -> bool {
+        self.jobs == other.jobs && self.sums_are_as(other)
+    }
+
+    /// Whether slots and sums are as they are there: what a member's repetition must not change.
+    pub fn sums_are_as(&self, other: &Self) -> bool {
+        self.slots == other.slots && self.lanes == other.lanes
     }
 
     /// Takes the events since the last call.
