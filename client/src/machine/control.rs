@@ -288,8 +288,12 @@ impl Machine {
             return; // not a member yet
         }
         tracing::warn!(rank = self.config.rank, ?lost, reason, "members are lost");
+        // Where the epoch has ended for a rank that joins, this daemon has heard it already.
+        let told = self.freeze == Freeze::Reform && self.gate_until.is_none();
         self.open_gate();
-        self.report_progress();
+        if !told {
+            self.report_progress();
+        }
     }
 
     fn report_progress(&mut self) {
@@ -399,7 +403,8 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        [data, link, join, self.gate_until, self.fall_back_at()].into_iter().flatten().min()
+        let all = [data, link, join, self.ask_at(), self.gate_until, self.fall_back_at()];
+        all.into_iter().flatten().min()
     }
 
     /// Time has passed.
@@ -423,6 +428,7 @@ impl Machine {
                 if let Some(epoch) = &mut self.epoch {
                     epoch.flow.on_timeout(now);
                 }
+                self.ask_if_stuck(now);
             }
             Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
             _ => {}

@@ -48,6 +48,8 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub const RETRY: Duration = Duration::from_millis(100);
 /// How long a pause that was announced over a connection that broke holds without a word.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long the oldest block may wait until the daemon is asked whom it waits for, and asked again.
+const ASK: Duration = Duration::from_secs(1);
 /// Longest time to look for a daemon that was never there.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -126,6 +128,8 @@ pub struct Machine {
     lost_reason: String,
     /// The daemon's answer to who is missing.
     missing: Option<Vec<u16>>,
+    /// The oldest block that has no result, and since when that, or the last question, is so.
+    awaited: (u64, Duration),
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: bool,
     failed: Option<Error>,
@@ -165,6 +169,7 @@ impl Machine {
             lost_since: None,
             lost_reason: String::new(),
             missing: None,
+            awaited: (0, now),
             mismatch: false,
             failed: None,
             news: false,
