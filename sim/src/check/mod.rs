@@ -273,7 +273,11 @@ impl Checker {
                 self.lineages.push(Lineage { job, chunks, firsts: vec![0], limit });
                 self.lineages.len() - 1
             }
-            (_, None) => return self.fail(|| "a plan for members without a past".into()),
+            // Members that joined an epoch whose old members were lost before it began.
+            (_, None) => match self.lineages.iter().rposition(|lineage| lineage.job == job) {
+                Some(lineage) => lineage,
+                None => return self.fail(|| "a plan for members without a past".into()),
+            },
             (None, Some(_)) => {
                 return self.fail(|| "a member of an earlier epoch starts from 0".into());
             }
@@ -301,6 +305,10 @@ impl Checker {
                 life.lineage = Some(lineage);
                 life.first_sequence = plan.as_ref().map_or(0, |plan| plan.next_sequence);
                 let first = self.first_block(lineage, self.lives[member].first_sequence);
+                let fits = plan.as_ref().is_none_or(|p| p.from == first && p.runs.is_empty());
+                if !fits {
+                    return self.fail(|| format!("a rank joins in the middle of a call: {plan:?}"));
+                }
                 let life = &mut self.lives[member];
                 // What was before it came is nothing that it lacks.
                 life.base = first;
