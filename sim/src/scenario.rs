@@ -41,6 +41,8 @@ pub struct Scenario {
     pub join_timeout: Nanos,
     /// Rates of all links, in both directions, until everything heals.
     pub link: Link,
+    /// How many times longer packets take to and from each worker than `link` says.
+    pub far: Vec<u64>,
     /// What happens when, in no particular order.
     pub faults: Vec<(When, Fault)>,
     /// From then on nothing bad happens any more, and everybody is back.
@@ -198,10 +200,13 @@ impl Scenario {
             resume_timeout: magnitude(rng, 100 * MILLI, 5 * SECOND),
             join_timeout: magnitude(rng, 200 * MILLI, 5 * SECOND),
             link: Link::draw(rng, trouble),
+            far: Vec::new(),
             faults: Vec::new(),
             heal_at,
             jobs,
         };
+        let farthest = if rng.random_bool(0.5) { 30 } else { 1 };
+        scenario.far = (0..scenario.workers()).map(|_| magnitude(rng, 1, farthest)).collect();
         scenario.draw_faults(rng, trouble);
         scenario
     }
@@ -226,10 +231,10 @@ impl Scenario {
                 if of_daemon && self.witness {
                     continue;
                 }
-                let when = match rng.random_range(0..4) {
+                let when = match rng.random_range(0..8) {
                     0 => When::At(rng.random_range(0..self.heal_at)),
                     1 => When::At(magnitude(rng, 100 * MICRO, self.heal_at)),
-                    _ => When::After(magnitude(rng, 4, 800)),
+                    _ => When::After(magnitude(rng, 8, 400)),
                 };
                 self.faults.push((when, fault));
             }
@@ -263,13 +268,16 @@ impl Scenario {
 
 impl JobPlan {
     fn draw(rng: &mut SmallRng, heal_at: Nanos) -> Self {
-        let calls = rng.random_range(2..16);
+        // Now and then one call after the other, so that whatever happens falls into one.
+        let busy = rng.random_bool(0.4);
+        let calls = if busy { rng.random_range(8..32) } else { rng.random_range(2..12) };
+        let think = if busy { 100 * MICRO } else { 2 * heal_at / calls };
         let worker_loss =
             if rng.random_bool(0.65) { WorkerLoss::Shrink } else { WorkerLoss::Fail };
         let aggregator_loss =
             if rng.random_bool(0.65) { AggregatorLoss::Resume } else { AggregatorLoss::Fail };
         let policy = Policy { worker_loss, aggregator_loss };
-        let most = magnitude(rng, 1, BLOCKS_MAX);
+        let most = magnitude(rng, 2, BLOCKS_MAX);
         Self {
             world: if rng.random_bool(0.04) { 1 } else { rng.random_range(2..=WORLD_MAX) },
             slots: 1 << rng.random_range(1..=4),
@@ -277,7 +285,7 @@ impl JobPlan {
             policy,
             in_flight: [1, 1, 2, 3][rng.random_range(0..4)],
             calls,
-            think: magnitude(rng, 2 * MICRO, (2 * heal_at / calls).max(20 * MICRO)),
+            think: magnitude(rng, 2 * MICRO, think.max(20 * MICRO)),
             blocks: most,
             floats: rng.random_bool(0.4),
             deadline: magnitude(rng, 500 * MILLI, 20 * SECOND),

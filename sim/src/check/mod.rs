@@ -11,7 +11,7 @@
 //!   A result that was taken in by any member *that goes on into a later epoch* is what all members
 //!   of that epoch get, bit by bit. What a member was given that is lost before anybody who goes on
 //!   got it, may be summed again without it: then its result, if it lives on somewhere, differs.
-//!   That is all that can be promised, and it is what [`Checker::admitted`] compares each plan with:
+//!   That is all that can be promised, and it is what [`Checker::begins`] compares each plan with:
 //!   no block is skipped that a member lacks, none is done again that a member has, and what is
 //!   copied is what all holders have.
 //! * A **slot** is taken over only when every member of the epoch holds the result that it held
@@ -236,10 +236,6 @@ impl Checker {
             return self.fail(|| format!("rank {rank} of an epoch is two processes"));
         }
         *place = Some(life);
-        let known = epoch.who.iter().flatten().count();
-        if known == admitted.members.count_ones() as usize && epoch.lineage.is_none() {
-            self.formed(index);
-        }
     }
 
     fn new_epoch(&mut self, job: usize, admitted: &Admitted) -> usize {
@@ -258,9 +254,14 @@ impl Checker {
         index
     }
 
-    /// All members of an epoch are known: its plan is compared with what they have.
-    fn formed(&mut self, index: usize) {
+    /// An epoch begins: all its members have entered it. Its plan is compared with what they have
+    /// now. Before, it binds nobody: a member that did not hear of it may go on in the old one, and
+    /// says later what it has.
+    fn begins(&mut self, index: usize) {
         let Epoch { job, admitted, who, .. } = &self.epochs[index];
+        if who.iter().flatten().count() != admitted.members.count_ones() as usize {
+            return self.fail(|| "an epoch begins, and not all its members know of it".into());
+        }
         let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
         let members: Vec<_> = who.iter().flatten().copied().collect();
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
@@ -272,7 +273,11 @@ impl Checker {
                 self.lineages.push(Lineage { job, chunks, firsts: vec![0], limit });
                 self.lineages.len() - 1
             }
-            (_, None) => return self.fail(|| "a plan for members without a past".into()),
+            // Members that joined an epoch whose old members were lost before it began.
+            (_, None) => match self.lineages.iter().rposition(|lineage| lineage.job == job) {
+                Some(lineage) => lineage,
+                None => return self.fail(|| "a plan for members without a past".into()),
+            },
             (None, Some(_)) => {
                 return self.fail(|| "a member of an earlier epoch starts from 0".into());
             }
@@ -300,6 +305,10 @@ impl Checker {
                 life.lineage = Some(lineage);
                 life.first_sequence = plan.as_ref().map_or(0, |plan| plan.next_sequence);
                 let first = self.first_block(lineage, self.lives[member].first_sequence);
+                let fits = plan.as_ref().is_none_or(|p| p.from == first && p.runs.is_empty());
+                if !fits {
+                    return self.fail(|| format!("a rank joins in the middle of a call: {plan:?}"));
+                }
                 let life = &mut self.lives[member];
                 // What was before it came is nothing that it lacks.
                 life.base = first;

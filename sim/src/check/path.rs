@@ -53,8 +53,12 @@ impl Checker {
 
     /// The daemon started a job on the data path.
     pub(crate) fn started(&mut self, job_id: u16) {
-        if let Some(job) = &mut self.path[usize::from(job_id)] {
-            job.running = true;
+        let Some(job) = &mut self.path[usize::from(job_id)] else { return };
+        job.running = true;
+        let cookie = job.setup.conf.cookie;
+        match self.by_cookie.get(&cookie).copied() {
+            Some(epoch) => self.begins(epoch),
+            None => self.fail(|| "an epoch begins, and nobody knows of it".into()),
         }
     }
 

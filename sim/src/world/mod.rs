@@ -209,7 +209,8 @@ impl World {
         if self.is_witness(self.workers[worker].job) {
             return Link::CLEAN;
         }
-        let link = self.scenario.link;
+        let mut link = self.scenario.link;
+        link.base *= self.scenario.far[worker];
         if self.healed { Link { base: link.base, ..Link::CLEAN } } else { link }
     }
 
