@@ -245,7 +245,8 @@ impl Netlink {
 
     /// Removes an interface, and a veth's other end with it.
     pub(crate) fn delete(&mut self, name: &str) -> Result<(), Error> {
-        let message = self.link(name)?;
+        let mut message = LinkMessage::default();
+        message.header.index = self.index(name)?;
         let what = || format!("removing interface {name}");
         self.request(what, Message::DelLink(message), NLM_F_ACK).map(drop)
     }
