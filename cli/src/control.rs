@@ -2,17 +2,19 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use xdp_agg_common::control::{
-    CONTROL_VERSION, FrameError, Reply, Request, read_message, write_message,
+    CONTROL_VERSION, FrameError, Reply, Request, Token, read_message, write_message,
 };
+use xdp_agg_tls::{ClientFiles, ClientTls, ControlStream, OpenError, read_token};
 
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// Where the daemon is.
+/// Where the daemon is, and what it has to be shown.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
     /// Control address of the daemon, host and port
@@ -24,6 +26,21 @@ pub(crate) struct Target {
         default_value = "127.0.0.1:9870"
     )]
     control: String,
+    /// File with the token that the daemon asks for (the token itself may be in XDP_AGG_TOKEN)
+    #[arg(long, global = true, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Connect over TLS; the certificate of the daemon must be signed by this authority (PEM)
+    #[arg(long, global = true, env = "XDP_AGG_TLS_CA", value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// Certificate to show to a daemon that asks for one (PEM)
+    #[arg(long, global = true, env = "XDP_AGG_TLS_CERT", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// Key of that certificate (PEM)
+    #[arg(long, global = true, env = "XDP_AGG_TLS_KEY", value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// Name in the daemon's certificate [default: the host of --control]
+    #[arg(long, global = true, env = "XDP_AGG_TLS_NAME", value_name = "NAME")]
+    tls_name: Option<String>,
 }
 
 /// Nobody answers there.
@@ -39,7 +56,7 @@ pub(crate) struct NoDaemon {
 
 /// A connection that has been welcomed.
 pub(crate) struct Client {
-    stream: TcpStream,
+    stream: ControlStream,
     addr: String,
 }
 
@@ -47,16 +64,22 @@ impl Target {
     /// Connects and says hello.
     pub(crate) fn connect(&self) -> Result<Client> {
         let addr = self.control.clone();
+        let tls = self.tls()?;
+        let token = self.token()?;
         let stream = match self.open() {
             Ok(stream) => stream,
             Err(source) => return Err(NoDaemon { addr, source }.into()),
         };
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
-        stream.set_write_timeout(Some(ANSWER_TIME))?;
         stream.set_nodelay(true)?;
+        let stream = match ControlStream::open(stream, tls.as_ref(), ANSWER_TIME) {
+            Ok(stream) => stream,
+            Err(OpenError::Refused(why)) => bail!("TLS with {addr} failed: {why}"),
+            Err(OpenError::Io(error)) => return Err(error).context(format!("TLS with {addr}")),
+        };
+        stream.set_timeout(Some(ANSWER_TIME))?;
         let mut client = Client { stream, addr };
         let agent = format!("xdp-agg {}", env!("CARGO_PKG_VERSION"));
-        match client.ask(&Request::Hello { version: CONTROL_VERSION, agent, token: None })? {
+        match client.ask(&Request::Hello { version: CONTROL_VERSION, agent, token })? {
             Reply::Welcome { .. } => Ok(client),
             other => bail!("{}: an unexpected answer to Hello: {other:?}", client.addr),
         }
@@ -73,6 +96,21 @@ impl Target {
         }
         Err(last.unwrap_or_else(|| io::ErrorKind::ConnectionRefused.into()))
     }
+
+    fn tls(&self) -> Result<Option<ClientTls>> {
+        let Self { tls_ca, tls_cert, tls_key, tls_name, .. } = self.clone();
+        let files = ClientFiles { ca: tls_ca, certificate: tls_cert, key: tls_key, name: tls_name };
+        let host = self.control.rsplit_once(':').map_or(&*self.control, |(host, _)| host);
+        Ok(files.load(host.trim_start_matches('[').trim_end_matches(']'))?)
+    }
+
+    /// The file's token, else that of the environment.
+    fn token(&self) -> Result<Option<Token>> {
+        match &self.token_file {
+            Some(path) => Ok(Some(read_token(path)?)),
+            None => Ok(std::env::var("XDP_AGG_TOKEN").ok().map(Token)),
+        }
+    }
 }
 
 /// A port of the ephemeral range that nobody listens on may connect to itself.
@@ -85,9 +123,13 @@ fn talks_to_itself(stream: &TcpStream) -> bool {
 impl Client {
     /// Asks, and turns a refusal into an error.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
-        let reply = write_message(&mut self.stream, request)
-            .and_then(|()| read_message(&mut self.stream))
-            .map_err(|error| self.explain(error))?;
+        let sent = write_message(&mut self.stream, request);
+        // A daemon that refuses a connection says why before it hangs up: that is worth more than
+        // that nothing more could be sent.
+        let reply = match (sent, read_message(&mut self.stream)) {
+            (_, Ok(reply)) => reply,
+            (Ok(()), Err(error)) | (Err(error), Err(_)) => return Err(self.explain(error)),
+        };
         match reply {
             Reply::Error { message, .. } => bail!("{message}"),
             reply => Ok(reply),
@@ -102,6 +144,7 @@ impl Client {
                     self.addr,
                     ANSWER_TIME.as_secs()
                 ),
+                io::ErrorKind::InvalidData => format!("TLS with {} failed", self.addr),
                 _ => format!("the daemon at {} ended the connection", self.addr),
             },
             _ => format!("{} does not answer as an xdp-agg daemon does", self.addr),

@@ -14,6 +14,10 @@ use crate::control::Target;
 use crate::table::{columns, row};
 
 /// List the daemon's jobs, reserve one before its workers come, or end one
+///
+/// JOINED are connected members, MISSING the ranks that are not, WAITING those that join with the
+/// next epoch; REFORMS counts the epochs that began because a member was lost. ON LOSS tells what
+/// happens when a worker and when the aggregator is lost.
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::EXIT_CODES)]
 pub(crate) struct Args {
@@ -143,11 +147,12 @@ fn table(jobs: &[JobInfo]) -> String {
         return "no jobs\n".into();
     }
     let mut rows = vec![row([
-        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING",
+        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING", "WAITING",
+        "REFORMS", "ON LOSS",
     ])];
     for info in jobs {
         let missing = (0..info.world_size).filter(|rank| !info.joined.contains(rank));
-        let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+        let missing: Vec<_> = missing.collect();
         rows.push(vec![
             info.job.clone(),
             info.job_id.to_string(),
@@ -157,10 +162,26 @@ fn table(jobs: &[JobInfo]) -> String {
             info.slots.to_string(),
             if info.block_bytes == 0 { "-".into() } else { format!("{} B", info.block_bytes) },
             info.mode.map_or("-", ResultMode::name).into(),
-            if missing.is_empty() { "-".into() } else { missing.join(",") },
+            ranks(&missing),
+            ranks(&info.waiting),
+            info.reforms.to_string(),
+            info.policy.map_or_else(|| "-".into(), on_loss),
         ]);
     }
     columns(&rows)
+}
+
+fn ranks(ranks: &[u16]) -> String {
+    if ranks.is_empty() {
+        return "-".into();
+    }
+    let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+    ranks.join(",")
+}
+
+/// What happens when a worker, and when the aggregator is lost.
+fn on_loss(policy: Policy) -> String {
+    format!("{}/{}", policy.worker_loss.name(), policy.aggregator_loss.name())
 }
 
 #[cfg(test)]
@@ -179,15 +200,16 @@ mod tests {
             slots: 512,
             block_bytes: 0,
             mode: None,
-            policy: None,
+            policy: Some(Policy { worker_loss: WorkerLoss::Shrink, ..Policy::default() }),
             members: vec![],
-            reforms: 0,
+            reforms: 3,
             lost: vec![],
-            waiting: vec![],
+            waiting: vec![3],
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells, ["train", "2", "forming", "2/4", "0", "512", "-", "-", "1,3"]);
+        assert_eq!(cells[..9], ["train", "2", "forming", "2/4", "0", "512", "-", "-", "1,3"]);
+        assert_eq!(cells[9..], ["3", "3", "shrink/fail"]);
     }
 }

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use xdp_agg::config::ConfigError;
+use xdp_agg_tls::{SecretError, TlsError};
 
 /// Sum gradients in the network: an XDP program on a Linux host plays the switch.
 #[derive(Debug, Parser)]
@@ -26,7 +27,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Jobs(jobs::Args),
     Stats(stats::Args),
     Doctor(doctor::Args),
@@ -47,7 +48,7 @@ const NO_DAEMON: u8 = 3;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Jobs(args) => jobs::run(args),
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<control::NoDaemon>() {
         NO_DAEMON
-    } else if error.is::<ConfigError>() {
+    } else if error.is::<ConfigError>() || error.is::<TlsError>() || error.is::<SecretError>() {
         WRONG_USAGE
     } else {
         FAILED

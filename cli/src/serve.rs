@@ -59,6 +59,16 @@ pub(crate) struct Args {
     /// How long the members of a job may take to try their paths [default: 20]
     #[arg(long, env = "XDP_AGG_PROBE_TIMEOUT", value_name = "SECS")]
     probe_timeout: Option<u64>,
+    /// Certificate of this daemon in PEM, for control connections over TLS (then all are)
+    #[arg(long, env = "XDP_AGG_TLS_CERT", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// Key of that certificate, in PEM
+    #[arg(long, env = "XDP_AGG_TLS_KEY", value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// Authority that must have signed the certificate of every worker and tool [default: none is
+    /// asked for]
+    #[arg(long, env = "XDP_AGG_TLS_CLIENT_CA", value_name = "FILE")]
+    tls_client_ca: Option<PathBuf>,
     /// How long the members of a job may take to come back after the daemon's restart [default: 10]
     #[arg(long, env = "XDP_AGG_RESUME_TIMEOUT", value_name = "SECS")]
     resume_timeout: Option<u64>,
@@ -208,6 +218,9 @@ impl Args {
             mtu: self.mtu,
             join_timeout: self.join_timeout,
             probe_timeout: self.probe_timeout,
+            tls_cert: self.tls_cert,
+            tls_key: self.tls_key,
+            tls_client_ca: self.tls_client_ca,
             resume_timeout: self.resume_timeout,
             dead_after: self.dead_after,
             straggler_timeout: self.straggler_timeout,

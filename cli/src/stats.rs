@@ -7,13 +7,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use xdp_agg_common::control::{JobStats, Reply, Request, Stats};
+use xdp_agg_common::control::{ControlCounters, JobStats, Reply, Request, Stats};
 use xdp_agg_common::maps::{JobCounters, Reject};
 
 use crate::control::Target;
 use crate::table::{columns, row};
 
-/// Show the daemon's counters: per job, and what belongs to none
+/// Show the daemon's counters: per job, what belongs to none, and control connections
 ///
 /// `blocks` are sums that were completed, `contributions` packets that were added (workers × blocks
 /// when a job is done), `duplicates` repeated ones, answered by a `resend` of the result or by
@@ -33,6 +33,10 @@ pub(crate) struct Args {
     /// With --watch: stop after so many
     #[arg(long, value_name = "N", requires = "watch")]
     count: Option<u64>,
+    /// Show each member too: how long ago its process answered a heartbeat, and how long ago the
+    /// data path took in a contribution of it
+    #[arg(long)]
+    members: bool,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -66,6 +70,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             let since = last.as_ref().map(|(then, old)| (now.duration_since(*then), old));
             let home = if clear { "\x1b[H\x1b[J" } else { "" };
             write!(out, "{home}{}", text(&stats, since))?;
+            if args.members {
+                write!(out, "{}", members(&stats.jobs))?;
+            }
         }
         out.flush()?;
         last = Some((now, stats));
@@ -75,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// The table; with rates if there is an older state to compare with.
 fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
-    let Stats { engine, uptime_s, slots, slots_free, jobs, unattributed } = stats;
+    let Stats { engine, uptime_s, slots, slots_free, jobs, unattributed, control } = stats;
     let mut text = format!(
         "engine {engine}, up {}, slots {slots_free} of {slots} free\n",
         duration(*uptime_s)
@@ -115,7 +122,36 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
             let _ = writeln!(text, "rejects of {name}: {}", reasons.join(", "));
         }
     }
-    text
+    text + &connections(control)
+}
+
+/// A table of the jobs' members.
+fn members(jobs: &[JobStats]) -> String {
+    let mut rows = vec![row(["JOB", "RANK", "ADDRESS", "CONNECTED", "HEARTBEAT", "CONTRIBUTION"])];
+    let ago = |time: Option<u64>| {
+        time.map_or_else(|| "-".into(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0))
+    };
+    for info in jobs.iter().map(|job| &job.info) {
+        rows.extend(info.members.iter().map(|member| {
+            vec![
+                info.job.clone(),
+                member.rank.to_string(),
+                member.data.to_string(),
+                if member.connected { "yes".into() } else { "not yet again".into() },
+                ago(member.heartbeat_ms),
+                ago(member.contributed_ms),
+            ]
+        }));
+    }
+    columns(&rows)
+}
+
+/// A line about control connections.
+fn connections(control: &ControlCounters) -> String {
+    let refusals = control.refusals().into_iter().filter(|(_, count)| *count > 0);
+    let refusals: Vec<_> = refusals.map(|(name, count)| format!("{name} {count}")).collect();
+    let refused = if refusals.is_empty() { "none".into() } else { refusals.join(", ") };
+    format!("control connections: {} accepted; refused or ended: {refused}\n", control.accepted)
 }
 
 fn counters(
@@ -161,7 +197,7 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xdp_agg_common::control::JobInfo;
+    use xdp_agg_common::control::{JobInfo, MemberInfo};
 
     fn stats(blocks: u64) -> Stats {
         let info = JobInfo {
@@ -190,6 +226,7 @@ mod tests {
             slots_free: 7680,
             jobs: vec![JobStats { info, counters }],
             unattributed,
+            control: ControlCounters { accepted: 9, garbled: 2, ..ControlCounters::default() },
         }
     }
 
@@ -202,6 +239,25 @@ mod tests {
         assert_eq!(cells[2..4], ["3000", "6000"]);
         assert_eq!(cells[9..], ["1000.0", "1.4"]);
         assert!(text.contains("rejects of (no job): cookie 3\n"), "{text}");
+        let last = "control connections: 9 accepted; refused or ended: garbled 2\n";
+        assert!(text.ends_with(last), "{text}");
+    }
+
+    #[test]
+    fn members_are_shown_with_what_is_known_of_them() {
+        let mut stats = stats(1);
+        let member = MemberInfo {
+            rank: 1,
+            data: "10.0.0.1:4001".parse().expect("an address"),
+            connected: true,
+            heartbeat_ms: Some(250),
+            contributed_ms: None,
+        };
+        stats.jobs[0].info.members = vec![member];
+        let text = members(&stats.jobs);
+        let line = text.lines().nth(1).expect("a row below the head");
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells, ["train", "1", "10.0.0.1:4001", "yes", "0.2", "s", "ago", "-"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
+use xdp_agg_tls::testing::{Authority, Valid};
 
 /// The program, with nothing of this machine's settings.
 fn program() -> Command {
@@ -275,4 +276,40 @@ fn help_tells_the_exit_codes() {
         assert!(output.status.success());
         assert!(stdout(&output).contains("no daemon answers"), "{args:?}");
     }
+}
+
+#[test]
+fn tools_use_tls_and_the_token() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let authority = Authority::new("test");
+    let ca = authority.file(directory.path());
+    let ca = ca.to_str().expect("a path of ours");
+    let daemon_files = authority.issue(directory.path(), "127.0.0.1", Valid::Now);
+    let tool = authority.issue(directory.path(), "tool", Valid::Now);
+    let token = directory.path().join("token");
+    std::fs::write(&token, "s3cret\n").expect("it can be written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&token, mode).expect("it is ours");
+    let daemon = Daemon::start(|command| {
+        command.args(["--engine", "userspace", "--data-port", "0", "--tls-client-ca", ca]);
+        command.arg("--tls-cert").arg(&daemon_files.certificate);
+        command.arg("--tls-key").arg(&daemon_files.key).arg("--token-file").arg(&token);
+    });
+    let [certificate, key, token] =
+        [&tool.certificate, &tool.key, &token].map(|path| path.to_str().expect("a path of ours"));
+    let all = ["--tls-ca", ca, "--tls-cert", certificate, "--tls-key", key, "--token-file", token];
+    for command in ["jobs", "stats"] {
+        let output = daemon.ask(&[&[command], &all[..]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        fails(&daemon.ask(&[command]), 1, &["speaks TLS only", "tls-ca"]);
+        fails(&daemon.ask(&[&[command], &all[..2]].concat()), 1, &["asks for a certificate"]);
+        fails(&daemon.ask(&[&[command], &all[..6]].concat()), 1, &["wants a token"]);
+        fails(&daemon.ask(&[&[command], &all[..4]].concat()), 2, &["tls-cert", "tls-key is not"]);
+        let named = [&[command], &all[..], &["--tls-name", "other"]].concat();
+        fails(&daemon.ask(&named), 1, &["for another name", "tls-name"]);
+    }
+    let plain = Daemon::userspace();
+    fails(&plain.ask(&[&["jobs"], &all[..2]].concat()), 1, &["does not speak TLS"]);
+    let wrong = run(&["serve", "--tls-cert", "/nowhere.pem", "--tls-key", key]);
+    fails(&wrong, 2, &["tls-cert", "/nowhere.pem", "check the path"]);
 }

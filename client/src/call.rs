@@ -3,13 +3,26 @@
 use std::ops::Range;
 
 use serde::Serialize;
-use xdp_agg_common::control;
+use xdp_agg_common::control::{self, Held};
 use xdp_agg_common::lanes::{CHUNK_LANES, CHUNK_LEN};
 use xdp_agg_common::wire::flags;
 
 use crate::buffer::Buffer;
 use crate::collective::Op;
 use crate::quantise::{Numbers, payload_for};
+
+/// Over what a call's blocks were summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// The aggregator.
+    #[default]
+    Aggregator,
+    /// A TCP ring of the workers, because no aggregator could be reached.
+    Ring,
+    /// Some blocks over the one, some over the other.
+    Mixed,
+}
 
 /// What became of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -21,21 +34,54 @@ pub struct Report {
     pub saturated: u64,
     /// Blocks in which some worker had a NaN or an infinity; they hold NaN now.
     pub non_finite_blocks: u64,
+    /// Bit `r`: rank `r`'s contribution is in every block.
+    pub contributors: u64,
+    /// Bit `r`: rank `r`'s contribution is in some blocks and not in others: it was lost, or came
+    /// back, while the call was under way.
+    pub partial: u64,
+    /// How often the job got a new epoch while the call was under way.
+    pub reforms: u32,
+    /// Over what its blocks were summed.
+    pub path: Path,
+}
+
+impl Report {
+    /// The ranks of a world of this size whose contribution is missing in at least one block, in
+    /// ascending order.
+    pub fn missing_ranks(&self, world_size: u16) -> impl Iterator<Item = u16> + use<> {
+        let contributors = self.contributors;
+        (0..world_size).filter(move |rank| rank_bit(*rank) & contributors == 0)
+    }
+}
+
+/// The bit of a rank in a bitmap of members.
+pub(crate) const fn rank_bit(rank: u16) -> u64 {
+    1 << (rank & 63)
 }
 
 /// The elements of a call, by type.
 #[derive(Debug)]
-pub(crate) enum Elements {
+pub enum Elements {
+    /// 32-bit floats.
     F32(Buffer<f32>),
+    /// 32-bit integers.
     I32(Buffer<i32>),
 }
 
 impl Elements {
-    pub(crate) fn len(&self) -> usize {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
         match self {
             Self::F32(buffer) => buffer.as_slice().len(),
             Self::I32(buffer) => buffer.as_slice().len(),
         }
+    }
+
+    /// True for none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     const fn name(&self) -> &'static str {
@@ -46,9 +92,24 @@ impl Elements {
     }
 }
 
-/// A call in flight.
+impl From<Vec<f32>> for Elements {
+    fn from(elements: Vec<f32>) -> Self {
+        Self::F32(Buffer::owned(elements))
+    }
+}
+
+impl From<Vec<i32>> for Elements {
+    fn from(elements: Vec<i32>) -> Self {
+        Self::I32(Buffer::owned(elements))
+    }
+}
+
+/// A call in flight, or just finished.
+///
+/// It is cut into blocks when the job lets it begin ([`Self::begin`]), because block numbers and
+/// sizes are the job's. Its blocks go by their numbers in the job's life.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub struct Call {
     pub(crate) sequence: u64,
     pub(crate) first_block: u64,
     pub(crate) tag: u16,
@@ -59,39 +120,88 @@ pub(crate) struct Call {
     op: Op,
     numbers: Numbers,
     scale: f64,
-    /// Elements of a full block.
+    /// Elements of a full block; 0 before the call began.
     block_len: usize,
     left: u64,
+    /// One past the last block whose clamped elements were counted.
+    counted: u64,
+    /// Whose contributions are in the first block that was finished.
+    usual: u64,
+    /// Finished blocks with other contributors, as far as neighbours come one after the other.
+    unusual: Vec<Held>,
 }
 
 impl Call {
-    /// A call whose blocks hold `chunks` chunks.
-    pub(crate) fn new(
-        sequence: u64,
-        elements: Elements,
-        op: Op,
-        workers: u16,
-        scale: f64,
-        chunks: u16,
-    ) -> Self {
-        let block_len = usize::from(chunks) * CHUNK_LANES;
-        let blocks = elements.len().div_ceil(block_len) as u64;
+    /// A call that has not begun.
+    pub(crate) fn new(sequence: u64, elements: Elements, op: Op, workers: u16, scale: f64) -> Self {
         let scale = if matches!(elements, Elements::I32(_)) { 1.0 } else { scale };
         let mut call = Self {
             sequence,
             first_block: 0,
             tag: 0,
-            report: Report { blocks, ..Report::default() },
+            report: Report::default(),
             abandoned: false,
             elements,
             op,
             numbers: Numbers::new(workers, scale),
             scale,
-            block_len,
-            left: blocks,
+            block_len: 0,
+            left: 0,
+            counted: 0,
+            usual: 0,
+            unusual: Vec::new(),
         };
         call.tag = digest(&call.describe());
         call
+    }
+
+    /// Cuts the call into blocks of `chunks` chunks, numbered from `first_block`. `members` are
+    /// those of the epoch.
+    pub(crate) fn begin(&mut self, first_block: u64, chunks: u16, members: u64) {
+        self.block_len = usize::from(chunks) * CHUNK_LANES;
+        self.first_block = first_block;
+        self.report.blocks = self.elements.len().div_ceil(self.block_len) as u64;
+        self.report.contributors = members;
+        self.left = self.report.blocks;
+    }
+
+    /// Number of the call in the job's life, from 0.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What became of it.
+    #[must_use]
+    pub const fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Number of its first block in the job's life; its blocks follow each other.
+    #[must_use]
+    pub const fn first_block(&self) -> u64 {
+        self.first_block
+    }
+
+    /// Whose contributions are in which blocks: all blocks of a finished call, in ascending order.
+    #[must_use]
+    pub fn contributors(&self) -> Vec<Held> {
+        let mut unusual = self.unusual.clone();
+        unusual.sort_unstable_by_key(|held| held.from);
+        let mut runs: Vec<Held> = Vec::new();
+        let mut at = self.first_block;
+        let mut push = |from: u64, len: u64, members: u64| match runs.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.members == members => last.len += len,
+            _ => runs.push(Held { from, len, members }),
+        };
+        for held in unusual {
+            push(at, held.from - at, self.usual);
+            push(held.from, held.len, held.members);
+            at = held.from + held.len;
+        }
+        push(at, self.end() - at, self.usual);
+        runs
     }
 
     /// The arguments that must agree between workers.
@@ -105,15 +215,28 @@ impl Call {
         }
     }
 
-    pub(crate) const fn is_done(&self) -> bool {
-        self.left == 0
+    /// True when all its blocks are finished.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        self.has_begun() && self.left == 0
+    }
+
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.block_len > 0
     }
 
     pub(crate) const fn holds(&self, block: u64) -> bool {
         block >= self.first_block && block - self.first_block < self.report.blocks
     }
 
-    pub(crate) fn into_elements(self) -> Elements {
+    /// One past its last block.
+    pub(crate) const fn end(&self) -> u64 {
+        self.first_block + self.report.blocks
+    }
+
+    /// Its elements: the result, where it is done.
+    #[must_use]
+    pub fn into_elements(self) -> Elements {
         self.elements
     }
 
@@ -129,7 +252,9 @@ impl Call {
         match &self.elements {
             Elements::F32(buffer) => {
                 let encoded = self.numbers.encode_f32(&buffer.as_slice()[range], payload);
-                if first_time {
+                // A block that is summed again in a later epoch has been counted.
+                if first_time && block >= self.counted {
+                    self.counted = block + 1;
                     self.report.saturated += u64::from(encoded.saturated);
                 }
                 if encoded.non_finite { flags::NON_FINITE } else { 0 }
@@ -141,9 +266,11 @@ impl Call {
         }
     }
 
-    /// Takes in a block's sum: `payload` has the length of [`Self::payload_len`].
-    pub(crate) fn decode(&mut self, block: u64, result_flags: u8, payload: &[u8]) {
+    /// Takes in the sum of a block over these members: `payload` has the length of
+    /// [`Self::payload_len`].
+    pub(crate) fn decode(&mut self, block: u64, result_flags: u8, payload: &[u8], members: u64) {
         let range = self.range(block);
+        self.note_contributors(block, members);
         self.left -= 1;
         match &mut self.elements {
             Elements::F32(buffer) => {
@@ -152,12 +279,40 @@ impl Call {
                     self.report.non_finite_blocks += 1;
                     to.fill(f32::NAN);
                 } else {
-                    self.numbers.decode_f32(payload, self.op, to);
+                    self.numbers.decode_f32(payload, self.op, members.count_ones(), to);
                 }
             }
             Elements::I32(buffer) => {
-                self.numbers.decode_i32(payload, self.op, &mut buffer.as_mut_slice()[range]);
+                let to = &mut buffer.as_mut_slice()[range];
+                self.numbers.decode_i32(payload, self.op, members.count_ones(), to);
             }
+        }
+    }
+
+    /// The block that is finished next is summed over a ring.
+    pub(crate) const fn goes_over_ring(&mut self) {
+        if self.left == self.report.blocks {
+            self.report.path = Path::Ring;
+        } else if matches!(self.report.path, Path::Aggregator) {
+            self.report.path = Path::Mixed;
+        }
+    }
+
+    fn note_contributors(&mut self, block: u64, members: u64) {
+        if self.left == self.report.blocks {
+            self.usual = members;
+            self.report.contributors = members;
+        }
+        if members == self.usual {
+            return;
+        }
+        let report = &mut self.report;
+        let any = report.contributors | report.partial | members;
+        report.contributors &= members;
+        report.partial = any & !report.contributors;
+        match self.unusual.last_mut() {
+            Some(last) if last.members == members && last.from + last.len == block => last.len += 1,
+            _ => self.unusual.push(Held { from: block, len: 1, members }),
         }
     }
 
@@ -189,8 +344,10 @@ mod tests {
     use super::*;
 
     fn call(len: usize) -> Call {
-        let elements = Elements::F32(Buffer::Owned(vec![1.0; len]));
-        Call::new(0, elements, Op::Sum, 2, 1e6, 22)
+        let mut call = Call::new(0, vec![1.0_f32; len].into(), Op::Sum, 2, 1e6);
+        assert!(!call.is_done());
+        call.begin(0, 22, 0b11);
+        call
     }
 
     #[test]
@@ -210,9 +367,23 @@ mod tests {
     }
 
     #[test]
+    fn contributors_are_told_by_block() {
+        let mut call = call(352 * 5);
+        let payload = vec![0; 1408];
+        for (block, members) in [(1, 0b11), (3, 0b01), (4, 0b01), (0, 0b11), (2, 0b01)] {
+            call.decode(block, 0, &payload, members);
+        }
+        assert!(call.is_done());
+        let runs = [Held { from: 0, len: 2, members: 0b11 }, Held { from: 2, len: 3, members: 1 }];
+        assert_eq!(call.contributors(), runs);
+        assert_eq!((call.report.contributors, call.report.partial), (0b01, 0b10));
+        assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
     fn every_argument_changes_the_tag() {
         let make = |sequence, len, op, scale| {
-            Call::new(sequence, Elements::F32(Buffer::Owned(vec![0.0; len])), op, 2, scale, 22).tag
+            Call::new(sequence, vec![0.0_f32; len].into(), op, 2, scale).tag
         };
         let tags = [
             make(0, 10, Op::Sum, 1.0),
@@ -220,7 +391,7 @@ mod tests {
             make(0, 11, Op::Sum, 1.0),
             make(0, 10, Op::Average, 1.0),
             make(0, 10, Op::Sum, 2.0),
-            Call::new(0, Elements::I32(Buffer::Owned(vec![0; 10])), Op::Sum, 2, 1.0, 22).tag,
+            Call::new(0, vec![0_i32; 10].into(), Op::Sum, 2, 1.0).tag,
         ];
         for (i, tag) in tags.iter().enumerate() {
             assert!(!tags[..i].contains(tag), "{i}");

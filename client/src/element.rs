@@ -1,5 +1,4 @@
 //! What can be all-reduced.
-#![expect(private_interfaces, reason = "the trait is sealed: nobody outside calls its methods")]
 
 use xdp_agg_common::lanes::Bias;
 
@@ -11,6 +10,11 @@ use crate::error::Error;
 pub trait Element: sealed::Element {}
 impl Element for f32 {}
 impl Element for i32 {}
+
+/// Refuses values that cannot be summed by so many workers.
+pub(crate) fn check<T: Element>(data: &[T], workers: u16) -> Result<(), Error> {
+    T::check(data, workers)
+}
 
 mod sealed {
     use super::{Buffer, Elements, Error};

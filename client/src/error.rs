@@ -8,7 +8,7 @@ use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
-/// After any error of a call the communicator is unusable: every later call returns the same error.
+/// What the job's policy survives is no error. After any error of a call the communicator is unusable: every later call returns the same error.
 /// Drop it and connect again.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The deadline passed.
     #[error(
-        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks)
+        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks, .known)
     )]
     Deadline {
         /// The call's number, if it was a call.
@@ -76,7 +76,12 @@ pub enum Error {
         waited: Duration,
         /// The ranks whose contribution is missing at the aggregator. Empty: it did not say.
         ranks: Vec<u16>,
+        /// What else is known about why; may be empty.
+        known: String,
     },
+    /// A call before this worker became a member.
+    #[error("this worker is no member of its job yet; wait until it has joined")]
+    NotJoined,
     /// The job ended.
     #[error("the job has ended: {0}")]
     Aborted(AbortReason),
@@ -113,9 +118,21 @@ pub enum Error {
     Closed,
     /// The control connection ended.
     #[error(
-        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back"
+        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back, or \
+         let calls outlive it (XDP_AGG_ON_AGGREGATOR_LOSS)"
     )]
     AggregatorLost(String),
+    /// No aggregator could be reached, and the ring that was to take its place failed.
+    #[error(
+        "no aggregator can be reached, and the TCP ring in its place failed{}: {reason}",
+        at_ranks(.ranks)
+    )]
+    Ring {
+        /// The ranks that it failed at, as far as that is known.
+        ranks: Vec<u16>,
+        /// How.
+        reason: String,
+    },
     /// The operating system refused something.
     #[error("{what}: {reason}")]
     Io {
@@ -148,8 +165,17 @@ fn call_name(sequence: Option<u64>) -> String {
     sequence.map_or_else(String::new, |number| format!("call {number}: "))
 }
 
-fn missing(ranks: &[u16]) -> String {
+fn at_ranks(ranks: &[u16]) -> String {
     match ranks {
+        [] => String::new(),
+        [one] => format!(" at rank {one}"),
+        many => format!(" at ranks {many:?}"),
+    }
+}
+
+fn missing(ranks: &[u16], known: &str) -> String {
+    let ranks = match ranks {
+        [] if !known.is_empty() => return known.into(),
         [] => {
             "the aggregator did not say whose contribution is missing; is it still running?".into()
         }
@@ -157,7 +183,8 @@ fn missing(ranks: &[u16]) -> String {
         many => {
             format!("the contributions of ranks {many:?} are missing; are those workers alive?")
         }
-    }
+    };
+    if known.is_empty() { ranks } else { format!("{ranks} ({known})") }
 }
 
 #[cfg(test)]
@@ -170,6 +197,7 @@ mod tests {
             sequence: Some(7),
             waited: Duration::from_millis(1500),
             ranks: vec![2, 5],
+            known: String::new(),
         };
         assert_eq!(
             error.to_string(),

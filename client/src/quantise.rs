@@ -4,7 +4,8 @@
 //! ([`Bias`]); every clamped element is counted. A block with a NaN or an infinity is marked and
 //! comes back as NaN at every worker. The sum of integers is exact and independent of the order of
 //! arrival, so all workers get the same bits. Going back, `x = sum * (1 / scale)`, and an average
-//! multiplies by `1 / (scale * N)`: both in 64-bit floats, rounded once to 32 bits.
+//! multiplies by `1 / (scale * C)`: both in 64-bit floats, rounded once to 32 bits. `C` is the
+//! number of workers whose contribution is in the block; the bias is always that of the world.
 
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES, CHUNK_LEN};
 
@@ -19,7 +20,6 @@ const ROUND: f64 = 6_755_399_441_055_744.0;
 pub struct Numbers {
     bias: Bias,
     scale: f64,
-    workers: u16,
 }
 
 /// What happened while a block was encoded.
@@ -35,7 +35,7 @@ impl Numbers {
     /// Numbers for a world of `workers` with this scale (positive and finite: the caller checked).
     #[must_use]
     pub const fn new(workers: u16, scale: f64) -> Self {
-        Self { bias: Bias::for_workers(workers), scale, workers }
+        Self { bias: Bias::for_workers(workers), scale }
     }
 
     /// Largest magnitude that an element may have without being clamped.
@@ -98,26 +98,27 @@ impl Numbers {
         rest.fill(self.bias.encode(0).to_le_bytes());
     }
 
-    /// Decodes a summed block into floats.
-    pub fn decode_f32(&self, from: &[u8], op: Op, to: &mut [f32]) {
+    /// Decodes the sum of so many workers' blocks (at least 1) into floats.
+    pub fn decode_f32(&self, from: &[u8], op: Op, contributors: u32, to: &mut [f32]) {
         let factor = match op {
             Op::Sum => 1.0 / self.scale,
-            Op::Average => 1.0 / (self.scale * f64::from(self.workers)),
+            Op::Average => 1.0 / (self.scale * f64::from(contributors)),
         };
         for (lane, value) in from.as_chunks::<4>().0.iter().zip(to) {
-            let sum = self.bias.decode_sum(u32::from_le_bytes(*lane));
+            let sum = self.bias.decode_sum_of(u32::from_le_bytes(*lane), contributors);
             *value = (f64::from(sum) * factor) as f32;
         }
     }
 
-    /// Decodes a summed block into integers; an average is divided towards zero.
-    pub fn decode_i32(&self, from: &[u8], op: Op, to: &mut [i32]) {
+    /// Decodes the sum of so many workers' blocks (at least 1) into integers; an average is divided
+    /// towards zero.
+    pub fn decode_i32(&self, from: &[u8], op: Op, contributors: u32, to: &mut [i32]) {
         let divisor = match op {
             Op::Sum => 1,
-            Op::Average => i32::from(self.workers),
+            Op::Average => contributors.max(1) as i32,
         };
         for (lane, value) in from.as_chunks::<4>().0.iter().zip(to) {
-            *value = self.bias.decode_sum(u32::from_le_bytes(*lane)) / divisor;
+            *value = self.bias.decode_sum_of(u32::from_le_bytes(*lane), contributors) / divisor;
         }
     }
 }
@@ -162,7 +163,7 @@ mod tests {
             })
             .collect();
         let mut output = vec![f32::NAN; inputs[0].len()];
-        numbers.decode_f32(&sum(&blocks), op, &mut output);
+        numbers.decode_f32(&sum(&blocks), op, inputs.len() as u32, &mut output);
         (output, saturated)
     }
 
@@ -200,9 +201,9 @@ mod tests {
         numbers.encode_i32(&[7, -7], &mut block);
         let total = sum(&[block.to_vec(), block.to_vec(), block.to_vec(), block.to_vec()]);
         let mut out = [0; 2];
-        numbers.decode_i32(&total, Op::Average, &mut out);
+        numbers.decode_i32(&total, Op::Average, 4, &mut out);
         assert_eq!(out, [7, -7]);
-        numbers.decode_i32(&total, Op::Sum, &mut out);
+        numbers.decode_i32(&total, Op::Sum, 4, &mut out);
         assert_eq!(out, [28, -28]);
     }
 
@@ -238,7 +239,7 @@ mod tests {
                 block
             }).collect();
             let mut output = vec![0; inputs[0].len()];
-            numbers.decode_i32(&sum(&blocks), Op::Sum, &mut output);
+            numbers.decode_i32(&sum(&blocks), Op::Sum, inputs.len() as u32, &mut output);
             for (i, got) in output.iter().enumerate() {
                 prop_assert_eq!(*got, inputs.iter().map(|v| v[i]).sum::<i32>());
             }

@@ -1,118 +1,65 @@
-//! The control connection of a worker: joining, and what the daemon says later.
+//! The control connection of a worker: the one place that owns its stream and carries frames.
+//!
+//! What is said is [`crate::machine`]'s business.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{self, CONTROL_VERSION, ErrorCode, Join, Reply, Request};
+use socket2::{SockRef, TcpKeepalive};
+use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 
 use crate::error::Error;
 use crate::sys;
 
-/// Pause between two attempts to reach a daemon that is not there yet.
+/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);
+/// Longest time for one attempt to connect.
+const CONNECT: Duration = Duration::from_secs(1);
+/// Longest time that the daemon may take no bytes: its buffer is larger than what is ever said.
+const SEND: Duration = Duration::from_secs(5);
+
+/// How to reach the daemon.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    pub(crate) address: SocketAddr,
+    /// How long what was sent may stay unacknowledged before the connection counts as dead.
+    pub(crate) dead_after: Duration,
+}
 
 /// An open control connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     stream: TcpStream,
     received: Vec<u8>,
-    engine: String,
+    /// For who sleeps on it without holding the session.
+    watched: Arc<OwnedFd>,
 }
 
 impl Session {
-    /// Connects and agrees on the version; tries again until `patience` is over, because workers
-    /// and the daemon are often started together.
-    pub(crate) fn open(address: SocketAddr, patience: Duration) -> Result<Self, Error> {
-        let give_up = Instant::now() + patience;
-        let stream = loop {
-            let left = give_up.saturating_duration_since(Instant::now());
-            match TcpStream::connect_timeout(&address, left.max(RETRY)) {
-                Ok(stream) => break stream,
-                Err(error) if Instant::now() >= give_up => {
-                    return Err(Error::Unreachable { address, reason: error.to_string() });
-                }
-                Err(_) => std::thread::sleep(RETRY),
-            }
-        };
-        let unreachable =
-            |error: std::io::Error| Error::Unreachable { address, reason: error.to_string() };
-        stream.set_nodelay(true).map_err(unreachable)?;
-        stream.set_nonblocking(true).map_err(unreachable)?;
-        let mut session = Self { stream, received: Vec::new(), engine: String::new() };
-        let agent = concat!("xdp-agg-client ", env!("CARGO_PKG_VERSION")).to_owned();
-        session.send(&Request::Hello { version: CONTROL_VERSION, agent, token: None })?;
-        match session.next(Instant::now() + patience.max(Duration::from_secs(2)))? {
-            Some(Reply::Welcome { version, .. }) if version != CONTROL_VERSION => {
-                Err(Error::Version { ours: CONTROL_VERSION, theirs: version })
-            }
-            Some(Reply::Welcome { engine, .. }) => Ok(Self { engine, ..session }),
-            Some(Reply::Error { code, message }) => Err(Error::Refused { code, message }),
-            Some(other) => Err(Error::Protocol(format!("{other:?} as its first words"))),
-            None => Err(Error::Unreachable {
-                address,
-                reason: "it accepts connections but says nothing; is it an xdp-agg daemon?".into(),
-            }),
-        }
-    }
-
-    /// What sums on the other side: `xdp (native)`, `userspace`, …
-    pub(crate) fn engine(&self) -> &str {
-        &self.engine
-    }
-
-    /// The address that the daemon sees this worker at.
-    pub(crate) fn local_addr(&self) -> Result<Ipv4Addr, Error> {
-        match self.stream.local_addr().map_err(Error::io("reading the local address"))? {
-            SocketAddr::V4(address) => Ok(*address.ip()),
-            SocketAddr::V6(address) => Err(Error::Config {
-                name: "XDP_AGG_ADDR",
-                problem: format!(
-                    "the connection runs over IPv6 ({address}); this version sums over IPv4, so \
-                     give an IPv4 address"
-                ),
-            }),
-        }
-    }
-
-    /// Chunks of payload that fit the path to the daemon, `mtu` permitting.
-    pub(crate) fn path_chunks(&self, mtu: Option<u32>) -> Result<u16, Error> {
-        let path = sys::option(self.stream.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)
-            .map_err(Error::io("reading the path MTU"))?;
-        let path = u32::try_from(path).unwrap_or(0);
-        let used = mtu.unwrap_or(path).min(path);
-        match chunks_for_mtu(used) {
-            0 => Err(Error::Config {
-                name: "mtu",
-                problem: format!(
-                    "{used} bytes leave no room for a payload; at least 114 are needed"
-                ),
-            }),
-            chunks => Ok(chunks),
-        }
-    }
-
-    /// Joins the job; returns when all its ranks are there.
-    pub(crate) fn join(
-        &mut self,
-        join: Join,
-        patience: Duration,
-    ) -> Result<control::Admitted, Error> {
-        self.send(&Request::Join(join))?;
-        match self.next(Instant::now() + patience)? {
-            Some(Reply::Admitted(admitted)) => Ok(admitted),
-            Some(other) => Err(refusal(other)),
-            None => Err(Error::Deadline { sequence: None, waited: patience, ranks: Vec::new() }),
-        }
+    /// Connects, once.
+    pub(crate) fn open(dial: &Dial) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&dial.address, CONNECT)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        // The host or the link at the other end may be dead without a word. As soon as something is
+        // under way the time-out finds that; until then, the keepalive sees to it.
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_user_timeout(Some(dial.dead_after * 5 / 8))?;
+        let pause = (dial.dead_after / 4).max(Duration::from_secs(1));
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(pause).with_interval(pause))?;
+        let watched = Arc::new(OwnedFd::from(stream.try_clone()?));
+        Ok(Self { stream, received: Vec::new(), watched })
     }
 
     /// Sends a message; these are short, so a full buffer means a daemon that reads no more.
     pub(crate) fn send(&mut self, message: &Request) -> Result<(), Error> {
         let frame = control::encode(message)?;
         let mut rest = &frame[..];
-        let give_up = Instant::now() + Duration::from_secs(5);
+        let give_up = Instant::now() + SEND;
         while !rest.is_empty() {
             match self.stream.write(rest) {
                 Ok(sent) => rest = &rest[sent..],
@@ -147,34 +94,67 @@ impl Session {
         }
     }
 
-    /// The next message, or `None` when the deadline passes first.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Option<Reply>, Error> {
-        loop {
-            if let Some(reply) = self.poll()? {
-                return Ok(Some(reply));
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            let mut interest = [sys::Interest::read(self.stream.as_fd())];
-            sys::wait(&mut interest, left).map_err(Error::io("waiting for the aggregator"))?;
-        }
-    }
-
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
+
+    /// A descriptor to sleep on that stays valid when the session is gone.
+    pub(crate) fn watched(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.watched)
+    }
 }
 
-/// The error behind a reply that is not the awaited one.
-pub(crate) fn refusal(reply: Reply) -> Error {
-    match reply {
-        Reply::Aborted(reason) => Error::Aborted(reason),
-        Reply::Error { code: ErrorCode::Version, message } => {
-            Error::Refused { code: ErrorCode::Version, message }
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The other descriptor may outlive this one; the daemon shall know at once.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// The way to the daemon, before it is there: the address that this host sends from, and the chunks
+/// of payload that fit, `mtu` permitting.
+pub(crate) fn path(
+    aggregator: SocketAddr,
+    mtu: Option<u32>,
+    patience: Duration,
+) -> Result<(Ipv4Addr, u16), Error> {
+    if aggregator.is_ipv6() {
+        return Err(Error::Config {
+            name: "XDP_AGG_ADDR",
+            problem: format!(
+                "{aggregator} is an IPv6 address; this version sums over IPv4, so give an IPv4 \
+                 address"
+            ),
+        });
+    }
+    let give_up = Instant::now() + patience;
+    let socket = loop {
+        // Nothing is sent: connecting a UDP socket only looks up the route.
+        let connected = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+            .and_then(|socket| socket.connect(aggregator).map(|()| socket));
+        match connected {
+            Ok(socket) => break socket,
+            Err(error) if Instant::now() >= give_up => {
+                let reason = error.to_string();
+                return Err(Error::Unreachable { address: aggregator, reason });
+            }
+            Err(_) => std::thread::sleep(RETRY),
         }
-        Reply::Error { code, message } => Error::Refused { code, message },
-        other => Error::Protocol(format!("{other:?}")),
+    };
+    let SocketAddr::V4(local) =
+        socket.local_addr().map_err(Error::io("reading the local address"))?
+    else {
+        return Err(Error::Protocol("an IPv6 address of an IPv4 socket".into()));
+    };
+    let path = sys::option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)
+        .map_err(Error::io("reading the path MTU"))?;
+    let path = u32::try_from(path).unwrap_or(0);
+    let used = mtu.unwrap_or(path).min(path);
+    match chunks_for_mtu(used) {
+        0 => Err(Error::Config {
+            name: "mtu",
+            problem: format!("{used} bytes leave no room for a payload; at least 114 are needed"),
+        }),
+        chunks => Ok((*local.ip(), chunks)),
     }
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
 
-use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Policy, Token, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
 
@@ -30,6 +30,10 @@ pub struct Builder {
     pub(crate) result_mode: Option<ResultMode>,
     pub(crate) rate: Option<u64>,
     pub(crate) rto_min: Duration,
+    pub(crate) policy: Policy,
+    pub(crate) fallback_after: Duration,
+    pub(crate) dead_after: Option<Duration>,
+    pub(crate) token: Option<Token>,
 }
 
 impl Default for Builder {
@@ -47,6 +51,10 @@ impl Default for Builder {
             result_mode: None,
             rate: None,
             rto_min: Duration::from_millis(4),
+            policy: Policy::default(),
+            fallback_after: Duration::from_secs(2),
+            dead_after: None,
+            token: None,
         }
     }
 }
@@ -57,7 +65,9 @@ impl Builder {
     /// and ours: `XDP_AGG_ADDR` (host or host:port of the daemon), `XDP_AGG_JOB`, `XDP_AGG_SCALE`,
     /// `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` (seconds), `XDP_AGG_MTU` (bytes),
     /// `XDP_AGG_JOB_SLOTS`, `XDP_AGG_RESULT_MODE` (`ports`, `fanout`, `multicast`), `XDP_AGG_RATE`
-    /// (bit/s).
+    /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
+    /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
+    /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`.
     ///
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
@@ -103,7 +113,40 @@ impl Builder {
         if let Some((name, value)) = first(&["XDP_AGG_RESULT_MODE"]) {
             builder.result_mode = result_mode(name, &value)?;
         }
+        builder.read_policy(&lookup)?;
         Ok(builder)
+    }
+
+    /// What shall happen when somebody is lost, and the token.
+    fn read_policy(
+        &mut self,
+        lookup: &impl Fn(&'static str) -> Option<String>,
+    ) -> Result<(), Error> {
+        let read = |name: &'static str| lookup(name).map(|value| (name, value));
+        if let Some((name, value)) = read("XDP_AGG_ON_WORKER_LOSS") {
+            let all = [WorkerLoss::Fail, WorkerLoss::Shrink].map(|loss| (loss.name(), loss));
+            self.policy.worker_loss = one_of(name, &value, &all)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_ON_AGGREGATOR_LOSS") {
+            let all = [AggregatorLoss::Fail, AggregatorLoss::Resume, AggregatorLoss::Ring];
+            self.policy.aggregator_loss = one_of(name, &value, &all.map(|l| (l.name(), l)))?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_FALLBACK_AFTER") {
+            self.fallback_after = seconds(name, &value)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_DEAD_AFTER") {
+            self.dead_after = Some(seconds(name, &value)?);
+        }
+        if let Some((_, value)) = read("XDP_AGG_TOKEN") {
+            self.token = Some(Token(value));
+        } else if let Some((name, path)) = read("XDP_AGG_TOKEN_FILE") {
+            let text = std::fs::read_to_string(&path).map_err(|error| Error::Config {
+                name,
+                problem: format!("{path:?} cannot be read: {error}"),
+            })?;
+            self.token = Some(Token(text.trim().to_owned()));
+        }
+        Ok(())
     }
 
     /// Control address of the daemon.
@@ -192,6 +235,43 @@ impl Builder {
         self
     }
 
+    /// What shall happen when a worker is lost; the same at all workers. Default: calls fail.
+    #[must_use]
+    pub const fn on_worker_loss(mut self, action: WorkerLoss) -> Self {
+        self.policy.worker_loss = action;
+        self
+    }
+
+    /// What shall happen when the daemon is lost; the same at all workers. Default: calls fail.
+    #[must_use]
+    pub const fn on_aggregator_loss(mut self, action: AggregatorLoss) -> Self {
+        self.policy.aggregator_loss = action;
+        self
+    }
+
+    /// How long no daemon could be reached before the workers go on over a TCP ring, with
+    /// [`AggregatorLoss::Ring`]. Default 2 s.
+    #[must_use]
+    pub const fn fallback_after(mut self, time: Duration) -> Self {
+        self.fallback_after = time;
+        self
+    }
+
+    /// After how long without a sign of life the daemon's host counts as dead. Default 2 s, and 8 s
+    /// where every loss ends the job.
+    #[must_use]
+    pub const fn dead_after(mut self, time: Duration) -> Self {
+        self.dead_after = Some(time);
+        self
+    }
+
+    /// The secret that the daemon's operator gave out.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Token(token.into()));
+        self
+    }
+
     /// Joins the job and waits until all its workers are there.
     ///
     /// # Errors
@@ -199,6 +279,12 @@ impl Builder {
     /// path; another worker that does not come.
     pub fn connect(self) -> Result<Communicator, Error> {
         Communicator::connect(self)
+    }
+
+    /// See [`Self::dead_after`].
+    pub(crate) fn dead_after_or_default(&self) -> Duration {
+        let patient = self.policy == Policy::default();
+        self.dead_after.unwrap_or(Duration::from_secs(if patient { 8 } else { 2 }))
     }
 
     /// Rank and world size, checked.
@@ -261,6 +347,14 @@ fn result_mode(name: &'static str, value: &str) -> Result<Option<ResultMode>, Er
             problem: format!("{value:?} is not one of auto, ports, fanout, multicast"),
         }),
     }
+}
+
+fn one_of<T: Copy>(name: &'static str, value: &str, all: &[(&str, T)]) -> Result<T, Error> {
+    let found = all.iter().find(|(known, _)| *known == value);
+    found.map(|(_, found)| *found).ok_or_else(|| {
+        let known: Vec<_> = all.iter().map(|(known, _)| *known).collect();
+        Error::Config { name, problem: format!("{value:?} is not one of {}", known.join(", ")) }
+    })
 }
 
 /// `host`, `host:port` or an address: the first IPv4 address it stands for.

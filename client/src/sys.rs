@@ -21,6 +21,12 @@ impl Receiver {
         Self { buffers: vec![0; packet_len * BATCH], packet_len }
     }
 
+    /// Makes room for packets of another length.
+    pub(crate) fn resize(&mut self, packet_len: usize) {
+        self.buffers.resize(packet_len * BATCH, 0);
+        self.packet_len = packet_len;
+    }
+
     /// Takes what has arrived on a socket, without waiting; the length of each packet goes to
     /// `lens`. Packet `i` is then [`Self::packet`]`(i, lens[i])`.
     pub(crate) fn receive(

@@ -23,7 +23,7 @@ const SEND_SEGMENTS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct DataSocket {
     socket: UdpSocket,
-    group: Option<UdpSocket>,
+    group: Option<(SocketAddrV4, UdpSocket)>,
     /// Bytes of a full packet (our header and payload); 0 before [`Self::connect`].
     packet_len: usize,
     segments: usize,
@@ -71,8 +71,13 @@ impl DataSocket {
         socket.set_reuse_address(true)?;
         socket.bind(&group.into())?;
         socket.join_multicast_v4(group.ip(), local.ip())?;
-        self.group = Some(socket.into());
+        self.group = Some((group, socket.into()));
         Ok(())
+    }
+
+    /// The group that it has joined.
+    pub(crate) fn group(&self) -> Option<SocketAddrV4> {
+        self.group.as_ref().map(|(group, _)| *group)
     }
 
     /// Packets that the receive buffer surely holds.
@@ -93,18 +98,16 @@ impl DataSocket {
         match self.socket.send(packets) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            // The answer to an earlier packet: the aggregator's port is closed. Whether it is gone
-            // is for the control connection to say; packets may be lost at any time.
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(true),
-            // A full queue of the interface: as good as lost on the way.
-            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(true),
+            // As good as lost on the way. Whether the aggregator is gone is for the control
+            // connection to say.
+            Err(error) if is_passing(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
     /// The sockets to receive from and to sleep on.
     pub(crate) fn sockets(&self) -> (BorrowedFd<'_>, Option<BorrowedFd<'_>>) {
-        (self.socket.as_fd(), self.group.as_ref().map(AsFd::as_fd))
+        (self.socket.as_fd(), self.group.as_ref().map(|(_, socket)| socket.as_fd()))
     }
 }
 
@@ -120,11 +123,23 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
 }
 
-/// One receive's errors that say nothing about this socket: nothing is there, or an earlier packet
-/// found a closed port.
-pub(crate) fn nothing_received(error: &io::Error) -> bool {
-    matches!(
+/// Errors that say nothing about this socket: nothing is there; an earlier packet found a closed
+/// port or no way (ICMP); a queue of the interface is full, or the interface is down for a while.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    let kind = matches!(
         error.kind(),
         ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionRefused
-    )
+    );
+    let number = matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENOBUFS
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENOPROTOOPT
+        )
+    );
+    kind || number
 }

@@ -52,7 +52,12 @@ impl Emulated {
                 *sum = both.to_le_bytes();
             }
         }
-        self.numbers.decode_f32(&sum, Op::Average, &mut vectors[0][..count]);
+        self.numbers.decode_f32(
+            &sum,
+            Op::Average,
+            u32::from(self.workers),
+            &mut vectors[0][..count],
+        );
     }
 }
 

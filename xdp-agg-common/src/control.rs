@@ -522,6 +522,51 @@ pub struct Stats {
     pub jobs: Vec<JobStats>,
     /// Packets that belong to no job.
     pub unattributed: JobCounters,
+    /// Control connections.
+    #[serde(default)]
+    pub control: ControlCounters,
+}
+
+/// What became of control connections since the daemon started. All but the first count those that
+/// the daemon refused or ended, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ControlCounters {
+    /// Taken in.
+    pub accepted: u64,
+    /// Too many from one address in a short time: not taken in.
+    pub rate: u64,
+    /// Too many that are members of no job: had to make room for another one.
+    pub crowded: u64,
+    /// No message in time, or silent for too long without being a member.
+    pub slow: u64,
+    /// Too many requests in a short time.
+    pub requests: u64,
+    /// Not this protocol, another version of it, or a message out of place.
+    pub garbled: u64,
+    /// Without the right token.
+    pub unauthorised: u64,
+    /// Did not read what it asked for.
+    pub deaf: u64,
+    /// TLS failed: a certificate was missing or not accepted, or it was not TLS.
+    pub tls_failures: u64,
+}
+
+impl ControlCounters {
+    /// The refusals, by name.
+    #[must_use]
+    pub const fn refusals(&self) -> [(&'static str, u64); 8] {
+        [
+            ("rate", self.rate),
+            ("crowded", self.crowded),
+            ("slow", self.slow),
+            ("requests", self.requests),
+            ("garbled", self.garbled),
+            ("unauthorised", self.unauthorised),
+            ("deaf", self.deaf),
+            ("tls", self.tls_failures),
+        ]
+    }
 }
 
 /// A job and its counters, summed over all CPUs.

@@ -105,7 +105,15 @@ impl Bias {
     #[inline(always)]
     #[must_use]
     pub const fn decode_sum(self, lane: u32) -> i32 {
-        lane.wrapping_sub(self.bias.wrapping_mul(self.workers)) as i32
+        self.decode_sum_of(lane, self.workers)
+    }
+
+    /// As [`Self::decode_sum`], for a sum of this many contributions: not all of the world were
+    /// members of the epoch that summed them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn decode_sum_of(self, lane: u32, contributions: u32) -> i32 {
+        lane.wrapping_sub(self.bias.wrapping_mul(contributions)) as i32
     }
 }
 

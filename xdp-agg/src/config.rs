@@ -3,16 +3,13 @@
 //! Flags and environment are the command line's to read; here a [`Partial`] of each source is
 //! laid over the next, and the whole is checked once.
 
-use std::fs::File;
-use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
-use xdp_agg_common::control::{CONTROL_PORT, Token};
+use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::slot::Pool;
@@ -21,6 +18,7 @@ use xdp_agg_common::wire::DATA_PORT;
 use crate::engine::{EngineConfig, EngineKind, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
+use xdp_agg_tls::{SecretError, ServerFiles, TlsError, read_token};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -42,8 +40,6 @@ pub const STATE_DIR: &str = "/run/xdp-agg";
 const LOSS_S: RangeInclusive<f64> = 0.1..=3600.0;
 /// Most packets a second of a quota: one a nanosecond.
 const PACKET_RATE_MAX: u64 = 1_000_000_000;
-/// Most bytes of a token.
-const TOKEN_MAX: u64 = 4096;
 /// Most seconds of a timeout: a day.
 const TIMEOUT_MAX_S: u64 = 86_400;
 
@@ -74,6 +70,12 @@ pub struct Partial {
     pub join_timeout: Option<u64>,
     /// Seconds for all paths to be tried.
     pub probe_timeout: Option<u64>,
+    /// Certificate of the daemon, for control connections over TLS.
+    pub tls_cert: Option<PathBuf>,
+    /// Its key.
+    pub tls_key: Option<PathBuf>,
+    /// Authority that must have signed the certificates of workers and tools.
+    pub tls_client_ca: Option<PathBuf>,
     /// Seconds for the members of another daemon's job to come back.
     pub resume_timeout: Option<u64>,
     /// Seconds in which a dead host is noticed.
@@ -143,6 +145,12 @@ pub enum ConfigError {
         /// What was expected, and what to do.
         expected: String,
     },
+    /// TLS cannot be used as it is set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The token cannot be read.
+    #[error(transparent)]
+    Token(#[from] SecretError),
 }
 
 impl Partial {
@@ -173,6 +181,9 @@ impl Partial {
             mtu: self.mtu.or(below.mtu),
             join_timeout: self.join_timeout.or(below.join_timeout),
             probe_timeout: self.probe_timeout.or(below.probe_timeout),
+            tls_cert: self.tls_cert.or(below.tls_cert),
+            tls_key: self.tls_key.or(below.tls_key),
+            tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
             resume_timeout: self.resume_timeout.or(below.resume_timeout),
             dead_after: self.dead_after.or(below.dead_after),
             straggler_timeout: self.straggler_timeout.or(below.straggler_timeout),
@@ -271,6 +282,11 @@ impl Partial {
                 format!("0 (no limit) to {PACKET_RATE_MAX} packets a second are expected");
             return wrong("job-packet-rate", rate, expected);
         }
+        let tls = ServerFiles {
+            certificate: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            client_ca: self.tls_client_ca.clone(),
+        };
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
         let keep_on_exit = self.keep_on_exit.unwrap_or(false);
         if keep_on_exit && self.pin.is_none() {
@@ -290,11 +306,12 @@ impl Partial {
             )?,
             dead_after: loss("dead-after", self.dead_after.unwrap_or(DEAD_AFTER_S))?,
             straggler_timeout: straggler.map(|s| loss("straggler-timeout", s)).transpose()?,
-            token: self.token_file.as_deref().map(token).transpose()?,
+            token: self.token_file.as_deref().map(read_token).transpose()?,
             job_slots_max: self.job_slots_max,
             job_packet_rate: rate,
             state: self.state(kind)?,
             keep_on_exit,
+            tls: tls.load()?,
         })
     }
 
@@ -317,36 +334,6 @@ impl Partial {
             Ok(state) => Ok(Some(state)),
             Err(error) => wrong("state-dir", dir.display(), error.to_string()),
         }
-    }
-}
-
-/// The token of a file. Blanks around it do not count: an editor may have put a line's end there.
-fn token(path: &Path) -> Result<Token, ConfigError> {
-    let refuse = |why: String| wrong("token-file", path.display(), why);
-    let read = || -> std::io::Result<(u32, u64, String)> {
-        let mut file = File::open(path)?;
-        let meta = file.metadata()?;
-        let mut text = String::new();
-        (&mut file).take(TOKEN_MAX + 1).read_to_string(&mut text)?;
-        Ok((meta.permissions().mode(), meta.len(), text))
-    };
-    let (mode, len, text) = match read() {
-        Ok(read) => read,
-        Err(error) => return refuse(format!("{error}; a file with the token is expected")),
-    };
-    if mode & 0o077 != 0 {
-        return refuse(format!(
-            "others than its owner may use it (mode {:03o}), so it is no secret: `chmod 600` it, \
-             and choose another token",
-            mode & 0o777
-        ));
-    }
-    if len > TOKEN_MAX {
-        return refuse(format!("{len} bytes; at most {TOKEN_MAX} are expected"));
-    }
-    match text.trim() {
-        "" => refuse("it is empty; `openssl rand -hex 32` makes a token".into()),
-        token => Ok(Token(token.to_owned())),
     }
 }
 
@@ -442,7 +429,7 @@ mod tests {
             ("pin = 'here'", "pin = here: an absolute path"),
             ("pin = '/sys/fs/bpf/x'\nengine = 'userspace'", "nothing to pin"),
             ("pin = '/sys/fs/bpf/x'\nstate-dir = '/proc/none'", "state-dir = /proc/none"),
-            ("token-file = '/none'", "token-file = /none: No such file"),
+            ("token-file = '/none'", "token-file: cannot read /none (No such file"),
         ];
         for (text, words) in cases {
             let error = file(text).and_then(Partial::complete).expect_err(text);
@@ -454,24 +441,5 @@ mod tests {
     fn a_small_pool_shrinks_the_default_of_a_job() {
         let settings = file("slots = 100").and_then(Partial::complete).expect("it is right");
         assert_eq!(settings.server.job_slots, 64);
-    }
-
-    #[test]
-    fn a_token_that_others_may_read_is_refused() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let settings = || {
-            let token_file = Some(file.path().to_owned());
-            Partial { token_file, ..Partial::default() }.complete()
-        };
-        assert!(settings().expect_err("it is empty").to_string().contains("is empty"));
-        std::fs::write(file.path(), " sesame-1\n").expect("there is room");
-        let token = settings().expect("it is ours alone").server.token;
-        assert_eq!(token, Some(Token("sesame-1".into())));
-        for mode in [0o640, 0o604] {
-            let permissions = std::fs::Permissions::from_mode(mode);
-            std::fs::set_permissions(file.path(), permissions).expect("it is ours");
-            let error = settings().expect_err("others may read it").to_string();
-            assert!(error.contains("chmod 600") && !error.contains("sesame"), "{error}");
-        }
     }
 }

@@ -70,6 +70,19 @@ pub struct Counters {
     pub losses: u64,
 }
 
+impl Counters {
+    /// Adds those of another flow.
+    pub const fn merge(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.gap_retransmissions += other.gap_retransmissions;
+        self.timer_retransmissions += other.timer_retransmissions;
+        self.results += other.results;
+        self.duplicate_results += other.duplicate_results;
+        self.pendings += other.pendings;
+        self.losses += other.losses;
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Under way, or held by the aggregator.
@@ -162,6 +175,20 @@ impl Flow {
     #[must_use]
     pub const fn base(&self) -> u64 {
         self.base
+    }
+
+    /// One past the newest block that was sent.
+    #[must_use]
+    pub fn sent_end(&self) -> u64 {
+        self.base + self.blocks.len() as u64
+    }
+
+    /// True for a block whose result is here.
+    #[must_use]
+    pub fn is_done(&self, number: u64) -> bool {
+        let Some(index) = number.checked_sub(self.base) else { return true };
+        let block = usize::try_from(index).ok().and_then(|index| self.blocks.get(index));
+        block.is_some_and(|block| block.state == State::Done)
     }
 
     /// True when every block that was asked for has its result.

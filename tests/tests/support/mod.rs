@@ -38,7 +38,7 @@ macro_rules! need_root {
 pub struct Lab {
     pub topology: Topology,
     pub daemon: Option<Process>,
-    engine: &'static str,
+    pub engine: &'static str,
 }
 
 impl Lab {

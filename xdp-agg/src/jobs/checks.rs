@@ -78,8 +78,8 @@ pub(super) fn worker(join: &Join, peer: &Peer) -> Result<SocketAddrV4, Refusal> 
             ),
         ));
     }
-    if join.policy.aggregator_loss == AggregatorLoss::Ring && !join.ring_port.is_some_and(|p| p > 0)
-    {
+    let rings = join.policy.aggregator_loss == AggregatorLoss::Ring;
+    if rings && join.ring_port.unwrap_or(0) == 0 {
         return invalid(format!(
             "rank {rank} asks for a ring when the aggregator is lost, and names no TCP port for it"
         ));

@@ -5,7 +5,8 @@ use std::time::Instant;
 use subtle::ConstantTimeEq;
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    AbortReason, CONTROL_VERSION, ErrorCode, JobStats, Reply, Request, Stats, Token,
+    AbortReason, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, Reply, Request, Stats,
+    Token,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
@@ -257,6 +258,8 @@ impl Jobs {
             slots_free: self.pool.free(),
             jobs: self.jobs.values().map(count).collect(),
             unattributed: counters.get(MAX_JOBS).copied().unwrap_or_default(),
+            // The server's own.
+            control: ControlCounters::default(),
         }
     }
 
@@ -275,7 +278,6 @@ impl Jobs {
     }
 
     pub(super) fn refuse(&mut self, conn: ConnId, (code, message): Refusal) {
-        info!(conn = conn.0, ?code, "refused: {message}");
         self.reply(conn, Reply::Error { code, message });
     }
 

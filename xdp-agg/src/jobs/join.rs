@@ -3,7 +3,7 @@
 use std::net::SocketAddrV4;
 
 use tracing::info;
-use xdp_agg_common::control::{AbortReason, ErrorCode, Join};
+use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
 use super::checks::{self, Refusal};
@@ -114,6 +114,8 @@ impl Jobs {
 
     pub(super) fn delete(&mut self, name: &str) -> Result<(), Refusal> {
         let Some(job) = self.jobs.values_mut().find(|job| job.name == name) else {
+            // An answer must not be much longer because the question was.
+            let name: String = name.chars().take(MAX_JOB_NAME).collect();
             let message = format!("no job named {name:?} here; `xdp-agg jobs` lists them");
             return Err((ErrorCode::NoJob, message));
         };

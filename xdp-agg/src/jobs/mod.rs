@@ -115,8 +115,8 @@ pub struct Limits {
     /// In what time a dead host is noticed. Heartbeats go out eight times as often; the caller sets
     /// its sockets so that what cannot be delivered ends a connection in this time.
     pub dead_after: Duration,
-    /// How long others may wait for a member that contributes nothing until it counts as lost. None:
-    /// for ever, as it may be a stopped process.
+    /// How long others may wait for a member that contributes nothing until it counts as lost.
+    /// None: for ever, as it may be a stopped process.
     pub straggler_timeout: Option<Duration>,
     /// What a connection has to know. None: nothing.
     pub token: Option<Token>,
@@ -312,10 +312,10 @@ impl Jobs {
         }
     }
 
-    /// The daemon has no room for a connection: it is told why, and closed.
+    /// A connection is beyond the daemon's limits: it is told why, and closed.
     pub fn dismiss(&mut self, conn: ConnId, why: &str) {
         if self.sessions.contains_key(&conn) {
-            self.refuse_and_close(conn, ErrorCode::NoRoom, why);
+            self.refuse_and_close(conn, ErrorCode::Limit, why);
         }
     }
 

@@ -114,8 +114,8 @@ impl Jobs {
         }
     }
 
-    /// The epoch that the engine prepares is another one. Nobody was told of it yet; ranks that were
-    /// to join in it wait again.
+    /// The epoch that the engine prepares is another one. Nobody was told of it yet; ranks that
+    /// were to join in it wait again.
     pub(super) fn plan_again(&mut self, job_id: u16) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

@@ -1,49 +1,167 @@
-//! One connection: bytes to messages, frames to bytes.
+//! One connection: bytes to messages, frames to bytes, plain or over TLS.
 
 use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::{self, Instant, timeout};
-use xdp_agg_common::control::{FrameError, Request, decode};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tracing::info;
+use xdp_agg_common::control::{FrameError, MAX_FRAME, Request, decode};
+use xdp_agg_tls::{Side, TLS_HANDSHAKE, explain, subject};
 
 use crate::jobs::ConnId;
 
-/// How long the first message may take, and any message from its first byte to its last.
+/// How long TLS and the first message may take together, from the connection's begin.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+/// How long any later message may take, from its first byte to its last.
 const MESSAGE_TIME: Duration = Duration::from_secs(10);
 /// How long a frame may take to leave.
 const WRITE_TIME: Duration = Duration::from_secs(10);
 /// How long a peer that we close is read from, so that it gets our last frame instead of a reset.
 const LINGER: Duration = Duration::from_millis(500);
-/// Longest frame of a request: all are short, and many peers may send one at a time.
-const REQUEST_MAX: usize = 1 << 16;
+/// Longest frame until `Hello` was accepted; after that [`MAX_FRAME`].
+const HELLO_MAX: usize = 4096;
+/// Longer frames are taken in only a few at a time: a worker's progress may be that long.
+const SHORT_MAX: usize = 1 << 16;
+/// How many of them: 16 MiB together.
+pub(super) const LONG_AT_A_TIME: usize = 16;
 /// Bytes of one read.
 const READ_LEN: usize = 4096;
 
-/// What a connection reports.
+/// What a connection reports. No further event but `Closed` follows any but `Said`.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A message.
     Said(ConnId, Request),
-    /// Bytes that are no message, or none in time. No further event but `Closed` follows.
+    /// Bytes that are no message.
     Garbled(ConnId, String),
+    /// No message in time.
+    Slow(ConnId, String),
+    /// One side's TLS did not accept the other's. The peer was told, as far as TLS can tell it.
+    Untrusted(ConnId, String),
     /// The peer has gone.
     Closed(ConnId),
+}
+
+/// What a connection needs to know.
+pub(super) struct Line {
+    pub(super) conn: ConnId,
+    pub(super) from: SocketAddr,
+    /// None: plain.
+    pub(super) tls: Option<TlsAcceptor>,
+    /// To be held while a long frame is taken in.
+    pub(super) long: Arc<Semaphore>,
+    pub(super) events: mpsc::Sender<Event>,
+    /// Bytes of replies that wait.
+    pub(super) backlog: Arc<AtomicUsize>,
+}
+
+/// Why there are no more messages.
+enum End {
+    Closed,
+    Garbled(String),
+    Slow(String),
+}
+
+/// How a connection over TLS begins.
+enum Opening {
+    Tls(Box<TlsStream<TcpStream>>),
+    /// Its first byte is not TLS's.
+    Plain(TcpStream),
+    /// TLS failed.
+    Failed(io::Error, TcpStream),
+    Closed,
 }
 
 /// Serves a connection until one side ends it: the peer by closing, the loop by dropping the
 /// sender of `replies`.
 pub(super) async fn serve_connection(
     stream: TcpStream,
-    conn: ConnId,
-    events: mpsc::Sender<Event>,
+    line: Line,
     replies: mpsc::Receiver<Vec<u8>>,
 ) {
-    let (mut read, write) = stream.into_split();
-    let mut writing = std::pin::pin!(write_replies(write, replies));
+    let deadline = Instant::now() + HELLO_TIME;
+    let conn = line.conn;
+    match &line.tls {
+        None => {
+            let (read, write) = stream.into_split();
+            converse(read, write, &line, Ok(deadline), replies).await;
+        }
+        Some(tls) => match time::timeout_at(deadline, open(stream, tls)).await {
+            Ok(Opening::Tls(stream)) => {
+                identify(&line, &stream);
+                let (read, write) = tokio::io::split(stream);
+                converse(read, write, &line, Ok(deadline), replies).await;
+            }
+            Ok(Opening::Plain(stream)) => {
+                let why = "this daemon speaks TLS only: set tls-ca (XDP_AGG_TLS_CA) to the \
+                           authority of its certificate";
+                let (read, write) = stream.into_split();
+                converse(read, write, &line, Err(End::Garbled(why.into())), replies).await;
+            }
+            Ok(Opening::Failed(error, mut stream)) => {
+                let why = explain(&error, Side::Daemon);
+                drop(line.events.send(Event::Untrusted(conn, why)).await);
+                drop(stream.shutdown().await);
+                drain(&mut stream).await;
+            }
+            Ok(Opening::Closed) => {}
+            Err(_) => {
+                let why = format!("no TLS handshake in {} s", HELLO_TIME.as_secs());
+                drop(line.events.send(Event::Untrusted(conn, why)).await);
+            }
+        },
+    }
+    drop(line.events.send(Event::Closed(conn)).await);
+}
+
+/// TLS, if the peer begins with it.
+async fn open(stream: TcpStream, tls: &TlsAcceptor) -> Opening {
+    let mut first = [0];
+    match stream.peek(&mut first).await {
+        Ok(1..) if first == [TLS_HANDSHAKE] => {}
+        Ok(1..) => return Opening::Plain(stream),
+        Ok(0) | Err(_) => return Opening::Closed,
+    }
+    match tls.accept(stream).into_fallible().await {
+        Ok(stream) => Opening::Tls(Box::new(stream)),
+        Err((error, stream)) => Opening::Failed(error, stream),
+    }
+}
+
+/// Logs who a peer with a certificate is.
+fn identify(line: &Line, stream: &TlsStream<TcpStream>) {
+    let certificates = stream.get_ref().1.peer_certificates();
+    if let Some(certificate) = certificates.and_then(|all| all.first()) {
+        let subject = subject(certificate);
+        info!(conn = line.conn.0, from = %line.from, subject, "a client certificate was verified");
+    }
+}
+
+/// Takes messages until there are no more and writes replies meanwhile; `begin` is the deadline of
+/// the first message, or why there can be none.
+async fn converse(
+    mut read: impl AsyncRead + Unpin,
+    write: impl AsyncWrite + Unpin,
+    line: &Line,
+    begin: Result<Instant, End>,
+    replies: mpsc::Receiver<Vec<u8>>,
+) {
+    let answered = Notify::new();
+    let mut writing = std::pin::pin!(write_replies(write, replies, line, &answered));
+    let reading = async {
+        match begin {
+            Ok(deadline) => read_requests(&mut read, line, deadline, &answered).await,
+            Err(end) => end,
+        }
+    };
     tokio::select! {
         // Closed by the loop, or the peer cannot be written to.
         sent = &mut writing => {
@@ -51,84 +169,137 @@ pub(super) async fn serve_connection(
                 drain(&mut read).await;
             }
         }
-        end = read_requests(&mut read, conn, &events) => {
+        end = reading => {
+            let event = match end {
+                End::Closed => return,
+                End::Garbled(why) => Event::Garbled(line.conn, why),
+                End::Slow(why) => Event::Slow(line.conn, why),
+            };
             // If the loop has gone, nobody needs to know.
-            let garbled = matches!(end, Event::Garbled(..));
-            let told = events.send(end).await.is_ok();
-            if garbled && told && writing.await.is_ok() {
+            if line.events.send(event).await.is_ok() && writing.await.is_ok() {
                 drain(&mut read).await;
             }
         }
     }
-    drop(events.send(Event::Closed(conn)).await);
 }
 
 /// Reads messages until there are no more; says why.
 async fn read_requests(
-    read: &mut OwnedReadHalf,
-    conn: ConnId,
-    events: &mpsc::Sender<Event>,
-) -> Event {
+    read: &mut (impl AsyncRead + Unpin),
+    line: &Line,
+    deadline: Instant,
+    answered: &Notify,
+) -> End {
     let mut buffer = Vec::new();
-    let mut deadline = Some(Instant::now() + MESSAGE_TIME);
+    let mut first = Some(deadline);
     loop {
-        match decode::<Request>(&mut buffer) {
+        let request = match read_request(read, &mut buffer, first, &line.long).await {
+            Ok(request) => request,
+            Err(end) => return end,
+        };
+        if line.events.send(Event::Said(line.conn, request)).await.is_err() {
+            return End::Closed;
+        }
+        if first.take().is_some() {
+            // Whoever is not welcome gets no memory beyond this.
+            answered.notified().await;
+        }
+    }
+}
+
+/// The next message. With `hello` it is the first of its connection, to be whole by then.
+async fn read_request(
+    read: &mut (impl AsyncRead + Unpin),
+    buffer: &mut Vec<u8>,
+    hello: Option<Instant>,
+    long: &Semaphore,
+) -> Result<Request, End> {
+    let mut deadline = hello;
+    let mut permit = None;
+    loop {
+        let announced = check_length(buffer, hello.is_some())?;
+        match decode(buffer) {
             Ok(Some(request)) => {
-                // What follows in the buffer is a message of its own time.
-                deadline = None;
-                if events.send(Event::Said(conn, request)).await.is_err() {
-                    return Event::Closed(conn);
-                }
-                continue;
+                buffer.shrink_to(READ_LEN);
+                return Ok(request);
             }
             Ok(None) => {}
-            Err(error) => return Event::Garbled(conn, error.to_string()),
+            Err(error) => return Err(End::Garbled(error.to_string())),
         }
-        if let Some(prefix) = buffer.first_chunk::<4>()
-            && u32::from_be_bytes(*prefix) as usize > REQUEST_MAX
-        {
-            let why = FrameError::TooLong(u32::from_be_bytes(*prefix) as usize).to_string();
-            return Event::Garbled(conn, why);
-        }
-        if !buffer.is_empty() && deadline.is_none() {
+        if deadline.is_none() && !buffer.is_empty() {
             deadline = Some(Instant::now() + MESSAGE_TIME);
         }
-        let reading = read_some(read, &mut buffer);
+        let reading = async {
+            if announced > SHORT_MAX && permit.is_none() {
+                permit = long.acquire().await.ok();
+            }
+            read_some(read, buffer).await
+        };
         let result = match deadline {
             Some(deadline) => time::timeout_at(deadline, reading).await,
             None => Ok(reading.await),
         };
         match result {
-            Ok(Ok(0) | Err(_)) => return Event::Closed(conn),
+            Ok(Ok(0) | Err(_)) => return Err(End::Closed),
             Ok(Ok(_)) => {}
             Err(_) => {
-                let why = format!("no complete message in {} s", MESSAGE_TIME.as_secs());
-                return Event::Garbled(conn, why);
+                let time = if hello.is_some() { HELLO_TIME } else { MESSAGE_TIME };
+                return Err(End::Slow(format!("no complete message in {} s", time.as_secs())));
             }
         }
     }
 }
 
-async fn read_some(read: &mut OwnedReadHalf, buffer: &mut Vec<u8>) -> io::Result<usize> {
+/// Length of the frame that begins here, 0 as long as it is not known.
+fn check_length(buffer: &[u8], is_first: bool) -> Result<usize, End> {
+    let Some(prefix) = buffer.first_chunk::<4>() else {
+        return Ok(0);
+    };
+    if is_first && prefix.starts_with(&[TLS_HANDSHAKE, 3]) {
+        let why = "this daemon does not speak TLS: connect without tls-ca, or start it with \
+                   --tls-cert and --tls-key";
+        return Err(End::Garbled(why.into()));
+    }
+    let len = u32::from_be_bytes(*prefix) as usize;
+    if len > MAX_FRAME {
+        return Err(End::Garbled(FrameError::TooLong(len).to_string()));
+    }
+    if is_first && len > HELLO_MAX {
+        return Err(End::Garbled(format!(
+            "a first message of {len} bytes (Hello has at most {HELLO_MAX}): the peer does not \
+             speak the xdp-agg control protocol; check the address and port"
+        )));
+    }
+    Ok(len)
+}
+
+async fn read_some(read: &mut (impl AsyncRead + Unpin), buffer: &mut Vec<u8>) -> io::Result<usize> {
     let mut chunk = [0; READ_LEN];
     let len = read.read(&mut chunk).await?;
     buffer.extend_from_slice(&chunk[..len]);
     Ok(len)
 }
 
-/// Writes frames until the loop drops its sender, then says that no more will come.
+/// Writes frames until the loop drops its sender, then says that no more will come. `answered` is
+/// told of the first one.
 async fn write_replies(
-    mut write: OwnedWriteHalf,
+    mut write: impl AsyncWrite + Unpin,
     mut replies: mpsc::Receiver<Vec<u8>>,
+    line: &Line,
+    answered: &Notify,
 ) -> io::Result<()> {
     while let Some(frame) = replies.recv().await {
         timeout(WRITE_TIME, write.write_all(&frame)).await??;
+        // TLS gathers what it encrypts.
+        timeout(WRITE_TIME, write.flush()).await??;
+        line.backlog.fetch_sub(frame.len(), Ordering::Relaxed);
+        answered.notify_one();
     }
-    write.shutdown().await
+    timeout(WRITE_TIME, write.shutdown()).await?
 }
 
 /// Takes what the peer still sends, for a while.
-async fn drain(read: &mut OwnedReadHalf) {
+async fn drain(read: &mut (impl AsyncRead + Unpin)) {
     let mut chunk = [0; READ_LEN];
     let reading = async { while matches!(read.read(&mut chunk).await, Ok(1..)) {} };
     // A peer that goes on sending gets its reset.

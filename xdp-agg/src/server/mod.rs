@@ -2,107 +2,56 @@
 //!
 //! A connection is a task that turns bytes into messages and back; one loop owns jobs and engine
 //! and does what the jobs ask for. Nothing that a peer does or omits stops the loop: frames,
-//! queues, connections and times are bounded.
+//! queues, connections, requests and times are bounded, for each address apart.
 
 mod connection;
+mod guard;
+mod handover;
+mod limits;
+mod listener;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::mpsc;
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::{Reply, Token, encode};
-use xdp_agg_common::maps::JobConf;
+use xdp_agg_tls::{ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
-use crate::jobs::{Answer, ConnId, Effect, JobSnapshot, Jobs, Limits, Peer, Prepare, Snapshot};
+use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 use crate::state::StateFile;
-use connection::{Event, serve_connection};
+use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
+use guard::Guard;
+use limits::{Bucket, Source};
+pub use listener::{Listener, ServerError};
 
-/// Most connections that are no members: tools, workers about to join, strangers. One more makes
-/// the one that was silent longest go.
-const STRANGERS_MAX: usize = 512;
-/// Connections that may wait to be accepted: all workers of all jobs may start at once.
-const BACKLOG: u32 = 2048;
 /// How long a connection that is no member may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Replies that may wait for a peer that does not read them.
 const REPLIES_MAX: usize = 64;
+/// Bytes that may wait for it before one more reply, which may be as long as a frame can be.
+const BACKLOG_MAX: usize = 1 << 18;
 /// Events that may wait for the loop.
 const EVENTS_MAX: usize = 256;
 /// How long connections get to take their last reply when the daemon goes.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// A dead peer is noticed after this time and [`KEEPALIVE_RETRIES`] more of it.
-const KEEPALIVE: Duration = Duration::from_secs(5);
-const KEEPALIVE_RETRIES: u32 = 3;
-
-/// Why the server cannot run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The control address is taken.
-    #[error(
-        "TCP address {0} is in use: is another xdp-agg running? Stop it (`xdp-agg jobs` shows \
-         whether it is one), or choose another --control address"
-    )]
-    AddressInUse(SocketAddr),
-    /// The control address cannot be used.
-    #[error(
-        "cannot listen on {addr}: {source}; --control takes an address of this host and a port"
-    )]
-    Bind {
-        /// What was asked for.
-        addr: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-}
-
-/// A control address that is ours. Taking it comes before the engine, so that a second daemon is
-/// refused before it touches an interface.
-#[derive(Debug)]
-pub struct Listener {
-    inner: TcpListener,
-    addr: SocketAddr,
-}
-
-impl Listener {
-    /// Listens on `addr`; port 0 takes a free one. To be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// The address is taken or not of this host.
-    pub fn bind(addr: SocketAddr) -> Result<Self, ServerError> {
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::AddrInUse => ServerError::AddressInUse(addr),
-            _ => ServerError::Bind { addr, source },
-        };
-        let open = || {
-            let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-            // A restart must not wait for connections of the last run to be forgotten.
-            socket.set_reuseaddr(true)?;
-            socket.bind(addr)?;
-            socket.listen(BACKLOG)
-        };
-        let inner = open().map_err(failed)?;
-        let addr = inner.local_addr().map_err(failed)?;
-        Ok(Self { inner, addr })
-    }
-
-    /// The address, with its true port.
-    #[must_use]
-    pub const fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-}
+/// How often strangers are looked at, and what a flood of refusals left out of the log is told.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Pause after a connection could not be accepted: there may be no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the server needs to know besides its engine.
 #[derive(Clone, Debug)]
@@ -117,6 +66,8 @@ pub struct ServerConfig {
     pub join_timeout: Duration,
     /// How long members may take to try their paths.
     pub probe_timeout: Duration,
+    /// Control connections run over TLS. None: they are plain.
+    pub tls: Option<ServerTls>,
     /// How long the members of another daemon's job may take to come back.
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed.
@@ -141,18 +92,29 @@ pub struct Server {
     engine: Box<dyn Engine>,
     jobs: Jobs,
     data_port: u16,
+    tls: Option<TlsAcceptor>,
     state: Option<StateFile>,
     keep_on_exit: bool,
+    dead_after: Duration,
     connections: BTreeMap<ConnId, Connection>,
+    guard: Guard,
     next: u64,
     tasks: JoinSet<()>,
+    /// For connections that take in a long frame.
+    long: Arc<Semaphore>,
+    accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
 }
 
 /// The loop's view of a connection.
 struct Connection {
     replies: mpsc::Sender<Vec<u8>>,
+    from: SocketAddr,
+    source: Source,
+    requests: Bucket,
     heard: Instant,
+    /// Bytes of replies that wait.
+    backlog: Arc<AtomicUsize>,
 }
 
 impl Server {
@@ -176,67 +138,32 @@ impl Server {
             job_slots_max: config.job_slots_max,
             job_packet_rate: config.job_packet_rate,
         };
+        let now = Instant::now();
         let mut server = Self {
             listener,
             engine,
-            jobs: Jobs::new(limits, StdRng::from_os_rng(), Instant::now()),
+            jobs: Jobs::new(limits, StdRng::from_os_rng(), now),
             data_port,
+            tls: config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config())),
             state: config.state.clone(),
             keep_on_exit: config.keep_on_exit,
+            dead_after: config.dead_after,
             connections: BTreeMap::new(),
+            guard: Guard::new(now),
             next: 0,
             tasks: JoinSet::new(),
+            long: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
+            accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
         };
         server.take_over();
         server
     }
 
-    /// Goes on with the jobs of the daemon before, as far as the data path still runs them.
-    fn take_over(&mut self) {
-        let left = match self.state.as_ref().map(StateFile::read) {
-            None => return,
-            Some(Ok(left)) => left.unwrap_or_default(),
-            Some(Err(error)) => {
-                warn!("the jobs of the daemon before are lost: {error}");
-                Snapshot::default()
-            }
-        };
-        let mut running = self.engine.adopted_jobs();
-        let mut goes_on = |job: &JobSnapshot| {
-            let is_it = |(job_id, conf): &(u16, JobConf)| {
-                *job_id == job.job_id
-                    && (conf.epoch, conf.cookie, conf.members)
-                        == (job.epoch, job.cookie, job.epoch_members)
-                    && (conf.slot_base, conf.slots) == (job.slot_base, job.slots)
-            };
-            let found = running.iter().position(is_it);
-            found.map(|index| running.swap_remove(index)).is_some()
-        };
-        let jobs = left.jobs.into_iter().filter(|job| goes_on(job)).collect();
-        // Of what nobody knows nobody can be a member.
-        for (job_id, _) in running {
-            if let Err(error) = self.engine.stop(job_id) {
-                error!(job_id, "the engine could not end a job of the daemon before: {error}");
-            }
-        }
-        self.jobs.restore(Snapshot { jobs, ..left }, Instant::now());
-        self.settle();
-    }
-
-    /// Leaves the jobs to the daemon after this one, should this one die.
-    fn save(&self) {
-        if let Some(state) = &self.state
-            && let Err(error) = state.write(&self.jobs.snapshot())
-        {
-            error!("the next daemon will not know the running jobs: {error}");
-        }
-    }
-
     /// Where workers and tools connect.
     #[must_use]
     pub const fn control_addr(&self) -> SocketAddr {
-        self.listener.addr
+        self.listener.addr()
     }
 
     /// UDP port of the data path.
@@ -254,7 +181,7 @@ impl Server {
     /// Serves until `shutdown` is done; then tells all members, and drops the engine.
     pub async fn run(mut self, shutdown: impl Future<Output = String>) {
         let mut shutdown = std::pin::pin!(shutdown);
-        let mut sweep = time::interval(SILENCE_MAX / 8);
+        let mut sweep = time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let reason = loop {
             let due = self.jobs.poll_timeout().map(time::Instant::from_std);
@@ -264,9 +191,13 @@ impl Server {
                     None => std::future::pending().await,
                 }
             };
+            let accept = async {
+                time::sleep_until(self.accept_after.into()).await;
+                self.listener.accept().await
+            };
             tokio::select! {
                 reason = &mut shutdown => break reason,
-                accepted = self.listener.inner.accept() => self.accepted(accepted).await,
+                accepted = accept => self.accepted(accepted),
                 event = self.events.1.recv() => {
                     if let Some(event) = event {
                         self.event(event);
@@ -294,37 +225,59 @@ impl Server {
         }
     }
 
-    async fn accepted(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
+    fn accepted(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
+        let now = Instant::now();
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, or the peer has gone already. It must not spin.
-                warn!("cannot accept a connection: {error}");
-                return time::sleep(Duration::from_millis(50)).await;
+                self.accept_after = now + ACCEPT_PAUSE;
+                return self.guard.accept_failed(&error, now);
             }
         };
-        let local = match prepare(&stream) {
+        let source = Source::new(from.ip());
+        if !self.guard.may_connect(&stream, from, source, self.tls.is_some(), now) {
+            return;
+        }
+        let local = match prepare(&stream, self.dead_after) {
             Ok(local) => local,
             Err(error) => return debug!(%from, "a connection that is gone already: {error}"),
         };
-        self.make_room();
+        self.make_room(source);
         let conn = ConnId(self.next);
         self.next += 1;
         debug!(conn = conn.0, %from, "connected");
         let (replies, waiting) = mpsc::channel(REPLIES_MAX);
-        self.connections.insert(conn, Connection { replies, heard: Instant::now() });
+        let requests = Bucket::requests(now);
+        let backlog = Arc::new(AtomicUsize::new(0));
+        let connection = Connection {
+            replies,
+            from,
+            source,
+            requests,
+            heard: now,
+            backlog: Arc::clone(&backlog),
+        };
+        self.connections.insert(conn, connection);
         self.jobs.connected(conn, Peer::new(local.ip(), from.ip()));
-        self.tasks.spawn(serve_connection(stream, conn, self.events.0.clone(), waiting));
+        let events = self.events.0.clone();
+        let (tls, long) = (self.tls.clone(), Arc::clone(&self.long));
+        let line = Line { conn, from, tls, long, events, backlog };
+        self.tasks.spawn(serve_connection(stream, line, waiting));
     }
 
-    /// Ends the stranger that was silent longest, if there are too many.
-    fn make_room(&mut self) {
-        if self.connections.len().saturating_sub(self.jobs.members()) < STRANGERS_MAX {
-            return;
-        }
-        let strangers = self.connections.iter().filter(|(conn, _)| !self.jobs.is_member(**conn));
-        if let Some((conn, _)) = strangers.min_by_key(|(_, connection)| connection.heard) {
-            self.jobs.dismiss(*conn, "too many connections that are members of no job");
+    /// Makes a stranger go, if there are too many for another one of `source`.
+    fn make_room(&mut self, source: Source) {
+        let jobs = &self.jobs;
+        let strangers = || self.connections.iter().filter(|(conn, _)| !jobs.is_member(**conn));
+        let all = strangers().map(|(conn, connection)| guard::Stranger {
+            conn: *conn,
+            source: connection.source,
+            heard: connection.heard,
+        });
+        if let Some(conn) = guard::who_must_go(all, source) {
+            self.guard.counters.crowded += 1;
+            self.jobs.dismiss(conn, "too many connections that are members of no job");
         }
     }
 
@@ -332,9 +285,11 @@ impl Server {
     fn sweep(&mut self) {
         while self.tasks.try_join_next().is_some() {}
         let now = Instant::now();
+        self.guard.sweep(now);
         for (conn, connection) in &self.connections {
             let silent = now.saturating_duration_since(connection.heard);
             if silent > SILENCE_MAX && !self.jobs.is_member(*conn) {
+                self.guard.counters.slow += 1;
                 self.jobs.dismiss(*conn, "silent for too long without being a member of a job");
             }
         }
@@ -344,12 +299,28 @@ impl Server {
         let now = Instant::now();
         match event {
             Event::Said(conn, request) => {
-                if let Some(connection) = self.connections.get_mut(&conn) {
-                    connection.heard = now;
+                let Some(connection) = self.connections.get_mut(&conn) else {
+                    return;
+                };
+                connection.heard = now;
+                let allowed = connection.requests.take(now)
+                    && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
+                if allowed {
+                    return self.jobs.request(conn, request, now);
                 }
-                self.jobs.request(conn, request, now);
+                self.guard.counters.requests += 1;
+                self.jobs.dismiss(conn, "too many requests in a short time; slow down");
             }
             Event::Garbled(conn, why) => self.jobs.garbled(conn, &why),
+            Event::Slow(conn, why) => {
+                self.guard.counters.slow += 1;
+                self.jobs.dismiss(conn, &why);
+            }
+            Event::Untrusted(conn, why) => {
+                if let Some(Connection { from, .. }) = self.connections.get(&conn) {
+                    self.guard.untrusted(conn, *from, &why, now);
+                }
+            }
             Event::Closed(conn) => {
                 self.connections.remove(&conn);
                 self.jobs.closed(conn);
@@ -369,6 +340,10 @@ impl Server {
     fn effect(&mut self, effect: Effect) -> Option<Answer> {
         let words = |error: EngineError| error.to_string();
         match effect {
+            Effect::Reply(conn, Reply::Stats(mut stats)) => {
+                stats.control = self.guard.counters;
+                self.reply(conn, &Reply::Stats(stats));
+            }
             Effect::Reply(conn, reply) => self.reply(conn, &reply),
             Effect::Close(conn) => drop(self.connections.remove(&conn)),
             Effect::Prepare(Prepare { formation, setup }) => {
@@ -411,29 +386,33 @@ impl Server {
         let Some(connection) = self.connections.get(&conn) else {
             return;
         };
+        let (from, now) = (connection.from, Instant::now());
+        if let Reply::Error { code, message } = reply {
+            self.guard.refused(conn, from, *code, message, now);
+        }
         let why = match encode(reply) {
-            Ok(frame) => match connection.replies.try_send(frame) {
-                // A connection that has ended reports that itself.
-                Ok(()) | Err(TrySendError::Closed(_)) => return,
-                Err(TrySendError::Full(_)) => "it does not read its replies".to_owned(),
-            },
+            Ok(frame) => {
+                let waiting = connection.backlog.fetch_add(frame.len(), Ordering::Relaxed);
+                let sent = (waiting <= BACKLOG_MAX).then(|| connection.replies.try_send(frame));
+                match sent {
+                    // A connection that has ended reports that itself.
+                    Some(Ok(()) | Err(TrySendError::Closed(_))) => return,
+                    Some(Err(TrySendError::Full(_))) | None => {
+                        "it does not read its replies".to_owned()
+                    }
+                }
+            }
             Err(error) => error.to_string(),
         };
-        warn!(conn = conn.0, "a connection is cut off: {why}");
+        self.guard.cut_off(conn, from, &why, now);
         self.connections.remove(&conn);
         self.jobs.closed(conn);
     }
 }
 
-/// Sets a new connection's options: no delay, and a dead peer is noticed. Returns our address.
-fn prepare(stream: &TcpStream) -> io::Result<SocketAddr> {
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE)
-        .with_retries(KEEPALIVE_RETRIES);
-    let socket = SockRef::from(stream);
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(KEEPALIVE * KEEPALIVE_RETRIES))?;
+/// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address.
+fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<SocketAddr> {
+    set_liveness(stream, dead_after)?;
     stream.set_nodelay(true)?;
     stream.local_addr()
 }

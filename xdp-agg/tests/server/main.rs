@@ -1,6 +1,9 @@
 //! The daemon with its user-space engine, over real sockets on loopback.
 
 mod daemon;
+mod limits;
+mod membership;
 mod strangers;
 mod sums;
+mod tls;
 mod worker;

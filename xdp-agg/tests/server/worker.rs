@@ -1,43 +1,118 @@
 //! The least that a worker can be: it joins, probes, contributes, and reads what comes.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Stats, read_message, write_message,
+    Admitted, CONTROL_VERSION, FrameError, Join, Policy, Reply, Request, Stats, Token,
+    read_message, write_message,
 };
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
+use xdp_agg_tls::{ClientTls, ControlStream};
 
 use crate::daemon::PATIENCE;
 
 /// Chunks of a block in these tests.
 pub(crate) const CHUNKS: u16 = 2;
 
+/// How the daemon is reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Door {
+    pub(crate) control: SocketAddr,
+    /// Own address.
+    pub(crate) from: Ipv4Addr,
+    pub(crate) tls: Option<ClientTls>,
+    pub(crate) token: Option<Token>,
+}
+
+impl From<SocketAddr> for Door {
+    fn from(control: SocketAddr) -> Self {
+        Self { control, from: Ipv4Addr::LOCALHOST, tls: None, token: None }
+    }
+}
+
+impl Door {
+    /// A connection, over TLS where there is any.
+    pub(crate) fn open(&self) -> ControlStream {
+        let stream = connect_from(self.from, self.control);
+        let stream = ControlStream::open(stream, self.tls.as_ref(), PATIENCE);
+        let stream = stream.expect("both sides accept each other");
+        stream.set_timeout(Some(PATIENCE)).expect("a timeout is possible");
+        stream
+    }
+
+    pub(crate) fn hello(&self) -> Request {
+        let token = self.token.clone();
+        Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token }
+    }
+}
+
+/// A TCP connection from one of loopback's many addresses.
+pub(crate) fn connect_from(from: Ipv4Addr, control: SocketAddr) -> TcpStream {
+    let socket =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    socket.bind(&SocketAddr::from((from, 0)).into()).expect("an address of loopback");
+    socket.connect_timeout(&control.into(), PATIENCE).expect("the daemon listens");
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
+    stream
+}
+
 /// A control connection that has said hello.
 pub(crate) struct Client {
-    stream: TcpStream,
+    pub(crate) stream: ControlStream,
 }
 
 impl Client {
-    pub(crate) fn connect(control: SocketAddr) -> Self {
-        let stream = TcpStream::connect(control).expect("the daemon listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
-        let mut client = Self { stream };
-        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
-        let welcome = client.ask(&hello);
-        assert!(matches!(&welcome, Reply::Welcome { engine, .. } if engine == "userspace"));
+    pub(crate) fn connect(door: impl Into<Door>) -> Self {
+        let door = door.into();
+        let mut client = Self { stream: door.open() };
+        let welcome = client.ask(&door.hello());
+        let welcomed = matches!(&welcome, Reply::Welcome { engine, .. } if engine == "userspace");
+        assert!(welcomed, "{welcome:?}");
         client
+    }
+
+    /// How long to wait for an answer.
+    pub(crate) fn patience(&self, time: Duration) {
+        self.stream.set_timeout(Some(time)).expect("a timeout is possible");
+    }
+
+    /// Says something and hears the answer, if the daemon lets it.
+    pub(crate) fn try_ask(&mut self, request: &Request) -> Result<Reply, FrameError> {
+        write_message(&mut self.stream, request)?;
+        read_message(&mut self.stream)
+    }
+
+    /// Whether the daemon has hung up. What it said before that is passed over.
+    pub(crate) fn is_cut_off(&mut self) -> bool {
+        let mut rest = [0; 4096];
+        loop {
+            match self.stream.read(&mut rest) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => {
+                    return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+                }
+            }
+        }
     }
 
     pub(crate) fn say(&mut self, request: &Request) {
         write_message(&mut self.stream, request).expect("the daemon reads");
     }
 
+    /// The next reply; heartbeats are answered on the way.
     pub(crate) fn hear(&mut self) -> Reply {
-        read_message(&mut self.stream).expect("the daemon answers")
+        loop {
+            match read_message(&mut self.stream).expect("the daemon answers") {
+                Reply::Heartbeat => self.say(&Request::Heartbeat),
+                reply => return reply,
+            }
+        }
     }
 
     pub(crate) fn ask(&mut self, request: &Request) -> Reply {
@@ -92,11 +167,12 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
 }
 
 impl Joining {
-    pub(crate) fn new(control: SocketAddr, join: Join) -> Self {
-        let data = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    pub(crate) fn new(door: impl Into<Door>, join: Join) -> Self {
+        let door = door.into();
+        let data = UdpSocket::bind((door.from, 0)).expect("a port is free");
         data.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
         let join = Join { data_port: data.local_addr().expect("it is bound").port(), ..join };
-        let mut client = Client::connect(control);
+        let mut client = Client::connect(door);
         client.say(&Request::Join(join.clone()));
         Self { client, data, join }
     }
@@ -127,8 +203,9 @@ impl Joining {
 
 impl Worker {
     /// Forms a job with all its workers and starts it.
-    pub(crate) fn all(control: SocketAddr, join: &Join) -> Vec<Self> {
-        let joining = |rank| Joining::new(control, Join { rank, ..join.clone() });
+    pub(crate) fn all(door: impl Into<Door>, join: &Join) -> Vec<Self> {
+        let door = door.into();
+        let joining = |rank| Joining::new(door.clone(), Join { rank, ..join.clone() });
         let all: Vec<_> = (0..join.world_size).map(joining).collect();
         let mut all: Vec<_> = all.into_iter().map(Joining::probe).collect();
         for worker in &mut all {
@@ -137,7 +214,7 @@ impl Worker {
         all
     }
 
-    fn go(&mut self) {
+    pub(crate) fn go(&mut self) {
         let (mode, group) = match self.client.hear() {
             Reply::Go { mode, group } => (mode, group),
             other => panic!("{other:?}"),
@@ -158,6 +235,19 @@ impl Worker {
             socket.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
             socket.into()
         });
+    }
+
+    /// Enters the next epoch: its path is tried, Ready is said, Go not yet heard.
+    pub(crate) fn enter(&mut self) {
+        self.admitted = match self.client.hear() {
+            Reply::Admitted(admitted) => admitted,
+            other => panic!("{other:?}"),
+        };
+        self.group = None;
+        self.send(Kind::Probe, 0, &self.payload(&[]));
+        let (header, _) = self.receive().expect("a probe is answered");
+        assert_eq!((header.kind, header.rank), (Kind::ProbeReply, self.rank));
+        self.client.say(&Request::Ready);
     }
 
     /// The lanes of these integers, and of zeros up to a whole block.

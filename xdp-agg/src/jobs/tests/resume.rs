@@ -265,3 +265,48 @@ fn a_pause_is_said_again() {
     let (_, heard) = come_back(&mut world, join);
     assert_eq!(heard, [Reply::Resumed, Reply::RunTo { sequence: 3 }]);
 }
+
+/// A job of three that shrinks, of which rank 1 was lost and the others have said what they have.
+/// Also what rank 2 would have said of the epoch that is over.
+fn planned(slow: bool) -> (World, Vec<ConnId>, Join) {
+    let mut world = World::new();
+    let mut members = world.run_with("train", 3, SHRINK);
+    let old = reconnect(&world, "train", 2, 3, SHRINK);
+    world.close(members.remove(1));
+    world.slow = slow;
+    for conn in &members {
+        world.say(*conn, Request::Progress(progress(10, 3)));
+    }
+    world.heard.clear();
+    (world, members, old)
+}
+
+#[test]
+fn what_it_has_over_a_new_connection_makes_another_plan() {
+    let (mut world, members, mut join) = planned(true);
+    // Its wish over the connection before came to nothing, so that it took in more.
+    let resume = join.resume.as_mut().expect("it has one");
+    resume.progress = Progress {
+        base: 12,
+        next_sequence: 4,
+        held: vec![Held { from: 8, len: 4, members: 0b111 }],
+    };
+    let (back, heard) = come_back(&mut world, join);
+    assert_eq!(heard, []);
+    world.engine_answers();
+    let now = admitted(&world.hear(back));
+    let plan = now.plan.clone().expect("it is not the first epoch");
+    assert_eq!((plan.from, plan.next_sequence, plan.runs.len()), (10, 4, 1));
+    assert_eq!(plan.runs[0].len, 2);
+    assert_eq!(admitted(&world.hear(members[0])), now);
+}
+
+#[test]
+fn an_epoch_before_the_one_that_runs_is_no_proof() {
+    let (mut world, members, old) = planned(false);
+    world.ready(&members);
+    let (_, heard) = come_back(&mut world, old);
+    assert_eq!(aborted(&heard), AbortReason::Expelled);
+    assert!(!world.closed.contains(&members[1]));
+    assert_eq!(world.phase("train"), "running");
+}

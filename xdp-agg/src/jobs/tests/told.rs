@@ -38,11 +38,9 @@ impl Told {
                 self.said = resumes;
                 self.join = Some(join.clone());
             }
-            Request::Progress(_) => {
+            Request::Progress(_) if matches!(self.state, State::RunTo | State::Frozen) => {
                 self.said = true;
-                if self.state == State::RunTo {
-                    self.state = State::Frozen;
-                }
+                self.state = State::Frozen;
             }
             Request::Leave | Request::Abort { .. } => self.state = State::Stranger,
             _ => {}

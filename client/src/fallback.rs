@@ -1,0 +1,185 @@
+//! The ring that takes a lost aggregator's place: it carries what [`crate::machine`] cuts for it.
+//!
+//! Ring positions count the members of the last epoch, in order of their ranks; errors name ranks.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use xdp_agg_common::control::Progress;
+
+use crate::collective::Op;
+use crate::error::Error;
+use crate::machine::Seat;
+use crate::ring::{self, Ring};
+
+/// Lanes that are summed in one piece, at most, when members tell each other what they have: more
+/// than any pool can make of it.
+const MAX_WORDS: i64 = 64 << 20;
+
+/// A ring of the members.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    ring: Ring,
+    seat: Seat,
+}
+
+/// What a member tells the others first.
+#[derive(Serialize, Deserialize)]
+struct Word {
+    epoch: u16,
+    /// Shows that it knows the epoch's cookie.
+    digest: u64,
+    progress: Progress,
+}
+
+impl Fallback {
+    /// Meets the other members: the lowest rank is the host.
+    pub(crate) fn build(
+        seat: Seat,
+        listener: Option<TcpListener>,
+        deadline: Duration,
+    ) -> Result<Self, Error> {
+        let world_size = seat.members.len() as u16;
+        let mut builder =
+            Ring::builder().rank(seat.index).world_size(world_size).deadline(deadline);
+        if let Some(host) = seat.addresses.first() {
+            builder = builder.rendezvous((*host).into());
+        }
+        if seat.index == 0
+            && let Some(listener) = listener
+        {
+            builder = builder.rendezvous_listener(listener);
+        }
+        match builder.connect() {
+            Ok(ring) => Ok(Self { ring, seat }),
+            Err(error) => Err(explain(&error, &seat)),
+        }
+    }
+
+    /// What all members have, in order of their ranks.
+    pub(crate) fn gather(&mut self, own: &Progress) -> Result<Vec<(u16, Progress)>, Error> {
+        let (epoch, cookie) = self.seat.epoch;
+        let word = Word { epoch, digest: digest(cookie), progress: own.clone() };
+        let text = serde_json::to_vec(&word).map_err(|error| self.nonsense(&error.to_string()))?;
+        let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));
+        // Everybody adds to zeros in all places but its own.
+        let mut lens = vec![0; count];
+        lens[index] = text.len() as i32;
+        self.sum(&mut lens)?;
+        let total: i64 = lens.iter().map(|len| i64::from(*len)).sum();
+        if lens.iter().any(|len| *len < 0) || total > MAX_WORDS {
+            return Err(self.nonsense("lengths that cannot be"));
+        }
+        let mut bytes = vec![0; total as usize];
+        let start: i32 = lens[..index].iter().sum();
+        for (place, byte) in bytes[start as usize..].iter_mut().zip(&text) {
+            *place = i32::from(*byte);
+        }
+        self.sum(&mut bytes)?;
+        let bytes: Vec<u8> = bytes.iter().map(|byte| *byte as u8).collect();
+        let mut rest = &bytes[..];
+        let mut all = Vec::with_capacity(count);
+        for (rank, len) in self.seat.members.iter().zip(&lens) {
+            let (text, behind) = rest.split_at(*len as usize);
+            rest = behind;
+            let theirs: Word =
+                serde_json::from_slice(text).map_err(|e| self.nonsense(&e.to_string()))?;
+            if (theirs.epoch, theirs.digest) != (word.epoch, word.digest) {
+                return Err(Error::Ring {
+                    ranks: vec![*rank],
+                    reason: format!(
+                        "it was last in epoch {}, this worker in epoch {epoch}",
+                        theirs.epoch
+                    ),
+                });
+            }
+            all.push((*rank, theirs.progress));
+        }
+        Ok(all)
+    }
+
+    /// Sums lanes over all members, wrapping.
+    pub(crate) fn sum(&mut self, lanes: &mut [i32]) -> Result<(), Error> {
+        self.ring.all_reduce(lanes, Op::Sum).map_err(|error| explain(&error, &self.seat))
+    }
+
+    fn nonsense(&self, what: &str) -> Error {
+        Error::Ring { ranks: self.seat.members.clone(), reason: format!("not understood: {what}") }
+    }
+}
+
+/// A ring's error by the ranks that it concerns.
+fn explain(error: &ring::Error, seat: &Seat) -> Error {
+    let positions = match error {
+        ring::Error::NoRendezvous { .. } => vec![0],
+        ring::Error::MissingRanks { missing, .. } => missing.clone(),
+        ring::Error::Link { neighbour, .. }
+        | ring::Error::Mismatch { neighbour, .. }
+        | ring::Error::PeerLost { neighbour, .. }
+        | ring::Error::Deadline { neighbour, .. } => vec![*neighbour],
+        ring::Error::Stopped { by, .. } => vec![*by],
+        _ => Vec::new(),
+    };
+    let ranks =
+        positions.iter().filter_map(|at| seat.members.get(usize::from(*at))).copied().collect();
+    let mut reason = error.to_string();
+    if seat.members.iter().enumerate().any(|(at, rank)| at != usize::from(*rank)) {
+        reason += &format!(" (here ranks count the ring's members: they are {:?})", seat.members);
+    }
+    Error::Ring { ranks, reason }
+}
+
+/// FNV-1a of the cookie: known only to who knows the cookie, and does not tell it.
+fn digest(cookie: u64) -> u64 {
+    cookie.to_be_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use xdp_agg_common::control::Held;
+
+    use super::*;
+
+    #[test]
+    fn members_learn_what_all_have() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let SocketAddr::V4(host) = listener.local_addr().expect("bound") else { panic!("IPv4") };
+        let members = vec![1, 4, 6];
+        let progress = |index: u16| Progress {
+            base: 100 + u64::from(index),
+            next_sequence: 3,
+            held: (0..u64::from(index) * 40)
+                .map(|i| Held { from: 200 + 2 * i, len: 1, members: 0b101_0010 })
+                .collect(),
+        };
+        let mut listener = Some(listener);
+        std::thread::scope(|scope| {
+            for index in 0..3 {
+                let listener = if index == 0 { listener.take() } else { None };
+                let (members, addresses) = (members.clone(), vec![host; 3]);
+                scope.spawn(move || {
+                    let seat = Seat { members, addresses, index, epoch: (3, 99) };
+                    let deadline = Duration::from_secs(20);
+                    let mut ring = Fallback::build(seat, listener, deadline).expect("all come");
+                    let all = ring.gather(&progress(index)).expect("all are well");
+                    let ranks = [1, 4, 6].into_iter().zip((0..3).map(progress));
+                    assert_eq!(all, ranks.collect::<Vec<_>>());
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn who_does_not_come_is_named_by_rank() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let SocketAddr::V4(host) = listener.local_addr().expect("bound") else { panic!("IPv4") };
+        let seat = Seat { members: vec![2, 5], addresses: vec![host; 2], index: 0, epoch: (1, 1) };
+        let error = Fallback::build(seat, Some(listener), Duration::from_millis(100));
+        assert!(matches!(error, Err(Error::Ring { ranks, .. }) if ranks == [5]));
+    }
+}

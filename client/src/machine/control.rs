@@ -1,0 +1,453 @@
+//! Membership: what the daemon says, and what is said to it.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use xdp_agg_common::control::{
+    AbortReason, Admitted, AggregatorLoss, CONTROL_VERSION, ErrorCode, Join, Reply, Request,
+    Resume, WorkerLoss,
+};
+use xdp_agg_common::lanes::MAX_CHUNKS;
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_common::slot::Pool;
+
+use super::epoch::Epoch;
+use super::{Control, Freeze, GRACE, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
+use crate::error::Error;
+use crate::flow::{self, Flow};
+
+/// Blocks under way before the first result: enough for a fast link, little enough for any queue.
+const INITIAL_WINDOW: u32 = 32;
+/// Longest retransmission timeout: how long a lost answer of a straggler may go unnoticed.
+const RTO_MAX: Duration = Duration::from_millis(250);
+
+impl Machine {
+    /// What shall be done with the control connection now.
+    pub fn poll_control(&mut self, now: Duration) -> Option<Control> {
+        if std::mem::take(&mut self.disconnect) {
+            return Some(Control::Disconnect);
+        }
+        if let Some(request) = self.requests.pop_front() {
+            return Some(Control::Send(request));
+        }
+        match self.link {
+            Link::Wanted(from) if now >= from => {
+                self.link = Link::Connecting;
+                Some(Control::Connect)
+            }
+            _ => None,
+        }
+    }
+
+    /// The control connection is open.
+    pub fn connected(&mut self, _now: Duration) {
+        if self.failed.is_some() {
+            self.hang_up();
+            return;
+        }
+        self.link = Link::Up;
+        self.requests.clear();
+        let agent = concat!("xdp-agg-client ", env!("CARGO_PKG_VERSION")).to_owned();
+        let token = self.config.token.clone();
+        self.say(Request::Hello { version: CONTROL_VERSION, agent, token });
+        let resume = self.epoch.as_ref().map(|epoch| Resume {
+            epoch: epoch.admitted.epoch,
+            cookie: epoch.admitted.cookie,
+            members: epoch.admitted.members,
+            chunks: epoch.admitted.chunks,
+            progress: self.progress(),
+        });
+        if resume.is_some() && self.freeze == Freeze::No {
+            // What is taken in from now on, the daemon does not know of.
+            self.freeze = Freeze::Resume;
+        }
+        let config = &self.config;
+        self.say(Request::Join(Join {
+            job: config.job.clone(),
+            rank: config.rank,
+            world_size: config.world_size,
+            data_port: config.data_port,
+            data_addr: None,
+            max_chunks: config.max_chunks,
+            slots: config.slots,
+            result_mode: config.result_mode,
+            policy: config.policy,
+            ring_port: config.ring_port,
+            resume,
+        }));
+    }
+
+    /// No control connection could be opened.
+    pub fn connect_failed(&mut self, reason: String, now: Duration) {
+        if self.failed.is_some() {
+            self.link = Link::Closed;
+        } else if self.epoch.is_some() || now < self.reach_until {
+            self.lost_reason = reason;
+            self.link = Link::Wanted(now + RETRY);
+        } else {
+            self.end_with(Error::Unreachable { address: self.config.aggregator, reason });
+        }
+    }
+
+    /// The control connection has ended.
+    pub fn disconnected(&mut self, reason: String, now: Duration) {
+        self.link = Link::Closed;
+        self.requests.clear();
+        if self.failed.is_some() {
+            return;
+        }
+        if self.config.policy.aggregator_loss == AggregatorLoss::Fail {
+            self.end_with(Error::AggregatorLost(reason));
+            return;
+        }
+        tracing::debug!(rank = self.config.rank, reason, "the control connection ended");
+        self.lost_reason = reason;
+        self.lost(now);
+    }
+
+    /// The daemon is to be found again.
+    fn lost(&mut self, now: Duration) {
+        self.unfreeze_resume();
+        // At once after a loss, then at a pace that harms nobody.
+        let first = self.epoch.is_some() && self.lost_since.is_none();
+        if first {
+            self.lost_since = Some(now);
+        }
+        self.link = Link::Wanted(if first { now } else { now + RETRY });
+        self.begin_calls();
+    }
+
+    /// A wish to resume that came to nothing bound this worker to nothing: whoever takes up the job
+    /// asks again.
+    fn unfreeze_resume(&mut self) {
+        if self.freeze == Freeze::Resume {
+            self.freeze = Freeze::No;
+        }
+    }
+
+    /// Closes the connection, without telling.
+    pub(super) fn hang_up(&mut self) {
+        self.requests.clear();
+        self.disconnect = true;
+        self.link = Link::Closed;
+    }
+
+    /// A message for the daemon, as far as there is one.
+    pub(super) fn say(&mut self, request: Request) {
+        if self.link == Link::Up {
+            self.requests.push_back(request);
+        }
+    }
+
+    /// What the daemon says.
+    pub fn on_reply(&mut self, reply: Reply, now: Duration) {
+        if self.failed.is_some() || self.link != Link::Up {
+            return;
+        }
+        match reply {
+            Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
+                self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
+            }
+            Reply::Welcome { engine, .. } => self.engine = engine,
+            Reply::Admitted(admitted) => self.on_admitted(admitted, now),
+            Reply::Go { mode, group } => self.on_go(mode, group),
+            Reply::Aborted(reason) => self.on_aborted(reason, now),
+            Reply::Heartbeat => self.say(Request::Heartbeat),
+            Reply::Reform { lost, reason } => self.on_reform(&lost, &reason),
+            Reply::Resumed => self.on_resumed(now),
+            Reply::Pause { joining } => self.on_pause(&joining),
+            Reply::RunTo { sequence } => self.on_run_to(sequence),
+            Reply::Missing { ranks, .. } => self.missing = Some(ranks),
+            Reply::Done => {} // an answer that came too late
+            Reply::Error { code, message } => self.on_error(code, message, now),
+            other => self.fail(Error::Protocol(format!("{other:?}"))),
+        }
+    }
+
+    fn on_admitted(&mut self, admitted: Admitted, now: Duration) {
+        if let Err(error) = self.enter(admitted, now) {
+            self.fail(error);
+        }
+    }
+
+    /// Enters an epoch: its path is tried next.
+    fn enter(&mut self, admitted: Admitted, now: Duration) -> Result<(), Error> {
+        self.follow(admitted)?;
+        self.phase = Phase::Probing { sent: 0, next: now };
+        self.join_until = now + self.config.join_deadline;
+        Ok(())
+    }
+
+    /// The blocks that are not finished get their numbers in a new epoch.
+    pub(super) fn follow(&mut self, admitted: Admitted) -> Result<(), Error> {
+        let flow = self.flow_for(&admitted)?;
+        let next = match &self.epoch {
+            None => Epoch::first(admitted, flow, self.keeps_results())?,
+            Some(epoch) => epoch.next(admitted, flow, self.config.rank, self.end)?,
+        };
+        match &self.epoch {
+            Some(old) => {
+                self.past.merge(old.flow.counters());
+                self.counters.reforms += 1;
+                self.counters.resumes += u64::from(self.lost_since.is_some());
+                let begun = self.calls.iter_mut().filter(|call| call.has_begun());
+                for call in begun.filter(|call| !call.is_done()) {
+                    call.report.reforms += 1;
+                }
+            }
+            // A rank that joins a running job starts with the call that the others come to next.
+            None => {
+                let plan = next.admitted.plan.as_ref();
+                self.next_sequence = plan.map_or(0, |plan| plan.next_sequence);
+                self.next_to_begin = self.next_sequence;
+                self.end = plan.map_or(0, |plan| plan.from);
+            }
+        }
+        let (epoch, members) = (next.admitted.epoch, next.admitted.members);
+        tracing::debug!(rank = self.config.rank, epoch, members, "admitted");
+        self.epoch = Some(next);
+        self.freeze = Freeze::No;
+        self.open_gate();
+        Ok(())
+    }
+
+    fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
+        let pool = Pool::new(admitted.slots).filter(|_| {
+            (1..=MAX_CHUNKS).contains(&usize::from(admitted.chunks)) && admitted.members != 0
+        });
+        let Some(pool) = pool else {
+            return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
+        };
+        let config = &self.config;
+        Ok(Flow::new(flow::Config {
+            limit: pool.window(),
+            window_max: config.window_room.max(2),
+            initial_window: INITIAL_WINDOW,
+            rto_min: config.rto_min,
+            rto_max: RTO_MAX.max(config.rto_min),
+            block_interval: config.block_interval(packet_len(admitted.chunks)),
+        }))
+    }
+
+    fn on_go(&mut self, mode: ResultMode, group: Option<SocketAddrV4>) {
+        if !matches!(self.phase, Phase::Ready | Phase::Running) {
+            self.fail(Error::Protocol("a start before this worker's path was tried".into()));
+            return;
+        }
+        self.mode = Some(mode);
+        self.group = group;
+        self.run();
+    }
+
+    fn run(&mut self) {
+        self.phase = Phase::Running;
+        self.has_run = true;
+        self.lost_since = None;
+        self.begin_calls();
+    }
+
+    fn on_aborted(&mut self, reason: AbortReason, now: Duration) {
+        let others_may_be_on_ring =
+            matches!(reason, AbortReason::MemberLost { .. } | AbortReason::Timeout { .. });
+        if others_may_be_on_ring && self.fall_back_at().is_some() {
+            // A daemon is there again, but not all came to it before they gave it up.
+            self.hang_up();
+            self.lost_reason = reason.to_string();
+            self.lost(now);
+            return;
+        }
+        let error = self.explain(reason);
+        self.end_with(error);
+    }
+
+    fn explain(&self, reason: AbortReason) -> Error {
+        let AbortReason::CallMismatch { rank, call } = &reason else {
+            return Error::Aborted(reason);
+        };
+        let ours = self.calls.iter().find(|ours| ours.sequence == call.sequence);
+        let ours = ours.map_or_else(|| "none".into(), |ours| ours.describe().to_string());
+        let theirs = if *rank == self.config.rank {
+            "at least one other worker made another one".into()
+        } else {
+            format!("rank {rank} made {call}")
+        };
+        Error::CallMismatch { ours, theirs }
+    }
+
+    /// The epoch is over: what comes of it from now on is not taken in, so that what the daemon is
+    /// told stays true.
+    fn on_reform(&mut self, lost: &[u16], reason: &str) {
+        if self.epoch.is_none() {
+            return; // not a member yet
+        }
+        tracing::warn!(rank = self.config.rank, ?lost, reason, "members are lost");
+        self.open_gate();
+        self.report_progress();
+    }
+
+    fn report_progress(&mut self) {
+        self.freeze = Freeze::Reform;
+        let progress = self.progress();
+        self.say(Request::Progress(progress));
+    }
+
+    /// The epoch goes on as it is.
+    fn on_resumed(&mut self, now: Duration) {
+        if self.epoch.is_none() || self.lost_since.is_none() {
+            return;
+        }
+        self.counters.resumes += 1;
+        self.unfreeze_resume();
+        if self.gate.is_some() || self.freeze == Freeze::Reform {
+            // The daemon that asked for this pause says so again; another one does not.
+            self.gate_until = Some(now + GRACE);
+        }
+        self.run();
+    }
+
+    /// Nobody waits to join any more.
+    fn open_gate(&mut self) {
+        self.gate = None;
+        self.run_to = false;
+        self.gate_until = None;
+    }
+
+    fn on_pause(&mut self, joining: &[u16]) {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
+        if self.phase != Phase::Running || self.freeze != Freeze::No {
+            return; // the epoch is over anyway
+        }
+        tracing::debug!(rank = self.config.rank, ?joining, "paused");
+        self.gate = Some(self.next_to_begin);
+        self.run_to = false;
+        let next_sequence = self.next_to_begin;
+        self.say(Request::Paused { next_sequence });
+    }
+
+    fn on_run_to(&mut self, sequence: u64) {
+        if self.gate_until.take().is_some() {
+            self.freeze = Freeze::No;
+        }
+        if sequence < self.next_to_begin || self.freeze != Freeze::No {
+            return;
+        }
+        self.gate = Some(sequence);
+        self.run_to = true;
+        self.begin_calls();
+    }
+
+    /// All calls before the gate are done: the next epoch begins there.
+    pub(super) fn end_epoch_if_done(&mut self) {
+        let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
+        if self.run_to && self.gate == Some(self.next_to_begin) && idle {
+            self.run_to = false;
+            self.report_progress();
+        }
+    }
+
+    fn on_error(&mut self, code: ErrorCode, message: String, now: Duration) {
+        let resuming = self.lost_since.is_some();
+        // Rejoining: the daemon may not have noticed yet that this rank's last life is over.
+        let taken = self.epoch.is_none()
+            && self.config.policy.worker_loss == WorkerLoss::Shrink
+            && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
+            && now < self.reach_until;
+        let may_pass = !matches!(
+            code,
+            ErrorCode::Version
+                | ErrorCode::Unauthorised
+                | ErrorCode::Invalid
+                | ErrorCode::WorldSize
+                | ErrorCode::Protocol
+        );
+        if taken || resuming && may_pass {
+            self.lost_reason = message;
+            self.hang_up();
+            self.lost(now);
+        } else {
+            self.end_with(Error::Refused { code, message });
+        }
+    }
+
+    /// When [`Self::on_timeout`], [`Self::poll_control`] or [`Self::poll_transmit`] wants the next
+    /// turn. `None`: not before something else happens.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.failed.is_some() {
+            return None;
+        }
+        let data = match self.phase {
+            Phase::Probing { next, .. } => Some(next),
+            Phase::Running if self.freeze == Freeze::No => {
+                self.epoch.as_ref().and_then(|epoch| epoch.flow.poll_timeout())
+            }
+            _ => None,
+        };
+        let link = match self.link {
+            Link::Wanted(from) => Some(from),
+            _ => None,
+        };
+        let join = (!self.has_run).then_some(self.join_until);
+        [data, link, join, self.gate_until, self.fall_back_at()].into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn on_timeout(&mut self, now: Duration) {
+        if self.failed.is_some() {
+            return;
+        }
+        if !self.has_run && now >= self.join_until {
+            let waited = self.config.join_deadline;
+            let known = self.what_is_known();
+            self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
+            return;
+        }
+        self.fall_back_if_due(now);
+        if self.gate_until.is_some_and(|until| now >= until) {
+            self.open_gate();
+            self.freeze = Freeze::No;
+            self.begin_calls();
+        }
+        match self.phase {
+            Phase::Running if self.freeze == Freeze::No => {
+                if let Some(epoch) = &mut self.epoch {
+                    epoch.flow.on_timeout(now);
+                }
+            }
+            Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
+            _ => {}
+        }
+    }
+
+    fn no_path(&mut self) {
+        let Some(admitted) = self.admitted() else { return };
+        let bytes = packet_len(admitted.chunks) + xdp_agg_common::frame::IP_OVERHEAD
+            - xdp_agg_common::wire::HEADER_LEN;
+        let address = admitted.data.into();
+        self.fail(Error::DataPath { address, probes: PROBES, bytes });
+    }
+
+    /// Why a call may not have ended, in words.
+    pub(super) fn what_is_known(&self) -> String {
+        let Some(admitted) = self.admitted() else { return self.lost_reason.clone() };
+        let epoch = admitted.epoch;
+        match self.state() {
+            State::Reconnecting => format!(
+                "the aggregator at {} was lost ({}) and this worker has not got back to its job",
+                self.config.aggregator, self.lost_reason
+            ),
+            State::Reforming => {
+                format!("members were lost or join, and what follows epoch {epoch} did not begin")
+            }
+            State::OnRing => {
+                "over the ring that replaced the lost aggregator, not all members have come so far"
+                    .into()
+            }
+            State::Probing => format!("epoch {epoch} did not begin: a member's path is not open"),
+            _ if self.gate.is_some() => "this call waits for a rank that joins".into(),
+            _ => String::new(),
+        }
+    }
+}

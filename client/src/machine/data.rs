@@ -1,0 +1,231 @@
+//! Packets: what comes in, what goes out.
+
+use std::time::Duration;
+
+use xdp_agg_common::control::{Request, RunKind};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+
+use super::epoch::Epoch;
+use super::{Freeze, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
+use crate::call::Call;
+use crate::error::Error;
+
+/// Tag of a block that is handed on: its call may be over at some members. The plan, which is the
+/// same at all members, says which blocks these are.
+pub(super) const COPY_TAG: u16 = 0;
+
+impl Machine {
+    /// One UDP payload from the aggregator.
+    pub fn on_packet(&mut self, packet: &[u8], now: Duration) {
+        let header = packet.split_first_chunk::<HEADER_LEN>();
+        let understood = header.and_then(|(header, payload)| {
+            Header::parse(header).ok().map(|header| self.take_in(&header, payload, now))
+        });
+        self.counters.foreign += u64::from(understood != Some(true));
+    }
+
+    /// False: it is not for us, now.
+    fn take_in(&mut self, header: &Header, payload: &[u8], now: Duration) -> bool {
+        let Some(epoch) = &mut self.epoch else { return false };
+        let admitted = &epoch.admitted;
+        let ours = header.job == admitted.job_id
+            && header.cookie == admitted.cookie
+            && header.epoch == admitted.epoch;
+        if !ours {
+            return false;
+        }
+        if self.phase != Phase::Running || self.freeze != Freeze::No {
+            return self.on_probe_reply(header, payload);
+        }
+        let number = header.block;
+        let (block, kind) = epoch.locate(number);
+        let call = self.calls.iter_mut().find(|call| call.holds(block));
+        if let RunKind::Copy { members, .. } = kind {
+            let ours = on_copy(epoch, call, header, payload, members, now);
+            self.after_a_call();
+            return ours;
+        }
+        let Some(call) = call else {
+            return true; // a copy of a result whose call is over
+        };
+        if header.tag != call.tag {
+            return false;
+        }
+        match header.kind {
+            Kind::Result if payload.len() == call.payload_len(block) => {
+                if epoch.flow.on_result(number, now) {
+                    let members = epoch.admitted.members;
+                    call.decode(block, header.flags, payload, members);
+                    epoch.history.put(number, members, header.flags, payload);
+                    if call.is_done() {
+                        self.after_a_call();
+                    }
+                }
+            }
+            Kind::Pending => epoch.flow.on_pending(number, now),
+            Kind::Mismatch if self.mismatch => {}
+            Kind::Mismatch => {
+                self.mismatch = true;
+                let call = call.describe();
+                self.say(Request::CallMismatch { call });
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn after_a_call(&mut self) {
+        self.news = true;
+        self.drop_abandoned();
+        self.end_epoch_if_done();
+    }
+
+    fn on_probe_reply(&mut self, header: &Header, payload: &[u8]) -> bool {
+        let full = self.probe().is_some_and(|(expected, len)| {
+            *header == Header { kind: Kind::ProbeReply, ..expected }
+                && HEADER_LEN + payload.len() == len
+        });
+        if full && matches!(self.phase, Phase::Probing { .. }) && self.freeze == Freeze::No {
+            self.phase = Phase::Ready;
+            self.say(Request::Ready);
+        }
+        // What comes while nothing is taken in is ours nevertheless.
+        true
+    }
+
+    /// The probe of this epoch and its length.
+    fn probe(&self) -> Option<(Header, usize)> {
+        let admitted = self.admitted()?;
+        let header = Header {
+            kind: Kind::Probe,
+            flags: 0,
+            job: admitted.job_id,
+            cookie: admitted.cookie,
+            epoch: admitted.epoch,
+            rank: self.config.rank,
+            block: 0,
+            tag: 0,
+        };
+        Some((header, packet_len(admitted.chunks)))
+    }
+
+    /// Writes the next packet that may be sent now to `out` (at least [`super::Endpoint`]'s
+    /// `packet_len` bytes) and returns its length; `None`: nothing now. It counts as sent.
+    pub fn poll_transmit(&mut self, now: Duration, out: &mut [u8]) -> Option<usize> {
+        if self.freeze != Freeze::No || self.failed.is_some() {
+            return None;
+        }
+        match self.phase {
+            Phase::Running => self.next_contribution(now, out),
+            Phase::Probing { sent, next } if now >= next && sent < PROBES => {
+                let (header, len) = self.probe()?;
+                let packet = out.get_mut(..len)?;
+                packet.fill(0);
+                header.emit(packet.first_chunk_mut()?);
+                self.phase = Phase::Probing { sent: sent + 1, next: now + PROBE_INTERVAL };
+                Some(len)
+            }
+            _ => None,
+        }
+    }
+
+    fn next_contribution(&mut self, now: Duration, out: &mut [u8]) -> Option<usize> {
+        let epoch = self.epoch.as_mut()?;
+        let admitted = &epoch.admitted;
+        let (header, payload) =
+            out.get_mut(..packet_len(admitted.chunks))?.split_first_chunk_mut()?;
+        let mut fields = Header {
+            kind: Kind::Contribution,
+            flags: 0,
+            job: admitted.job_id,
+            cookie: admitted.cookie,
+            epoch: admitted.epoch,
+            rank: self.config.rank,
+            block: epoch.flow.poll_transmit(now)?,
+            tag: COPY_TAG,
+        };
+        let (block, kind) = epoch.locate(fields.block);
+        let call = self.calls.iter_mut().find(|call| call.holds(block));
+        let len = match (kind, call) {
+            (RunKind::Copy { source, .. }, call) => {
+                let source = source == self.config.rank;
+                let copied = copy(epoch, call.as_deref(), fields.block, source, payload);
+                copied.map(|(len, flags)| {
+                    fields.flags = flags;
+                    len
+                })
+            }
+            (_, Some(call)) => {
+                let first = epoch.flow.is_first_transmission(fields.block);
+                let len = call.payload_len(block);
+                fields.flags = call.encode(block, first, &mut payload[..len]);
+                fields.tag = call.tag;
+                Some(len)
+            }
+            (_, None) => None,
+        };
+        let Some(len) = len else {
+            self.fail(Error::Protocol(format!("block {block} belongs to no call")));
+            return None;
+        };
+        fields.emit(header);
+        Some(HEADER_LEN + len)
+    }
+}
+
+/// The payload of a block that is handed on: its sum at the source, nothing at the others, so that
+/// the sum of all is the source's. Returns length and flags.
+pub(super) fn copy(
+    epoch: &Epoch,
+    call: Option<&Call>,
+    number: u64,
+    source: bool,
+    payload: &mut [u8],
+) -> Option<(usize, u8)> {
+    if let Some((entry, lanes)) = epoch.history.get(number) {
+        let payload = &mut payload[..lanes.len()];
+        if source {
+            payload.copy_from_slice(lanes);
+            return Some((lanes.len(), entry.flags));
+        }
+        payload.fill(0);
+        return Some((lanes.len(), 0));
+    }
+    let call = call.filter(|_| !source)?;
+    let len = call.payload_len(epoch.locate(number).0);
+    payload[..len].fill(0);
+    Some((len, 0))
+}
+
+/// An answer to a block that is handed on.
+fn on_copy(
+    epoch: &mut Epoch,
+    call: Option<&mut Call>,
+    header: &Header,
+    payload: &[u8],
+    members: u64,
+    now: Duration,
+) -> bool {
+    let number = header.block;
+    if header.tag != COPY_TAG {
+        return false;
+    }
+    let block = epoch.locate(number).0;
+    match header.kind {
+        Kind::Pending => epoch.flow.on_pending(number, now),
+        Kind::Result if epoch.is_mine(block) => {
+            epoch.flow.on_result(number, now);
+        }
+        Kind::Result => {
+            let fits = call.filter(|call| payload.len() == call.payload_len(block));
+            if let Some(call) = fits
+                && epoch.flow.on_result(number, now)
+            {
+                call.decode(block, header.flags, payload, members);
+                epoch.history.put(number, members, header.flags, payload);
+            }
+        }
+        _ => return false,
+    }
+    true
+}

@@ -1,0 +1,465 @@
+//! A worker's whole protocol without sockets, clocks or threads.
+//!
+//! Membership ([`Control`] and replies), calls, blocks ([`crate::flow`]) and what a new epoch does
+//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never go
+//! back.
+//!
+//! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`],
+//! [`Machine::connected`], …); [`Machine::on_timeout`]; then do what [`Machine::poll_control`] and
+//! [`Machine::poll_transmit`] want until both want nothing; then sleep until something happens or
+//! [`Machine::poll_timeout`]. Before packets are sent, look at [`Machine::endpoint`]: it changes
+//! with the epoch.
+//!
+//! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
+
+mod config;
+mod control;
+mod data;
+mod epoch;
+mod history;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use xdp_agg_common::control::{Admitted, AggregatorLoss, Policy, Progress, Request, WorkerLoss};
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_common::wire::HEADER_LEN;
+
+pub use crate::buffer::Buffer;
+pub use crate::call::{Call, Elements, Path, Report};
+pub use config::{Config, Control, Counters, Endpoint, State};
+pub use ring::{Batch, Seat};
+
+use crate::collective::Op;
+use crate::element;
+use crate::error::Error;
+use crate::flow;
+use epoch::Epoch;
+
+/// Probes of the data path, and the pause between them.
+pub const PROBES: u32 = 100;
+/// See [`PROBES`].
+pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+/// Pause between two attempts to reach the daemon.
+pub const RETRY: Duration = Duration::from_millis(100);
+/// How long a pause that was announced over a connection that broke holds without a word.
+const GRACE: Duration = Duration::from_secs(1);
+/// Longest time to look for a daemon that was never there.
+const REACH: Duration = Duration::from_secs(10);
+
+/// Where the way into an epoch has got to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Not a member yet.
+    Joining,
+    /// Probes are out.
+    Probing { sent: u32, next: Duration },
+    /// The path is open; others' are awaited.
+    Ready,
+    /// Blocks may be sent.
+    Running,
+    /// A ring takes the aggregator's place: none yet, or the next block that it sums.
+    Ring(Option<u64>),
+}
+
+/// The control connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    /// None, and none is wanted.
+    Closed,
+    /// One is wanted from this moment on.
+    Wanted(Duration),
+    /// The caller opens one.
+    Connecting,
+    /// Open.
+    Up,
+}
+
+/// Whether results of the epoch are taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freeze {
+    No,
+    /// The daemon was told what this worker has, in a wish to resume that is not answered yet.
+    Resume,
+    /// The daemon was told what this worker has: the epoch is over.
+    Reform,
+}
+
+/// The machine. See the module text for the order of calls.
+#[derive(Debug)]
+pub struct Machine {
+    config: Config,
+    phase: Phase,
+    freeze: Freeze,
+    link: Link,
+    requests: VecDeque<Request>,
+    disconnect: bool,
+    engine: String,
+    mode: Option<ResultMode>,
+    group: Option<std::net::SocketAddrV4>,
+    epoch: Option<Epoch>,
+    calls: VecDeque<Call>,
+    /// Number of the next call that is made, and of the next whose blocks may be sent.
+    next_sequence: u64,
+    next_to_begin: u64,
+    /// One past the last block of all calls that have begun.
+    end: u64,
+    /// Calls from this one on must wait: a rank wants to join.
+    gate: Option<u64>,
+    /// The gate is final; the epoch ends there.
+    run_to: bool,
+    /// After a new connection: until when the daemon says whether the gate still stands.
+    gate_until: Option<Duration>,
+    /// Was a member once: blocks were sent.
+    has_run: bool,
+    /// Joining, or the first epoch's start, must be over by then.
+    join_until: Duration,
+    reach_until: Duration,
+    /// Since when the daemon is lost, and how that showed.
+    lost_since: Option<Duration>,
+    lost_reason: String,
+    /// The daemon's answer to who is missing.
+    missing: Option<Vec<u16>>,
+    /// A call of ours differs from the others'; the daemon has been told.
+    mismatch: bool,
+    failed: Option<Error>,
+    /// A call has ended: somebody may wait for it.
+    news: bool,
+    /// Counted in earlier epochs.
+    past: flow::Counters,
+    counters: Counters,
+}
+
+impl Machine {
+    /// A worker that wants to become a member.
+    #[must_use]
+    pub fn new(config: Config, now: Duration) -> Self {
+        Self {
+            join_until: now + config.join_deadline,
+            reach_until: now + config.join_deadline.min(REACH),
+            config,
+            phase: Phase::Joining,
+            freeze: Freeze::No,
+            link: Link::Wanted(now),
+            requests: VecDeque::new(),
+            disconnect: false,
+            engine: String::new(),
+            mode: None,
+            group: None,
+            epoch: None,
+            calls: VecDeque::new(),
+            next_sequence: 0,
+            next_to_begin: 0,
+            end: 0,
+            gate: None,
+            run_to: false,
+            gate_until: None,
+            has_run: false,
+            lost_since: None,
+            lost_reason: String::new(),
+            missing: None,
+            mismatch: false,
+            failed: None,
+            news: false,
+            past: flow::Counters::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        if self.failed.is_some() {
+            return State::Failed;
+        }
+        if matches!(self.phase, Phase::Ring(_)) {
+            return State::OnRing;
+        }
+        if self.lost_since.is_some() {
+            return State::Reconnecting;
+        }
+        match (self.phase, self.freeze) {
+            (Phase::Joining, _) => State::Joining,
+            (_, Freeze::Reform) => State::Reforming,
+            (Phase::Probing { .. } | Phase::Ready, _) => State::Probing,
+            (Phase::Running | Phase::Ring(_), _) => State::Running,
+        }
+    }
+
+    /// Why it is no member any more.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    /// Where data goes. None before the first epoch.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        let admitted = self.admitted()?;
+        Some(Endpoint {
+            epoch: admitted.epoch,
+            data: admitted.data,
+            packet_len: packet_len(admitted.chunks),
+            group: self.group,
+        })
+    }
+
+    /// What it was told about its epoch.
+    #[must_use]
+    pub fn admitted(&self) -> Option<&Admitted> {
+        self.epoch.as_ref().map(|epoch| &epoch.admitted)
+    }
+
+    /// Bit `r`: rank `r` is a member of the epoch.
+    #[must_use]
+    pub fn members(&self) -> u64 {
+        self.admitted().map_or(0, |admitted| admitted.members)
+    }
+
+    /// How results come, once running.
+    #[must_use]
+    pub const fn result_mode(&self) -> Option<ResultMode> {
+        self.mode
+    }
+
+    /// What sums on the other side, in its words; empty if it did not say.
+    #[must_use]
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What happens when somebody is lost.
+    #[must_use]
+    pub const fn policy(&self) -> Policy {
+        self.config.policy
+    }
+
+    /// Number of the next call.
+    #[must_use]
+    pub const fn next_sequence(&self) -> u64 {
+        self.next_sequence
+    }
+
+    /// What it has of the job's blocks.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        match &self.epoch {
+            Some(epoch) => epoch.progress(self.next_to_begin),
+            None => Progress::default(),
+        }
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut counters = Counters { flow: self.past, ..self.counters };
+        if let Some(epoch) = &self.epoch {
+            counters.flow.merge(epoch.flow.counters());
+            counters.epoch = epoch.admitted.epoch;
+            counters.window = epoch.flow.window();
+            let trip = epoch.flow.round_trip().unwrap_or_default();
+            counters.round_trip_ns = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
+        }
+        counters
+    }
+
+    /// Adds a call; its blocks go out as soon as the job lets them. Returns its number.
+    ///
+    /// # Errors
+    /// Not a member (yet); an integer that does not fit, which ends the membership.
+    pub fn start(&mut self, elements: Elements, op: Op) -> Result<u64, Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if !self.has_run {
+            return Err(Error::NotJoined);
+        }
+        let Config { world_size, scale, .. } = self.config;
+        if let Elements::I32(buffer) = &elements
+            && let Err(error) = element::check(buffer.as_slice(), world_size)
+        {
+            // The others would wait for it.
+            self.fail(error.clone());
+            return Err(error);
+        }
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.calls.push_back(Call::new(sequence, elements, op, world_size, scale));
+        self.begin_calls();
+        Ok(sequence)
+    }
+
+    /// Cuts the calls into blocks that may begin now.
+    fn begin_calls(&mut self) {
+        let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
+        let may_begin = runs && self.freeze == Freeze::No;
+        let Some(epoch) = self.epoch.as_mut().filter(|_| may_begin) else { return };
+        for call in self.calls.iter_mut().filter(|call| !call.has_begun()) {
+            if self.gate.is_some_and(|gate| call.sequence >= gate) {
+                break;
+            }
+            call.begin(self.end, epoch.admitted.chunks, epoch.admitted.members);
+            self.end = call.end();
+            self.next_to_begin = call.sequence + 1;
+            epoch.flow.extend(call.report.blocks);
+            self.news |= call.is_done();
+        }
+        self.end_epoch_if_done();
+    }
+
+    /// A call's end, once: its elements and report, or why there will be none.
+    pub fn take(&mut self, sequence: u64) -> Option<Result<Call, Error>> {
+        let index = self.calls.iter().position(|call| call.sequence == sequence)?;
+        if self.calls[index].is_done() {
+            let call = self.calls.remove(index)?;
+            self.count(call.report);
+            return Some(Ok(call));
+        }
+        let error = self.failed.clone()?;
+        self.calls.remove(index);
+        Some(Err(error))
+    }
+
+    /// True, once, if a call has ended since it was asked before.
+    pub const fn has_news(&mut self) -> bool {
+        std::mem::replace(&mut self.news, false)
+    }
+
+    /// True once it was a member whose blocks could be sent.
+    #[must_use]
+    pub const fn has_joined(&self) -> bool {
+        self.has_run
+    }
+
+    /// Takes a call out, whatever its state: its memory is no longer there.
+    pub fn remove(&mut self, sequence: u64) {
+        if let Some(index) = self.calls.iter().position(|call| call.sequence == sequence) {
+            self.calls.remove(index);
+            // Its blocks can be sent no more, so the job cannot go on.
+            self.fail(Error::Closed);
+        }
+    }
+
+    /// Nobody will ask for this call any more. It goes on, for the other workers' sake.
+    pub fn abandon(&mut self, sequence: u64) {
+        if let Some(call) = self.calls.iter_mut().find(|call| call.sequence == sequence) {
+            call.abandoned = true;
+        }
+        self.drop_abandoned();
+    }
+
+    /// Asks the daemon whom the oldest block waits for; [`Self::missing`] has the answer. False: it
+    /// cannot be asked.
+    pub fn ask_for_missing(&mut self) -> bool {
+        self.missing = None;
+        let can = self.link == Link::Up && self.phase == Phase::Running;
+        let Some(epoch) = self.epoch.as_ref().filter(|_| can && self.failed.is_none()) else {
+            return false;
+        };
+        self.requests.push_back(Request::Missing { block: epoch.flow.base() });
+        true
+    }
+
+    /// The daemon's answer, if there is one.
+    #[must_use]
+    pub const fn missing(&self) -> Option<&Vec<u16>> {
+        self.missing.as_ref()
+    }
+
+    /// The caller of this call does not wait any longer: ends the membership. Returns why.
+    pub fn give_up(&mut self, sequence: u64, waited: Duration) -> Error {
+        if let Some(error) = &self.failed {
+            return error.clone();
+        }
+        let ranks = self.missing.take().unwrap_or_default();
+        let known = self.what_is_known();
+        let error = Error::Deadline { sequence: Some(sequence), waited, ranks, known };
+        self.fail(error.clone());
+        error
+    }
+
+    /// Ends the membership, and tells the others why.
+    pub fn fail(&mut self, error: Error) {
+        if self.failed.is_none() {
+            self.say(Request::Abort { reason: error.to_string() });
+            self.end_with(error);
+        }
+    }
+
+    /// Leaves the job in good order, so that the others do not take this worker for dead.
+    pub fn leave(&mut self) {
+        if self.failed.is_none() {
+            self.say(Request::Leave);
+            self.end_with(Error::Closed);
+        }
+    }
+
+    fn end_with(&mut self, error: Error) {
+        self.failed.get_or_insert(error);
+        self.news = true;
+        if self.link != Link::Up {
+            self.link = Link::Closed;
+        }
+        self.drop_abandoned();
+    }
+
+    /// True while blocks wait for results, or a way into an epoch is under way.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
+        match self.phase {
+            _ if self.failed.is_some() => false,
+            Phase::Running => !idle,
+            Phase::Ring(_) => false, // the ring's driver knows
+            _ => true,
+        }
+    }
+
+    /// Blocks that were sent and whose result is awaited.
+    #[must_use]
+    pub fn under_way(&self) -> u32 {
+        self.epoch.as_ref().map_or(0, |epoch| epoch.flow.under_way())
+    }
+
+    /// Results are kept for members that lack them.
+    fn keeps_results(&self) -> bool {
+        let Policy { worker_loss, aggregator_loss } = self.config.policy;
+        worker_loss != WorkerLoss::Fail || aggregator_loss != AggregatorLoss::Fail
+    }
+
+    fn drop_abandoned(&mut self) {
+        let failed = self.failed.is_some();
+        while let Some(index) =
+            self.calls.iter().position(|call| call.abandoned && (failed || call.is_done()))
+        {
+            if let Some(call) = self.calls.remove(index)
+                && call.is_done()
+            {
+                self.count(call.report);
+            }
+        }
+    }
+
+    fn count(&mut self, report: Report) {
+        self.counters.calls += 1;
+        self.counters.ring_calls += u64::from(report.path != Path::Aggregator);
+        self.counters.saturated += report.saturated;
+        self.counters.non_finite_blocks += report.non_finite_blocks;
+    }
+}
+
+/// Bytes of a packet with this many chunks: our header and the payload.
+#[must_use]
+pub const fn packet_len(chunks: u16) -> usize {
+    HEADER_LEN + chunks as usize * CHUNK_LEN
+}

@@ -1,0 +1,213 @@
+//! Going on without an aggregator: the same blocks, summed over a ring of the members.
+//!
+//! The ring is the caller's: it gathers what all members have ([`Machine::enter_ring`]), and then
+//! sums lanes, batch by batch ([`Machine::ring_batch`], [`Machine::ring_result`]). All members cut
+//! the same batches, because blocks, plan and calls are the same at all.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use xdp_agg_common::control::{AbortReason, AggregatorLoss, Plan, Progress, RunKind};
+use xdp_agg_common::lanes::MAX_PAYLOAD;
+use xdp_agg_common::reform::PlanError;
+use xdp_agg_common::wire::{MAX_WORKERS, flags};
+
+use super::data::{COPY_TAG, copy};
+use super::{Freeze, Machine, Phase};
+use crate::call::rank_bit;
+use crate::error::Error;
+
+/// Most blocks of a batch: some 3 MB at MTU 1500.
+const BATCH: u64 = 2048;
+
+/// Who takes part in a ring, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The members' ranks, in ascending order.
+    pub members: Vec<u16>,
+    /// Where each of them listens.
+    pub addresses: Vec<SocketAddrV4>,
+    /// This worker's place among them.
+    pub index: u16,
+    /// Number and cookie of the epoch that ended: the same at all.
+    pub epoch: (u16, u64),
+}
+
+/// Blocks that are summed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    first: u64,
+    blocks: u64,
+    /// Sum of the blocks' tags.
+    tags: i32,
+}
+
+impl Machine {
+    /// The ring that is to be built now, if any.
+    #[must_use]
+    pub fn ring_seat(&self) -> Option<Seat> {
+        let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();
+        let admitted = self.admitted().filter(|_| wanted)?;
+        let ranks = 0..MAX_WORKERS as u16;
+        let members: Vec<u16> =
+            ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0).collect();
+        let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
+        let addresses = admitted.ring.clone();
+        Some(Seat { members, addresses, index, epoch: (admitted.epoch, admitted.cookie) })
+    }
+
+    /// No daemon came back for too long: the members are to build a ring.
+    pub(super) fn fall_back_if_due(&mut self, now: Duration) {
+        let due = self.fall_back_at().is_some_and(|at| now >= at);
+        if !due {
+            return;
+        }
+        tracing::warn!(
+            rank = self.config.rank,
+            aggregator = %self.config.aggregator,
+            reason = self.lost_reason,
+            "no aggregator can be reached: going on over a TCP ring, which is slower"
+        );
+        self.hang_up();
+        self.phase = Phase::Ring(None);
+        self.freeze = Freeze::Reform;
+    }
+
+    /// When that will be.
+    pub(super) fn fall_back_at(&self) -> Option<Duration> {
+        let may = self.config.policy.aggregator_loss == AggregatorLoss::Ring
+            && self.has_run
+            && !matches!(self.phase, Phase::Ring(_));
+        let admitted = self.admitted().filter(|_| may)?;
+        let all_listen = admitted.ring.len() == admitted.members.count_ones() as usize;
+        Some(self.lost_since.filter(|_| all_listen)? + self.config.fallback_after)
+    }
+
+    /// The ring is there, and this is what its members have, in the order of [`Seat::members`].
+    ///
+    /// # Errors
+    /// They do not fit together; this worker is no member any more.
+    pub fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
+        let entered = self.try_enter_ring(progress);
+        if let Err(error) = &entered {
+            self.fail(error.clone());
+        }
+        entered
+    }
+
+    fn try_enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
+        let plan = Plan::new(progress).map_err(|error| match error {
+            PlanError::NoSource(block) => Error::Aborted(AbortReason::Unrecoverable { block }),
+            PlanError::Impossible { .. } => Error::Protocol(error.to_string()),
+        })?;
+        let Some(admitted) = self.admitted().cloned() else { return Err(Error::NotJoined) };
+        let admitted = xdp_agg_common::control::Admitted { plan: Some(plan), ..admitted };
+        self.follow(admitted)?;
+        self.phase = Phase::Ring(Some(0));
+        self.lost_since = None;
+        self.begin_calls();
+        Ok(())
+    }
+
+    /// The next blocks to sum over the ring: their lanes go to `lanes`. None: no call has any.
+    pub fn ring_batch(&mut self, lanes: &mut Vec<i32>) -> Option<Batch> {
+        let Phase::Ring(Some(first)) = self.phase else { return None };
+        let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
+        let end = match epoch.runs_end() {
+            end if first < end => end,
+            _ => {
+                let (block, _) = epoch.locate(first);
+                let call = self.calls.iter().find(|call| call.holds(block))?;
+                first + (call.end() - block)
+            }
+        };
+        let blocks = (end - first).min(BATCH);
+        lanes.clear();
+        let mut marks = Vec::with_capacity(blocks as usize + 1);
+        let mut tags = 0_i32;
+        for number in first..first + blocks {
+            let (flags, tag) = self.ring_block(number, lanes)?;
+            marks.push(i32::from(flags & flags::NON_FINITE));
+            tags = tags.wrapping_add(i32::from(tag));
+        }
+        marks.push(tags);
+        lanes.append(&mut marks);
+        Some(Batch { first, blocks, tags })
+    }
+
+    /// Appends a block's lanes; its flags and tag.
+    fn ring_block(&mut self, number: u64, lanes: &mut Vec<i32>) -> Option<(u8, u16)> {
+        let mut payload = [0; MAX_PAYLOAD];
+        let epoch = self.epoch.as_ref()?;
+        let (block, kind) = epoch.locate(number);
+        let call = self.calls.iter_mut().find(|call| call.holds(block));
+        let encoded = match (kind, call) {
+            (RunKind::Copy { source, .. }, call) => {
+                let source = source == self.config.rank;
+                let copied = copy(epoch, call.as_deref(), number, source, &mut payload);
+                copied.map(|(len, flags)| (len, flags, COPY_TAG))
+            }
+            (_, Some(call)) => {
+                let len = call.payload_len(block);
+                Some((len, call.encode(block, true, &mut payload[..len]), call.tag))
+            }
+            (_, None) => None,
+        };
+        let Some((len, flags, tag)) = encoded else {
+            self.fail(Error::Protocol(format!("block {block} belongs to no call")));
+            return None;
+        };
+        lanes.extend(payload[..len].as_chunks().0.iter().map(|lane| i32::from_le_bytes(*lane)));
+        Some((flags, tag))
+    }
+
+    /// The sums of a batch.
+    pub fn ring_result(&mut self, batch: Batch, lanes: &[i32]) {
+        if self.phase != Phase::Ring(Some(batch.first)) || self.failed.is_some() {
+            return;
+        }
+        let members = self.members();
+        let marks = lanes.len().saturating_sub(batch.blocks as usize + 1);
+        let (mut lanes, marks) = lanes.split_at(marks);
+        let count = members.count_ones() as i32;
+        if marks.last() != Some(&batch.tags.wrapping_mul(count)) {
+            return self.calls_differ(batch.first);
+        }
+        let mut payload = [0; MAX_PAYLOAD];
+        for (number, mark) in (batch.first..batch.first + batch.blocks).zip(marks) {
+            let Some(epoch) = &self.epoch else { return };
+            let (block, kind) = epoch.locate(number);
+            let call = self.calls.iter_mut().find(|call| call.holds(block));
+            let kept = epoch.history.get(number).map(|(_, lanes)| lanes.len());
+            let Some(len) = call.as_ref().map(|call| call.payload_len(block)).or(kept) else {
+                return;
+            };
+            let (block_lanes, rest) = lanes.split_at((len / 4).min(lanes.len()));
+            lanes = rest;
+            let members = match kind {
+                RunKind::Copy { .. } if epoch.is_mine(block) => continue,
+                RunKind::Copy { members, .. } => members,
+                _ => members,
+            };
+            for (bytes, lane) in payload.as_chunks_mut().0.iter_mut().zip(block_lanes) {
+                *bytes = lane.to_le_bytes();
+            }
+            if let Some(call) = call {
+                call.goes_over_ring();
+                let flags = if *mark == 0 { 0 } else { flags::NON_FINITE };
+                call.decode(block, flags, &payload[..len], members);
+            }
+        }
+        self.phase = Phase::Ring(Some(batch.first + batch.blocks));
+        self.news = true;
+        self.drop_abandoned();
+    }
+
+    fn calls_differ(&mut self, number: u64) {
+        let block = self.epoch.as_ref().map_or(0, |epoch| epoch.locate(number).0);
+        let ours = self.calls.iter().find(|call| call.holds(block));
+        let ours = ours.map_or_else(|| "none".into(), |call| call.describe().to_string());
+        let theirs = "at least one other worker made another one".into();
+        self.fail(Error::CallMismatch { ours, theirs });
+    }
+}

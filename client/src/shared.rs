@@ -1,0 +1,315 @@
+//! What a communicator's threads share: the engine, and how to get at it.
+//!
+//! Whoever waits for a call drives the engine, in the foreground. A thread of its own drives it while
+//! nobody waits, answers the daemon, opens sockets, and carries the ring.
+
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use xdp_agg_common::maps::ResultMode;
+
+use crate::call::{Call, Elements};
+use crate::collective::Op;
+use crate::engine::{Engine, Errand};
+use crate::error::Error;
+use crate::fallback::Fallback;
+use crate::machine::{Seat, State};
+use crate::session::Session;
+use crate::sys::{self, Interest};
+
+/// Longest sleep of a thread that drives the calls.
+const NAP: Duration = Duration::from_millis(100);
+/// Longest wait for the daemon's word on who is missing.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// What the threads share: the engine, and how to get at it.
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    /// Threads that want the engine while another one drives it.
+    wanted: AtomicUsize,
+    /// Threads that drive calls in the foreground; the progress thread keeps out of their way.
+    foreground: AtomicUsize,
+    closing: AtomicBool,
+    /// The progress thread is busy with a ring, which it cannot leave at once.
+    on_ring: AtomicBool,
+    /// For the ring.
+    listener: Mutex<Option<TcpListener>>,
+    deadline: Duration,
+    /// Set, and signalled, when the first joining has ended, one way or the other.
+    joined: Mutex<bool>,
+    joined_now: Condvar,
+    /// Ends the sleep of the thread that drives the engine.
+    wake: Bell,
+    /// Ends the sleep of the progress thread: work without a driver, an errand, or the end.
+    pub(crate) nudge: Bell,
+}
+
+/// Ends another thread's sleep in `poll`.
+pub(crate) struct Bell {
+    tx: UnixDatagram,
+    rx: UnixDatagram,
+}
+
+impl Bell {
+    fn new() -> Result<Self, Error> {
+        let (tx, rx) = UnixDatagram::pair().map_err(Error::io("opening a wake-up socket"))?;
+        for socket in [&tx, &rx] {
+            socket.set_nonblocking(true).map_err(Error::io("opening a wake-up socket"))?;
+        }
+        Ok(Self { tx, rx })
+    }
+
+    pub(crate) fn ring(&self) {
+        // A full buffer means that the sleeper has been woken already.
+        let _ = self.tx.send(&[1]);
+    }
+
+    fn hush(&self) {
+        let mut byte = [0];
+        while self.rx.recv(&mut byte).is_ok() {}
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// `listener`: for a ring. `deadline`: of each of a ring's steps.
+    pub(crate) fn new(
+        engine: Engine,
+        listener: Option<TcpListener>,
+        deadline: Duration,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            engine: Mutex::new(engine),
+            wanted: AtomicUsize::new(0),
+            foreground: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            on_ring: AtomicBool::new(false),
+            listener: Mutex::new(listener),
+            deadline,
+            joined: Mutex::new(false),
+            joined_now: Condvar::new(),
+            wake: Bell::new()?,
+            nudge: Bell::new()?,
+        })
+    }
+
+    /// The engine; wakes the thread that drives it, if one sleeps with it.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Engine> {
+        if let Some(engine) = self.engine.try_lock() {
+            return engine;
+        }
+        self.wanted.fetch_add(1, Ordering::AcqRel);
+        self.wake.ring();
+        let engine = self.engine.lock();
+        self.wanted.fetch_sub(1, Ordering::AcqRel);
+        engine
+    }
+
+    pub(crate) fn start(&self, elements: Elements, op: Op) -> Result<u64, Error> {
+        self.lock().machine.start(elements, op)
+    }
+
+    /// Waits for the end of joining: the machine's deadlines bound it.
+    pub(crate) fn wait_until_joined(&self) -> Result<ResultMode, Error> {
+        let mut joined = self.joined.lock();
+        while !*joined {
+            self.joined_now.wait(&mut joined);
+        }
+        let engine = self.lock();
+        match engine.machine.failure() {
+            Some(error) => Err(error.clone()),
+            None => Ok(engine.machine.result_mode().unwrap_or(ResultMode::Ports)),
+        }
+    }
+
+    /// One step of the engine, then a chance for those who want it.
+    fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
+        let woken = engine.step(patience, self.wake.rx.as_fd());
+        if woken || self.wanted.load(Ordering::Acquire) > 0 {
+            self.wake.hush();
+            MutexGuard::bump(engine);
+        }
+    }
+
+    /// Drives all calls until this one has ended.
+    pub(crate) fn drive(&self, sequence: u64, deadline: Duration) -> Result<Call, Error> {
+        self.foreground.fetch_add(1, Ordering::AcqRel);
+        let start = Instant::now();
+        let mut engine = self.lock();
+        let outcome = loop {
+            if let Some(outcome) = engine.machine.take(sequence) {
+                break outcome;
+            }
+            let left = deadline.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                self.ask_for_missing(&mut engine);
+                let error = engine.machine.give_up(sequence, deadline);
+                engine.machine.remove(sequence);
+                break Err(error);
+            }
+            if engine.has_errand() || engine.machine.state() == State::OnRing {
+                self.nudge.ring();
+            }
+            self.step(&mut engine, left.min(NAP));
+        };
+        let more = engine.has_work() || engine.has_errand();
+        drop(engine);
+        self.foreground.fetch_sub(1, Ordering::AcqRel);
+        if more {
+            self.nudge.ring();
+        }
+        outcome
+    }
+
+    /// Lets the daemon say whom the oldest block waits for.
+    fn ask_for_missing(&self, engine: &mut MutexGuard<'_, Engine>) {
+        let until = Instant::now() + LAST_WORD;
+        if !engine.machine.ask_for_missing() {
+            return;
+        }
+        while engine.machine.missing().is_none()
+            && engine.machine.failure().is_none()
+            && Instant::now() < until
+        {
+            self.step(engine, NAP);
+        }
+    }
+
+    /// Leaves the job. True if the progress thread ends now; false if it is busy, and ends later.
+    pub(crate) fn close(&self) -> bool {
+        self.closing.store(true, Ordering::Release);
+        self.lock().leave();
+        self.nudge.ring();
+        !self.on_ring.load(Ordering::Acquire)
+    }
+
+    /// The progress thread: drives while there is work and nobody waits in the foreground, answers
+    /// the daemon, and runs errands.
+    pub(crate) fn progress(&self) {
+        let mut ring = None;
+        while !self.closing.load(Ordering::Acquire) {
+            let mut engine = self.lock();
+            self.tell_if_joined(&engine);
+            if let Some(errand) = engine.errand() {
+                self.run(errand, &mut engine, &mut ring);
+            } else if engine.machine.state() == State::OnRing {
+                self.carry_ring(engine, &mut ring);
+            } else if self.foreground.load(Ordering::Acquire) > 0 {
+                drop(engine);
+                self.sleep(None);
+            } else if engine.has_work() {
+                self.step(&mut engine, NAP);
+            } else {
+                let watched = engine.watched();
+                let patience = engine.patience(NAP);
+                drop(engine);
+                if self.sleep_for(watched.as_ref().map(AsFd::as_fd), patience) {
+                    self.lock().step(Duration::ZERO, self.wake.rx.as_fd());
+                }
+            }
+        }
+    }
+
+    /// The next batch over the ring, if a call has one.
+    fn carry_ring(&self, mut engine: MutexGuard<'_, Engine>, ring: &mut Option<Fallback>) {
+        let Some(ring) = ring else {
+            drop(engine);
+            self.sleep(None);
+            return;
+        };
+        let mut lanes = Vec::new();
+        let Some(batch) = engine.machine.ring_batch(&mut lanes) else {
+            drop(engine);
+            self.sleep(None);
+            return;
+        };
+        drop(engine);
+        // Without the engine: a call's deadline may pass meanwhile.
+        let summed = self.busy(|| ring.sum(&mut lanes));
+        let mut engine = self.lock();
+        match summed {
+            Ok(()) => engine.machine.ring_result(batch, &lanes),
+            Err(error) => engine.machine.fail(error),
+        }
+    }
+
+    /// The members meet, and tell each other what they have.
+    fn build_ring(
+        &self,
+        seat: Seat,
+        engine: &mut MutexGuard<'_, Engine>,
+    ) -> Result<Fallback, Error> {
+        let own = engine.machine.progress();
+        let listener = self.listener.lock().take();
+        let (ring, all) = MutexGuard::unlocked(engine, || {
+            self.busy(|| {
+                let mut ring = Fallback::build(seat, listener, self.deadline)?;
+                let all = ring.gather(&own)?;
+                Ok::<_, Error>((ring, all))
+            })
+        })?;
+        engine.machine.enter_ring(&all)?;
+        Ok(ring)
+    }
+
+    fn busy<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.on_ring.store(true, Ordering::Release);
+        let done = work();
+        self.on_ring.store(false, Ordering::Release);
+        done
+    }
+
+    fn tell_if_joined(&self, engine: &Engine) {
+        let over = engine.machine.failure().is_some() || engine.machine.has_joined();
+        let mut joined = self.joined.lock();
+        if !*joined && over && !engine.has_errand() {
+            *joined = true;
+            self.joined_now.notify_all();
+        }
+    }
+
+    fn sleep(&self, watched: Option<BorrowedFd<'_>>) -> bool {
+        self.sleep_for(watched, NAP)
+    }
+
+    /// Sleeps without the engine. True if `watched` is readable, or the time is over.
+    fn sleep_for(&self, watched: Option<BorrowedFd<'_>>, patience: Duration) -> bool {
+        let nudge = self.nudge.rx.as_fd();
+        let mut interests = [Interest::read(nudge), Interest::read(watched.unwrap_or(nudge))];
+        if sys::wait(&mut interests, patience).is_err() {
+            std::thread::sleep(NAP);
+        }
+        if interests[0].ready {
+            self.nudge.hush();
+        }
+        interests.iter().all(|interest| !interest.ready) || watched.is_some() && interests[1].ready
+    }
+
+    fn run(
+        &self,
+        errand: Errand,
+        engine: &mut MutexGuard<'_, Engine>,
+        ring: &mut Option<Fallback>,
+    ) {
+        match errand {
+            Errand::Connect(dial) => {
+                let outcome = MutexGuard::unlocked(engine, || Session::open(&dial));
+                engine.connected(outcome);
+            }
+            Errand::Join(group) => engine.join(group),
+            Errand::Ring(seat) => match self.build_ring(seat, engine) {
+                Ok(built) => *ring = Some(built),
+                Err(error) => engine.machine.fail(error),
+            },
+        }
+    }
+}

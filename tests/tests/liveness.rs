@@ -1,0 +1,115 @@
+//! A dead host or link is noticed in time, and a process that only does nothing is not taken for
+//! one. Without `set_liveness` of the daemon's connections the first would take minutes.
+
+use std::net::TcpStream;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use xdp_agg_common::control::{
+    CONTROL_VERSION, Join, Policy, Reply, Request, read_message, write_message,
+};
+use xdp_agg_tests::{Process, is_root};
+
+use support::{LIMIT, Lab, network};
+
+mod support;
+
+/// The least that a worker can be: it joins a job that never fills, and reads nothing more.
+fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
+    let control = lab.control();
+    let connect = move || {
+        let mut stream = TcpStream::connect(control).expect("the daemon listens");
+        stream.set_read_timeout(Some(LIMIT)).expect("a timeout is possible");
+        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
+        write_message(&mut stream, &hello).expect("the daemon reads");
+        let welcome: Reply = read_message(&mut stream).expect("the daemon answers");
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        let join = Join {
+            job: "liveness".into(),
+            rank,
+            world_size: 8,
+            data_port: 7,
+            data_addr: None,
+            max_chunks: 1,
+            slots: None,
+            result_mode: None,
+            policy: Policy::default(),
+            ring_port: None,
+            resume: None,
+        };
+        write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
+        stream
+    };
+    lab.topology.worker(host.into()).run(connect).expect("entering the worker's namespace")
+}
+
+/// Ranks that the daemon holds for connected.
+fn joined(lab: &Lab) -> Vec<u16> {
+    let control = lab.control();
+    let ask = move || {
+        let mut stream = TcpStream::connect(control).expect("the daemon listens");
+        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
+        for request in [hello, Request::Jobs] {
+            write_message(&mut stream, &request).expect("the daemon reads");
+            if let Reply::Jobs(jobs) = read_message(&mut stream).expect("the daemon answers") {
+                return jobs.into_iter().flat_map(|job| job.joined).collect();
+            }
+        }
+        Vec::new()
+    };
+    lab.topology.aggregator().run(ask).expect("entering the aggregator's namespace")
+}
+
+/// Waits until these ranks are joined; how long that took.
+fn wait(lab: &Lab, ranks: &[u16]) -> Duration {
+    let start = Instant::now();
+    while joined(lab) != ranks {
+        assert!(start.elapsed() < LIMIT, "still {:?}, not {ranks:?}", joined(lab));
+        sleep(Duration::from_millis(20));
+    }
+    start.elapsed()
+}
+
+fn start(extra: &[&str]) -> (Lab, Process) {
+    let lab = Lab { topology: network(2, "ports"), daemon: None, engine: "userspace" };
+    let daemon = lab.spawn_daemon(extra);
+    let ready = daemon.wait_line("its readiness", LIMIT, |line| line.starts_with("ready "));
+    ready.expect("the daemon gets ready");
+    (lab, daemon)
+}
+
+#[test]
+fn a_dead_link_is_noticed_within_two_seconds_and_others_stay() {
+    if !is_root() {
+        return eprintln!("skipped: making a network namespace needs root");
+    }
+    let (lab, _daemon) = start(&[]);
+    let kept: Vec<_> = [(0, 0), (0, 1), (1, 2)].map(|(host, rank)| join(&lab, host, rank)).into();
+    wait(&lab, &[0, 1, 2]);
+    lab.topology.set_link_up(0, false).expect("the plug can be pulled");
+    let took = wait(&lab, &[2]);
+    eprintln!("a dead link was noticed after {took:?}");
+    assert!(took <= Duration::from_millis(2000), "{took:?}");
+    assert!(took >= Duration::from_millis(500), "{took:?}: a blink would be enough");
+    drop(kept);
+}
+
+#[test]
+fn who_answers_no_heartbeat_stays_until_its_link_dies() {
+    if !is_root() {
+        return eprintln!("skipped: making a network namespace needs root");
+    }
+    // All heartbeats that are sent without an answer come within 1.6 s, instead of 16.
+    let (lab, _daemon) = start(&["--dead-after", "0.2"]);
+    let (silent, other) = (join(&lab, 0, 0), join(&lab, 1, 1));
+    wait(&lab, &[0, 1]);
+    // Neither reads anything: to TCP a stopped process looks the same. 20 times `dead_after`.
+    sleep(Duration::from_secs(4));
+    assert_eq!(joined(&lab), [0, 1]);
+    // No more heartbeats: now it is keepalive that finds out, whose clock ticks in seconds.
+    lab.topology.set_link_up(0, false).expect("the plug can be pulled");
+    let took = wait(&lab, &[1]);
+    eprintln!("without heartbeats a dead link was noticed after {took:?}");
+    assert!(took <= Duration::from_millis(2500), "{took:?}");
+    drop((silent, other));
+}

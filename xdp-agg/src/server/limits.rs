@@ -1,0 +1,213 @@
+//! How much of the server one address, one connection and the log get: arithmetic without sockets
+//! or clocks.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+/// Connections that one address may open, a second and at once. All workers of a few jobs may run on
+/// one host and start together; those that are refused try again.
+const CONNECTIONS: Allowance = Allowance { rate: 100, burst: 256 };
+/// Requests of one connection: a worker sends a handful, a tool one.
+const REQUESTS: Allowance = Allowance { rate: 200, burst: 400 };
+/// Requests of all connections of one address together that are no members: `Hello` and `Join` of
+/// all of its workers.
+const STRANGERS_REQUESTS: Allowance = Allowance { rate: 400, burst: 2048 };
+/// Refusals that are logged, each in words; the others are counted.
+const LINES: Allowance = Allowance { rate: 2, burst: 20 };
+/// Addresses that are told apart. Whoever comes when there are more shares an allowance.
+const SOURCES_MAX: usize = 4096;
+
+/// So many a second, and so many at once.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    rate: u32,
+    burst: u32,
+}
+
+/// A token bucket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bucket {
+    allowance: Allowance,
+    /// When it is full (again). Everything taken moves this on.
+    full: Instant,
+}
+
+impl Bucket {
+    const fn new(allowance: Allowance, now: Instant) -> Self {
+        Self { allowance, full: now }
+    }
+
+    /// The requests of a new connection.
+    pub(super) const fn requests(now: Instant) -> Self {
+        Self::new(REQUESTS, now)
+    }
+
+    /// Takes one, if there is one.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let Allowance { rate, burst } = self.allowance;
+        let one = Duration::from_secs(1) / rate;
+        let full = self.full.max(now) + one;
+        let allowed = full - now <= one * burst;
+        if allowed {
+            self.full = full;
+        }
+        allowed
+    }
+
+    fn is_full(&self, now: Instant) -> bool {
+        self.full <= now
+    }
+}
+
+/// Where connections come from. An IPv6 host has a whole /64 of addresses to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Source(IpAddr);
+
+impl Source {
+    pub(super) fn new(addr: IpAddr) -> Self {
+        Self(match addr.to_canonical() {
+            IpAddr::V6(addr) => Ipv6Addr::from_bits(addr.to_bits() >> 64 << 64).into(),
+            addr => addr,
+        })
+    }
+
+    /// All that come when the table is full.
+    const fn others() -> Self {
+        Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
+}
+
+/// What each address has used up.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    all: BTreeMap<Source, Used>,
+}
+
+#[derive(Debug)]
+struct Used {
+    connections: Bucket,
+    requests: Bucket,
+}
+
+impl Sources {
+    /// Whether this address may open another connection now.
+    pub(super) fn may_connect(&mut self, source: Source, now: Instant) -> bool {
+        self.of(source, now).connections.take(now)
+    }
+
+    /// Whether a stranger of this address may ask for something now.
+    pub(super) fn may_ask(&mut self, source: Source, now: Instant) -> bool {
+        self.of(source, now).requests.take(now)
+    }
+
+    fn of(&mut self, source: Source, now: Instant) -> &mut Used {
+        if self.all.len() >= SOURCES_MAX && !self.all.contains_key(&source) {
+            self.forget(now);
+        }
+        let room = self.all.len() < SOURCES_MAX || self.all.contains_key(&source);
+        let source = if room { source } else { Source::others() };
+        self.all.entry(source).or_insert_with(|| Used {
+            connections: Bucket::new(CONNECTIONS, now),
+            requests: Bucket::new(STRANGERS_REQUESTS, now),
+        })
+    }
+
+    /// Forgets addresses that have their whole allowance again.
+    pub(super) fn forget(&mut self, now: Instant) {
+        self.all.retain(|_, used| !used.connections.is_full(now) || !used.requests.is_full(now));
+    }
+}
+
+/// Lets some lines of a flood through.
+#[derive(Debug)]
+pub(super) struct Lines {
+    bucket: Bucket,
+    left_out: u64,
+}
+
+impl Lines {
+    pub(super) const fn new(now: Instant) -> Self {
+        Self { bucket: Bucket::new(LINES, now), left_out: 0 }
+    }
+
+    /// Whether to write a line now, and how many were left out before it.
+    pub(super) fn write(&mut self, now: Instant) -> Option<u64> {
+        if self.bucket.take(now) {
+            return Some(std::mem::take(&mut self.left_out));
+        }
+        self.left_out += 1;
+        None
+    }
+
+    /// How many were left out since the last line, if no flood hides them any more.
+    pub(super) fn rest(&mut self, now: Instant) -> Option<u64> {
+        let told = self.left_out > 0 && self.bucket.take(now);
+        told.then(|| std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_gives_its_burst_and_then_its_rate() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Allowance { rate: 10, burst: 5 }, start);
+        let mut taken =
+            |at: Duration, tries: u32| (0..tries).filter(|_| bucket.take(start + at)).count();
+        assert_eq!(taken(Duration::ZERO, 100), 5);
+        assert_eq!(taken(Duration::from_millis(99), 100), 0);
+        assert_eq!(taken(Duration::from_millis(100), 100), 1);
+        assert_eq!(taken(Duration::from_millis(450), 100), 3);
+        assert_eq!(taken(Duration::from_secs(3600), 100), 5);
+    }
+
+    #[test]
+    fn one_address_does_not_use_up_what_another_has() {
+        let now = Instant::now();
+        let mut sources = Sources::default();
+        let [flood, worker] = [1, 2].map(|last| Source::new([10, 0, 0, last].into()));
+        while sources.may_connect(flood, now) {}
+        while sources.may_ask(flood, now) {}
+        assert!(sources.may_connect(worker, now) && sources.may_ask(worker, now));
+        assert!(sources.may_connect(flood, now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_host_are_one_source() {
+        let source = |text: &str| Source::new(text.parse().expect("an address"));
+        assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:ffff:ffff:1"));
+        assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    }
+
+    #[test]
+    fn the_table_of_addresses_is_bounded_and_forgets() {
+        let now = Instant::now();
+        let mut sources = Sources::default();
+        for address in 0..2 * SOURCES_MAX as u32 {
+            sources.may_connect(Source::new(Ipv4Addr::from(0x0a00_0000 | address).into()), now);
+        }
+        assert_eq!(sources.all.len(), SOURCES_MAX + 1);
+        // The flood has used up what latecomers share, and nothing of who was there before.
+        assert!(!sources.may_connect(Source::new([99, 0, 0, 1].into()), now));
+        assert!(sources.may_connect(Source::new([10, 0, 0, 7].into()), now));
+        let later = now + Duration::from_secs(60);
+        assert!(sources.may_connect(Source::new([99, 0, 0, 1].into()), later));
+        assert!(sources.all.len() <= 2, "{}", sources.all.len());
+    }
+
+    #[test]
+    fn a_flood_of_lines_is_summed_up() {
+        let start = Instant::now();
+        let mut lines = Lines::new(start);
+        let written = (0..1000).filter(|_| lines.write(start) == Some(0)).count();
+        assert_eq!(written, LINES.burst as usize);
+        assert_eq!(lines.rest(start), None);
+        let later = start + Duration::from_secs(1);
+        assert_eq!(lines.rest(later), Some(1000 - u64::from(LINES.burst)));
+        assert_eq!((lines.rest(later), lines.write(later)), (None, Some(0)));
+    }
+}

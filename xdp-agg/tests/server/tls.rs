@@ -1,0 +1,224 @@
+//! The daemon over TLS, with and without certificates of those who connect.
+
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use xdp_agg::config::Partial;
+use xdp_agg_common::control::{ErrorCode, Reply, Token, read_message, write_message};
+use xdp_agg_tls::testing::{Authority, Identity, Valid};
+use xdp_agg_tls::{ClientFiles, ClientTls, ControlStream, OpenError};
+
+use crate::daemon::{Daemon, PATIENCE, settings};
+use crate::strangers::{last_words, still_sums};
+use crate::worker::{Client, Door, Worker, connect_from, wish};
+
+/// An authority and what it signed; the daemon's certificate is for 127.0.0.1.
+struct Certificates {
+    directory: TempDir,
+    authority: Authority,
+    ca: PathBuf,
+}
+
+impl Certificates {
+    fn new(name: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let authority = Authority::new(name);
+        let ca = authority.file(directory.path());
+        Self { directory, authority, ca }
+    }
+
+    fn issue(&self, name: &str, valid: Valid) -> Identity {
+        self.authority.issue(self.directory.path(), name, valid)
+    }
+
+    fn daemon(&self, asking: bool) -> Daemon {
+        let Identity { certificate, key } = self.issue("127.0.0.1", Valid::Now);
+        let tls_client_ca = asking.then(|| self.ca.clone());
+        let (tls_cert, tls_key) = (Some(certificate), Some(key));
+        Daemon::with(Partial { tls_cert, tls_key, tls_client_ca, ..settings() })
+            .expect("free ports are always free")
+    }
+
+    /// What somebody without a certificate needs.
+    fn trusting(&self) -> ClientFiles {
+        ClientFiles { ca: Some(self.ca.clone()), ..ClientFiles::default() }
+    }
+
+    fn worker(&self, valid: Valid) -> ClientFiles {
+        self.issue("worker", valid).client(&self.ca)
+    }
+}
+
+fn load(files: &ClientFiles) -> ClientTls {
+    files.load("127.0.0.1").expect("the files are right").expect("a CA is named")
+}
+
+fn door(daemon: &Daemon, files: &ClientFiles) -> Door {
+    Door { tls: Some(load(files)), ..daemon.control.into() }
+}
+
+/// A handshake from 127.0.0.1.
+fn open(control: SocketAddr, files: &ClientFiles) -> Result<ControlStream, OpenError> {
+    let stream = connect_from(Ipv4Addr::LOCALHOST, control);
+    let stream = ControlStream::open(stream, Some(&load(files)), PATIENCE)?;
+    stream.set_timeout(Some(PATIENCE)).expect("a timeout is possible");
+    Ok(stream)
+}
+
+/// What somebody is told whose certificate is not accepted: with TLS 1.3 this comes behind the
+/// handshake, in place of the answer to the first words.
+fn refusal(mut stream: ControlStream, hello: &Door) -> String {
+    let sent = write_message(&mut stream, &hello.hello());
+    let answer = sent.and_then(|()| read_message::<Reply>(&mut stream));
+    answer.expect_err("it is refused").to_string()
+}
+
+#[test]
+fn a_whole_job_over_tls() {
+    let certificates = Certificates::new("ours");
+    for asking in [false, true] {
+        let daemon = certificates.daemon(asking);
+        let files = certificates.worker(Valid::Now);
+        let files = if asking { files } else { certificates.trusting() };
+        let door = door(&daemon, &files);
+        let mut workers = Worker::all(door.clone(), &wish("train", 0, 2));
+        for block in 0..20 {
+            still_sums(&workers, block);
+        }
+        // The end of a connection is the worker's end here, too.
+        drop(workers.remove(0));
+        let reason = workers[0].aborted().to_string();
+        assert!(reason.contains("rank 0"), "{reason}");
+        let counters = Client::connect(door).stats().control;
+        assert_eq!((counters.accepted, counters.tls_failures), (3, 0));
+    }
+}
+
+#[test]
+fn the_token_is_asked_for_with_and_without_tls() {
+    let certificates = Certificates::new("ours");
+    let file = certificates.directory.path().join("token");
+    fs::write(&file, "s3cret\n").expect("it can be written");
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("it is ours");
+    let token_file = Some(file);
+    let plain = Partial { token_file: token_file.clone(), ..settings() };
+    let plain = Daemon::with(plain).expect("free ports are always free");
+    let Identity { certificate, key } = certificates.issue("127.0.0.1", Valid::Now);
+    let (tls_cert, tls_key) = (Some(certificate), Some(key));
+    let over_tls = Partial { token_file, tls_cert, tls_key, ..settings() };
+    let over_tls = Daemon::with(over_tls).expect("free ports are always free");
+    let doors = [plain.control.into(), door(&over_tls, &certificates.trusting())];
+    for door in doors {
+        let with = |token: &str| Door { token: Some(Token(token.into())), ..door.clone() };
+        let workers = Worker::all(with("s3cret"), &wish("train", 0, 2));
+        for (block, wrong) in (0..).zip([door.clone(), with("secret"), with("s3cret\n"), with("")])
+        {
+            let mut stream = wrong.open();
+            write_message(&mut stream, &wrong.hello()).expect("the daemon reads");
+            let (code, message) = last_words(&mut stream);
+            assert_eq!(code, ErrorCode::Unauthorised);
+            assert!(message.contains("XDP_AGG_TOKEN_FILE"), "{message}");
+            assert!(!message.contains("s3cret"), "{message}");
+            still_sums(&workers, block);
+        }
+        assert_eq!(Client::connect(with("s3cret")).stats().control.unauthorised, 4);
+    }
+}
+
+#[test]
+fn whoever_has_no_certificate_of_ours_stays_out() {
+    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
+    let daemon = ours.daemon(true);
+    let workers = Worker::all(door(&daemon, &ours.worker(Valid::Now)), &wish("train", 0, 2));
+    let mut self_made = foreign.worker(Valid::Now);
+    self_made.ca = Some(ours.ca.clone());
+    let cases = [
+        (ours.trusting(), "asks for a certificate"),
+        (self_made, "UnknownCA"),
+        (ours.worker(Valid::Past), "CertificateExpired"),
+        (ours.worker(Valid::Future), "does not accept our certificate"),
+    ];
+    for (block, (files, words)) in (0..).zip(&cases) {
+        let stream = open(daemon.control, files).expect("the daemon is right");
+        let text = refusal(stream, &daemon.control.into());
+        assert!(text.contains(words), "{words}: {text}");
+        still_sums(&workers, block);
+    }
+    let counters = Client::connect(door(&daemon, &ours.worker(Valid::Now))).stats().control;
+    assert_eq!(counters.tls_failures, cases.len() as u64);
+}
+
+#[test]
+fn a_daemon_that_cannot_be_trusted_is_told_nothing() {
+    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
+    let daemon = foreign.daemon(false);
+    let error = open(daemon.control, &ours.trusting()).expect_err("it is foreign").to_string();
+    assert!(error.contains("authority in tls-ca"), "{error}");
+    let renamed = ClientFiles { name: Some("aggregator".into()), ..foreign.trusting() };
+    let error = open(daemon.control, &renamed).expect_err("it has another name").to_string();
+    assert!(error.contains("tls-name"), "{error}");
+    let stats = Client::connect(door(&daemon, &foreign.trusting())).stats();
+    assert_eq!((stats.control.tls_failures, stats.control.accepted), (2, 3));
+}
+
+#[test]
+fn a_mix_up_of_tls_and_plain_is_told_to_both() {
+    let certificates = Certificates::new("ours");
+    let plain = Daemon::start();
+    let error = open(plain.control, &certificates.trusting()).expect_err("no TLS").to_string();
+    assert!(error.contains("does not speak TLS"), "{error}");
+    // What the daemon answered, which TLS cannot read, is meant for people with other tools.
+    let mut stream = connect_from(Ipv4Addr::LOCALHOST, plain.control);
+    stream.write_all(&[0x16, 3, 1, 2, 0, 1, 0]).expect("the daemon reads");
+    let (code, message) = last_words(&mut stream);
+    assert_eq!(code, ErrorCode::Protocol);
+    assert!(message.contains("does not speak TLS"), "{message}");
+    assert_eq!(Client::connect(plain.control).stats().control.garbled, 2);
+
+    let daemon = certificates.daemon(false);
+    let mut stream = connect_from(Ipv4Addr::LOCALHOST, daemon.control);
+    let hello = Door::from(daemon.control).hello();
+    write_message(&mut stream, &hello).expect("the daemon reads");
+    let (code, message) = last_words(&mut stream);
+    assert_eq!(code, ErrorCode::Protocol);
+    assert!(message.contains("TLS only") && message.contains("XDP_AGG_TLS_CA"), "{message}");
+    let counters = Client::connect(door(&daemon, &certificates.trusting())).stats().control;
+    assert_eq!(counters.garbled, 1);
+}
+
+#[test]
+fn a_handshake_that_does_not_come_or_makes_no_sense_is_ended() {
+    let certificates = Certificates::new("ours");
+    let daemon = certificates.daemon(false);
+    let door = door(&daemon, &certificates.trusting());
+    let workers = Worker::all(door.clone(), &wish("train", 0, 2));
+    let start = Instant::now();
+    let silent = connect_from(Ipv4Addr::LOCALHOST, daemon.control);
+    // A handshake that stops, one that is nonsense, and one without a Hello behind it.
+    let mut half = connect_from(Ipv4Addr::LOCALHOST, daemon.control);
+    half.write_all(&[0x16, 3, 1, 2]).expect("the daemon reads");
+    let mut nonsense = connect_from(Ipv4Addr::LOCALHOST, daemon.control);
+    nonsense.write_all(&[0x16, 3, 1, 0, 4, 9, 9, 9, 9]).expect("the daemon reads");
+    let shy = open(daemon.control, &certificates.trusting()).expect("all is right");
+    still_sums(&workers, 0);
+    for mut stream in [nonsense, half, silent] {
+        // An alert may come before the end.
+        drop(stream.read_to_end(&mut Vec::new()));
+    }
+    let mut shy = shy;
+    match read_message(&mut shy).expect("the daemon says why") {
+        Reply::Error { code: ErrorCode::Limit, message } => {
+            assert!(message.contains("in 5 s"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    still_sums(&workers, 1);
+    let counters = Client::connect(door).stats().control;
+    assert_eq!((counters.tls_failures, counters.slow), (3, 1), "{counters:?}");
+}
