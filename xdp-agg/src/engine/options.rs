@@ -84,6 +84,9 @@ pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
 }
 
 fn open_userspace(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
+    if config.pin.is_some() {
+        warn!("the user-space engine has nothing to pin: its sums end with this daemon");
+    }
     Ok(Box::new(UserspaceEngine::open(config)?))
 }
 

@@ -31,7 +31,7 @@ use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use attach::{Interface, links};
 use events::EventLog;
 use object::{Object, Settings, other};
-use pins::Pins;
+use pins::{Lock, Pins};
 use plan::Plan;
 use sys::{RawSlot, Stamp};
 
@@ -57,6 +57,8 @@ pub struct XdpEngine {
     generic: bool,
     slots: u32,
     max_chunks: u16,
+    // Dropped last: the next daemon finds everything gone, or free.
+    _lock: Option<Lock>,
 }
 
 /// A job as its last `prepare` and `start` wrote it.
@@ -127,7 +129,7 @@ impl XdpEngine {
     fn load(
         config: &EngineConfig,
         interfaces: &[Interface],
-        pins: Option<Pins>,
+        mut pins: Option<Pins>,
     ) -> Result<Self, EngineError> {
         let smallest = interfaces.iter().map(|interface| interface.mtu).min();
         let mtu = match (smallest, config.mtu) {
@@ -142,6 +144,7 @@ impl XdpEngine {
         };
         let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
         let mut object = Object::load(&settings, &maps)?;
+        let lock = pins.as_mut().and_then(Pins::take_lock);
         Ok(Self {
             pins,
             links: Vec::new(),
@@ -152,6 +155,7 @@ impl XdpEngine {
             generic: false,
             slots: config.slots,
             max_chunks: chunks_for_mtu(mtu),
+            _lock: lock,
         })
     }
 

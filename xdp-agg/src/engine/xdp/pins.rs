@@ -30,10 +30,20 @@ const MAPS: [&str; 9] =
 const STAMP: &str = "stamp";
 const MAGIC: u64 = u64::from_be_bytes(*b"xdp-agg\0");
 
-/// A directory of pins, and the right to use it: one daemon at a time.
+/// The right to use a directory of pins: one daemon at a time.
+pub(super) struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that was forked just now has a copy until it executes.
+        let _ = self.0.unlock();
+    }
+}
+
+/// A directory of pins.
 pub(super) struct Pins {
     dir: PathBuf,
-    _lock: File,
+    lock: Option<Lock>,
     /// What was found there.
     found: Option<Stamp>,
     /// Whether the pins stay when this is dropped.
@@ -118,6 +128,7 @@ impl Pins {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
+        let lock = Lock(lock);
         for entry in fs::read_dir(dir).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             if !name.to_str().is_some_and(is_ours) {
@@ -126,7 +137,7 @@ impl Pins {
                 return Err(refused(dir, why));
             }
         }
-        let mut pins = Self { dir: dir.to_owned(), _lock: lock, found: None, keep: true };
+        let mut pins = Self { dir: dir.to_owned(), lock: Some(lock), found: None, keep: true };
         let found = pins.read_stamp()?;
         match found {
             Some(_) if config.fresh => pins.remove(),
@@ -182,6 +193,11 @@ impl Pins {
         let mut map = Array::<MapData, Stamp>::create(1, 0).map_err(|error| other(WHAT, error))?;
         map.set(0, stamp, 0).map_err(|error| other(WHAT, error))?;
         map.pin(self.dir.join(STAMP)).map_err(|error| other(WHAT, error))
+    }
+
+    /// Hands over the lock, to be dropped after all that it guards.
+    pub(super) fn take_lock(&mut self) -> Option<Lock> {
+        self.lock.take()
     }
 
     /// Whether the pins stay when this is dropped.
