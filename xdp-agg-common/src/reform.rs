@@ -1,8 +1,8 @@
 //! What becomes of the blocks in flight when a job gets a new epoch.
 //!
 //! Blocks have two numbers. The *job's* number counts all blocks of a job's life, in the order of
-//! calls, the same at every member. The *epoch's* number is the one on the wire; it starts from 0 in
-//! every epoch. A [`Plan`] says which block of the job is which of the epoch.
+//! calls, the same at every member. The *epoch's* number is the one on the wire; it starts from 0
+//! in every epoch. A [`Plan`] says which block of the job is which of the epoch.
 //!
 //! When an epoch ends before its calls do, the members that go on say what they have
 //! ([`Progress`]), and take in no more results of that epoch. For each block, then:

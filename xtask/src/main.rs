@@ -42,7 +42,7 @@ enum Command {
     Demo(lab::Args),
     /// Measure: `bench links`, `bench latency`, `bench kernel`; `bench links --help` for options.
     Bench(lab::Args),
-    /// Run the protocol's code under a virtual clock and faults of all kinds, by seed; `--help` tells.
+    /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
     Sim(sim::Args),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
     Fuzz(fuzz::Args),
