@@ -46,9 +46,12 @@ pub(crate) struct Checker {
     completions: Vec<Completion>,
     path: [Option<path::Registered>; MAX_JOBS],
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
-    answers: BTreeMap<(usize, u64), Vec<(Vec<u32>, u64)>>,
+    answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
 }
+
+/// What a member got for a call: the completion of each block, and a digest of the elements.
+type GivenResult = (Vec<u32>, u64);
 
 /// A process that takes part.
 #[derive(Debug)]
