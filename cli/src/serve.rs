@@ -95,6 +95,10 @@ pub(crate) struct Args {
     /// replaced, also after SIGKILL [default: it ends with the daemon]
     #[arg(long, env = "XDP_AGG_PIN", value_name = "DIR")]
     pin: Option<PathBuf>,
+    /// With --pin: remove the data path that an earlier daemon left there, with its jobs, instead
+    /// of taking it over
+    #[arg(long, requires = "pin")]
+    fresh: bool,
     /// With --pin: directory of the file that tells the next daemon of the running jobs [default:
     /// /run/xdp-agg]
     #[arg(long, env = "XDP_AGG_STATE_DIR", value_name = "DIR")]
@@ -224,6 +228,7 @@ impl Args {
             job_slots_max: self.job_slots_max,
             job_packet_rate: self.job_packet_rate,
             pin: self.pin,
+            fresh: self.fresh.then_some(true),
             state_dir: self.state_dir,
             keep_on_exit: self.keep.then_some(true),
             log: self.log,

@@ -134,7 +134,8 @@ fn jobs_are_reserved_listed_and_ended() {
     let table = stdout(&daemon.ask(&["jobs", "list"]));
     let line = table.lines().nth(1).expect("a row below the head");
     let cells: Vec<_> = line.split_whitespace().collect();
-    assert_eq!(cells, ["train", "0", "forming", "0/4", "0", "64", "-", "-", "0,1,2,3"]);
+    assert_eq!(cells[..9], ["train", "0", "forming", "0/4", "0", "64", "-", "-", "0,1,2,3"]);
+    assert_eq!(cells[9..], ["-", "0", "-"]);
     let json: Value = serde_json::from_slice(&daemon.ask(&["jobs", "list", "--json"]).stdout)
         .expect("the list is JSON");
     assert_eq!(json[0]["job"], "train");
@@ -278,25 +279,52 @@ fn help_tells_the_exit_codes() {
     }
 }
 
+/// A daemon that wants a token and certificates, and the files of somebody who has both.
+struct Guarded {
+    daemon: Daemon,
+    /// CA, certificate, key, token.
+    files: [String; 4],
+    _directory: tempfile::TempDir,
+}
+
+impl Guarded {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let authority = Authority::new("test");
+        let ca = authority.file(directory.path());
+        let daemon_files = authority.issue(directory.path(), "127.0.0.1", Valid::Now);
+        let tool = authority.issue(directory.path(), "tool", Valid::Now);
+        let token = directory.path().join("token");
+        std::fs::write(&token, "s3cret\n").expect("it can be written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&token, mode).expect("it is ours");
+        let daemon = Daemon::start(|command| {
+            command.args(["--engine", "userspace", "--data-port", "0"]);
+            command.arg("--tls-client-ca").arg(&ca).arg("--token-file").arg(&token);
+            command.arg("--tls-cert").arg(&daemon_files.certificate);
+            command.arg("--tls-key").arg(&daemon_files.key);
+        });
+        let files = [ca, tool.certificate, tool.key, token];
+        let files = files.map(|path| path.to_str().expect("a path of ours").to_owned());
+        Self { daemon, files, _directory: directory }
+    }
+
+    /// A benchmark's worker that is given the first so many files.
+    fn bench(&self, rank: u16, files: usize) -> Command {
+        let mut command = program();
+        command.args(["bench", "--bytes", "4K", "--iters", "2", "--warmup", "0"]);
+        command.env("XDP_AGG_ADDR", self.daemon.control());
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        let names = ["XDP_AGG_TLS_CA", "XDP_AGG_TLS_CERT", "XDP_AGG_TLS_KEY", "XDP_AGG_TOKEN_FILE"];
+        command.envs(names.into_iter().zip(&self.files).take(files));
+        command
+    }
+}
+
 #[test]
 fn tools_use_tls_and_the_token() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let authority = Authority::new("test");
-    let ca = authority.file(directory.path());
-    let ca = ca.to_str().expect("a path of ours");
-    let daemon_files = authority.issue(directory.path(), "127.0.0.1", Valid::Now);
-    let tool = authority.issue(directory.path(), "tool", Valid::Now);
-    let token = directory.path().join("token");
-    std::fs::write(&token, "s3cret\n").expect("it can be written");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    std::fs::set_permissions(&token, mode).expect("it is ours");
-    let daemon = Daemon::start(|command| {
-        command.args(["--engine", "userspace", "--data-port", "0", "--tls-client-ca", ca]);
-        command.arg("--tls-cert").arg(&daemon_files.certificate);
-        command.arg("--tls-key").arg(&daemon_files.key).arg("--token-file").arg(&token);
-    });
-    let [certificate, key, token] =
-        [&tool.certificate, &tool.key, &token].map(|path| path.to_str().expect("a path of ours"));
+    let Guarded { daemon, files, .. } = &Guarded::start();
+    let [ca, certificate, key, token] = files.each_ref().map(String::as_str);
     let all = ["--tls-ca", ca, "--tls-cert", certificate, "--tls-key", key, "--token-file", token];
     for command in ["jobs", "stats"] {
         let output = daemon.ask(&[&[command], &all[..]].concat());
@@ -312,4 +340,27 @@ fn tools_use_tls_and_the_token() {
     fails(&plain.ask(&[&["jobs"], &all[..2]].concat()), 1, &["does not speak TLS"]);
     let wrong = run(&["serve", "--tls-cert", "/nowhere.pem", "--tls-key", key]);
     fails(&wrong, 2, &["tls-cert", "/nowhere.pem", "check the path"]);
+}
+
+#[test]
+fn workers_use_tls_and_the_token() {
+    let guarded = Guarded::start();
+    let start = Instant::now();
+    let run = |mut command: Command| command.output().expect("it runs");
+    fails(&run(guarded.bench(0, 0)), 1, &["speaks TLS only", "XDP_AGG_TLS_CA"]);
+    fails(&run(guarded.bench(0, 1)), 1, &["TLS", "asks for a certificate"]);
+    fails(&run(guarded.bench(0, 2)), 1, &["tls-cert", "tls-key is not"]);
+    fails(&run(guarded.bench(0, 3)), 1, &["wants a token"]);
+    let mut renamed = guarded.bench(0, 4);
+    renamed.env("XDP_AGG_TLS_NAME", "other");
+    fails(&run(renamed), 1, &["TLS", "for another name"]);
+    // What cannot become right is not tried for a minute.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    let mut first = guarded.bench(0, 4);
+    first.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let first = first.spawn().expect("the program runs");
+    let second = run(guarded.bench(1, 4));
+    assert!(second.status.success(), "{}", stderr(&second));
+    let first = first.wait_with_output().expect("it ends");
+    assert!(first.status.success() && stdout(&first).contains("4096"), "{}", stderr(&first));
 }

@@ -101,7 +101,8 @@ impl Communicator {
             fallback_after: settings.fallback_after,
             ..Config::new(settings.job.clone(), rank, world_size)
         };
-        let dial = Dial { address: aggregator, dead_after: settings.dead_after_or_default() };
+        let dead_after = settings.dead_after_or_default();
+        let dial = Dial { address: aggregator, dead_after, tls: settings.load_tls(aggregator)? };
         let engine = Engine::new(config, dial, socket);
         let shared = Arc::new(Shared::new(engine, ring, settings.deadline)?);
         let progress = Arc::clone(&shared);

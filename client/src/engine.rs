@@ -9,6 +9,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xdp_agg_tls::OpenError;
+
 use crate::error::Error;
 use crate::machine::{Config, Control, Endpoint, Machine, Seat};
 use crate::session::{Dial, Session};
@@ -91,12 +93,16 @@ impl Engine {
     }
 
     /// How [`Errand::Connect`] went.
-    pub(crate) fn connected(&mut self, outcome: std::io::Result<Session>) {
+    pub(crate) fn connected(&mut self, outcome: Result<Session, OpenError>) {
         let now = self.now();
         match outcome {
             Ok(session) => {
                 self.session = Some(session);
                 self.machine.connected(now);
+            }
+            // As long as nothing is at stake, a setting that is wrong is told at once.
+            Err(OpenError::Refused(reason)) if self.machine.endpoint().is_none() => {
+                self.machine.fail(Error::Tls(reason));
             }
             Err(error) => self.machine.connect_failed(error.to_string(), now),
         }
@@ -280,6 +286,11 @@ impl Engine {
         self.session = None;
         match error {
             Error::AggregatorLost(reason) => self.machine.disconnected(reason, self.now()),
+            // In the middle of a job: somebody meddles with the connection, or the daemon was
+            // started again with other certificates.
+            Error::Tls(reason) if self.machine.endpoint().is_some() => {
+                self.machine.disconnected(reason, self.now());
+            }
             other => self.machine.fail(other),
         }
     }

@@ -8,8 +8,8 @@ use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
-/// What the job's policy survives is no error. After any error of a call the communicator is unusable: every later call returns the same error.
-/// Drop it and connect again.
+/// What the job's policy survives is no error. After any error of a call the communicator is
+/// unusable: every later call returns the same error. Drop it and connect again.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A setting is missing or out of its range.
@@ -133,6 +133,9 @@ pub enum Error {
         /// How.
         reason: String,
     },
+    /// One side of TLS does not accept the other.
+    #[error("TLS with the aggregator failed: {0}")]
+    Tls(String),
     /// The operating system refused something.
     #[error("{what}: {reason}")]
     Io {

@@ -2,15 +2,15 @@
 //!
 //! What is said is [`crate::machine`]'s business.
 
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, TcpKeepalive};
 use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
+use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
 use crate::error::Error;
 use crate::sys;
@@ -19,6 +19,8 @@ use crate::sys;
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest time for one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(1);
+/// Longest time for TLS on top of that: the daemon may have many workers to welcome at once.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Longest time that the daemon may take no bytes: its buffer is larger than what is ever said.
 const SEND: Duration = Duration::from_secs(5);
 
@@ -28,12 +30,14 @@ pub(crate) struct Dial {
     pub(crate) address: SocketAddr,
     /// How long what was sent may stay unacknowledged before the connection counts as dead.
     pub(crate) dead_after: Duration,
+    /// None: the connection is plain.
+    pub(crate) tls: Option<ClientTls>,
 }
 
 /// An open control connection.
 #[derive(Debug)]
 pub(crate) struct Session {
-    stream: TcpStream,
+    stream: ControlStream,
     received: Vec<u8>,
     /// For who sleeps on it without holding the session.
     watched: Arc<OwnedFd>,
@@ -41,17 +45,15 @@ pub(crate) struct Session {
 
 impl Session {
     /// Connects, once.
-    pub(crate) fn open(dial: &Dial) -> io::Result<Self> {
-        let stream = TcpStream::connect_timeout(&dial.address, CONNECT)?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        // The host or the link at the other end may be dead without a word. As soon as something is
-        // under way the time-out finds that; until then, the keepalive sees to it.
-        let socket = SockRef::from(&stream);
-        socket.set_tcp_user_timeout(Some(dial.dead_after * 5 / 8))?;
-        let pause = (dial.dead_after / 4).max(Duration::from_secs(1));
-        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(pause).with_interval(pause))?;
-        let watched = Arc::new(OwnedFd::from(stream.try_clone()?));
+    pub(crate) fn open(dial: &Dial) -> Result<Self, OpenError> {
+        let stream = TcpStream::connect_timeout(&dial.address, CONNECT).map_err(OpenError::Io)?;
+        // The host or the link at the other end may be dead without a word.
+        set_liveness(&stream, dial.dead_after).map_err(OpenError::Io)?;
+        stream.set_nodelay(true).map_err(OpenError::Io)?;
+        let stream = ControlStream::open(stream, dial.tls.as_ref(), HANDSHAKE)?;
+        stream.set_nonblocking(true).map_err(OpenError::Io)?;
+        let watched = stream.as_fd().try_clone_to_owned().map_err(OpenError::Io)?;
+        let watched = Arc::new(watched);
         Ok(Self { stream, received: Vec::new(), watched })
     }
 
@@ -60,15 +62,19 @@ impl Session {
         let frame = control::encode(message)?;
         let mut rest = &frame[..];
         let give_up = Instant::now() + SEND;
-        while !rest.is_empty() {
-            match self.stream.write(rest) {
-                Ok(sent) => rest = &rest[sent..],
+        while !rest.is_empty() || self.stream.wants_write() {
+            let done = match rest {
+                [] => self.stream.flush(),
+                _ => self.stream.write(rest).map(|sent| rest = &rest[sent..]),
+            };
+            match done {
+                Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < give_up => {
                     let fd = self.stream.as_fd();
                     let mut interest = [sys::Interest::read(fd).also_write(true)];
                     sys::wait(&mut interest, RETRY).map_err(Error::io("waiting"))?;
                 }
-                Err(error) => return Err(Error::AggregatorLost(error.to_string())),
+                Err(error) => return Err(lost(&error)),
             }
         }
         Ok(())
@@ -89,7 +95,7 @@ impl Session {
                 Ok(len) => self.received.extend_from_slice(&part[..len]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::AggregatorLost(error.to_string())),
+                Err(error) => return Err(lost(&error)),
             }
         }
     }
@@ -107,7 +113,16 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // The other descriptor may outlive this one; the daemon shall know at once.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.stream.close();
+    }
+}
+
+/// What the end of a connection means.
+fn lost(error: &std::io::Error) -> Error {
+    match error.kind() {
+        // What came was not what this side or the other accepts.
+        ErrorKind::InvalidData => Error::Tls(error.to_string()),
+        _ => Error::AggregatorLost(error.to_string()),
     }
 }
 

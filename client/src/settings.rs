@@ -1,12 +1,14 @@
 //! What a communicator needs to know, from the builder or from the environment.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Policy, Token, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_tls::{ClientFiles, ClientTls, SecretError, read_token};
 
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -34,6 +36,9 @@ pub struct Builder {
     pub(crate) fallback_after: Duration,
     pub(crate) dead_after: Option<Duration>,
     pub(crate) token: Option<Token>,
+    pub(crate) tls: ClientFiles,
+    /// The daemon's host as it was named.
+    pub(crate) host: Option<String>,
 }
 
 impl Default for Builder {
@@ -55,6 +60,8 @@ impl Default for Builder {
             fallback_after: Duration::from_secs(2),
             dead_after: None,
             token: None,
+            tls: ClientFiles::default(),
+            host: None,
         }
     }
 }
@@ -67,7 +74,8 @@ impl Builder {
     /// `XDP_AGG_JOB_SLOTS`, `XDP_AGG_RESULT_MODE` (`ports`, `fanout`, `multicast`), `XDP_AGG_RATE`
     /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
     /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
-    /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`.
+    /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, and for TLS the files `XDP_AGG_TLS_CA`,
+    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`.
     ///
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
@@ -75,7 +83,11 @@ impl Builder {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
+    /// The same from any source of names and values.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
         let first = |names: &[&'static str]| {
             names.iter().find_map(|name| lookup(name).map(|value| (*name, value)))
         };
@@ -88,6 +100,8 @@ impl Builder {
         }
         if let Some((name, value)) = first(&["XDP_AGG_ADDR"]) {
             builder.aggregator = Some(resolve(name, &value)?);
+            let host = value.rsplit_once(':').map_or(&*value, |(host, _)| host);
+            builder.host = Some(host.to_owned());
         }
         if let Some((_, value)) = first(&["XDP_AGG_JOB"]) {
             builder.job = value;
@@ -117,7 +131,7 @@ impl Builder {
         Ok(builder)
     }
 
-    /// What shall happen when somebody is lost, and the token.
+    /// What shall happen when somebody is lost, the token, and files for TLS.
     fn read_policy(
         &mut self,
         lookup: &impl Fn(&'static str) -> Option<String>,
@@ -140,19 +154,25 @@ impl Builder {
         if let Some((_, value)) = read("XDP_AGG_TOKEN") {
             self.token = Some(Token(value));
         } else if let Some((name, path)) = read("XDP_AGG_TOKEN_FILE") {
-            let text = std::fs::read_to_string(&path).map_err(|error| Error::Config {
-                name,
-                problem: format!("{path:?} cannot be read: {error}"),
-            })?;
-            self.token = Some(Token(text.trim().to_owned()));
+            let token = read_token(Path::new(&path));
+            let wrong = |error: SecretError| Error::Config { name, problem: error.to_string() };
+            self.token = Some(token.map_err(wrong)?);
         }
+        let file = |name| read(name).map(|(_, path)| PathBuf::from(path));
+        self.tls = ClientFiles {
+            ca: file("XDP_AGG_TLS_CA"),
+            certificate: file("XDP_AGG_TLS_CERT"),
+            key: file("XDP_AGG_TLS_KEY"),
+            name: lookup("XDP_AGG_TLS_NAME"),
+        };
         Ok(())
     }
 
     /// Control address of the daemon.
     #[must_use]
-    pub const fn aggregator(mut self, address: SocketAddr) -> Self {
+    pub fn aggregator(mut self, address: SocketAddr) -> Self {
         self.aggregator = Some(address);
+        self.host = None;
         self
     }
 
@@ -272,6 +292,34 @@ impl Builder {
         self
     }
 
+    /// Connects to the daemon over TLS: its certificate must be signed by the authority in this
+    /// file (PEM). Without it the connection is plain.
+    #[must_use]
+    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Self {
+        self.tls.ca = Some(file.into());
+        self
+    }
+
+    /// A certificate and its key (PEM), to be shown to a daemon that asks for one.
+    #[must_use]
+    pub fn tls_identity(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.tls.certificate = Some(certificate.into());
+        self.tls.key = Some(key.into());
+        self
+    }
+
+    /// The name in the daemon's certificate, if it is not the host of `XDP_AGG_ADDR`, or the IP
+    /// address of [`Self::aggregator`].
+    #[must_use]
+    pub fn tls_name(mut self, name: impl Into<String>) -> Self {
+        self.tls.name = Some(name.into());
+        self
+    }
+
     /// Joins the job and waits until all its workers are there.
     ///
     /// # Errors
@@ -279,6 +327,14 @@ impl Builder {
     /// path; another worker that does not come.
     pub fn connect(self) -> Result<Communicator, Error> {
         Communicator::connect(self)
+    }
+
+    /// TLS, if it is wanted.
+    pub(crate) fn load_tls(&self, aggregator: SocketAddr) -> Result<Option<ClientTls>, Error> {
+        let host = self.host.clone().unwrap_or_else(|| aggregator.ip().to_string());
+        self.tls
+            .load(&host)
+            .map_err(|error| Error::Config { name: "XDP_AGG_TLS_*", problem: error.to_string() })
     }
 
     /// See [`Self::dead_after`].

@@ -1,7 +1,7 @@
 //! What a communicator's threads share: the engine, and how to get at it.
 //!
-//! Whoever waits for a call drives the engine, in the foreground. A thread of its own drives it while
-//! nobody waits, answers the daemon, opens sockets, and carries the ring.
+//! Whoever waits for a call drives the engine, in the foreground. A thread of its own drives it
+//! while nobody waits, answers the daemon, opens sockets, and carries the ring.
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};

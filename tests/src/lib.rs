@@ -78,6 +78,7 @@
 pub mod cpu;
 mod error;
 pub mod ethtool;
+pub mod flood;
 pub mod layout;
 mod meter;
 mod namespace;
@@ -85,6 +86,7 @@ mod netlink;
 mod process;
 mod programs;
 mod qdisc;
+pub mod steady;
 mod sys;
 mod topology;
 pub mod traffic;

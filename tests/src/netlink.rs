@@ -243,6 +243,14 @@ impl Netlink {
         })
     }
 
+    /// Removes an interface, and a veth's other end with it.
+    pub(crate) fn delete(&mut self, name: &str) -> Result<(), Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = self.index(name)?;
+        let what = || format!("removing interface {name}");
+        self.request(what, Message::DelLink(message), NLM_F_ACK).map(drop)
+    }
+
     /// Makes an interface a port of a bridge.
     pub(crate) fn set_bridge(&mut self, name: &str, bridge: &str) -> Result<(), Error> {
         let bridge = self.index(bridge)?;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -87,4 +87,57 @@ pub(crate) fn ethtool(socket: BorrowedFd<'_>, name: &str, data: &mut [u32]) -> i
     // SAFETY: both structures outlive the call; the callers size `data` for what its first word
     // asks, which is all that the kernel writes to.
     checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, request) }).map(drop)
+}
+
+/// Has the calling thread, and those that it starts from now on, run on one processor only.
+pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
+    // SAFETY: all zeroes is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is as large as the macro takes it for; it ignores numbers beyond.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the set outlives the call and its size is told.
+    checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }).map(drop)
+}
+
+/// A socket for whole frames on one interface, past its queueing discipline.
+pub(crate) fn frame_socket(index: u32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is handed over.
+    let fd =
+        checked(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: it is a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_ifindex = index.cast_signed();
+    let (pointer, len) = ((&raw const address).cast(), size_of_val(&address) as libc::socklen_t);
+    // SAFETY: the pointer is to an address of that length, which outlives the call.
+    checked(unsafe { libc::bind(fd.as_raw_fd(), pointer, len) })?;
+    Ok(fd)
+}
+
+/// Sends messages on a socket that knows where to; how many went out.
+pub(crate) fn send_many(socket: BorrowedFd<'_>, messages: &[Vec<u8>]) -> io::Result<usize> {
+    let mut parts: Vec<libc::iovec> = messages
+        .iter()
+        .map(|bytes| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        })
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .iter_mut()
+        .map(|part| {
+            // SAFETY: all zeroes is a value of this plain structure.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = part;
+            header.msg_hdr.msg_iovlen = 1;
+            header
+        })
+        .collect();
+    let len = headers.len() as libc::c_uint;
+    // SAFETY: headers, parts and messages outlive the call, which only reads the messages.
+    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), len, 0) };
+    checked(sent).map(|sent| sent as usize)
 }

@@ -428,6 +428,16 @@ impl Topology {
         if up { link.wait_until_up() } else { Ok(()) }
     }
 
+    /// Takes away a worker's interface, as when its namespace is deleted: its address is nobody's,
+    /// and what runs there reaches nobody. It does not come back.
+    ///
+    /// # Errors
+    /// No such worker, or netlink's.
+    pub fn remove_host(&self, worker: usize) -> Result<(), Error> {
+        let end = &self.link(worker)?.host;
+        end.namespace.netlink().delete(&end.name)
+    }
+
     /// Starts to measure what the links carry, against the rate that they were built with.
     ///
     /// # Errors

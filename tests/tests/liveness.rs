@@ -28,7 +28,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
             job: "liveness".into(),
             rank,
             world_size: 8,
-            data_port: 7,
+            data_port: 7 + rank,
             data_addr: None,
             max_chunks: 1,
             slots: None,
@@ -71,7 +71,8 @@ fn wait(lab: &Lab, ranks: &[u16]) -> Duration {
 }
 
 fn start(extra: &[&str]) -> (Lab, Process) {
-    let lab = Lab { topology: network(2, "ports"), daemon: None, engine: "userspace" };
+    let lab =
+        Lab { topology: network(2, "ports"), daemon: None, engine: "userspace", extra: Vec::new() };
     let daemon = lab.spawn_daemon(extra);
     let ready = daemon.wait_line("its readiness", LIMIT, |line| line.starts_with("ready "));
     ready.expect("the daemon gets ready");

@@ -113,10 +113,10 @@ fn hostile_packets_change_nothing() {
         }
         // Another version; nonsense; every length that is too short.
         write(&honest, &mut packet);
-        packet[0] = 0x21;
+        packet[0] = 0x31;
         send(2, &packet);
         expected[Reject::Version as usize] += 1;
-        packet[0] = 0x1f;
+        packet[0] = 0x2f;
         send(2, &packet);
         expected[Reject::Malformed as usize] += 1;
         write(&honest, &mut packet);

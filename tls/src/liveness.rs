@@ -8,10 +8,10 @@ use socket2::{SockRef, TcpKeepalive};
 
 /// Makes the kernel end this connection when the other *host* cannot be reached for `within`.
 ///
-/// What was sent and is not acknowledged ends it after five eighths of that time, so something must
-/// be sent every eighth or so, and there is time to spare. While nothing is on its way, keepalive
-/// asks after a second of silence and again a second later, which the same time ends: the kernel
-/// counts these in whole seconds.
+/// What was sent and is not acknowledged ends it half that time after its first repetition, so
+/// something must be sent every eighth or so; then there is time to spare. While nothing is on its
+/// way, keepalive asks after a second of silence and again a second later, which the same time
+/// ends: the kernel counts these in whole seconds.
 ///
 /// A process that is stopped does not end its connection: its kernel acknowledges for it. Only a
 /// receive buffer that is full for that time would, so whoever sends must stop before it is.
@@ -26,5 +26,5 @@ pub fn set_liveness(socket: &impl AsFd, within: Duration) -> io::Result<()> {
         .with_retries(1);
     let socket = SockRef::from(socket);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(within * 5 / 8))
+    socket.set_tcp_user_timeout(Some(within / 2))
 }

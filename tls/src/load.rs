@@ -31,7 +31,10 @@ pub enum TlsError {
         source: io::Error,
     },
     /// A file does not hold what it should.
-    #[error("{setting}: {path} {problem}; {expected} in PEM is expected there", path = path.display())]
+    #[error(
+        "{setting}: {path} {problem}; {expected} in PEM is expected there",
+        path = path.display()
+    )]
     Content {
         /// The setting that names it.
         setting: &'static str,

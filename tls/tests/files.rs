@@ -48,7 +48,7 @@ fn a_file_that_is_wrong_is_named_with_its_setting() {
     fs::write(&text, "not PEM at all\n").expect("it can be written");
     let damaged = directory.path().join("damaged.pem");
     let whole = fs::read_to_string(&one.certificate).expect("it is there");
-    fs::write(&damaged, whole.replace("END", "XXX")).expect("it can be written");
+    fs::write(&damaged, whole.replace("END", "BIN")).expect("it can be written");
     let garbled = directory.path().join("garbled.pem");
     let nonsense = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     fs::write(&garbled, nonsense).expect("it can be written");

@@ -328,6 +328,37 @@ pub struct SlotHead {
 /// Bytes of a slot in the kernel's table.
 pub const SLOT_LEN: usize = size_of::<SlotHead>() + crate::lanes::MAX_PAYLOAD;
 
+/// Bytes of a job's quota in the kernel's table.
+pub const QUOTA_LEN: usize = size_of::<Quota>();
+
+/// Changes with the layout of the maps: what was pinned with another one cannot be used.
+pub const LAYOUT: u64 = {
+    /// To be raised where a value's meaning changes and no size does.
+    const REVISION: usize = 1;
+    let parts = [
+        REVISION,
+        SLOT_LEN,
+        QUOTA_LEN,
+        size_of::<JobConf>(),
+        size_of::<Member>(),
+        size_of::<JobCounters>(),
+        size_of::<Event>(),
+        size_of::<Fan>(),
+        MAX_JOBS,
+        MAX_PORTS,
+        MEMBER_ENTRIES,
+        COPY_ENTRIES,
+    ];
+    // FNV-1a over the numbers.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut at = 0;
+    while at < parts.len() {
+        hash = (hash ^ parts[at] as u64).wrapping_mul(0x0100_0000_01b3);
+        at += 1;
+    }
+    hash
+};
+
 const _: () = assert!(size_of::<SlotHead>() == 64);
 const _: () = assert!(size_of::<JobConf>() == 56);
 const _: () = assert!(size_of::<Member>() == 32);

@@ -21,6 +21,8 @@
 //! is complete only when `s` contributed to it, and `s` sends no block from `base + W` on. So every
 //! block that anybody has and `s` lacks is among the last `W` that its holder can have had.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Most blocks between the oldest that is missing somewhere and the newest that is held anywhere:
@@ -112,16 +114,23 @@ impl Progress {
         self.held.last().map_or(0, |held| held.from + held.len).max(self.base)
     }
 
-    /// Whether it has this block.
-    fn has(&self, block: u64) -> bool {
-        block < self.base || self.sum_of(block).is_some()
-    }
-
-    /// Whose contributions are in the sum of this block, if it can hand it on.
-    fn sum_of(&self, block: u64) -> Option<u64> {
-        let behind = self.held.partition_point(|held| held.from <= block);
-        let held = self.held.get(behind.checked_sub(1)?)?;
-        (block - held.from < held.len).then_some(held.members)
+    /// Tells every change from the block `from` on, where it has what lies before `base`.
+    fn changes(&self, from: u64, mut tell: impl FnMut(u64, Change)) {
+        if self.base > from {
+            tell(from, Change::Results);
+            tell(self.base, Change::ResultsEnd);
+        }
+        for held in &self.held {
+            let end = held.from + held.len;
+            if end > from {
+                tell(held.from.max(from), Change::Sums(held.members));
+                tell(end, Change::SumsEnd);
+            }
+            if end > self.base {
+                tell(held.from.max(self.base), Change::Results);
+                tell(end, Change::ResultsEnd);
+            }
+        }
     }
 
     fn is_possible(&self, lowest_base: u64) -> bool {
@@ -146,39 +155,92 @@ impl Plan {
         if let Some((rank, _)) = members.iter().find(|(_, p)| !p.is_possible(from)) {
             return Err(PlanError::Impossible { rank: *rank });
         }
-        let end = members.iter().map(|(_, progress)| progress.end()).max().unwrap_or(0);
         let sequences = members.iter().map(|(_, progress)| progress.next_sequence);
         let next_sequence = sequences.max().unwrap_or(0);
         let mut plan = Self { from, runs: Vec::new(), next_sequence };
-        for block in from..end {
-            plan.push(fate(members, block)?);
+        // From claim to claim and not from block to block: what members say must not keep the
+        // daemon busy for long, and claims cost those who make them.
+        let mut changes = Vec::new();
+        for (index, (_, progress)) in members.iter().enumerate() {
+            progress.changes(from, |block, change| changes.push((block, change, index)));
+        }
+        changes.sort_unstable();
+        let mut standing = Standing { all: members.len(), holders: 0, sums: BTreeMap::new() };
+        let mut at = from;
+        for (block, change, index) in changes {
+            if block > at {
+                plan.push(block - at, standing.fate(members, at)?);
+                at = block;
+            }
+            standing.change(index, change);
         }
         Ok(plan)
     }
 
-    fn push(&mut self, kind: RunKind) {
+    /// Whether its numbers stay within bounds: true of every plan that [`Self::new`] makes. A
+    /// worker that is told another one is not told it by a daemon of this release.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        let mut end = self.from;
+        self.from < 1 << 62
+            && self.runs.iter().all(|run| {
+                end = end.saturating_add(run.len);
+                run.len > 0 && end < 1 << 62
+            })
+    }
+
+    fn push(&mut self, len: u64, kind: RunKind) {
         match self.runs.last_mut() {
-            Some(run) if run.kind == kind => run.len += 1,
-            _ => self.runs.push(Run { len: 1, kind }),
+            Some(run) if run.kind == kind => run.len += len,
+            _ => self.runs.push(Run { len, kind }),
         }
     }
 }
 
-/// What becomes of one block.
-fn fate(members: &[(u16, Progress)], block: u64) -> Result<RunKind, PlanError> {
-    let holders = members.iter().filter(|(_, progress)| progress.has(block)).count();
-    if holders == members.len() {
-        return Ok(RunKind::Skip);
+/// What changes for one member at a block. In this order where several do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    /// It cannot hand on the sums from here on.
+    SumsEnd,
+    /// It has no results from here on.
+    ResultsEnd,
+    /// It has the results from here on.
+    Results,
+    /// It can hand on the sums from here on; whose contributions are in them.
+    Sums(u64),
+}
+
+/// Who has the result of a block.
+struct Standing {
+    all: usize,
+    holders: usize,
+    /// Whose contributions are in the sum that a member can hand on, by its place in the list.
+    sums: BTreeMap<usize, u64>,
+}
+
+impl Standing {
+    fn change(&mut self, index: usize, change: Change) {
+        match change {
+            Change::SumsEnd => drop(self.sums.remove(&index)),
+            Change::ResultsEnd => self.holders -= 1,
+            Change::Results => self.holders += 1,
+            Change::Sums(members) => drop(self.sums.insert(index, members)),
+        }
     }
-    if holders == 0 {
-        return Ok(RunKind::Redo);
+
+    /// What becomes of the block.
+    fn fate(&self, members: &[(u16, Progress)], block: u64) -> Result<RunKind, PlanError> {
+        if self.holders == self.all {
+            return Ok(RunKind::Skip);
+        }
+        if self.holders == 0 {
+            return Ok(RunKind::Redo);
+        }
+        let source = self.sums.first_key_value();
+        source
+            .map(|(index, sum)| RunKind::Copy { source: members[*index].0, members: *sum })
+            .ok_or(PlanError::NoSource(block))
     }
-    members
-        .iter()
-        .find_map(|(rank, progress)| {
-            progress.sum_of(block).map(|members| RunKind::Copy { source: *rank, members })
-        })
-        .ok_or(PlanError::NoSource(block))
 }
 
 /// A plan as a table: from the job's numbers to the epoch's and back.
@@ -192,7 +254,7 @@ pub struct BlockMap {
 }
 
 impl BlockMap {
-    /// The table of a plan.
+    /// The table of a plan that [`Plan::is_possible`].
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         let (mut job, mut epoch) = (plan.from, 0);
@@ -312,7 +374,83 @@ mod tests {
         }
     }
 
+    /// All members of the largest job claim as much as control frames carry.
+    #[test]
+    fn a_plan_is_made_in_time_whatever_is_claimed() {
+        let held = |rank: u64| (0..20_000_u64).map(move |i| (i * 52 + rank % 26, 26));
+        let claim = |rank: u16| progress(0, &held(rank.into()).collect::<Vec<_>>());
+        let members: Vec<_> = (0..64).map(|rank| (rank, claim(rank))).collect();
+        let start = std::time::Instant::now();
+        let plan = Plan::new(&members).expect("all is well");
+        assert!(start.elapsed() < std::time::Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(plan.runs.len() > 20_000 && plan.is_possible());
+    }
+
+    #[test]
+    fn plans_that_no_daemon_makes_are_known_as_such() {
+        let run = |len| Run { len, kind: RunKind::Redo };
+        for (from, runs) in [(1 << 62, vec![]), (0, vec![run(0)]), (5, vec![run(1), run(u64::MAX)])]
+        {
+            assert!(!Plan { from, runs, next_sequence: 0 }.is_possible());
+        }
+        assert!(Plan::default().is_possible());
+    }
+
     proptest! {
+        /// Each block by itself, by the words of the module's text.
+        #[test]
+        fn a_plan_tells_each_block_its_fate(
+            bases in prop::collection::vec(0_u64..8, 1..4),
+            helds in prop::collection::vec(prop::collection::vec((0_u64..3, 1_u64..4), 0..4), 4),
+        ) {
+            let claim = |(rank, base): (usize, &u64)| {
+                let mut at = 0;
+                let held = helds[rank].iter().map(|(gap, len)| {
+                    let held = Held { from: at + gap, len: *len, members: 1 + rank as u64 };
+                    at = held.from + len;
+                    held
+                });
+                let held = held.collect();
+                (rank as u16, Progress { base: *base, next_sequence: 0, held })
+            };
+            let members: Vec<_> = bases.iter().enumerate().map(claim).collect();
+            let sum = |(rank, progress): &(u16, Progress), block| {
+                let of = |held: &&Held| (held.from..held.from + held.len).contains(&block);
+                let held = progress.held.iter().find(of)?;
+                Some(RunKind::Copy { source: *rank, members: held.members })
+            };
+            let has = |member: &(u16, Progress), block| {
+                block < member.1.base || sum(member, block).is_some()
+            };
+            let fate = |block| {
+                let holders = members.iter().filter(|member| has(member, block)).count();
+                match holders {
+                    0 => Ok(RunKind::Redo),
+                    all if all == members.len() => Ok(RunKind::Skip),
+                    _ => members.iter().find_map(|m| sum(m, block)).ok_or(block),
+                }
+            };
+            let from = bases.iter().copied().min().unwrap_or(0);
+            match Plan::new(&members) {
+                Ok(plan) => {
+                    prop_assert_eq!(plan.from, from);
+                    let mut block = from;
+                    for Run { len, kind } in &plan.runs {
+                        for block in block..block + len {
+                            prop_assert_eq!(fate(block), Ok(*kind));
+                        }
+                        block += len;
+                    }
+                    prop_assert!((block..block + 30).all(|block| fate(block) == Ok(RunKind::Redo)));
+                }
+                Err(PlanError::NoSource(block)) => {
+                    prop_assert_eq!(fate(block), Err(block));
+                    prop_assert!((from..block).all(|block| fate(block).is_ok()));
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+
         /// There and back again, every block of the epoch exactly once, in the job's order.
         #[test]
         fn the_table_agrees_with_itself(

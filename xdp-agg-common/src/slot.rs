@@ -7,9 +7,12 @@
 //! `b - P`, the one that `b` overwrites (two generations of slots, as in SwitchML; but named by the
 //! full block number, so a late packet is never mistaken for a current one).
 //!
-//! [`SlotState::contribute`] decides; it changes the slot's state, never its lanes. The caller does
-//! with the lanes what the [`Verdict`] says, under the same lock.
+//! [`take_in`] is all that happens under a slot's lock: [`SlotState::contribute`] decides and
+//! changes the slot's state, [`move_lanes`] does with the lanes what the [`Verdict`] says. The
+//! kernel program, the user-space engine and the model of several CPUs (`tests/cpus.rs`) all call
+//! it.
 
+use crate::lanes::{self, Chunk};
 use crate::maps::Reject;
 
 /// The slots of one job.
@@ -163,6 +166,74 @@ impl SlotState {
         } else {
             members
         }
+    }
+}
+
+/// The payload of a packet, by chunks: memory of a frame in the kernel, of a buffer elsewhere.
+pub trait Payload {
+    /// The `index`-th chunk; none behind the end of the packet.
+    fn chunk(&mut self, index: usize) -> Option<&mut Chunk>;
+}
+
+impl Payload for [Chunk] {
+    #[inline(always)]
+    fn chunk(&mut self, index: usize) -> Option<&mut Chunk> {
+        self.get_mut(index)
+    }
+}
+
+/// What the slot machine said, and the slot's state as of then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// What became of the packet.
+    pub verdict: Verdict,
+    /// Bit `r`: rank `r` has contributed.
+    pub seen: u64,
+    /// Union of the flags.
+    pub flags: u8,
+    /// Tag of the first contribution.
+    pub tag: u16,
+}
+
+/// The critical section of a slot: asks the slot machine and moves the lanes. The packet holds the
+/// sum afterwards where the verdict says that the sum goes out. The caller holds the slot's lock
+/// around the whole of it: state and lanes belong together.
+#[inline(always)]
+pub fn take_in(
+    (state, lanes): (&mut SlotState, &mut [Chunk]),
+    pool: Pool,
+    members: u64,
+    c: &Contribution,
+    packet: &mut (impl Payload + ?Sized),
+) -> Outcome {
+    let verdict = state.contribute(pool, members, c);
+    let outcome = Outcome { verdict, seen: state.seen, flags: state.flags, tag: state.tag };
+    move_lanes(lanes, packet, verdict);
+    outcome
+}
+
+/// The second half of [`take_in`], which is to be called under the same lock as the first: between
+/// the two a slot says that it holds what it does not hold yet.
+#[inline(always)]
+pub fn move_lanes(slot: &mut [Chunk], packet: &mut (impl Payload + ?Sized), verdict: Verdict) {
+    match verdict {
+        Verdict::Store { .. } => for_each_chunk(slot, packet, |s, p| lanes::store(s, p)),
+        Verdict::Add { complete: false } => for_each_chunk(slot, packet, |s, p| lanes::add(s, p)),
+        Verdict::Add { complete: true } => for_each_chunk(slot, packet, lanes::add_and_return),
+        Verdict::Resend => for_each_chunk(slot, packet, |s, p| lanes::store(p, s)),
+        Verdict::Pending | Verdict::Stale | Verdict::Reject(_) => {}
+    }
+}
+
+#[inline(always)]
+fn for_each_chunk(
+    slot: &mut [Chunk],
+    packet: &mut (impl Payload + ?Sized),
+    work: impl Fn(&mut Chunk, &mut Chunk),
+) {
+    for (index, lanes) in slot.iter_mut().enumerate() {
+        let Some(chunk) = packet.chunk(index) else { break };
+        work(lanes, chunk);
     }
 }
 

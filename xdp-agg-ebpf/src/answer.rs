@@ -4,6 +4,7 @@ use aya_ebpf::bindings::xdp_action;
 use xdp_agg_common::frame::{IP_LEN, IP_OVERHEAD, Ipv4};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Lane};
 use xdp_agg_common::maps::JobConf;
+use xdp_agg_common::slot::Payload as _;
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
 use crate::maps::{Settings, broadcast, redirect_back};

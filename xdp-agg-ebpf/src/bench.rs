@@ -86,8 +86,9 @@ fn next(ctx: &XdpContext) -> Option<()> {
     let headers = packet.headers()?;
     headers.network.port_from = (step.first_port + rank).to_be_bytes();
     let [_, _, b @ ..] = block.to_be_bytes();
-    let [r0, r1] = rank.to_be_bytes();
-    headers.ours[10..18].copy_from_slice(&[r0, r1, b[0], b[1], b[2], b[3], b[4], b[5]]);
+    // Ranks are below 256, so one byte holds them (`xdp_agg_common::wire`).
+    headers.ours[3] = rank as u8;
+    headers.ours[14..20].copy_from_slice(&b);
     Some(())
 }
 

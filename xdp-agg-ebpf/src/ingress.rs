@@ -1,5 +1,7 @@
 //! A packet that came in: whose is it, may it, and what becomes of it.
 
+use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
+use aya_ebpf::helpers::{bpf_spin_lock, bpf_spin_unlock};
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use xdp_agg_common::admission::{Request, Source, check_job, check_member};
 use xdp_agg_common::frame::{ETH_LEN, ETHERTYPE_IPV4, IP_LEN, IP_OVERHEAD};
@@ -10,7 +12,7 @@ use xdp_agg_common::slot::{Contribution, Verdict};
 use xdp_agg_common::wire::{Header, Kind};
 
 use crate::answer::{to_all, to_sender, word_to_sender};
-use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, Settings};
+use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, QUOTAS, Settings};
 use crate::packet::{Headers, Network, Packet};
 use crate::slots;
 
@@ -73,16 +75,21 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
         Ok(admitted) => admitted,
         Err(reason) => return Err(Refusal { reason, ..refusal }),
     };
+    if !within_quota(conf, header.job) {
+        return Err(Refusal { reason: Reject::Quota, ..refusal });
+    }
     // From here on the frame is as long as its packet: what pads it does not come back.
     if packet.fit(ip_len).is_err() {
         return Err(refusal);
     }
     let action = match request {
         Request::Probe => answer_probe(ctx, &mut packet, &header, member),
-        Request::Contribute(c) => match take_in(ctx, &mut packet, conf, &header, &c, &refusal) {
-            Ok(action) => action,
-            Err(reason) => return Err(Refusal { reason, ..refusal }),
-        },
+        Request::Contribute(c) => {
+            match take_in(ctx, &mut packet, conf, &header, (&c, member), &refusal) {
+                Ok(action) => action,
+                Err(reason) => return Err(Refusal { reason, ..refusal }),
+            }
+        }
     };
     Ok(action.unwrap_or(xdp_action::XDP_ABORTED))
 }
@@ -109,6 +116,39 @@ fn admit(
     // SAFETY: a live map value; the fields that are checked change only while the job is off.
     let request = check_member(conf, unsafe { &*member }, header, source, payload_len)?;
     Ok((member, request))
+}
+
+/// Whether the job's quota has room for one more packet of its members.
+#[inline(always)]
+fn within_quota(conf: &JobConf, job: u16) -> bool {
+    if conf.packet_interval == 0 {
+        return true;
+    }
+    let Some(quota) = QUOTAS.get_ptr_mut(job.into()) else { return false };
+    // SAFETY: the helper takes nothing. Not the coarse clock: its steps are longer than bursts.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: a live map value, whose pace is touched under its lock alone while the job is not
+    // off. Nothing is called inside.
+    unsafe {
+        bpf_spin_lock(&raw mut (*quota).lock);
+        let admitted = (*quota).pace.admit(conf, now);
+        bpf_spin_unlock(&raw mut (*quota).lock);
+        admitted
+    }
+}
+
+/// Notes that the member contributes. The coarse clock costs a load, and its steps of some
+/// milliseconds keep the entry's cache line clean between them.
+#[inline(always)]
+fn hear(member: *mut Member) {
+    // SAFETY: the helper takes nothing.
+    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    // SAFETY: a live map value. Two packets of one member at a time write the same or nearly so.
+    unsafe {
+        if (*member).heard != now {
+            (*member).heard = now;
+        }
+    }
 }
 
 /// Learns the way to the sender, and sends the probe back.
@@ -139,13 +179,14 @@ fn take_in(
     packet: &mut Packet<'_>,
     conf: &JobConf,
     header: &Header,
-    c: &Contribution,
+    (c, member): (&Contribution, *mut Member),
     refusal: &Refusal,
 ) -> Result<Option<u32>, Reject> {
     let ifindex = ctx.ingress_ifindex() as u32;
     let Some(outcome) = slots::contribute(packet, conf, c) else { return Ok(None) };
     Ok(match outcome.verdict {
         Verdict::Store { complete } | Verdict::Add { complete } => {
+            hear(member);
             count(header.job, |counters| {
                 counters.contributions += 1;
                 counters.blocks += u64::from(complete);
@@ -158,6 +199,7 @@ fn take_in(
             }
         }
         Verdict::Resend => {
+            hear(member);
             count(header.job, |counters| {
                 counters.duplicates += 1;
                 counters.resends += 1;
@@ -166,6 +208,7 @@ fn take_in(
             to_sender(packet, ifindex, header, Kind::Result, outcome.flags)
         }
         Verdict::Pending => {
+            hear(member);
             count(header.job, |counters| {
                 counters.duplicates += 1;
                 counters.pendings += 1;
@@ -173,6 +216,7 @@ fn take_in(
             word_to_sender(packet, ifindex, header, Kind::Pending, outcome.seen)
         }
         Verdict::Stale => {
+            hear(member);
             count(header.job, |counters| counters.stale += 1);
             Some(xdp_action::XDP_DROP)
         }

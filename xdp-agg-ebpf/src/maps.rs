@@ -6,10 +6,11 @@ use aya_ebpf::{
     btf_maps::{Array, DevMap, PerCpuArray, PerCpuHashMap, RingBuf},
     macros::btf_map,
 };
+use xdp_agg_common::admission::Pace;
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
 use xdp_agg_common::maps::{
     COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member,
-    SLOT_LEN,
+    QUOTA_LEN, SLOT_LEN,
 };
 use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -61,6 +62,16 @@ pub struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == SLOT_LEN);
 
+/// How far a job is with its quota: `maps::Quota`. The lock has the type that the verifier knows.
+#[repr(C)]
+pub struct Quota {
+    pub lock: bpf_spin_lock,
+    pad: u32,
+    pub pace: Pace,
+}
+
+const _: () = assert!(size_of::<Quota>() == QUOTA_LEN);
+
 /// All slots; a job's pool is a range of them. The loader sets the number.
 #[btf_map]
 pub static SLOTS: Array<Slot, 1> = Array::new();
@@ -68,6 +79,8 @@ pub static SLOTS: Array<Slot, 1> = Array::new();
 pub static JOBS: Array<JobConf, MAX_JOBS> = Array::new();
 #[btf_map]
 pub static MEMBERS: Array<Member, MEMBER_ENTRIES> = Array::new();
+#[btf_map]
+pub static QUOTAS: Array<Quota, MAX_JOBS> = Array::new();
 #[btf_map]
 pub static COUNTERS: PerCpuArray<JobCounters, { MAX_JOBS + 1 }> = PerCpuArray::new();
 #[btf_map]

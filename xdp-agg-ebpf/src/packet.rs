@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use aya_ebpf::{EbpfContext as _, helpers::bpf_xdp_adjust_tail, programs::XdpContext};
 use xdp_agg_common::frame::{ETH_LEN, Ipv4, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
+use xdp_agg_common::slot;
 use xdp_agg_common::wire::HEADER_LEN;
 
 /// A link-layer address, in two parts that move as a whole each.
@@ -127,10 +128,9 @@ pub struct Payload<'a> {
     packet: PhantomData<&'a mut ()>,
 }
 
-impl Payload<'_> {
-    /// The `index`-th chunk; none behind the end of the frame.
+impl slot::Payload for Payload<'_> {
     #[inline(always)]
-    pub fn chunk(&mut self, index: usize) -> Option<&mut Chunk> {
+    fn chunk(&mut self, index: usize) -> Option<&mut Chunk> {
         // SAFETY: as in `Packet::view`.
         unsafe { view(self.start + index * CHUNK_LEN, self.end) }
     }

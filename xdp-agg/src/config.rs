@@ -90,6 +90,9 @@ pub struct Partial {
     pub job_packet_rate: Option<u64>,
     /// Directory in a BPF file system where the data path is pinned.
     pub pin: Option<PathBuf>,
+    /// Remove what is pinned there first. Not for files: every restart would end the jobs.
+    #[serde(skip)]
+    pub fresh: Option<bool>,
     /// Directory of the file in which running jobs are left to the next daemon.
     pub state_dir: Option<PathBuf>,
     /// With `pin`: a shutdown leaves the data path and the jobs to the next daemon.
@@ -188,6 +191,7 @@ impl Partial {
             job_slots_max: self.job_slots_max.or(below.job_slots_max),
             job_packet_rate: self.job_packet_rate.or(below.job_packet_rate),
             pin: self.pin.or(below.pin),
+            fresh: self.fresh.or(below.fresh),
             state_dir: self.state_dir.or(below.state_dir),
             keep_on_exit: self.keep_on_exit.or(below.keep_on_exit),
             log: self.log.or(below.log),
@@ -222,6 +226,7 @@ impl Partial {
                 slots,
                 mtu: self.mtu,
                 pin: self.pin,
+                fresh: self.fresh.unwrap_or(false),
             },
             server,
         })

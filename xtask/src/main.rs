@@ -7,6 +7,7 @@ mod build;
 mod build_ebpf;
 mod ci;
 mod disasm;
+mod fuzz;
 mod lab;
 mod setup;
 mod shell;
@@ -43,6 +44,8 @@ enum Command {
     Bench(lab::Args),
     /// Run the protocol's code under a virtual clock and faults of all kinds, by seed; `--help` tells.
     Sim(sim::Args),
+    /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
+    Fuzz(fuzz::Args),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => lab::demo(&args),
         Command::Bench(args) => lab::bench(&args),
         Command::Sim(args) => sim::main(&args),
+        Command::Fuzz(args) => fuzz::main(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };

@@ -1,10 +1,12 @@
 //! `cargo xtask setup`: what is missing, and how it gets here.
 //!
-//! Demo and tests need a C linker and nothing else: the compiled kernel programs are checked in,
-//! and the test network speaks netlink itself. (Where there is no linker, cargo could not even
+//! The demo needs a C linker and nothing else: the compiled kernel programs are checked in, and the
+//! test network speaks netlink itself. The tests of the XDP engine build their hosts with `ip` and
+//! `ethtool`, as its users do. (Where there is no linker, cargo could not even
 //! build this program: `xtask/linker.sh` installs it at that moment. So the check here is the rare
 //! one.)
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -51,6 +53,25 @@ pub(crate) fn ensure_base() -> Result<()> {
     }
     let packages = vec!["gcc".to_owned(), "libc6-dev".to_owned()];
     install(&[Need { what: "a C linker (cc)", packages }])
+}
+
+/// What the tests need besides.
+pub(crate) fn ensure_tests() -> Result<()> {
+    ensure_base()?;
+    if !is_root() {
+        // Tests that make network namespaces say so and are left out.
+        return Ok(());
+    }
+    let tools = [("ip", "iproute2"), ("ethtool", "ethtool")];
+    let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
+    let needs: Vec<_> =
+        missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();
+    install(&needs)
+}
+
+/// Whether a tool for administrators is there: their directory is not on everybody's path.
+fn has_tool(program: &str) -> bool {
+    which(program).is_some() || Path::new("/usr/sbin").join(program).exists()
 }
 
 /// Installs packages where this process may, or fails with the command that a person has to type.

@@ -24,7 +24,7 @@ struct Tally {
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
-    setup::ensure_base()?;
+    setup::ensure_tests()?;
     build::programs(false)?;
     if !is_root() {
         say("not root: tests that load XDP programs say so and are left out; the others run in \

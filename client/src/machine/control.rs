@@ -145,6 +145,7 @@ impl Machine {
         if self.failed.is_some() || self.link != Link::Up {
             return;
         }
+        self.greeted = true;
         match reply {
             Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
                 self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
@@ -287,8 +288,12 @@ impl Machine {
             return; // not a member yet
         }
         tracing::warn!(rank = self.config.rank, ?lost, reason, "members are lost");
+        // Where the epoch has ended for a rank that joins, this daemon has heard it already.
+        let told = self.freeze == Freeze::Reform && self.gate_until.is_none();
         self.open_gate();
-        self.report_progress();
+        if !told {
+            self.report_progress();
+        }
     }
 
     fn report_progress(&mut self) {
@@ -368,7 +373,9 @@ impl Machine {
                 | ErrorCode::WorldSize
                 | ErrorCode::Protocol
         );
-        if taken || resuming && may_pass {
+        // Many workers of one host start at once.
+        let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.reach_until;
+        if taken || crowded || resuming && may_pass {
             self.lost_reason = message;
             self.hang_up();
             self.lost(now);
@@ -396,7 +403,8 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        [data, link, join, self.gate_until, self.fall_back_at()].into_iter().flatten().min()
+        let all = [data, link, join, self.ask_at(), self.gate_until, self.fall_back_at()];
+        all.into_iter().flatten().min()
     }
 
     /// Time has passed.
@@ -405,9 +413,7 @@ impl Machine {
             return;
         }
         if !self.has_run && now >= self.join_until {
-            let waited = self.config.join_deadline;
-            let known = self.what_is_known();
-            self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
+            self.not_joined();
             return;
         }
         self.fall_back_if_due(now);
@@ -422,10 +428,27 @@ impl Machine {
                 if let Some(epoch) = &mut self.epoch {
                     epoch.flow.on_timeout(now);
                 }
+                self.ask_if_stuck(now);
             }
             Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
             _ => {}
         }
+    }
+
+    fn not_joined(&mut self) {
+        let (address, waited) = (self.config.aggregator, self.config.join_deadline);
+        let reason = match (&self.epoch, self.link) {
+            (None, Link::Up) if !self.greeted => {
+                "it accepts connections but says nothing; is it an xdp-agg daemon?".into()
+            }
+            (None, Link::Connecting | Link::Wanted(_)) => self.lost_reason.clone(),
+            _ => {
+                let known = self.what_is_known();
+                self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
+                return;
+            }
+        };
+        self.end_with(Error::Unreachable { address, reason });
     }
 
     fn no_path(&mut self) {

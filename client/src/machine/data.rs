@@ -6,7 +6,7 @@ use xdp_agg_common::control::{Request, RunKind};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
 use super::epoch::Epoch;
-use super::{Freeze, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
+use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
 use crate::call::Call;
 use crate::error::Error;
 
@@ -170,6 +170,26 @@ impl Machine {
         };
         fields.emit(header);
         Some(HEADER_LEN + len)
+    }
+
+    /// Tells the daemon now and then what this worker waits for: it may know of a member that has
+    /// left, or hold one for dead that contributes nothing.
+    pub(super) fn ask_if_stuck(&mut self, now: Duration) {
+        let Some(flow) = self.epoch.as_ref().map(|epoch| &epoch.flow) else { return };
+        if flow.is_idle() || self.awaited.0 != flow.base() {
+            self.awaited = (flow.base(), now);
+        } else if now >= self.awaited.1 + ASK && self.link == Link::Up {
+            self.awaited.1 = now;
+            let block = flow.base();
+            self.say(Request::Missing { block });
+        }
+    }
+
+    /// When [`Self::ask_if_stuck`] has something to do.
+    pub(super) fn ask_at(&self) -> Option<Duration> {
+        let flow = &self.epoch.as_ref()?.flow;
+        let waits = self.phase == Phase::Running && self.freeze == Freeze::No && !flow.is_idle();
+        (waits && self.link == Link::Up).then_some(self.awaited.1 + ASK)
     }
 }
 

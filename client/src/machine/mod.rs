@@ -1,11 +1,11 @@
 //! A worker's whole protocol without sockets, clocks or threads.
 //!
 //! Membership ([`Control`] and replies), calls, blocks ([`crate::flow`]) and what a new epoch does
-//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never go
-//! back.
+//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never
+//! go back.
 //!
 //! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`],
-//! [`Machine::connected`], …); [`Machine::on_timeout`]; then do what [`Machine::poll_control`] and
+//! [`Machine::connected`], …); [`Machine::on_timeout`]; do what [`Machine::poll_control`] and
 //! [`Machine::poll_transmit`] want until both want nothing; then sleep until something happens or
 //! [`Machine::poll_timeout`]. Before packets are sent, look at [`Machine::endpoint`]: it changes
 //! with the epoch.
@@ -48,6 +48,8 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub const RETRY: Duration = Duration::from_millis(100);
 /// How long a pause that was announced over a connection that broke holds without a word.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long the oldest block may wait until the daemon is asked whom it waits for, and asked again.
+const ASK: Duration = Duration::from_secs(1);
 /// Longest time to look for a daemon that was never there.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -99,6 +101,8 @@ pub struct Machine {
     requests: VecDeque<Request>,
     disconnect: bool,
     engine: String,
+    /// The daemon has said something.
+    greeted: bool,
     mode: Option<ResultMode>,
     group: Option<std::net::SocketAddrV4>,
     epoch: Option<Epoch>,
@@ -124,6 +128,8 @@ pub struct Machine {
     lost_reason: String,
     /// The daemon's answer to who is missing.
     missing: Option<Vec<u16>>,
+    /// The oldest block that has no result, and since when that, or the last question, is so.
+    awaited: (u64, Duration),
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: bool,
     failed: Option<Error>,
@@ -148,6 +154,7 @@ impl Machine {
             requests: VecDeque::new(),
             disconnect: false,
             engine: String::new(),
+            greeted: false,
             mode: None,
             group: None,
             epoch: None,
@@ -162,6 +169,7 @@ impl Machine {
             lost_since: None,
             lost_reason: String::new(),
             missing: None,
+            awaited: (0, now),
             mismatch: false,
             failed: None,
             news: false,

@@ -1,6 +1,7 @@
 //! The data network: packets are lost, come twice, late, in another order, or from a stranger.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
 
 use rand::Rng;
 use xdp_agg::engine::sum::Answer;
@@ -132,7 +133,7 @@ impl World {
         }
         let Some(mut sums) = self.daemon.sums.take() else { return };
         let before = self.checker.before(&sums, source, &bytes, origin);
-        let answer = sums.packet(source, &mut bytes);
+        let answer = sums.packet(source, &mut bytes, Duration::from_nanos(self.now));
         self.checker.after(&before, &sums, &answer, &bytes, origin);
         self.answer(&sums, answer, source, &mut bytes);
         self.daemon.sums = Some(sums);

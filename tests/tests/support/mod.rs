@@ -15,6 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
 use xdp_agg_common::control::{read_message, write_message};
+use xdp_agg_tests::steady::{Steady, Work};
 use xdp_agg_tests::{Mode, Process, Topology, program};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
@@ -39,19 +40,28 @@ pub struct Lab {
     pub topology: Topology,
     pub daemon: Option<Process>,
     pub engine: &'static str,
+    /// Further arguments of the daemon.
+    pub extra: Vec<String>,
 }
 
 impl Lab {
     /// A daemon in this network.
     pub fn start(topology: Topology, engine: &'static str) -> Self {
-        let mut lab = Self { topology, daemon: None, engine };
+        Self::start_with(topology, engine, &[])
+    }
+
+    /// A daemon with further arguments in this network.
+    pub fn start_with(topology: Topology, engine: &'static str, extra: &[&str]) -> Self {
+        let extra = extra.iter().map(ToString::to_string).collect();
+        let mut lab = Self { topology, daemon: None, engine, extra };
         lab.start_daemon();
         lab
     }
 
     /// Starts the daemon (again).
     pub fn start_daemon(&mut self) {
-        let daemon = self.spawn_daemon(&[]);
+        let extra: Vec<&str> = self.extra.iter().map(String::as_str).collect();
+        let daemon = self.spawn_daemon(&extra);
         daemon
             .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
             .expect("the daemon gets ready");
@@ -125,6 +135,44 @@ impl Lab {
             let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || connect(rank))).collect();
             threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
         })
+    }
+
+    /// A worker process whose every sum is checked. `settings` are further variables.
+    pub fn steady(
+        &self,
+        job: &str,
+        rank: u16,
+        world_size: u16,
+        settings: &[(&str, &str)],
+        work: &Work,
+    ) -> Steady {
+        let program = program("steady_worker").expect("the tests' programs are built");
+        let mut command = self.topology.worker(rank.into()).command(program);
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", world_size.to_string())
+            .env("XDP_AGG_ADDR", self.control().to_string())
+            .env("XDP_AGG_JOB", job)
+            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
+            .env("XDP_AGG_JOIN_DEADLINE", LIMIT.as_secs().to_string())
+            .envs(settings.iter().copied());
+        Steady::spawn(&format!("rank {rank}"), command, work).expect("it starts")
+    }
+
+    /// A whole job of such workers, each of which has done a call.
+    pub fn steady_job(
+        &self,
+        job: &str,
+        world_size: u16,
+        settings: &[(&str, &str)],
+        work: &Work,
+    ) -> Vec<Steady> {
+        let start = |rank| self.steady(job, rank, world_size, settings, work);
+        let workers: Vec<_> = (0..world_size).map(start).collect();
+        for worker in &workers {
+            worker.wait_calls(1, LIMIT).expect("the job begins");
+        }
+        workers
     }
 
     /// Everything that the daemon counts, as `xdp-agg stats` asks for it.

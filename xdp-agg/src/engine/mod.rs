@@ -11,6 +11,7 @@ pub mod xdp;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
@@ -51,7 +52,8 @@ pub struct Started {
     pub group: Option<SocketAddrV4>,
 }
 
-/// What sums contributions. Dropping an engine detaches it from all interfaces.
+/// What sums contributions. Dropping an engine detaches it from all interfaces, unless it was told
+/// to [`keep`](Self::keep) what is pinned.
 pub trait Engine: Send {
     /// `xdp (native)`, `xdp (generic)` or `userspace`.
     fn describe(&self) -> String;
@@ -166,6 +168,37 @@ pub enum EngineError {
         interface: String,
         /// What the kernel said, and the MTUs.
         detail: String,
+    },
+    /// The directory of the pins cannot be used.
+    #[error("--pin {dir}: {why}", dir = dir.display())]
+    Pins {
+        /// The directory.
+        dir: PathBuf,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// Another daemon uses the pins.
+    #[error(
+        "--pin {dir}: another xdp-agg is running on it; stop that one first, or choose another \
+         directory",
+        dir = dir.display()
+    )]
+    PinsInUse {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The pinned data path is not the one that is wanted.
+    #[error(
+        "--pin {dir}: the data path that is pinned there does not fit: {differs}. Start with the \
+         settings that it was started with, or remove it and its jobs with `xdp-agg serve --pin \
+         {dir} --fresh`",
+        dir = dir.display()
+    )]
+    PinsMisfit {
+        /// The directory.
+        dir: PathBuf,
+        /// What differs.
+        differs: String,
     },
     /// A UDP port that is taken.
     #[error("UDP address {0} is in use; stop the other program or choose another --data-port")]

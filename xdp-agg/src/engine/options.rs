@@ -56,6 +56,8 @@ pub struct EngineConfig {
     /// Directory in a BPF file system where maps and attachments are pinned, so that they outlive
     /// this process. None: they end with it.
     pub pin: Option<PathBuf>,
+    /// Removes what an earlier daemon left pinned there, with its jobs, instead of taking it over.
+    pub fresh: bool,
 }
 
 /// Opens the engine that `config` asks for.
@@ -82,6 +84,9 @@ pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
 }
 
 fn open_userspace(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
+    if config.pin.is_some() {
+        warn!("the user-space engine has nothing to pin: its sums end with this daemon");
+    }
     Ok(Box::new(UserspaceEngine::open(config)?))
 }
 

@@ -1,16 +1,18 @@
 //! The user-space data path without its sockets: a packet in, what to answer out.
 //!
 //! Admission, slot machine and lane adds are those of `xdp-agg-common`, the same that the kernel
-//! program runs. One thread at a time calls in (the engine holds a lock around a [`Sums`]).
+//! program runs. One thread at a time calls in (the engine holds a lock around a [`Sums`]), and
+//! says what time it is: there is no clock in here.
 
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
-use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::admission::{Pace, Request, Source, check_job, check_member};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{
     Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode,
 };
-use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
+use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in};
 use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};
 
 use super::bytes::chunks_mut;
@@ -41,17 +43,18 @@ pub enum Answer {
 }
 
 /// A job that is on the data path.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// As the workers know it.
     pub conf: JobConf,
     /// By rank; the default for a rank that is no member.
     pub members: Vec<Member>,
     pool: Pool,
+    pace: Pace,
 }
 
 /// Slots, jobs and counters of the engine.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sums {
     jobs: [Option<Job>; MAX_JOBS],
     slots: Vec<SlotState>,
@@ -114,6 +117,16 @@ impl Sums {
         Some((conf.slot_base + pool.slot_of(block)) as usize)
     }
 
+    /// Whether everything but counters is as it is there: what a stranger's packet must not change.
+    pub fn is_as(&self, other: &Self) -> bool {
+        self.jobs == other.jobs && self.sums_are_as(other)
+    }
+
+    /// Whether slots and sums are as they are there: what a member's repetition must not change.
+    pub fn sums_are_as(&self, other: &Self) -> bool {
+        self.slots == other.slots && self.lanes == other.lanes
+    }
+
     /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
@@ -137,7 +150,8 @@ impl Sums {
         };
         if !setup.is_consistent() || usize::from(conf.max_chunks) > self.max_chunks {
             return Err(wrong_setup(format!(
-                "{} members for {} workers that are not the ones named, or blocks of {} chunks where {} fit",
+                "{} members for {} workers that are not the ones named, or blocks of {} \
+                 chunks where {} fit",
                 setup.members.len(),
                 conf.workers,
                 conf.max_chunks,
@@ -150,7 +164,8 @@ impl Sums {
             Some(at) => Member { addr: u32::from(*at.ip()), port: at.port(), ..Member::default() },
             None => Member::default(),
         };
-        *place = Some(Job { conf, members: (0..conf.workers).map(register).collect(), pool });
+        let members = (0..conf.workers).map(register).collect();
+        *place = Some(Job { conf, members, pool, pace: Pace::default() });
         Ok(())
     }
 
@@ -188,13 +203,24 @@ impl Sums {
         Ok(self.slots[slot as usize].missing(epoch, members, block))
     }
 
+    /// See [`super::Engine::heard`].
+    pub fn heard(
+        &mut self,
+        job_id: u16,
+        now: Duration,
+    ) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let members = (0..).zip(&self.running(job_id)?.members);
+        let members = members.filter(|(_, member)| member.addr != 0);
+        Ok(members.map(|(rank, member)| (rank, since(member.heard, now))).collect())
+    }
+
     fn running(&mut self, job_id: u16) -> Result<&mut Job, EngineError> {
         let job = self.jobs.get_mut(usize::from(job_id)).and_then(Option::as_mut);
         job.ok_or_else(|| wrong_setup(format!("job {job_id} is not on the data path")))
     }
 
-    /// Takes in one packet: header and payload.
-    pub fn packet(&mut self, source: Source, packet: &mut [u8]) -> Answer {
+    /// Takes in one packet, header and payload, at the time `now` of a clock that does not go back.
+    pub fn packet(&mut self, source: Source, packet: &mut [u8], now: Duration) -> Answer {
         let version = packet.first().map_or(0, |byte| byte >> 4);
         let Some((header, payload)) = packet.split_first_chunk_mut::<HEADER_LEN>() else {
             let event = Event { version, job: u16::MAX, ..Event::default() };
@@ -222,7 +248,9 @@ impl Sums {
         let len = u16::try_from(payload.len()).unwrap_or(u16::MAX);
         let admitted = check_job(&job.conf, &header).and_then(|()| {
             let member = &job.members[usize::from(header.rank)];
-            check_member(&job.conf, member, &header, source, len)
+            let request = check_member(&job.conf, member, &header, source, len)?;
+            let paced = job.pace.admit(&job.conf, nanos(now));
+            if paced { Ok(request) } else { Err(Reject::Quota) }
         });
         let counter = usize::from(header.job);
         match admitted {
@@ -233,7 +261,7 @@ impl Sums {
                 Answer::Sender { header, len: payload.len() }
             }
             Ok(Request::Contribute(contribution)) => {
-                match self.contribute(&header, &contribution, payload) {
+                match self.contribute(&header, &contribution, payload, now) {
                     Ok(answer) => answer,
                     Err((reason, answer)) => {
                         self.refuse(counter, source, event, reason);
@@ -251,9 +279,10 @@ impl Sums {
         header: &Header,
         contribution: &Contribution,
         payload: &mut [u8],
+        now: Duration,
     ) -> Result<Answer, (Reject, Answer)> {
         let job_id = usize::from(header.job);
-        let Some(Job { conf, pool, .. }) = &self.jobs[job_id] else {
+        let Some(Job { conf, pool, members, .. }) = &mut self.jobs[job_id] else {
             return Err((Reject::Job, Answer::Nothing));
         };
         let index = (conf.slot_base + pool.slot_of(contribution.block)) as usize;
@@ -264,31 +293,22 @@ impl Sums {
         let packet = chunks_mut(payload);
         let whole = packet.len() * CHUNK_LEN;
 
-        let verdict = state.contribute(*pool, conf.members, contribution);
-        let result = Header { kind: Kind::Result, flags: state.flags, tag: state.tag, ..*header };
-        let complete = match verdict {
-            Verdict::Store { complete } => {
-                each(slot, packet, |slot, packet| lanes::store(slot, packet));
-                complete
-            }
-            Verdict::Add { complete: true } => {
-                each(slot, packet, lanes::add_and_return);
-                true
-            }
-            Verdict::Add { complete: false } => {
-                each(slot, packet, |slot, packet| lanes::add(slot, packet));
-                false
-            }
+        let outcome = take_in((state, slot), *pool, conf.members, contribution, packet);
+        let result = Header { kind: Kind::Result, flags: outcome.flags, ..*header };
+        if !matches!(outcome.verdict, Verdict::Reject(_)) {
+            members[usize::from(header.rank)].heard = nanos(now);
+        }
+        let complete = match outcome.verdict {
+            Verdict::Store { complete } | Verdict::Add { complete } => complete,
             Verdict::Resend => {
                 counters.duplicates += 1;
                 counters.resends += 1;
-                packet.copy_from_slice(slot);
                 return Ok(Answer::Sender { header: result, len: whole });
             }
             Verdict::Pending => {
                 counters.duplicates += 1;
                 counters.pendings += 1;
-                return Ok(short_answer(header, Kind::Pending, packet, state.seen));
+                return Ok(short_answer(header, Kind::Pending, packet, outcome.seen));
             }
             Verdict::Stale => {
                 counters.stale += 1;
@@ -296,7 +316,7 @@ impl Sums {
             }
             Verdict::Reject(Reject::Mismatch) => {
                 // The only refusal with an answer: the member must end the job.
-                let answer = short_answer(header, Kind::Mismatch, packet, state.tag.into());
+                let answer = short_answer(header, Kind::Mismatch, packet, outcome.tag.into());
                 return Err((Reject::Mismatch, answer));
             }
             Verdict::Reject(reason) => return Err((reason, Answer::Nothing)),
@@ -324,11 +344,14 @@ impl Sums {
     }
 }
 
-/// Does the same with every chunk of a slot and of a packet.
-fn each(slot: &mut [Chunk], packet: &mut [Chunk], work: impl Fn(&mut Chunk, &mut Chunk)) {
-    for (slot, packet) in slot.iter_mut().zip(packet) {
-        work(slot, packet);
-    }
+/// A time as a [`Member`] and a [`Pace`] hold it; 0 is kept for: never.
+fn nanos(now: Duration) -> u64 {
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1)
+}
+
+/// How long ago a [`Member`] was heard; None: not in this epoch.
+pub(super) fn since(heard: u64, now: Duration) -> Option<Duration> {
+    (heard != 0).then(|| now.saturating_sub(Duration::from_nanos(heard)))
 }
 
 /// An answer of one chunk whose first word is `word`.

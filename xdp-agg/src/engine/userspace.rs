@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{error, info};
@@ -32,6 +32,8 @@ const FLUSH_AT: usize = 256;
 #[derive(Debug)]
 pub struct UserspaceEngine {
     sums: Arc<Mutex<Sums>>,
+    /// From here the time of the sums is counted.
+    opened: Instant,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     port: u16,
@@ -55,9 +57,11 @@ impl UserspaceEngine {
         let port = local_port(&socket).map_err(|error| failed("UDP socket", error))?;
         let sums = Arc::new(Mutex::new(Sums::new(config.slots, max_chunks)));
         let stop = Arc::new(AtomicBool::new(false));
+        let opened = Instant::now();
         let server = Server {
             socket,
             sums: Arc::clone(&sums),
+            opened,
             stop: Arc::clone(&stop),
             outgoing: Vec::with_capacity(2 * FLUSH_AT),
         };
@@ -66,7 +70,7 @@ impl UserspaceEngine {
             .spawn(move || server.run())
             .map_err(|error| failed("starting the data path's thread", error))?;
         let slots = config.slots;
-        Ok(Self { sums, stop, thread: Some(thread), port, slots, max_chunks })
+        Ok(Self { sums, opened, stop, thread: Some(thread), port, slots, max_chunks })
     }
 
     fn sums(&self) -> MutexGuard<'_, Sums> {
@@ -111,6 +115,12 @@ impl Engine for UserspaceEngine {
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
         self.sums().missing(job_id, block)
     }
+
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        // The lock first: what was heard is not of a later time then.
+        let mut sums = self.sums();
+        sums.heard(job_id, self.opened.elapsed())
+    }
 }
 
 impl Drop for UserspaceEngine {
@@ -127,6 +137,7 @@ impl Drop for UserspaceEngine {
 struct Server {
     socket: Socket,
     sums: Arc<Mutex<Sums>>,
+    opened: Instant,
     stop: Arc<AtomicBool>,
     outgoing: Vec<Outgoing>,
 }
@@ -156,6 +167,7 @@ impl Server {
     fn serve(&mut self, count: usize, inbox: &mut Inbox, outbox: &mut Outbox) {
         let sums = Arc::clone(&self.sums);
         let mut guard = locked(&sums);
+        let now = self.opened.elapsed();
         for index in 0..count {
             let message = inbox.message(index);
             let source = Source { addr: u32::from(*message.from.ip()), port: message.from.port() };
@@ -163,10 +175,10 @@ impl Server {
             let mut offset = message.offset;
             // An empty datagram has no segments, but is a packet all the same.
             if message.bytes.is_empty() {
-                guard.packet(source, &mut []);
+                guard.packet(source, &mut [], now);
             }
             for packet in message.bytes.chunks_mut(message.segment) {
-                let answer = guard.packet(source, packet);
+                let answer = guard.packet(source, packet, now);
                 self.queue(&guard, answer, from, offset);
                 offset += packet.len();
             }

@@ -4,39 +4,39 @@
 //! packets. It writes a job only while its phase is `Off` and no program that saw it in another
 //! phase still runs, so a packet never meets half a job.
 
+mod attach;
 mod bench;
 mod events;
+pub mod fuzz;
 mod object;
+mod phases;
+mod pins;
 mod plan;
 mod sys;
+mod tables;
 
 use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::info;
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::Chunk;
-use xdp_agg_common::maps::{
-    JobConf, JobCounters, MAX_JOBS, MAX_PORTS, Member, Phase, ResultMode, copy_index, member_index,
-};
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
 use xdp_agg_common::slot::{Pool, SlotState};
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started, XdpMode};
-use crate::link::Links;
+use super::sum::since;
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
+use attach::{Interface, links};
 use events::EventLog;
 use object::{Object, Settings, other};
+use pins::{Lock, Pins};
 use plan::Plan;
-use sys::RawSlot;
+use sys::{RawSlot, Stamp};
 
 pub use bench::{BenchAccount, BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
 pub use sys::pin_to_cpu;
-
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-/// Largest MTU of a veth peer that native XDP takes: one page less what the kernel keeps in it.
-const VETH_MTU_MAX: u32 = 3506;
 
 /// The XDP program on interfaces of this network namespace. Interfaces are known by their numbers
 /// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
@@ -46,7 +46,8 @@ const VETH_MTU_MAX: u32 = 3506;
 /// sender handed over as a whole: workers behind veth then have to send without segmentation
 /// offload, while native mode switches it off by itself.
 pub struct XdpEngine {
-    // Dropped first: no packet arrives while the rest goes.
+    // Dropped first, then what was attached: no packet arrives while the rest goes.
+    pins: Option<Pins>,
     links: Vec<OwnedFd>,
     _events: EventLog,
     object: Object,
@@ -56,6 +57,8 @@ pub struct XdpEngine {
     generic: bool,
     slots: u32,
     max_chunks: u16,
+    // Dropped last: the next daemon finds everything gone, or free.
+    _lock: Option<Lock>,
 }
 
 /// A job as its last `prepare` and `start` wrote it.
@@ -81,12 +84,25 @@ impl XdpEngine {
     /// already, or a driver that refuses.
     pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
         let interfaces = Interface::find_all(&config.interfaces)?;
-        let mut engine = Self::load(config, &interfaces)?;
-        for (port, interface) in interfaces.iter().enumerate() {
-            engine.object.register_port(interface.ifindex, port as u32)?;
+        let indexes = || interfaces.iter().map(|interface| interface.ifindex);
+        let stamp = Stamp::wanted(config, indexes())?;
+        let pins = config.pin.as_deref().map(|dir| Pins::open(dir, config, &stamp)).transpose()?;
+        let found = pins.as_ref().and_then(|pins| pins.found().copied());
+        let mut engine = Self::load(config, &interfaces, pins)?;
+        for (port, ifindex) in indexes().enumerate() {
+            engine.object.register_port(ifindex, port as u32, found.is_some())?;
         }
-        engine.ports = interfaces.iter().map(|interface| interface.ifindex).collect();
-        engine.attach(config.xdp_mode, &interfaces)?;
+        engine.ports = indexes().collect();
+        match found {
+            Some(found) => engine.adopt(&found, &interfaces)?,
+            None => engine.attach(config.xdp_mode, &interfaces)?,
+        }
+        if let (Some(pins), None) = (&engine.pins, found) {
+            pins.seal(Stamp { generic: engine.generic.into(), ..stamp })?;
+        }
+        if let Some(pins) = &mut engine.pins {
+            pins.set_keep(false);
+        }
         info!(
             interfaces = config.interfaces.join(","),
             slots = config.slots,
@@ -104,25 +120,33 @@ impl XdpEngine {
     /// No privilege or an old kernel.
     pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
         let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(config, &[])?;
-        engine.object.register_port(loopback.ifindex, 0)?;
+        let mut engine = Self::load(config, &[], None)?;
+        engine.object.register_port(loopback.ifindex, 0, false)?;
         engine.ports = vec![loopback.ifindex];
         Ok(engine)
     }
 
-    fn load(config: &EngineConfig, interfaces: &[Interface]) -> Result<Self, EngineError> {
+    fn load(
+        config: &EngineConfig,
+        interfaces: &[Interface],
+        mut pins: Option<Pins>,
+    ) -> Result<Self, EngineError> {
         let smallest = interfaces.iter().map(|interface| interface.mtu).min();
         let mtu = match (smallest, config.mtu) {
             (Some(a), Some(b)) => a.min(b),
             (a, b) => a.or(b).unwrap_or(u32::MAX),
         };
-        let mut object = Object::load(&Settings {
+        let settings = Settings {
             data_port: config.data_port,
             data_addr: config.data_addr.map_or(0, u32::from),
             redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
             slots: config.slots,
-        })?;
+        };
+        let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
+        let mut object = Object::load(&settings, &maps)?;
+        let lock = pins.as_mut().and_then(Pins::take_lock);
         Ok(Self {
+            pins,
             links: Vec::new(),
             _events: EventLog::start(object.take_events()?)?,
             object,
@@ -131,39 +155,8 @@ impl XdpEngine {
             generic: false,
             slots: config.slots,
             max_chunks: chunks_for_mtu(mtu),
+            _lock: lock,
         })
-    }
-
-    /// Attaches to all interfaces in one mode: copies go from any of them to any other.
-    fn attach(&mut self, mode: XdpMode, interfaces: &[Interface]) -> Result<(), EngineError> {
-        if mode != XdpMode::Generic {
-            match self.attach_all(XDP_FLAGS_DRV_MODE, interfaces) {
-                Err(AttachError::NoNative { interface, driver }) if mode == XdpMode::Auto => warn!(
-                    %interface,
-                    %driver,
-                    "this driver cannot run XDP programs itself: attaching to all interfaces in \
-                     generic mode, which is slower and sends results of more than one worker by \
-                     multicast only"
-                ),
-                result => return result.map_err(AttachError::into_engine),
-            }
-        }
-        self.generic = true;
-        self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
-    }
-
-    fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {
-        let program = self.object.ingress_fd().map_err(AttachError::Engine)?;
-        // On an error the ones that were attached detach here.
-        let links: Result<Vec<_>, _> = interfaces
-            .iter()
-            .map(|interface| {
-                sys::attach_xdp(program, interface.ifindex, flags)
-                    .map_err(|error| AttachError::new(interface, error))
-            })
-            .collect();
-        self.links = links?;
-        Ok(())
     }
 
     /// Runs the program `repeat` times on one frame, as if the loopback interface had received it.
@@ -191,42 +184,6 @@ impl XdpEngine {
         job.ok_or_else(|| wrong(format!("job {job_id} is not on the data path")))
     }
 
-    fn write_conf(&mut self, job_id: u16, conf: &JobConf) -> Result<(), EngineError> {
-        self.object.jobs.set(job_id.into(), conf, 0).map_err(|error| other("a job", error))
-    }
-
-    /// Refuses the job's packets from now on, and waits for those that were let in before.
-    fn silence(&mut self, job_id: u16) -> Result<(), EngineError> {
-        if let Some(job) = self.jobs.get_mut(usize::from(job_id)).and_then(Option::take) {
-            self.write_conf(job_id, &JobConf { phase: Phase::Off as u16, ..job.conf })?;
-            sys::wait_for_running_programs();
-        }
-        Ok(())
-    }
-
-    /// Writes everything of a job that is silent, but leaves it silent.
-    fn write_job(&mut self, job: &JobSetup, conf: &JobConf) -> Result<(), EngineError> {
-        for rank in 0..MAX_WORKERS {
-            let rank = rank as u16;
-            let member = job.members.get(&rank).map_or_else(Member::default, |at| Member {
-                addr: u32::from(*at.ip()),
-                port: at.port(),
-                ..Member::default()
-            });
-            let index = member_index(job.job_id, rank);
-            self.object.members.set(index, member, 0).map_err(|error| other("a member", error))?;
-        }
-        // Another job may have used these slots in an epoch of the same number.
-        for slot in conf.slot_base..conf.slot_base + conf.slots {
-            self.object
-                .slots
-                .set(slot, RawSlot::empty(), 0)
-                .map_err(|error| other("a slot", error))?;
-        }
-        self.object.set_ports(job.job_id, &[])?;
-        self.write_conf(job.job_id, conf)
-    }
-
     fn check_setup(&self, job: &JobSetup) -> Result<Pool, EngineError> {
         let JobSetup { job_id, conf, members } = job;
         let end = u64::from(conf.slot_base) + u64::from(conf.slots);
@@ -239,8 +196,8 @@ impl XdpEngine {
         };
         if !job.is_consistent() || !(1..=self.max_chunks).contains(&conf.max_chunks) {
             return Err(wrong(format!(
-                "{} members for {} workers (1 to {MAX_WORKERS}) that are not the ones named, or blocks of {} chunks where 1 \
-                 to {} fit",
+                "{} members for {} workers (1 to {MAX_WORKERS}) that are not the ones named, or \
+                 blocks of {} chunks where 1 to {} fit",
                 members.len(),
                 conf.workers,
                 conf.max_chunks,
@@ -255,9 +212,7 @@ impl XdpEngine {
         (0..conf.workers)
             .filter(|rank| conf.members >> rank & 1 == 1)
             .map(|rank| {
-                let index = member_index(job_id, rank);
-                let member = self.object.members.get(&index, 0);
-                let member = member.map_err(|error| other("a member", error))?;
+                let member = self.object.member(job_id, rank)?;
                 if member.learned_epoch == conf.epoch && member.ifindex != 0 {
                     Ok((rank, member))
                 } else {
@@ -301,11 +256,9 @@ impl Engine for XdpEngine {
     fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
         let pool = self.check_setup(job)?;
         let (group, group_port) = plan::group(job.job_id, &job.conf);
-        let silent = JobConf { phase: Phase::Off as u16, mode: 0, group, group_port, ..job.conf };
-        self.silence(job.job_id)?;
-        self.write_job(job, &silent)?;
-        let conf = JobConf { phase: Phase::Probing as u16, ..silent };
-        self.write_conf(job.job_id, &conf)?;
+        let conf = JobConf { group, group_port, ..job.conf };
+        self.jobs[usize::from(job.job_id)] = None;
+        let conf = phases::prepare(&mut self.object, &JobSetup { conf, ..job.clone() })?;
         self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool });
         Ok(())
     }
@@ -319,11 +272,7 @@ impl Engine for XdpEngine {
         let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
         let plan = plan::plan(&members, port_of, wanted, !self.generic)?;
         self.write_plan(job_id, &plan)?;
-        // The phase comes last: a packet that is let in finds all the rest.
-        let conf = JobConf { mode: plan.mode as u16, ..conf };
-        self.write_conf(job_id, &conf)?;
-        let conf = JobConf { phase: Phase::Running as u16, ..conf };
-        self.write_conf(job_id, &conf)?;
+        let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
         if let Some(job) = &mut self.jobs[usize::from(job_id)] {
             job.conf = conf;
         }
@@ -333,8 +282,10 @@ impl Engine for XdpEngine {
     }
 
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
-        self.silence(job_id)?;
-        if usize::from(job_id) < MAX_JOBS { self.object.set_ports(job_id, &[]) } else { Ok(()) }
+        let Some(job) = self.jobs.get_mut(usize::from(job_id)) else { return Ok(()) };
+        *job = None;
+        phases::silence(&mut self.object, job_id)?;
+        self.object.set_ports(job_id, &[])
     }
 
     fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
@@ -346,102 +297,40 @@ impl Engine for XdpEngine {
         let state = self.object.slot(job.slot_of(block))?.head.state;
         Ok(state.missing(job.conf.epoch, job.conf.members, block))
     }
+
+    fn adopted(&self) -> bool {
+        self.pins.as_ref().is_some_and(|pins| pins.found().is_some())
+    }
+
+    fn adopted_jobs(&self) -> Vec<(u16, JobConf)> {
+        if !self.adopted() {
+            return Vec::new();
+        }
+        let jobs = (0..).zip(&self.jobs);
+        jobs.filter_map(|(job_id, job)| Some((job_id, job.as_ref()?.conf))).collect()
+    }
+
+    fn keep(&mut self) {
+        if let Some(pins) = &mut self.pins {
+            pins.set_keep(true);
+        }
+    }
+
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let conf = self.job(job_id)?.conf;
+        let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
+        let heard = |rank| {
+            let member = self.object.member(job_id, rank)?;
+            // Read after the entry: what was heard is not of a later time then.
+            Ok((rank, since(member.heard, sys::monotonic())))
+        };
+        members.map(heard).collect()
+    }
 }
 
 impl Job {
     fn slot_of(&self, block: u64) -> u32 {
         self.conf.slot_base + self.pool.slot_of(block)
-    }
-}
-
-/// An interface as it is when the engine starts.
-#[derive(Clone, Debug)]
-struct Interface {
-    name: String,
-    ifindex: u32,
-    mtu: u32,
-    driver: String,
-}
-
-impl Interface {
-    fn find_all(names: &[String]) -> Result<Vec<Self>, EngineError> {
-        let links = links()?;
-        let mut found: Vec<Self> = Vec::with_capacity(names.len());
-        for name in names {
-            let interface = Self::find(name, &links)?;
-            if found.iter().all(|other| other.ifindex != interface.ifindex) {
-                found.push(interface);
-            }
-        }
-        match found.len() {
-            0 => Err(EngineError::NoInterfaces),
-            1..=MAX_PORTS => Ok(found),
-            more => Err(wrong(format!("{more} interfaces; at most {MAX_PORTS} can be served"))),
-        }
-    }
-
-    fn find(name: &str, links: &Links) -> Result<Self, EngineError> {
-        let ifindex = sys::ifindex(name).ok_or_else(|| EngineError::NoInterface(name.into()))?;
-        let mtu = links.mtu(name).map_err(|error| other(&format!("the MTU of {name}"), error))?;
-        // A device without a driver's name is none of those that need care.
-        let driver = links.driver(name).unwrap_or_default();
-        Ok(Self { name: name.into(), ifindex, mtu, driver })
-    }
-}
-
-fn links() -> Result<Links, EngineError> {
-    Links::open().map_err(|error| other("asking about interfaces", error))
-}
-
-/// Why the program could not be attached to an interface.
-enum AttachError {
-    /// The driver has no XDP support of its own.
-    NoNative { interface: String, driver: String },
-    /// Anything else.
-    Engine(EngineError),
-}
-
-impl AttachError {
-    fn new(at: &Interface, error: std::io::Error) -> Self {
-        let Interface { name, mtu, driver, .. } = at.clone();
-        let detail = match driver.as_str() {
-            "veth" => {
-                format!("{error}; the MTU of its peer is over {VETH_MTU_MAX}, its own is {mtu}")
-            }
-            _ => format!("{error}; its MTU is {mtu}, the driver {driver}"),
-        };
-        Self::Engine(match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => return Self::NoNative { interface: name, driver },
-            Some(libc::EBUSY | libc::EEXIST) => EngineError::InterfaceBusy { interface: name },
-            Some(libc::ERANGE | libc::EINVAL) => {
-                EngineError::MtuTooLarge { interface: name, detail }
-            }
-            Some(libc::EPERM | libc::EACCES) => {
-                EngineError::NotPermitted(format!("attaching to {name}: {error}"))
-            }
-            Some(libc::ENODEV) => EngineError::NoInterface(name),
-            Some(libc::ENOSPC) => other(
-                &format!(
-                    "attaching to {name}: it has fewer receive queues than its peer has transmit \
-                     queues; create both ends of the veth with the same numbers"
-                ),
-                error,
-            ),
-            _ => other(&format!("attaching to {name}"), error),
-        })
-    }
-
-    fn into_engine(self) -> EngineError {
-        match self {
-            Self::Engine(error) => error,
-            Self::NoNative { interface, driver } => EngineError::Other {
-                what: format!("attaching to {interface}"),
-                source: format!(
-                    "its driver ({driver}) cannot run XDP programs itself; use --xdp-mode generic"
-                )
-                .into(),
-            },
-        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// Connections that one address may open, a second and at once. All workers of a few jobs may run on
-/// one host and start together; those that are refused try again.
+/// Connections that one address may open, a second and at once. All workers of a few jobs may run
+/// on one host and start together; those that are refused try again.
 const CONNECTIONS: Allowance = Allowance { rate: 100, burst: 256 };
 /// Requests of one connection: a worker sends a handful, a tool one.
 const REQUESTS: Allowance = Allowance { rate: 200, burst: 400 };

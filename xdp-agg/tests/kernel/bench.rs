@@ -1,9 +1,11 @@
 //! The benchmark measures what it says: every case, and each in its place.
 
-use xdp_agg::engine::xdp::{BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
+use xdp_agg::engine::xdp::{BenchConfig, accounts, kernel_bench};
 
 use crate::setup::engine;
 
+/// The benchmark itself compares what the program counted with what it let it do, and fails where
+/// they differ; times depend on what else the machine does, and are not looked at.
 #[test]
 fn every_case_is_measured_and_the_account_adds_up() {
     if engine(2).is_none() {
@@ -11,18 +13,20 @@ fn every_case_is_measured_and_the_account_adds_up() {
     }
     let config = BenchConfig { chunks: vec![1, 54], slots: 64, samples: 5 };
     // The benchmark pins its thread to a CPU; this thread is the test's own.
-    let rows = kernel_bench(&config).expect("it measures");
+    let rows = kernel_bench(&config).expect("it measures, and the packets did what they should");
     let cases = 11;
     assert_eq!(rows.len(), 2 * cases, "{rows:?}");
-    let of = |case, payload| -> &BenchRow {
-        let row = rows.iter().find(|row| row.case == case && row.payload == payload);
-        row.expect("every case at every size")
-    };
-    let lanes = of(BenchCase::Add, 3456).ns_median - of(BenchCase::Add, 64).ns_median;
-    assert!(lanes > 20.0, "53 more chunks in {lanes} ns: nothing was added");
-    // What is refused before the slot does not depend on the size.
-    assert!(of(BenchCase::WrongCookie, 3456).ns_median < of(BenchCase::Add, 3456).ns_median);
-    for account in accounts(&rows) {
+    for payload in [64, 3456] {
+        let mut seen: Vec<_> =
+            rows.iter().filter(|row| row.payload == payload).map(|row| row.case.name()).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), cases, "every case at every size: {seen:?}");
+    }
+    assert!(rows.iter().all(|row| (row.samples, row.slots) == (5, 64)), "{rows:?}");
+    let accounts = accounts(&rows);
+    assert_eq!(accounts.len(), 2);
+    for account in accounts {
         let sum = account.parse + account.admit + account.slot + account.lanes;
         assert!((sum - account.add).abs() < 0.5, "{account:?}");
     }

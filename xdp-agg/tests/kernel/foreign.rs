@@ -4,6 +4,7 @@ use std::net::SocketAddrV4;
 
 use etherparse::PacketBuilder;
 use xdp_agg_common::maps::Reject;
+use xdp_agg_common::wire::VERSION;
 
 use crate::frames::{Frame, OUR_MAC, worker_mac};
 use crate::setup::{AGGREGATOR, DROP, PASS, PORT, counters, engine, header, job, start, worker};
@@ -123,7 +124,7 @@ fn garbage_to_our_port_is_refused() {
     proptest!(config, |(data in prop::collection::vec(any::<u8>(), 0..400), version: bool)| {
         let mut data = data;
         if let (true, Some(first)) = (version, data.first_mut()) {
-            *first = 0x11; // far enough to be believed a little longer
+            *first = VERSION << 4 | 1; // far enough to be believed a little longer
         }
         let to = SocketAddrV4::new(AGGREGATOR, PORT);
         let frame = Frame::udp(worker_mac(0), worker(0), to, &data);

@@ -7,6 +7,8 @@ mod differential;
 mod events;
 mod foreign;
 mod frames;
+mod fuzz;
 mod model;
+mod quota;
 mod setup;
 mod verdicts;

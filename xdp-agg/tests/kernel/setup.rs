@@ -29,6 +29,7 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
         slots,
         mtu: None,
         pin: None,
+        fresh: false,
     };
     match XdpEngine::detached(&config) {
         Ok(engine) => Some(engine),

@@ -2,6 +2,8 @@
 //! namespaces of this test. Needs root; without it every test here says so and passes.
 
 mod namespaces;
+mod pinned;
+mod stress;
 mod workers;
 
 use namespaces::{AGGREGATOR, Network, Shape};
@@ -13,15 +15,21 @@ use xdp_agg_common::maps::ResultMode;
 const PORT: u16 = 0xBEE0;
 
 fn config(network: &Network, xdp_mode: XdpMode) -> EngineConfig {
+    EngineConfig { interfaces: network.served(), ..config_of(xdp_mode) }
+}
+
+/// All but the interfaces.
+fn config_of(xdp_mode: XdpMode) -> EngineConfig {
     EngineConfig {
         kind: EngineKind::Xdp,
         xdp_mode,
-        interfaces: network.served(),
+        interfaces: Vec::new(),
         data_addr: Some(AGGREGATOR),
         data_port: PORT,
         slots: 64,
         mtu: None,
         pin: None,
+        fresh: false,
     }
 }
 

@@ -13,10 +13,12 @@ use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
 use crate::PORT;
 use crate::namespaces::{AGGREGATOR, Network, address};
 
-const JOB: u16 = 2;
+pub(crate) const JOB: u16 = 2;
 const BLOCKS: u64 = 500;
+/// Chunks of a block.
+pub(crate) const CHUNKS: usize = 22;
 const POOL: u32 = 32;
-const CHUNKS: usize = 22;
+const COOKIE: u64 = 0x1357_9bdf;
 const PATIENCE: Duration = Duration::from_millis(100);
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -26,21 +28,8 @@ pub(crate) fn all_reduce(
     engine: &mut XdpEngine,
     wanted: Option<ResultMode>,
 ) -> ResultMode {
-    let ranks = 0..network.workers;
-    let workers: Vec<Worker> = ranks.map(|rank| Worker::new(network, rank)).collect();
-    let conf = JobConf {
-        members: u64::MAX >> (64 - network.workers),
-        cookie: 0x1357_9bdf,
-        addr: AGGREGATOR.into(),
-        slots: POOL,
-        port: PORT,
-        epoch: 1,
-        workers: network.workers,
-        max_chunks: CHUNKS as u16,
-        ..JobConf::default()
-    };
-    let members = (0..).zip(workers.iter().map(|worker| worker.addr)).collect();
-    engine.prepare(&JobSetup { job_id: JOB, conf, members }).expect("it fits");
+    let workers = Worker::all(network);
+    engine.prepare(&setup(network.workers, POOL)).expect("it fits");
     workers.iter().for_each(Worker::probe);
     // An engine works in the network namespace in which it was opened.
     let started = network.inside(|| engine.start(JOB, wanted)).expect("all paths are open");
@@ -59,6 +48,33 @@ pub(crate) fn all_reduce(
     started.mode
 }
 
+/// The workers' job, with this many slots.
+pub(crate) fn setup(workers: u16, slots: u32) -> JobSetup {
+    let conf = JobConf {
+        members: u64::MAX >> (64 - workers),
+        cookie: COOKIE,
+        addr: AGGREGATOR.into(),
+        slots,
+        port: PORT,
+        epoch: 1,
+        workers,
+        max_chunks: CHUNKS as u16,
+        ..JobConf::default()
+    };
+    let members = (0..workers).map(|rank| (rank, data_address(rank))).collect();
+    JobSetup { job_id: JOB, conf, members }
+}
+
+fn data_address(rank: u16) -> SocketAddrV4 {
+    SocketAddrV4::new(address(rank), 40_000 + rank)
+}
+
+/// The sum of a block, as its result holds it.
+pub(crate) fn sum(network: &Network, block: u64) -> Vec<u8> {
+    let sum = |lane| (0..network.workers).map(|rank| value(rank, block, lane)).sum();
+    (0..CHUNKS as u32 * 16).map(sum).flat_map(u32::to_le_bytes).collect()
+}
+
 fn check_counters(counters: &JobCounters, network: &Network, mode: ResultMode) {
     let workers = u64::from(network.workers);
     assert_eq!(counters.contributions, BLOCKS * workers);
@@ -69,15 +85,21 @@ fn check_counters(counters: &JobCounters, network: &Network, mode: ResultMode) {
     assert_eq!(counters.rejects, [0; Reject::COUNT]);
 }
 
-struct Worker {
-    rank: u16,
+/// One worker, on a host of its own.
+pub(crate) struct Worker {
+    pub(crate) rank: u16,
     addr: SocketAddrV4,
     socket: UdpSocket,
 }
 
 impl Worker {
+    /// One on each worker's host.
+    pub(crate) fn all(network: &Network) -> Vec<Self> {
+        (0..network.workers).map(|rank| Self::new(network, rank)).collect()
+    }
+
     fn new(network: &Network, rank: u16) -> Self {
-        let addr = SocketAddrV4::new(address(rank), 40_000 + rank);
+        let addr = data_address(rank);
         let socket = network.on_worker(rank, || UdpSocket::bind(addr)).expect("it binds");
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         Self { rank, addr, socket }
@@ -89,7 +111,7 @@ impl Worker {
             kind,
             flags: 0,
             job: JOB,
-            cookie: 0x1357_9bdf,
+            cookie: COOKIE,
             epoch: 1,
             rank: self.rank,
             block,
@@ -100,10 +122,15 @@ impl Worker {
         ours.into_iter().chain(lanes.flat_map(u32::to_le_bytes)).collect()
     }
 
-    fn send(&self, kind: Kind, block: u64) {
+    pub(crate) fn send(&self, kind: Kind, block: u64) {
         let packet = self.packet(kind, block);
         let sent = self.socket.send_to(&packet, (AGGREGATOR, PORT)).expect("it goes out");
         assert_eq!(sent, packet.len());
+    }
+
+    /// The next answer; None if there is none for a while.
+    pub(crate) fn answer(&self) -> Option<(Header, Vec<u8>)> {
+        self.receive(&self.socket)
     }
 
     fn receive(&self, socket: &UdpSocket) -> Option<(Header, Vec<u8>)> {
@@ -114,7 +141,8 @@ impl Worker {
         Some((Header::parse(ours).expect("a header of ours"), payload.to_vec()))
     }
 
-    fn probe(&self) {
+    /// Opens the path.
+    pub(crate) fn probe(&self) {
         for _ in 0..30 {
             self.send(Kind::Probe, 0);
             if let Some((header, payload)) = self.receive(&self.socket) {
@@ -170,10 +198,7 @@ impl Worker {
             return;
         }
         assert_eq!(header.rank, if group { EVERYBODY } else { self.rank });
-        let sum = |lane| (0..network.workers).map(|rank| value(rank, header.block, lane)).sum();
-        let expected: Vec<u8> =
-            (0..CHUNKS as u32 * 16).map(sum).flat_map(u32::to_le_bytes).collect();
-        assert_eq!(payload, expected, "block {}", header.block);
+        assert_eq!(payload, sum(network, header.block), "block {}", header.block);
         held[header.block as usize] = true;
     }
 

@@ -257,3 +257,26 @@ fn probes_end() {
     assert_eq!(probes, super::super::PROBES);
     assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
 }
+
+/// Who never got to the daemon is told so, whatever deadline ends it.
+#[test]
+fn an_absent_daemon_is_named_at_the_deadline() {
+    for (patience, tries) in [(300, 4), (60_000, 101)] {
+        let join_deadline = Duration::from_millis(patience);
+        let config = Config { join_deadline, ..Config::new("alone", 0, 1) };
+        let mut machine = Machine::new(config, NOW);
+        let (mut now, mut tried) = (NOW, 0);
+        while machine.failure().is_none() {
+            if machine.poll_control(now) == Some(Control::Connect) {
+                tried += 1;
+                machine.connect_failed("refused".into(), now);
+            }
+            let Some(next) = machine.poll_timeout() else { break };
+            now = next.max(now);
+            machine.on_timeout(now);
+        }
+        let failure = machine.failure();
+        assert!(matches!(failure, Some(Error::Unreachable { .. })), "{failure:?}");
+        assert!((tries - 1..=tries).contains(&tried), "{tried}");
+    }
+}

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use xdp_agg_common::control::{
     CONTROL_PORT, CONTROL_VERSION, CreateJob, Reply, Request, Stats, read_message, write_message,
 };
+use xdp_agg_tests::steady::{Steady, Work};
 use xdp_agg_tests::{
     Faults, LinkMeter, Mode, Namespace, Process, Sink, Topology, enter_user_namespace, is_root,
     program,
@@ -154,6 +155,11 @@ impl Lab {
 
     /// Starts the daemon and waits until it is ready.
     pub(crate) fn start_daemon(&self) -> Result<Daemon<'_>> {
+        self.start_daemon_with(&[])
+    }
+
+    /// The same with further arguments.
+    pub(crate) fn start_daemon_with(&self, extra: &[String]) -> Result<Daemon<'_>> {
         let mut command = self.topology.aggregator().command(program("xdp-agg")?);
         command.arg("serve");
         for interface in self.topology.aggregator_interfaces() {
@@ -163,6 +169,7 @@ impl Lab {
         command
             .args(["--engine", engine, "--control", &self.control_address()])
             .args(["--data-addr", &self.topology.aggregator_addr().to_string()])
+            .args(extra)
             .env("NO_COLOR", "1");
         if engine == "xdp" {
             // A fallback to generic mode would be another system than the one that is measured.
@@ -197,6 +204,20 @@ impl Lab {
             Engine::Xdp => self.plan.mode.name().to_owned(),
             Engine::Userspace => "auto".to_owned(),
         }
+    }
+
+    /// Starts a worker whose sums are known, with further settings.
+    pub(crate) fn start_steady(
+        &self,
+        job: &str,
+        rank: u16,
+        settings: &[(&str, String)],
+        work: &Work,
+    ) -> Result<Steady> {
+        let host: &Namespace = self.topology.worker(usize::from(rank));
+        let mut command = host.command(xdp_agg_tests::program("steady_worker")?);
+        command.envs(self.environment(rank, job)).envs(settings.iter().map(|(k, v)| (*k, v)));
+        Ok(Steady::spawn(&format!("worker {rank}"), command, work)?)
     }
 
     /// Starts a program as every worker; the arguments are asked per rank.
@@ -312,6 +333,12 @@ impl Daemon<'_> {
             Ok(read_message(&mut stream)?)
         };
         self.lab.topology.aggregator().run(ask)?
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(self) -> Result<()> {
+        self.process.kill()?;
+        Ok(())
     }
 
     /// Asks it to end, and checks that it does so without complaint.

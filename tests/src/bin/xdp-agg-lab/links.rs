@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common};
-use super::lab::{Lab, Privilege};
+use super::lab::{Lab, Plan, Privilege};
 use super::plot::{Bar, Labels, bars};
-use super::row::{Row, heading, write_json};
-use super::setting::{Rate, short_bytes};
+use super::row::{Row, heading, quantile, write_json};
+use super::setting::{Loss, Rate, short_bytes};
 
 /// Long vectors over links that are held to a rate: how close does each system come to what the
 /// links allow?
@@ -24,7 +24,13 @@ pub(crate) struct Args {
     /// Rate of every link in each direction, such as 500mbit or 1gbit, or none.
     #[arg(long, default_value = "500mbit")]
     rate: Rate,
+    /// With --loss: measure without loss, too, in turns, and print the ratio of the rates.
+    #[arg(long)]
+    loss_compare: bool,
 }
+
+/// Turns of --loss-compare.
+const TURNS: usize = 3;
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     compare::warn_if_busy()?;
@@ -32,6 +38,9 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let plan = common.plan(args.rate, privilege);
     let bytes = common.bytes.clone().unwrap_or_else(|| vec![97 << 20]);
     let calls = Calls { bytes: &bytes, iters: common.iters.unwrap_or(5), warmup: 1 };
+    if args.loss_compare {
+        return compare_loss(args, privilege, &calls);
+    }
     let systems = common.systems(privilege);
     let title = format!(
         "{} workers, {} a link and direction, MTU {}, {} % loss{}",
@@ -65,6 +74,51 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     };
     bars(&plot, &labels, &rows.iter().map(bar).collect::<Vec<_>>())?;
     println!("# plot: {}", plot.display());
+    let complaints = compare::complaints(&rows);
+    if !complaints.is_empty() {
+        bail!("not a result: {}", complaints.join("; "));
+    }
+    Ok(())
+}
+
+/// The same calls with and without loss, in turns, so that whatever else goes on on this machine
+/// meets both; what share of the rate is left.
+fn compare_loss(args: &Args, privilege: Privilege, calls: &Calls<'_>) -> Result<()> {
+    let common = &args.common;
+    let lossy = common.plan(args.rate, privilege);
+    if lossy.loss.ppm == 0 {
+        bail!("--loss-compare needs --loss, such as --loss 1");
+    }
+    let clean = Plan { loss: Loss { ppm: 0 }, ..lossy };
+    println!("# links: with and without loss, in turns\n{}", heading());
+    let mut rows: Vec<Row> = Vec::new();
+    for system in common.systems(privilege) {
+        let mut pairs: Vec<(Row, Row)> = Vec::new();
+        for _ in 0..TURNS {
+            let before = compare::measure(&Lab::build(clean)?, system, calls)?;
+            let after = compare::measure(&Lab::build(lossy)?, system, calls)?;
+            pairs.extend(before.into_iter().zip(after));
+        }
+        for bytes in calls.bytes {
+            let same = |pair: &&(Row, Row)| pair.0.bytes == *bytes;
+            let ratio = |(clean, lossy): &(Row, Row)| clean.time_us_median / lossy.time_us_median;
+            let ratios: Vec<f64> = pairs.iter().filter(same).map(ratio).collect();
+            println!(
+                "# {system:?}, {}: with {} % loss {:.1} % of the rate without (median of {} turns, \
+                 {:.1} to {:.1} %)",
+                short_bytes(*bytes),
+                lossy.loss.percent(),
+                quantile(&ratios, 0.5) * 100.0,
+                ratios.len(),
+                quantile(&ratios, 0.0) * 100.0,
+                quantile(&ratios, 1.0) * 100.0,
+            );
+        }
+        rows.extend(pairs.into_iter().flat_map(|(clean, lossy)| [clean, lossy]));
+    }
+    if let Some(file) = &common.json {
+        write_json(file, &rows)?;
+    }
     let complaints = compare::complaints(&rows);
     if !complaints.is_empty() {
         bail!("not a result: {}", complaints.join("; "));

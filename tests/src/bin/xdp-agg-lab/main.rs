@@ -5,7 +5,9 @@
 mod bound;
 mod compare;
 mod demo;
+mod flood;
 mod kernel;
+mod kill;
 mod lab;
 mod latency;
 mod links;
@@ -43,6 +45,8 @@ enum Scenario {
     Links(links::Args),
     Latency(latency::Args),
     Kernel(kernel::Args),
+    Kill(kill::Args),
+    Flood(flood::Args),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +55,8 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Links(args)) => links::main(args, privilege),
         Command::Bench(Scenario::Latency(args)) => latency::main(args, privilege),
         Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
+        Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
+        Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });
     match result {

@@ -6,6 +6,8 @@
 //! interfaces. `step` in front of an empty program is measured too, and taken off. Blocks take
 //! turns packet by packet, so every packet meets another slot.
 
+mod counts;
+
 use std::time::Duration;
 
 use aya::maps::{Array, ProgramArray};
@@ -13,7 +15,7 @@ use aya::{EbpfLoader, programs::Xdp};
 use serde::Serialize;
 use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, Lane, MAX_CHUNKS};
-use xdp_agg_common::maps::{JobConf, ResultMode};
+use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS};
 
 use super::XdpEngine;
@@ -199,6 +201,7 @@ impl Bench {
             slots: config.slots,
             mtu: None,
             pin: None,
+            fresh: false,
         })?;
         let feeder = Feeder::open(&engine)?;
         Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })
@@ -206,6 +209,7 @@ impl Bench {
 
     fn measure(&mut self, epoch: u16, chunks: u16) -> Result<Vec<BenchRow>, EngineError> {
         self.start_job(epoch, chunks)?;
+        let before = self.counted()?;
         let header = header(epoch, Kind::Contribution);
         let mut samples: Vec<(BenchCase, Vec<f64>)> = Vec::new();
         for generation in 0..=u64::from(self.samples) {
@@ -221,8 +225,14 @@ impl Bench {
             }
         }
         self.engine.stop(0)?;
+        let after = self.counted()?;
+        counts::check(&before, &after, self.slots, self.samples)?;
         let payload = u32::from(chunks) * CHUNK_LEN as u32;
         Ok(samples.into_iter().map(|(case, all)| row(case, payload, self.slots, all)).collect())
+    }
+
+    fn counted(&mut self) -> Result<JobCounters, EngineError> {
+        self.engine.counters().map(|all| all[0])
     }
 
     /// Packets that change nothing, so that one can be repeated as it is.

@@ -6,6 +6,7 @@ use std::error::Error;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use aya::maps::{
@@ -17,7 +18,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use tracing::info;
 use xdp_agg_common::frame::PAYLOAD_OFFSET;
 use xdp_agg_common::lanes::MAX_PAYLOAD;
-use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member};
+use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
@@ -52,6 +53,7 @@ pub(super) struct Object {
     pub(super) jobs: Array<MapData, JobConf>,
     pub(super) members: Array<MapData, Member>,
     pub(super) copies: Array<MapData, u16>,
+    pub(super) quotas: Array<MapData, Quota>,
     counters: PerCpuArray<MapData, JobCounters>,
     fans: PerCpuHashMap<MapData, u32, Fan>,
     back: DevMap<MapData>,
@@ -60,7 +62,12 @@ pub(super) struct Object {
 
 impl Object {
     /// Loads the program into the kernel.
-    pub(super) fn load(settings: &Settings) -> Result<Self, EngineError> {
+    ///
+    /// `pins` names maps and their places in a BPF file system: what is there already is used.
+    pub(super) fn load(
+        settings: &Settings,
+        pins: &[(&'static str, PathBuf)],
+    ) -> Result<Self, EngineError> {
         check_kernel()?;
         let object = object_bytes()?;
         let mut loader = EbpfLoader::new();
@@ -70,6 +77,9 @@ impl Object {
             .override_global("DATA_ADDR", &settings.data_addr, true)
             .override_global("REDIRECT_BACK", &redirect_back, true)
             .map_max_entries("SLOTS", settings.slots);
+        for (name, path) in pins {
+            loader.map_pin_path(name, path);
+        }
         let mut bpf = loader.load(&object).map_err(load_error)?;
         for name in ["xdp_agg", "copy_out"] {
             xdp_mut(&mut bpf, name)?.load().map_err(|error| load_error(error.into()))?;
@@ -81,6 +91,7 @@ impl Object {
             jobs: take("JOBS")?.try_into().map_err(map_error("the jobs"))?,
             members: take("MEMBERS")?.try_into().map_err(map_error("the members"))?,
             copies: take("COPIES")?.try_into().map_err(map_error("the recipients"))?,
+            quotas: take("QUOTAS")?.try_into().map_err(map_error("the quotas"))?,
             counters: take("COUNTERS")?.try_into().map_err(map_error("the counters"))?,
             fans: take("FANS")?.try_into().map_err(map_error("the interfaces"))?,
             back: take("BACK")?.try_into().map_err(map_error("the ways back"))?,
@@ -106,18 +117,30 @@ impl Object {
         program.map(AsFd::as_fd).map_err(|error| other("the program", error))
     }
 
-    /// Makes an interface known as number `port` to the copies that leave by it.
-    pub(super) fn register_port(&mut self, ifindex: u32, port: u32) -> Result<(), EngineError> {
-        let cpus = nr_cpus().map_err(|(what, error)| other(what, error))?;
-        let fan = Fan { port, ..Fan::default() };
-        let values = PerCpuValues::try_from(vec![fan; cpus])
-            .map_err(|error| other("the interfaces", error))?;
-        self.fans.insert(ifindex, values, 0).map_err(map_error("the interfaces"))?;
+    /// Makes an interface known as number `port` to the copies that leave by it. Where the maps
+    /// were adopted it is known already, and copies may be leaving.
+    pub(super) fn register_port(
+        &mut self,
+        ifindex: u32,
+        port: u32,
+        adopted: bool,
+    ) -> Result<(), EngineError> {
+        if !adopted {
+            self.insert_fan(ifindex, port)?;
+        }
         let egress = xdp(&self.bpf, "copy_out")?;
         let egress = egress.fd().map_err(|error| other("the program for copies", error))?;
         self.back
             .set(port, ifindex, Some(egress), 0)
             .map_err(|error| other("the way back out of an interface", error))
+    }
+
+    fn insert_fan(&mut self, ifindex: u32, port: u32) -> Result<(), EngineError> {
+        let cpus = nr_cpus().map_err(|(what, error)| other(what, error))?;
+        let fan = Fan { port, ..Fan::default() };
+        let values = PerCpuValues::try_from(vec![fan; cpus])
+            .map_err(|error| other("the interfaces", error))?;
+        self.fans.insert(ifindex, values, 0).map_err(map_error("the interfaces"))
     }
 
     /// Sets where the copies of a job's results go, in this order.

@@ -1,14 +1,17 @@
 //! System calls that no dependency wraps.
 #![expect(unsafe_code, reason = "system calls")]
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::ptr;
 use std::time::Duration;
 
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
-use xdp_agg_common::maps::{SLOT_LEN, SlotHead};
+use xdp_agg_common::maps::{MAX_PORTS, SLOT_LEN, SlotHead};
 
 /// A slot as the kernel's table holds it.
 #[derive(Clone, Copy)]
@@ -50,8 +53,36 @@ const _: () = assert!(size_of::<Step>() == 32);
 // SAFETY: as above.
 unsafe impl aya::Pod for Step {}
 
+/// What a pinned data path was made for (`pins`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Stamp {
+    pub(super) magic: u64,
+    pub(super) layout: u64,
+    /// Number of the network namespace.
+    pub(super) namespace: u64,
+    pub(super) slots: u32,
+    pub(super) data_addr: u32,
+    pub(super) data_port: u16,
+    /// Version of the wire format.
+    pub(super) wire: u16,
+    /// 1: attached in generic mode.
+    pub(super) generic: u32,
+    /// Numbers of the served interfaces, then zeros.
+    pub(super) interfaces: [u32; MAX_PORTS],
+}
+
+const _: () = assert!(size_of::<Stamp>() == 40 + 4 * MAX_PORTS);
+
+// SAFETY: as above.
+unsafe impl aya::Pod for Stamp {}
+
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const BPF_XDP: u32 = 37;
 const MEMBARRIER_CMD_GLOBAL: libc::c_long = 1;
 
@@ -72,6 +103,84 @@ struct MapElement {
     key: u64,
     value: u64,
     flags: u64,
+}
+
+/// The fields of `union bpf_attr` that `BPF_LINK_UPDATE` reads.
+#[repr(C)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+/// The fields of `union bpf_attr` that `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
+#[repr(C)]
+struct Pin {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Puts another program in the place of a link's, between two packets.
+///
+/// # Errors
+/// `ENOLINK`: the interface is gone. Otherwise the system's.
+pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let attr = LinkUpdate {
+        link_fd: link.as_raw_fd() as u32,
+        new_prog_fd: program.as_raw_fd() as u32,
+        flags: 0,
+        old_prog_fd: 0,
+    };
+    // SAFETY: the call reads `attr`, whose size is given.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_LINK_UPDATE, &raw const attr, size_of::<LinkUpdate>())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Gives a map, program or link a name in a BPF file system, which keeps it.
+///
+/// # Errors
+/// The system's.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
+    let attr = Pin { path: path.as_ptr() as u64, fd: object.as_raw_fd() as u32, flags: 0 };
+    // SAFETY: the call reads `attr`, whose size is given, and the string that it points to.
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const attr, size_of::<Pin>()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Opens what has this name in a BPF file system.
+///
+/// # Errors
+/// The system's.
+pub(super) fn open_pinned(path: &CStr) -> io::Result<OwnedFd> {
+    let attr = Pin { path: path.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: the call reads `attr`, whose size is given, and the string that it points to.
+    let fd =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const attr, size_of::<Pin>()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Whether this path, which exists, is in a BPF file system.
+///
+/// # Errors
+/// The system's.
+pub(super) fn is_bpf_file_system(path: &Path) -> io::Result<bool> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: a `statfs` of zeros is valid: integers.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: a C string that is alive, and a place for the answer.
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut about) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(about.f_type as u64 == BPF_FS_MAGIC)
 }
 
 /// Attaches an XDP program to an interface by a link: it lasts as long as the descriptor is open,
@@ -132,6 +241,14 @@ pub(super) fn wait_for_running_programs() {
     }
 }
 
+/// The time of the clock that the kernel program stamps members with.
+pub(super) fn monotonic() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes `now`. It cannot fail: every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
 /// Waits until one of two descriptors can be read or is closed at the other end.
 ///
 /// # Errors
@@ -154,7 +271,7 @@ pub(super) fn wait_readable(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<
 
 /// Index of an interface in this network namespace; None if there is none of that name.
 pub(super) fn ifindex(name: &str) -> Option<u32> {
-    let name = std::ffi::CString::new(name).ok()?;
+    let name = CString::new(name).ok()?;
     // SAFETY: a C string that is alive.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
         0 => None,

@@ -1,0 +1,24 @@
+//! The targets, one a module.
+
+mod config;
+mod control;
+mod jobs;
+mod packet;
+mod reform;
+
+use crate::Target;
+
+/// All of them.
+pub const ALL: [Target; 5] =
+    [packet::TARGET, control::TARGET, jobs::TARGET, config::TARGET, reform::TARGET];
+
+/// The target with this name.
+#[must_use]
+pub fn by_name(name: &str) -> Option<Target> {
+    ALL.into_iter().find(|target| target.name == name)
+}
+
+/// For targets that run everywhere.
+const fn everywhere() -> Option<String> {
+    None
+}

@@ -1,0 +1,276 @@
+//! Workers and daemons that die in the middle of calls, as processes do: by SIGKILL, with their
+//! host, behind a cut cable. What a sum must be is known (`xdp_agg_tests::steady`), so the one thing
+//! that must never happen, a wrong sum, is looked for in every call of every worker.
+//!
+//! `cargo xtask bench kill --times 50` does the same at random moments, many times.
+
+mod support;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{LIMIT, Lab, network};
+use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+
+const FAIL: [(&str, &str); 2] =
+    [("XDP_AGG_ON_WORKER_LOSS", "fail"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "fail")];
+const SHRINK: [(&str, &str); 2] =
+    [("XDP_AGG_ON_WORKER_LOSS", "shrink"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "fail")];
+const RESUME: [(&str, &str); 2] =
+    [("XDP_AGG_ON_WORKER_LOSS", "shrink"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "resume")];
+const RING: [(&str, &str); 3] = [
+    ("XDP_AGG_ON_WORKER_LOSS", "shrink"),
+    ("XDP_AGG_ON_AGGREGATOR_LOSS", "ring"),
+    ("XDP_AGG_FALLBACK_AFTER", "1"),
+];
+
+/// In what time the others go on or are told.
+const PROMISED: Duration = Duration::from_secs(3);
+/// The same after a host has vanished without a word: two seconds more to notice.
+const PROMISED_SILENT: Duration = Duration::from_secs(5);
+
+/// Long enough for a call to be under way at any moment.
+fn work() -> Work {
+    Work { longest: 150_000, ..Work::default() }
+}
+
+/// No call of any worker was wrong, nor different from another's.
+fn check(said: &[Vec<(Instant, Line)>]) {
+    let verdict = judge(said);
+    assert!(verdict.calls > 0);
+    assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
+}
+
+fn all_said(workers: &[Steady]) -> Vec<Vec<(Instant, Line)>> {
+    workers.iter().map(Steady::said).collect()
+}
+
+/// The first call of a worker after this moment that these ranks contributed to, and no other.
+fn call_of(worker: &Steady, since: Instant, ranks: u64, limit: Duration) -> Instant {
+    let is_it = |at, line: &Line| {
+        let whole = matches!(line, Line::Call { contributors, partial: 0, .. }
+            if *contributors == ranks);
+        at > since && whole
+    };
+    let what = format!("a call of {ranks:#b}");
+    worker.wait(&what, limit, is_it).unwrap_or_else(|error| panic!("{error}")).0
+}
+
+/// The first error of a worker after this moment.
+fn failure_of(worker: &Steady, since: Instant, limit: Duration) -> (Duration, String, Vec<u16>) {
+    let is_it = |at, line: &Line| at > since && matches!(line, Line::Failed { .. });
+    let found = worker.wait("an error", limit, is_it).unwrap_or_else(|error| panic!("{error}"));
+    match found {
+        (at, Line::Failed { kind, ranks, .. }) => (at - since, kind, ranks),
+        (_, other) => panic!("{other:?}"),
+    }
+}
+
+/// Policy `fail`: the others' calls return an error that names the rank, at once.
+#[test]
+fn a_killed_worker_is_named_to_the_others() {
+    need_root!();
+    let lab = Lab::start(network(4, "ports"), "xdp");
+    for round in 0..5 {
+        let mut workers = lab.steady_job("named", 4, &FAIL, &work());
+        thread::sleep(Duration::from_millis(7 * round));
+        let victim = round as usize % 4;
+        let said = workers.remove(victim).said();
+        let since = Instant::now();
+        for worker in &workers {
+            let (after, kind, ranks) = failure_of(worker, since, LIMIT);
+            assert_eq!((&*kind, &ranks[..]), ("member_lost", &[victim as u16][..]));
+            assert!(after < PROMISED, "{after:?}");
+        }
+        check(&[all_said(&workers), vec![said]].concat());
+    }
+}
+
+/// Policy `shrink`: the others go on without it, each sum is of those that are told, and the block
+/// that was under way is counted once.
+#[test]
+fn the_others_go_on_without_a_killed_worker() {
+    need_root!();
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(4, "ports"), engine);
+        for round in 0..4 {
+            let mut workers = lab.steady_job("shrink", 4, &SHRINK, &work());
+            thread::sleep(Duration::from_millis(7 * round));
+            let victim = round as usize % 4;
+            let dying = workers.remove(victim);
+            let since = Instant::now();
+            let said = dying.said();
+            drop(dying);
+            for worker in &workers {
+                let at = call_of(worker, since, 0b1111 & !(1 << victim), LIMIT);
+                assert!(at - since < PROMISED, "{:?}", at - since);
+            }
+            check(&[all_said(&workers), vec![said]].concat());
+        }
+    }
+}
+
+/// Two at once, and then another one: the last two still get right sums, and so does the last.
+#[test]
+fn losses_one_after_the_other_are_survived() {
+    need_root!();
+    let lab = Lab::start(network(4, "ports"), "xdp");
+    let mut workers = lab.steady_job("again", 4, &SHRINK, &work());
+    let mut since = Instant::now();
+    drop((workers.remove(3), workers.remove(1)));
+    for worker in &workers {
+        call_of(worker, since, 0b0101, LIMIT);
+    }
+    since = Instant::now();
+    drop(workers.remove(0));
+    call_of(&workers[0], since, 0b0100, LIMIT);
+    check(&all_said(&workers));
+}
+
+/// A cut cable, and a host that is gone: nobody says that the connection has ended.
+#[test]
+fn a_host_that_vanishes_is_noticed() {
+    need_root!();
+    for how in ["cable", "host"] {
+        let lab = Lab::start(network(3, "ports"), "xdp");
+        let mut workers = lab.steady_job("vanish", 3, &SHRINK, &work());
+        let since = Instant::now();
+        match how {
+            "cable" => lab.topology.set_link_up(2, false).expect("it is cut"),
+            _ => lab.topology.remove_host(2).expect("it goes"),
+        }
+        let gone = workers.remove(2);
+        for worker in &workers {
+            let at = call_of(worker, since, 0b011, LIMIT);
+            eprintln!("{how}: {:?}", at - since);
+            assert!(at - since < PROMISED_SILENT, "{how}: {:?}", at - since);
+        }
+        check(&all_said(&workers));
+        drop(gone);
+    }
+}
+
+/// A killed worker that comes back takes part in the next epoch. Sums are right before, between and
+/// after.
+#[test]
+fn a_killed_worker_comes_back() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let mut workers = lab.steady_job("back", 3, &SHRINK, &work());
+    for round in 0..3 {
+        let since = Instant::now();
+        let said = workers.remove(1).said();
+        for worker in &workers {
+            call_of(worker, since, 0b101, LIMIT);
+        }
+        let since = Instant::now();
+        workers.insert(1, lab.steady("back", 1, 3, &SHRINK, &work()));
+        for worker in &workers {
+            call_of(worker, since, 0b111, LIMIT);
+        }
+        let joined = workers[1].said();
+        let Some((_, Line::Joined { sequence, .. })) = joined.first() else {
+            panic!("round {round}: {joined:?}");
+        };
+        assert!(*sequence > 0, "it starts where the others are");
+        check(&[all_said(&workers), vec![said]].concat());
+    }
+}
+
+/// A stopped process is no dead one: it costs time, and nothing else.
+#[test]
+fn a_stopped_worker_is_waited_for() {
+    need_root!();
+    let lab = Lab::start(network(4, "ports"), "xdp");
+    let mut workers = lab.steady_job("stopped", 4, &SHRINK, &work());
+    let before = lab.job_stats("stopped").info;
+    workers[2].process.signal(libc::SIGSTOP).expect("it runs");
+    // A call may have been done meanwhile, but not one that began after this.
+    thread::sleep(Duration::from_millis(500));
+    let calls = |workers: &[Steady]| workers.iter().map(|w| w.said().len()).collect::<Vec<_>>();
+    let then = calls(&workers);
+    thread::sleep(Duration::from_millis(9_500));
+    assert_eq!(calls(&workers), then, "calls end without a contribution of each");
+    let since = Instant::now();
+    workers[2].process.signal(libc::SIGCONT).expect("it is there");
+    for worker in &workers {
+        call_of(worker, since, 0b1111, LIMIT);
+    }
+    let after = lab.job_stats("stopped").info;
+    assert_eq!((before.epoch, before.joined), (after.epoch, after.joined));
+    let said = all_said(&workers);
+    let is_reformed = |line: &Line| matches!(line, Line::Call { reforms: 1.., .. });
+    let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
+    assert!(!said.iter().flatten().any(|(_, line)| is_reformed(line) || is_failed(line)));
+    check(&said);
+}
+
+/// The daemon dies. Policy `fail`: every call says so, and after a restart there are calls again.
+#[test]
+fn a_killed_daemon_is_told_of() {
+    need_root!();
+    let mut lab = Lab::start(network(3, "ports"), "xdp");
+    let work = Work { reconnects: true, ..work() };
+    let workers = lab.steady_job("told", 3, &FAIL, &work);
+    for _ in 0..2 {
+        let since = Instant::now();
+        lab.daemon.take().expect("it runs").kill().expect("it was running");
+        for worker in &workers {
+            let (after, kind, _) = failure_of(worker, since, LIMIT);
+            assert!(kind == "aggregator_lost" && after < PROMISED, "{kind}, {after:?}");
+        }
+        lab.start_daemon();
+        for worker in &workers {
+            call_of(worker, since, 0b111, LIMIT);
+        }
+    }
+    // In each job calls are numbered from 0 and are the same ones: so are their results.
+    check(&all_said(&workers));
+}
+
+/// Policy `resume`: the workers wait for the daemon and go on, the call under way included.
+#[test]
+fn a_restarted_daemon_is_gone_on_with() {
+    need_root!();
+    for engine in support::ENGINES {
+        let mut lab = Lab::start(network(3, "ports"), engine);
+        let workers = lab.steady_job("resume", 3, &RESUME, &work());
+        for _ in 0..3 {
+            lab.daemon.take().expect("it runs").kill().expect("it was running");
+            lab.start_daemon();
+            let since = Instant::now();
+            for worker in &workers {
+                let at = call_of(worker, since, 0b111, LIMIT);
+                assert!(at - since < PROMISED, "{:?}", at - since);
+            }
+        }
+        let said = all_said(&workers);
+        let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
+        assert!(!said.iter().flatten().any(|(_, line)| is_failed(line)), "no call fails");
+        check(&said);
+    }
+}
+
+/// Policy `ring`: no daemon comes back, and the workers go on among themselves. They say so.
+#[test]
+fn without_a_daemon_the_workers_go_on_over_a_ring() {
+    need_root!();
+    let mut lab = Lab::start(network(3, "ports"), "xdp");
+    let workers = lab.steady_job("ring", 3, &RING, &work());
+    let since = Instant::now();
+    lab.daemon.take().expect("it runs").kill().expect("it was running");
+    for worker in &workers {
+        let on_ring = |at, line: &Line| {
+            at > since
+                && matches!(line, Line::Call { path, contributors: 0b111, .. }
+                if path == "ring")
+        };
+        let (at, _) = worker.wait("a call over the ring", LIMIT, on_ring).expect("it goes on");
+        assert!(at - since < PROMISED + Duration::from_secs(1), "{:?}", at - since);
+        worker.wait_calls(20, LIMIT).expect("and on");
+    }
+    let said = all_said(&workers);
+    let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
+    assert!(!said.iter().flatten().any(|(_, line)| is_failed(line)), "no call fails");
+    check(&said);
+}

@@ -1,0 +1,42 @@
+//! What the program must have counted when the benchmark is done.
+
+use xdp_agg_common::maps::{JobCounters, Reject};
+
+use super::{MIDDLE, REPEATS};
+use crate::engine::EngineError;
+
+/// Whether the program did with the packets what the cases' names say: figures of packets that were
+/// refused early would look excellent.
+///
+/// # Errors
+/// Another number than the rounds make.
+pub(super) fn check(
+    before: &JobCounters,
+    after: &JobCounters,
+    slots: u32,
+    samples: u32,
+) -> Result<(), EngineError> {
+    let (slots, samples, middle) = (u64::from(slots), u64::from(samples), u64::from(MIDDLE));
+    let generations = samples + 1;
+    let rejected = |reason| {
+        let of = |counters: &JobCounters| counters.rejects[reason as usize];
+        of(after) - of(before)
+    };
+    let repeated = generations * u64::from(REPEATS);
+    let rows = [
+        ("stored or added", after.contributions - before.contributions, 64 * slots * generations),
+        ("completed", after.blocks - before.blocks, slots * generations),
+        // The first generation has none before it.
+        ("stale", after.stale - before.stale, slots * middle * samples),
+        ("refused (cookie)", rejected(Reject::Cookie), repeated),
+        ("refused (size)", rejected(Reject::Size), repeated),
+        ("refused (window)", rejected(Reject::Window), repeated),
+    ];
+    match rows.iter().find(|(_, counted, expected)| counted != expected) {
+        None => Ok(()),
+        Some((what, counted, expected)) => Err(super::super::wrong(format!(
+            "the benchmark's packets did not do what they should: {counted} were {what}, expected \
+             {expected}; is bpf/bench.bpfel.o older than the wire format? `cargo xtask build-ebpf`"
+        ))),
+    }
+}

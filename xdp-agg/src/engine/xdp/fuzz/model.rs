@@ -1,0 +1,343 @@
+//! What the kernel program should do with a frame, whatever is in it.
+//!
+//! Frames are taken apart here once more, byte by byte, as ARCHITECTURE.md tells it; admission and
+//! slot machine are those of `xdp-agg-common`, which have tests of their own.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::frame::Ipv4;
+use xdp_agg_common::lanes::{Chunk, Lane};
+use xdp_agg_common::maps::{JobConf, JobCounters, Member, Phase, Reject, ResultMode};
+use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in};
+use xdp_agg_common::wire::{EVERYBODY, Header, HeaderError, Kind};
+
+use super::super::sys::RawSlot;
+use super::FuzzReport;
+use crate::engine::JobSetup;
+
+/// The data path's port.
+pub(super) const PORT: u16 = 0xBEE0;
+/// The jobs, and how their results go out.
+pub(super) const JOBS: [u16; 2] = [3, 0];
+pub(super) const MODES: [ResultMode; 2] = [ResultMode::Fanout, ResultMode::Multicast];
+/// Slots of all; a job has half of them.
+pub(super) const SLOTS: u32 = 8;
+pub(super) const POOL: u32 = SLOTS / 2;
+/// World size of both jobs, of which one rank is no member of the first.
+pub(super) const WORKERS: u16 = 4;
+pub(super) const MAX_CHUNKS: u16 = 3;
+const AGGREGATOR: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
+
+/// What a test run returns.
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const REDIRECT: u32 = 4;
+
+/// Of each of [`JOBS`], and of what belongs to no job.
+pub(super) type Counters = [JobCounters; 3];
+
+/// All that the program may write, but for counters.
+#[derive(Clone)]
+pub(super) struct World {
+    pub(super) confs: [JobConf; 2],
+    pub(super) members: [[Member; WORKERS as usize]; 2],
+    pub(super) slots: [RawSlot; SLOTS as usize],
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            confs: Default::default(),
+            members: Default::default(),
+            slots: [RawSlot::empty(); SLOTS as usize],
+        }
+    }
+}
+
+/// What should come of a frame.
+pub(super) struct Expected {
+    pub(super) action: u32,
+    pub(super) frame: Vec<u8>,
+    /// Job and rank that may have been heard.
+    heard: Option<(usize, usize)>,
+}
+
+/// The state that the program should have.
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) world: World,
+    pub(super) counters: Counters,
+    pub(super) setups: Vec<JobSetup>,
+}
+
+/// A job of this epoch.
+pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
+    let at = if job_id == JOBS[0] { 0 } else { 1 };
+    let members: u64 = if at == 0 { 0b1011 } else { 0b1111 };
+    let conf = JobConf {
+        members,
+        cookie: 0x0123_4567_89ab_cdef ^ u64::from(job_id),
+        addr: AGGREGATOR.into(),
+        slot_base: at * POOL,
+        slots: POOL,
+        port: PORT,
+        epoch,
+        workers: WORKERS,
+        max_chunks: MAX_CHUNKS,
+        ..JobConf::default()
+    };
+    let address = |rank: u16| {
+        let host = Ipv4Addr::new(10, 1, job_id as u8, 1 + rank as u8);
+        (rank, SocketAddrV4::new(host, 40_000 + rank))
+    };
+    let ranks = (0..WORKERS).filter(|rank| members >> rank & 1 == 1);
+    JobSetup { job_id, conf, members: ranks.map(address).collect() }
+}
+
+impl Model {
+    pub(super) fn new(setups: &[JobSetup; 2], world: World) -> Self {
+        Self { world, counters: Counters::default(), setups: setups.to_vec() }
+    }
+
+    /// What should come of this frame.
+    pub(super) fn receive(&mut self, frame: &[u8], report: &mut FuzzReport) -> Expected {
+        let unchanged = |action| Expected { action, frame: frame.to_vec(), heard: None };
+        match self.judge(frame, report) {
+            Ok(expected) => expected,
+            Err(None) => {
+                report.passed += 1;
+                unchanged(PASS)
+            }
+            Err(Some((counter, reason))) => {
+                report.refused[reason as usize] += 1;
+                self.counters[counter].rejects[reason as usize] += 1;
+                unchanged(DROP)
+            }
+        }
+    }
+
+    /// The error is a refusal and where it is counted, or that the frame is not ours.
+    fn judge(
+        &mut self,
+        frame: &[u8],
+        report: &mut FuzzReport,
+    ) -> Result<Expected, Option<(usize, Reject)>> {
+        const NONE: usize = 2;
+        let half = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+        let word = |at: usize| u32::from(half(at)) << 16 | u32::from(half(at + 2));
+        let plain = frame.len() >= 42
+            && half(12) == 0x0800
+            && frame[14] == 0x45
+            && half(20) & 0x3fff == 0
+            && frame[23] == 17
+            && half(36) == PORT;
+        if !plain {
+            return Err(None);
+        }
+        let (ip_len, udp_len) = (usize::from(half(16)), usize::from(half(38)));
+        if ip_len < 50 || udp_len != ip_len - 20 || frame.len() < 14 + ip_len {
+            return Err(Some((NONE, Reject::Truncated)));
+        }
+        let ours = frame[42..].first_chunk().expect("22 bytes of the packet are a header");
+        let header = Header::parse(ours).map_err(|error| match error {
+            HeaderError::Version(_) => Some((NONE, Reject::Version)),
+            HeaderError::Malformed => Some((NONE, Reject::Malformed)),
+        })?;
+        let at = JOBS.iter().position(|job| *job == header.job);
+        let at = at.ok_or(Some((NONE, Reject::Job)))?;
+        let conf = self.world.confs[at];
+        if word(30) != conf.addr {
+            return Err(None);
+        }
+        let source = Source { addr: word(26), port: half(34) };
+        let admitted = check_job(&conf, &header).and_then(|()| {
+            let member = &self.world.members[at][usize::from(header.rank)];
+            check_member(&conf, member, &header, source, (ip_len - 50) as u16)
+        });
+        let mut packet = Packet { bytes: frame[..14 + ip_len].to_vec(), header };
+        match admitted.map_err(|reason| Some((at, reason)))? {
+            Request::Probe => {
+                report.probes += 1;
+                self.counters[at].probes += 1;
+                let member = &mut self.world.members[at][usize::from(header.rank)];
+                member.mac.copy_from_slice(&frame[6..12]);
+                member.local_mac.copy_from_slice(&frame[..6]);
+                (member.ifindex, member.learned_epoch) = (1, conf.epoch);
+                packet.answer_sender(Kind::ProbeReply, 0);
+                Ok(Expected { action: REDIRECT, frame: packet.bytes, heard: None })
+            }
+            Request::Contribute(c) => self.contribute(at, &c, packet, report),
+        }
+    }
+
+    fn contribute(
+        &mut self,
+        at: usize,
+        c: &Contribution,
+        mut packet: Packet,
+        report: &mut FuzzReport,
+    ) -> Result<Expected, Option<(usize, Reject)>> {
+        let conf = self.world.confs[at];
+        let counters = &mut self.counters[at];
+        let pool = Pool::new(conf.slots).ok_or(None)?;
+        let index = conf.slot_base + pool.slot_of(c.block);
+        let slot = &mut self.world.slots[index as usize];
+        let mut chunks = packet.chunks();
+        let held = (&mut slot.head.state, &mut slot.lanes[..]);
+        let outcome = take_in(held, pool, conf.members, c, &mut chunks[..]);
+        let mut heard = Some((at, usize::from(c.rank)));
+        let mut action = REDIRECT;
+        report.repetitions += 1;
+        match outcome.verdict {
+            Verdict::Store { complete } | Verdict::Add { complete } => {
+                report.repetitions -= 1;
+                report.contributions += 1;
+                counters.contributions += 1;
+                if complete {
+                    report.blocks += 1;
+                    counters.blocks += 1;
+                    packet.set_chunks(&chunks);
+                    packet.answer_all(&conf, outcome.flags);
+                } else {
+                    action = DROP;
+                }
+            }
+            Verdict::Resend => {
+                counters.duplicates += 1;
+                counters.resends += 1;
+                counters.copies += 1;
+                packet.set_chunks(&chunks);
+                packet.answer_sender(Kind::Result, outcome.flags);
+            }
+            Verdict::Pending => {
+                counters.duplicates += 1;
+                counters.pendings += 1;
+                packet.set_word(outcome.seen);
+                packet.answer_sender(Kind::Pending, 0);
+            }
+            Verdict::Stale => {
+                counters.stale += 1;
+                action = DROP;
+            }
+            Verdict::Reject(reason) => {
+                report.repetitions -= 1;
+                report.refused[reason as usize] += 1;
+                counters.rejects[reason as usize] += 1;
+                heard = None;
+                if reason == Reject::Mismatch {
+                    packet.set_word(outcome.tag.into());
+                    packet.answer_sender(Kind::Mismatch, 0);
+                } else {
+                    action = DROP;
+                }
+            }
+        }
+        Ok(Expected { action, frame: packet.bytes, heard })
+    }
+
+    /// What is otherwise in the kernel's maps than here.
+    pub(super) fn compare(&mut self, found: &World, expected: &Expected) -> Option<String> {
+        for (at, job) in JOBS.into_iter().enumerate() {
+            if found.confs[at] != self.world.confs[at] {
+                return Some(format!("the entry of job {job} was changed: {:?}", found.confs[at]));
+            }
+            for rank in 0..usize::from(WORKERS) {
+                let (found, ours) = (found.members[at][rank], &mut self.world.members[at][rank]);
+                if expected.heard == Some((at, rank)) && found.heard >= ours.heard {
+                    ours.heard = found.heard;
+                }
+                if found != *ours {
+                    return Some(format!(
+                        "rank {rank} of job {job} is {found:?}, expected {ours:?}"
+                    ));
+                }
+            }
+        }
+        for (index, (found, ours)) in found.slots.iter().zip(&self.world.slots).enumerate() {
+            if found.head.state != ours.head.state {
+                let (found, ours) = (found.head.state, ours.head.state);
+                return Some(format!("slot {index} holds {found:?}, expected {ours:?}"));
+            }
+            if found.lanes != ours.lanes {
+                return Some(format!("the lanes of slot {index} differ"));
+            }
+            if found.head.pad2 != [0; 4] || found.head.pad != 0 {
+                return Some(format!("slot {index} has something where there should be nothing"));
+            }
+        }
+        debug_assert!(self.world.confs.iter().all(|conf| conf.phase == Phase::Running as u16));
+        None
+    }
+}
+
+/// A packet of ours that is being answered in place, cut to its length.
+struct Packet {
+    bytes: Vec<u8>,
+    header: Header,
+}
+
+impl Packet {
+    fn chunks(&self) -> Vec<Chunk> {
+        let lane = |bytes: &[u8; 8]| Lane::new(u64::from_le_bytes(*bytes));
+        let chunk = |bytes: &[u8; 64]| {
+            let mut lanes = bytes.as_chunks::<8>().0.iter().map(lane);
+            std::array::from_fn(|_| lanes.next().unwrap_or_default())
+        };
+        self.bytes[64..].as_chunks::<64>().0.iter().map(chunk).collect()
+    }
+
+    fn set_chunks(&mut self, chunks: &[Chunk]) {
+        self.bytes.truncate(64);
+        let lanes = chunks.iter().flatten();
+        self.bytes.extend(lanes.flat_map(|lane| lane.bits().to_le_bytes()));
+    }
+
+    fn set_word(&mut self, word: u64) {
+        let mut chunk = Chunk::default();
+        chunk[0] = Lane::new(word);
+        self.set_chunks(&[chunk]);
+    }
+
+    fn answer_sender(&mut self, kind: Kind, flags: u8) {
+        let (a, b) = self.bytes.split_at_mut(6);
+        a.swap_with_slice(&mut b[..6]);
+        let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| self.bytes[at + i]));
+        let (source, destination) = (word(26), word(30));
+        let (port, other) = (self.bytes[34..36].to_vec(), self.bytes[36..38].to_vec());
+        self.address(destination, source);
+        self.bytes[34..36].copy_from_slice(&other);
+        self.bytes[36..38].copy_from_slice(&port);
+        self.header(Header { kind, flags, ..self.header });
+    }
+
+    fn answer_all(&mut self, conf: &JobConf, flags: u8) {
+        let mut result = Header { kind: Kind::Result, flags, ..self.header };
+        if conf.mode == ResultMode::Multicast as u16 {
+            result.rank = EVERYBODY;
+            let [_, a, b, c] = conf.group.to_be_bytes();
+            let ours: [u8; 6] = std::array::from_fn(|i| self.bytes[i]);
+            self.bytes[..6].copy_from_slice(&[1, 0, 0x5e, a & 0x7f, b, c]);
+            self.bytes[6..12].copy_from_slice(&ours);
+            self.address(conf.addr, conf.group);
+            self.bytes[34..36].copy_from_slice(&conf.port.to_be_bytes());
+            self.bytes[36..38].copy_from_slice(&conf.group_port.to_be_bytes());
+        }
+        self.header(result);
+    }
+
+    /// IP header and lengths of an answer; no UDP checksum.
+    fn address(&mut self, source: u32, destination: u32) {
+        let payload = (self.bytes.len() - 64) as u16;
+        let ip = Ipv4::answer(source, destination, payload);
+        self.bytes[14..34].copy_from_slice(&ip.0);
+        self.bytes[38..40].copy_from_slice(&(payload + 30).to_be_bytes());
+        self.bytes[40..42].fill(0);
+    }
+
+    fn header(&mut self, header: Header) {
+        let mut ours = [0; 22];
+        header.emit(&mut ours);
+        self.bytes[42..64].copy_from_slice(&ours);
+    }
+}

@@ -1,0 +1,216 @@
+//! Frames: honest ones, honest ones that were spoilt, and noise.
+
+use rand::Rng as _;
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom as _;
+use xdp_agg_common::frame::Ipv4;
+use xdp_agg_common::wire::{Header, Kind};
+
+use super::model::{MAX_CHUNKS, Model, POOL, PORT, WORKERS};
+use crate::engine::JobSetup;
+
+/// The longest frame that fits a test run's page.
+const LONGEST: usize = 3500;
+/// The shortest that a test run takes.
+const SHORTEST: usize = 14;
+/// Where fields begin and how long they are: Ethernet, IPv4, UDP, ours.
+const FIELDS: [(usize, usize); 22] = [
+    (0, 6),
+    (6, 6),
+    (12, 2),
+    (14, 1),
+    (16, 2),
+    (20, 2),
+    (22, 1),
+    (23, 1),
+    (26, 4),
+    (30, 4),
+    (34, 2),
+    (36, 2),
+    (38, 2),
+    (40, 2),
+    (42, 1),
+    (43, 1),
+    (44, 1),
+    (45, 1),
+    (46, 8),
+    (54, 2),
+    (56, 6),
+    (62, 2),
+];
+/// Where the epoch is in a frame.
+const EPOCH: std::ops::Range<usize> = 54..56;
+/// Frames that are kept to take fields from.
+const KEPT: usize = 64;
+
+/// Makes frames.
+pub(super) struct Mutator {
+    rng: SmallRng,
+    kept: Vec<Vec<u8>>,
+}
+
+impl Mutator {
+    pub(super) fn new(rng: SmallRng) -> Self {
+        Self { rng, kept: Vec::new() }
+    }
+
+    /// The next frame, of jobs in the model's state: so that some get deep.
+    pub(super) fn frame(&mut self, model: &Model) -> Vec<u8> {
+        if self.rng.random_ratio(1, 50) {
+            let len = self.rng.random_range(SHORTEST..200);
+            return (0..len).map(|_| self.rng.random()).collect();
+        }
+        let mut frame = self.honest(model);
+        if self.kept.len() < KEPT {
+            self.kept.push(frame.clone());
+        } else {
+            let at = self.rng.random_range(0..KEPT);
+            self.kept[at].clone_from(&frame);
+        }
+        for _ in 0..[0, 0, 1, 1, 1, 2, 4].choose(&mut self.rng).copied().unwrap_or(1) {
+            self.spoil(&mut frame);
+        }
+        frame.resize(frame.len().clamp(SHORTEST, LONGEST), 0);
+        frame
+    }
+
+    /// What a member sends, within its window or not far from it.
+    fn honest(&mut self, model: &Model) -> Vec<u8> {
+        let Some(setup) = model.setups.choose(&mut self.rng) else { return Vec::new() };
+        let conf = &setup.conf;
+        let rank = self.rng.random_range(0..WORKERS);
+        let index = self.rng.random_range(0..POOL);
+        let state = model.world.slots[(conf.slot_base + index) as usize].head.state;
+        let pool = u64::from(POOL);
+        let held = if state.epoch == conf.epoch { state.block } else { index.into() };
+        let complete = state.epoch == conf.epoch && state.seen == conf.members;
+        let block = match self.rng.random_range(0..12) {
+            0 => held.wrapping_sub(pool) & ((1 << 48) - 1),
+            1 => held + 2 * pool,
+            2 if !complete => held + pool,
+            3..=9 if complete => held + pool,
+            _ => held,
+        };
+        // Most contributions to a block are as the first one was; the first are of all lengths.
+        let joins = state.epoch == conf.epoch && block == held;
+        let first = (1 + (block % u64::from(MAX_CHUNKS)) as u16, 7);
+        let (usual, tag) = if joins { (state.chunks, state.tag) } else { first };
+        let odd = self.rng.random_ratio(1, 40);
+        let chunks = if odd { self.rng.random_range(0..=MAX_CHUNKS + 1) } else { usual };
+        let header = Header {
+            kind: if self.rng.random_ratio(1, 20) { Kind::Probe } else { Kind::Contribution },
+            flags: u8::from(self.rng.random_ratio(1, 8)),
+            job: setup.job_id,
+            rank,
+            cookie: conf.cookie,
+            epoch: conf.epoch,
+            block,
+            tag: tag ^ u16::from(self.rng.random_ratio(1, 40)),
+        };
+        let payload: Vec<u8> = (0..chunks * 64).map(|_| self.rng.random()).collect();
+        let mut frame = build(setup, &header, &payload);
+        if self.rng.random_ratio(1, 10) {
+            // What pads a frame is no part of its packet.
+            frame.extend(vec![0xAA; self.rng.random_range(1..40)]);
+        }
+        frame
+    }
+
+    fn spoil(&mut self, frame: &mut Vec<u8>) {
+        let rng = &mut self.rng;
+        let any = frame.len();
+        let front = any.min(64);
+        if any == 0 {
+            return;
+        }
+        let (at, len) = FIELDS.choose(rng).copied().unwrap_or((42, 1));
+        let field = at.min(any)..(at + len).min(any);
+        match rng.random_range(0..9) {
+            0 => frame[rng.random_range(0..front)] ^= 1 << rng.random_range(0..8),
+            1 => frame[rng.random_range(0..any)] ^= 1 << rng.random_range(0..8),
+            2 => frame[field].fill([0, 0xff, 0x7f, 0x80].choose(rng).copied().unwrap_or(0)),
+            3 => rng.fill(&mut frame[field]),
+            4 => {
+                // A field a little off: ranks, blocks, lengths, ports next to real ones.
+                if let Some(last) = frame[field].last_mut() {
+                    *last =
+                        last.wrapping_add([1, 2, 4, 64, 0xff].choose(rng).copied().unwrap_or(1));
+                }
+            }
+            5 => {
+                let other = self.kept.choose(rng).cloned().unwrap_or_default();
+                if let (Some(to), Some(from)) = (frame.get_mut(field.clone()), other.get(field)) {
+                    to.copy_from_slice(from);
+                }
+            }
+            6 => frame.truncate(rng.random_range(0..=any)),
+            7 => {
+                let most = if rng.random_ratio(1, 10) { LONGEST } else { 200 };
+                let more = rng.random_range(1..=most);
+                frame.resize((any + more).min(LONGEST), rng.random());
+            }
+            _ => {
+                // Lengths that agree with each other, and perhaps not with the frame.
+                let len: u16 = rng.random_range(0..400);
+                for (at, len) in [(16, len), (38, len.wrapping_sub(20))] {
+                    if let Some(field) = frame.get_mut(at..at + 2) {
+                        field.copy_from_slice(&len.to_be_bytes());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A member's probe of one chunk.
+pub(super) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
+    let header = Header {
+        kind: Kind::Probe,
+        flags: 0,
+        job: setup.job_id,
+        rank,
+        cookie: setup.conf.cookie,
+        epoch: setup.conf.epoch,
+        block: 0,
+        tag: 0,
+    };
+    build(setup, &header, &[0; 64])
+}
+
+/// A frame of a run in another epoch, as it is in this one.
+pub(super) fn in_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
+    exchange(frame, 1, epoch)
+}
+
+/// A frame of this epoch, as it is in the first one.
+pub(super) fn out_of_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
+    exchange(frame, epoch, 1)
+}
+
+fn exchange(frame: &[u8], from: u16, to: u16) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    if let Some(field) = frame.get_mut(EPOCH)
+        && *field == from.to_be_bytes()
+    {
+        field.copy_from_slice(&to.to_be_bytes());
+    }
+    frame
+}
+
+fn build(setup: &JobSetup, header: &Header, payload: &[u8]) -> Vec<u8> {
+    // A rank that is no member speaks from an address of its own.
+    let nobody = std::net::SocketAddrV4::new([10, 1, 9, 9].into(), 49_999);
+    let from = setup.members.get(&header.rank).copied().unwrap_or(nobody);
+    let ip = Ipv4::answer(u32::from(*from.ip()), setup.conf.addr, payload.len() as u16);
+    let mut frame = vec![2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 1, header.rank as u8, 8, 0];
+    frame.extend(ip.0);
+    frame.extend(from.port().to_be_bytes());
+    frame.extend(PORT.to_be_bytes());
+    frame.extend((ip.total_len() - 20).to_be_bytes());
+    frame.extend([0, 0]);
+    let mut ours = [0; 22];
+    header.emit(&mut ours);
+    frame.extend(ours);
+    frame.extend(payload);
+    frame
+}

@@ -1,0 +1,303 @@
+//! In which order a job's entries are written, so that no packet meets half a job.
+//!
+//! A program reads an entry field by field while it may be written. So everything but the phase is
+//! written only where no program believes it: while the phase is `Off`, after every run has ended
+//! that may have seen another phase. And a phase that lets packets in is written only after every
+//! run has ended that may have seen what was there before it: what a packet that is let in reads
+//! is all of one configuration, on CPUs that reorder reads too.
+
+use xdp_agg_common::maps::{JobConf, Phase};
+
+use crate::engine::JobSetup;
+
+/// What the phases are written to: the kernel's maps, or a model of them.
+pub(super) trait Tables {
+    /// Why an entry could not be read or written.
+    type Error;
+
+    /// The job's entry as it is.
+    fn conf(&self, job_id: u16) -> Result<JobConf, Self::Error>;
+
+    /// Writes the job's entry, in no certain order of its fields.
+    fn write_conf(&mut self, job_id: u16, conf: &JobConf) -> Result<(), Self::Error>;
+
+    /// Writes what belongs to a job besides its entry: members, slots, quota; nothing goes out.
+    fn write_rest(&mut self, job: &JobSetup) -> Result<(), Self::Error>;
+
+    /// Waits until every run of the program that began before this call has ended.
+    fn wait(&mut self);
+}
+
+/// Refuses the job's packets from now on, and waits for those that were let in before.
+pub(super) fn silence<T: Tables>(tables: &mut T, job_id: u16) -> Result<(), T::Error> {
+    let conf = tables.conf(job_id)?;
+    if conf.phase != Phase::Off as u16 {
+        tables.write_conf(job_id, &JobConf { phase: Phase::Off as u16, ..conf })?;
+        tables.wait();
+    }
+    Ok(())
+}
+
+/// Makes the job what `job` says, and answers its members' probes from now on. `job.conf` has the
+/// phase and mode that the caller likes; what is written is returned.
+pub(super) fn prepare<T: Tables>(tables: &mut T, job: &JobSetup) -> Result<JobConf, T::Error> {
+    silence(tables, job.job_id)?;
+    tables.write_rest(job)?;
+    let silent = JobConf { phase: Phase::Off as u16, mode: 0, ..job.conf };
+    tables.write_conf(job.job_id, &silent)?;
+    tables.wait();
+    let conf = JobConf { phase: Phase::Probing as u16, ..silent };
+    tables.write_conf(job.job_id, &conf)?;
+    Ok(conf)
+}
+
+/// Sums the job's contributions from now on. `conf` is what [`prepare`] returned, and where the
+/// results go is written already.
+pub(super) fn start<T: Tables>(
+    tables: &mut T,
+    job_id: u16,
+    conf: &JobConf,
+    mode: u16,
+) -> Result<JobConf, T::Error> {
+    let conf = JobConf { mode, ..*conf };
+    tables.write_conf(job_id, &conf)?;
+    tables.wait();
+    let conf = JobConf { phase: Phase::Running as u16, ..conf };
+    tables.write_conf(job_id, &conf)?;
+    Ok(conf)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::convert::Infallible;
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+    use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+    use xdp_agg_common::maps::Member;
+    use xdp_agg_common::slot::{Pool, SlotState};
+    use xdp_agg_common::wire::{Header, Kind};
+
+    use super::*;
+
+    /// What must not be left out.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Care {
+        All,
+        NoWait,
+        /// Waits when the job is switched off, but not before packets are let in.
+        FirstWait,
+        NeverOff,
+    }
+
+    /// The maps, a field a word, each read and written on its own and in no order: what `memcpy`
+    /// and a program do to them at the same time, on the weakest of CPUs.
+    struct Maps {
+        phase: AtomicU64,
+        cookie: AtomicU64,
+        members: AtomicU64,
+        mode: AtomicU64,
+        /// Address of the member that sends.
+        addr: AtomicU64,
+        slot: Mutex<SlotState>,
+        /// A CPU holds its own while it runs the program.
+        running: [Mutex<()>; CPUS],
+    }
+
+    /// One: what runs of the program share with each other is the slot alone, which has tests.
+    const CPUS: usize = 1;
+    const SLOTS: u32 = 2;
+
+    /// The daemon's side.
+    struct Daemon {
+        maps: Arc<Maps>,
+        last: JobConf,
+        first: bool,
+        care: Care,
+    }
+
+    impl Tables for Daemon {
+        type Error = Infallible;
+
+        fn conf(&self, _: u16) -> Result<JobConf, Infallible> {
+            let conf = self.last;
+            let off = self.care == Care::NeverOff;
+            Ok(if off { JobConf { phase: Phase::Off as u16, ..conf } } else { conf })
+        }
+
+        fn write_conf(&mut self, _: u16, conf: &JobConf) -> Result<(), Infallible> {
+            let maps = &self.maps;
+            let last = std::mem::replace(&mut self.last, *conf);
+            // To write what is there already is nothing that a program can see.
+            let write = |field: &AtomicU64, from: u64, to: u64| {
+                if from != to {
+                    field.store(to, Relaxed);
+                }
+            };
+            let off = conf.phase == Phase::Off as u16;
+            if !(off && self.care == Care::NeverOff) {
+                write(&maps.phase, last.phase.into(), conf.phase.into());
+            }
+            write(&maps.mode, last.mode.into(), conf.mode.into());
+            write(&maps.members, last.members, conf.members);
+            write(&maps.cookie, last.cookie, conf.cookie);
+            Ok(())
+        }
+
+        fn write_rest(&mut self, job: &JobSetup) -> Result<(), Infallible> {
+            let addr = job.members.values().next().map_or(0, |at| u32::from(*at.ip()));
+            self.maps.addr.store(addr.into(), Relaxed);
+            *self.maps.slot.lock().expect("nobody panics") = SlotState::default();
+            Ok(())
+        }
+
+        fn wait(&mut self) {
+            let first = std::mem::take(&mut self.first);
+            let waits = match self.care {
+                Care::All | Care::NeverOff => true,
+                Care::FirstWait => first,
+                Care::NoWait => false,
+            };
+            if waits {
+                for cpu in &self.maps.running {
+                    drop(cpu.lock().expect("nobody panics"));
+                }
+            }
+        }
+    }
+
+    /// Two epochs of a job whose first member has moved.
+    fn setup(epoch: u16) -> JobSetup {
+        let addr = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, epoch as u8), 4000);
+        let conf = JobConf {
+            members: if epoch == 1 { 0b01 } else { 0b11 },
+            cookie: epoch.into(),
+            epoch: 7,
+            workers: 2,
+            slots: SLOTS,
+            max_chunks: 1,
+            ..JobConf::default()
+        };
+        let other = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 9), 4000);
+        let members = [(0, addr), (1, other)].into_iter().take(usize::from(epoch));
+        JobSetup { job_id: 3, conf, members: BTreeMap::from_iter(members) }
+    }
+
+    const MODE: u16 = 2;
+
+    fn running(epoch: u16) -> JobConf {
+        JobConf { phase: Phase::Running as u16, mode: MODE, ..setup(epoch).conf }
+    }
+
+    impl Maps {
+        /// The entry, field by field; what does not change is not in the maps.
+        fn conf(&self) -> JobConf {
+            JobConf {
+                phase: self.phase.load(Relaxed) as u16,
+                cookie: self.cookie.load(Relaxed),
+                members: self.members.load(Relaxed),
+                mode: self.mode.load(Relaxed) as u16,
+                ..setup(1).conf
+            }
+        }
+
+        /// The program, as far as it concerns who is let in: an honest packet of this epoch. The
+        /// configuration under which it was let in.
+        fn receive(&self, cpu: usize, epoch: u16) -> Option<(JobConf, Member)> {
+            let _running = self.running[cpu].lock().expect("nobody panics");
+            let conf = self.conf();
+            let member =
+                Member { addr: self.addr.load(Relaxed) as u32, port: 4000, ..Member::default() };
+            let header = Header {
+                kind: Kind::Contribution,
+                flags: 0,
+                job: 3,
+                rank: 0,
+                cookie: epoch.into(),
+                epoch: 7,
+                block: 0,
+                tag: 1,
+            };
+            let source = Source { addr: member.addr, port: 4000 };
+            check_job(&conf, &header).ok()?;
+            match check_member(&conf, &member, &header, source, 64).ok()? {
+                Request::Probe => None,
+                Request::Contribute(c) => {
+                    let pool = Pool::new(SLOTS).expect("a power of two");
+                    let mut slot = self.slot.lock().expect("nobody panics");
+                    let _ = slot.contribute(pool, conf.members, &c);
+                    Some((conf, member))
+                }
+            }
+        }
+    }
+
+    /// An epoch ends and the next one begins while packets of this epoch come in on every CPU.
+    fn change_of_epoch(care: Care, epoch: u16) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let first = running(1);
+            let maps = Arc::new(Maps {
+                phase: AtomicU64::new(first.phase.into()),
+                cookie: AtomicU64::new(first.cookie),
+                members: AtomicU64::new(first.members),
+                mode: AtomicU64::new(MODE.into()),
+                addr: AtomicU64::new(u32::from(Ipv4Addr::new(10, 0, 0, 1)).into()),
+                slot: Mutex::new(SlotState::default()),
+                running: std::array::from_fn(|_| Mutex::new(())),
+            });
+            let cpus: Vec<_> = (0..CPUS)
+                .map(|cpu| {
+                    let maps = Arc::clone(&maps);
+                    thread::spawn(move || {
+                        let admitted = maps.receive(cpu, epoch);
+                        let Some((conf, member)) = admitted else { return };
+                        assert_eq!(conf, running(epoch), "a mix of two configurations");
+                        let addr = Ipv4Addr::new(10, 0, 0, epoch as u8);
+                        assert_eq!(member.addr, u32::from(addr), "a mix of two configurations");
+                    })
+                })
+                .collect();
+            let mut daemon = Daemon { maps: Arc::clone(&maps), last: first, first: true, care };
+            let Ok(conf) = prepare(&mut daemon, &setup(2));
+            let Ok(_) = start(&mut daemon, 3, &conf, MODE);
+            cpus.into_iter().for_each(|cpu| cpu.join().expect("no panic"));
+            let held = maps.slot.lock().expect("nobody panics").seen;
+            assert!(held == 0 || epoch == 2, "an old packet is in a new epoch's slot");
+        });
+    }
+
+    #[test]
+    fn no_packet_is_let_in_under_a_mix_of_two_configurations() {
+        change_of_epoch(Care::All, 1);
+        change_of_epoch(Care::All, 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "a mix of two configurations")]
+    fn without_the_wait_a_new_packet_meets_a_mix() {
+        change_of_epoch(Care::NoWait, 2);
+    }
+
+    #[test]
+    #[should_panic]
+    fn without_the_wait_an_old_packet_gets_into_a_new_slot() {
+        change_of_epoch(Care::NoWait, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "a mix of two configurations")]
+    fn without_the_later_waits_a_new_packet_meets_a_mix() {
+        change_of_epoch(Care::FirstWait, 2);
+    }
+
+    #[test]
+    #[should_panic]
+    fn a_job_that_is_not_off_first_is_met_half_written() {
+        change_of_epoch(Care::NeverOff, 1);
+    }
+}

@@ -1,0 +1,56 @@
+//! The fuzzer of the kernel program, for a while (`cargo xtask fuzz` lets it run longer), and that
+//! it finds what there is to find.
+
+use std::path::Path;
+
+use xdp_agg::engine::xdp::fuzz::{FuzzConfig, FuzzError, fuzz_kernel};
+use xdp_agg_common::maps::Reject;
+
+use crate::setup::engine;
+
+#[test]
+fn mutated_packets_do_what_the_model_does() {
+    if engine(2).is_none() {
+        return;
+    }
+    let config = FuzzConfig { inputs: 100_000, seed: 1, corpus: None, disturb: None };
+    let report = fuzz_kernel(&config, &mut |_| {}).expect("program and model agree");
+    eprintln!("{report:?}");
+    assert_eq!(report.inputs, config.inputs);
+    // It got everywhere: a fuzzer that only ever meets the first check proves little.
+    for reason in Reject::ALL.into_iter().filter(|reason| *reason != Reject::Quota) {
+        assert!(report.refused[reason as usize] > 100, "{reason:?}: {report:?}");
+    }
+    let deep = [report.passed, report.probes, report.contributions, report.blocks];
+    assert!(deep.iter().all(|count| *count > 1000), "{report:?}");
+    assert!(report.repetitions > 1000, "{report:?}");
+}
+
+/// A state that is not what it should be is found, told with the few inputs that it takes, kept,
+/// and found again in what was kept.
+#[test]
+fn a_wrong_state_is_found_and_reduced() {
+    if engine(2).is_none() {
+        return;
+    }
+    let rare = |frame: &[u8]| frame.len() == 192 && frame[100] == 0x5a;
+    let corpus = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz-corpus");
+    let _ = std::fs::remove_dir_all(&corpus);
+    let mut config =
+        FuzzConfig { inputs: 20_000, seed: 2, corpus: Some(corpus.clone()), disturb: Some(rare) };
+    for origin in ["seed 2, input", ".frames"] {
+        match fuzz_kernel(&config, &mut |_| {}) {
+            Err(FuzzError::Found { origin: told, what, frames }) => {
+                assert!(told.contains(origin), "{told}");
+                assert!(what.contains("slot 1 holds"), "{what}");
+                assert_eq!(frames.len(), 1, "what it takes is this one frame");
+                assert!(rare(&frames[0]));
+            }
+            other => panic!("it should have been found: {other:?}"),
+        }
+    }
+    config.disturb = None;
+    config.inputs = 100;
+    fuzz_kernel(&config, &mut |_| {}).expect("what was mended passes");
+    std::fs::remove_dir_all(&corpus).expect("it was written");
+}

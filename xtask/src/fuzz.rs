@@ -1,0 +1,29 @@
+//! `cargo xtask fuzz`: the fuzzer, built as the tests are: with checks for overflow.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::setup;
+use crate::shell::{cargo, root, run, step};
+
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Args {
+    /// Handed on to the fuzzer; `--help` prints what it takes.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<()> {
+    setup::ensure_base()?;
+    step("building xdp-agg-fuzz", || {
+        run(cargo().args(["build", "--package", "xdp-agg-fuzz", "--bins"]))
+    })?;
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let program = target.join("debug").join("xdp-agg-fuzz");
+    run(Command::new(program).args(&args.arguments))
+}
