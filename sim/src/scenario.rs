@@ -217,6 +217,18 @@ impl Scenario {
         scenario
     }
 
+    /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
+    /// lost now and then, and workers are killed, which shows at once.
+    #[must_use]
+    pub fn is_in_time(&self, plan: &JobPlan) -> bool {
+        let harmless = |(_, fault): &(When, Fault)| matches!(fault, Fault::KillWorker { .. });
+        let Link { loss, late, .. } = self.link;
+        plan.deadline >= 10 * SECOND
+            && self.faults.iter().all(harmless)
+            && loss <= 0.05
+            && late <= 0.02
+    }
+
     /// Workers of all jobs.
     #[must_use]
     pub fn workers(&self) -> usize {

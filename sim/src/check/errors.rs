@@ -58,6 +58,9 @@ impl Checker {
                 }
                 _ => Err("the daemon has no reason to"),
             },
+            Error::Deadline { sequence: Some(_), .. } if self.in_time[me.job] => {
+                Err("nothing happened that could have kept it so long")
+            }
             Error::AggregatorLost(_)
             | Error::Aborted(AbortReason::Timeout { .. })
             | Error::Deadline { .. }
