@@ -1,6 +1,6 @@
 //! Deterministic simulation of xdp-agg: the code that runs in production, under a virtual clock, on
-//! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped and
-//! killed, all from one seed.
+//! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped
+//! and killed, all from one seed.
 //!
 //! What is real: the slot machine, admission and lane arithmetic (`xdp_agg::engine::sum`), the
 //! daemon's membership (`xdp_agg::jobs`), the workers (`xdp_agg_client::machine`), and the coding

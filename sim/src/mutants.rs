@@ -109,8 +109,12 @@ pub fn load() -> Result<Vec<Mutant>> {
 /// second build has little to do.
 fn copy(place: &Path, mutants: &[Mutant]) -> Result<()> {
     let to = place.join("src");
+    let mut misfits = Vec::new();
     for name in CRATES {
-        copy_directory(Path::new(name), &to, mutants)?;
+        copy_directory(Path::new(name), &to, mutants, &mut misfits)?;
+    }
+    if !misfits.is_empty() {
+        bail!("correct sim/mutants.toml: {}", misfits.join("; "));
     }
     write(&to.join("Cargo.toml"), manifest()?.as_bytes())?;
     // Cargo drops from its copy what is not needed here; it must not be overwritten each time.
@@ -135,23 +139,33 @@ fn manifest() -> Result<String> {
     Ok(table.to_string())
 }
 
-fn copy_directory(path: &Path, to: &Path, mutants: &[Mutant]) -> Result<()> {
+fn copy_directory(
+    path: &Path,
+    to: &Path,
+    mutants: &[Mutant],
+    misfits: &mut Vec<String>,
+) -> Result<()> {
     let from = root().join(path);
     for entry in fs::read_dir(&from).with_context(|| from.display().to_string())? {
         let entry = entry?;
         let path = path.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            copy_directory(&path, to, mutants)?;
+            copy_directory(&path, to, mutants, misfits)?;
             continue;
         }
         let bytes = fs::read(entry.path()).with_context(|| path.display().to_string())?;
-        write(&to.join(&path), &edit(&path, bytes, mutants)?)?;
+        write(&to.join(&path), &edit(&path, bytes, mutants, misfits)?)?;
     }
     Ok(())
 }
 
-/// A source with all edits that are its own.
-fn edit(path: &Path, bytes: Vec<u8>, mutants: &[Mutant]) -> Result<Vec<u8>> {
+/// A source with all edits that are its own; those that do not apply are added to `misfits`.
+fn edit(
+    path: &Path,
+    bytes: Vec<u8>,
+    mutants: &[Mutant],
+    misfits: &mut Vec<String>,
+) -> Result<Vec<u8>> {
     let name = path.to_str().unwrap_or_default();
     match name {
         "xdp-agg-common/src/lib.rs" => {
@@ -170,10 +184,11 @@ fn edit(path: &Path, bytes: Vec<u8>, mutants: &[Mutant]) -> Result<Vec<u8>> {
     for (number, Mutant { name, file, find, replace, .. }) in own() {
         let places = text.matches(find).count();
         if places != 1 {
-            bail!(
+            misfits.push(format!(
                 "mutant {number} ({name}) does not apply: what it replaces is at {places} places \
-                 of {file}, not at one; correct sim/mutants.toml"
-            );
+                 of {file}, not at one"
+            ));
+            continue;
         }
         let switch = format!("xdp_agg_common::mutant::is({number})");
         text = text.replace(find, &replace.replace(SWITCH, &switch));

@@ -1,4 +1,5 @@
-//! What a seed stands for: how many workers, which policies, how bad the network, which faults when.
+//! What a seed stands for: how many workers, which policies, how bad the network, which faults
+//! when.
 //!
 //! Each kind of trouble is switched on or off as a whole, by the seed ("swarm testing"): a run in
 //! which everything happens at once hides what two kinds alone would show, and a run that is nearly
@@ -149,9 +150,14 @@ pub enum Fault {
 
 impl Fault {
     /// Names of the kinds, in the order of [`Self::kind`].
-    pub const KINDS: [&'static str; 6] =
-        ["worker killed", "worker stopped", "link cut", "control broken", "daemon killed",
-         "daemon stopped"];
+    pub const KINDS: [&'static str; 6] = [
+        "worker killed",
+        "worker stopped",
+        "link cut",
+        "control broken",
+        "daemon killed",
+        "daemon stopped",
+    ];
 
     /// Number of its kind.
     #[must_use]
@@ -211,6 +217,18 @@ impl Scenario {
         scenario
     }
 
+    /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
+    /// lost now and then, and workers are killed, which shows at once.
+    #[must_use]
+    pub fn is_in_time(&self, plan: &JobPlan) -> bool {
+        let harmless = |(_, fault): &(When, Fault)| matches!(fault, Fault::KillWorker { .. });
+        let Link { loss, late, .. } = self.link;
+        plan.deadline >= 10 * SECOND
+            && self.faults.iter().all(harmless)
+            && loss <= 0.05
+            && late <= 0.02
+    }
+
     /// Workers of all jobs.
     #[must_use]
     pub fn workers(&self) -> usize {
@@ -227,7 +245,8 @@ impl Scenario {
             for _ in 0..count {
                 let worker = rng.random_range(0..victims);
                 let fault = self.draw_fault(rng, kind, worker);
-                let of_daemon = matches!(fault, Fault::KillDaemon { .. } | Fault::StopDaemon { .. });
+                let of_daemon =
+                    matches!(fault, Fault::KillDaemon { .. } | Fault::StopDaemon { .. });
                 if of_daemon && self.witness {
                     continue;
                 }
@@ -272,8 +291,7 @@ impl JobPlan {
         let busy = rng.random_bool(0.4);
         let calls = if busy { rng.random_range(8..32) } else { rng.random_range(2..12) };
         let think = if busy { 100 * MICRO } else { 2 * heal_at / calls };
-        let worker_loss =
-            if rng.random_bool(0.65) { WorkerLoss::Shrink } else { WorkerLoss::Fail };
+        let worker_loss = if rng.random_bool(0.65) { WorkerLoss::Shrink } else { WorkerLoss::Fail };
         let aggregator_loss =
             if rng.random_bool(0.65) { AggregatorLoss::Resume } else { AggregatorLoss::Fail };
         let policy = Policy { worker_loss, aggregator_loss };

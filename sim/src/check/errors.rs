@@ -27,7 +27,8 @@ impl Checker {
     fn explain(&self, life: usize, error: &Error) -> Result<(), &'static str> {
         let me = &self.lives[life];
         let policy = self.jobs[me.job].1.policy;
-        let of_rank = |rank: u16| self.lives.iter().filter(move |l| l.job == me.job && l.rank == rank);
+        let of_rank =
+            |rank: u16| self.lives.iter().filter(move |l| l.job == me.job && l.rank == rank);
         match error {
             Error::Aborted(AbortReason::MemberLost { rank }) => {
                 if !of_rank(*rank).any(|life| life.lost) {
@@ -41,7 +42,11 @@ impl Checker {
                 if true_ { Ok(()) } else { Err("that rank never gave up") }
             }
             Error::Aborted(AbortReason::Expelled) => {
-                if me.lost { Ok(()) } else { Err("its connection was never lost") }
+                if me.lost {
+                    Ok(())
+                } else {
+                    Err("its connection was never lost")
+                }
             }
             Error::AggregatorLost(_) if policy.aggregator_loss != AggregatorLoss::Fail => {
                 Err("its policy is to resume")
@@ -53,6 +58,9 @@ impl Checker {
                 }
                 _ => Err("the daemon has no reason to"),
             },
+            Error::Deadline { sequence: Some(_), .. } if self.in_time[me.job] => {
+                Err("nothing happened that could have kept it so long")
+            }
             Error::AggregatorLost(_)
             | Error::Aborted(AbortReason::Timeout { .. })
             | Error::Deadline { .. }

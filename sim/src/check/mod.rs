@@ -39,6 +39,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct Checker {
     jobs: Vec<(u64, JobPlan)>,
+    /// By job: its calls have no excuse for not ending by their deadlines.
+    in_time: Vec<bool>,
     lives: Vec<Life>,
     epochs: Vec<Epoch>,
     by_cookie: BTreeMap<u64, usize>,
@@ -46,9 +48,12 @@ pub(crate) struct Checker {
     completions: Vec<Completion>,
     path: [Option<path::Registered>; MAX_JOBS],
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
-    answers: BTreeMap<(usize, u64), Vec<(Vec<u32>, u64)>>,
+    answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
 }
+
+/// What a member got for a call: the completion of each block, and a digest of the elements.
+type GivenResult = (Vec<u32>, u64);
 
 /// A process that takes part.
 #[derive(Debug)]
@@ -123,6 +128,7 @@ impl Checker {
         let jobs = scenario.jobs.iter().enumerate().map(|(job, plan)| (key(job), plan.clone()));
         Self {
             jobs: jobs.collect(),
+            in_time: scenario.jobs.iter().map(|plan| scenario.is_in_time(plan)).collect(),
             lives: Vec::new(),
             epochs: Vec::new(),
             by_cookie: BTreeMap::new(),

@@ -106,7 +106,7 @@ impl Checker {
             Kind::Probe => true,
             _ => false,
         };
-        let whole = len > 0 && len % CHUNK_LEN == 0;
+        let whole = len > 0 && len.is_multiple_of(CHUNK_LEN);
         from_there
             && kind
             && whole
@@ -133,9 +133,9 @@ impl Checker {
         }
         let job = usize::from(header.job);
         let (old, new) = (&before.counters, &sums.counters()[job]);
-        let refused = Reject::ALL.into_iter().find(|reason| {
-            new.rejects[*reason as usize] != old.rejects[*reason as usize]
-        });
+        let refused = Reject::ALL
+            .into_iter()
+            .find(|reason| new.rejects[*reason as usize] != old.rejects[*reason as usize]);
         match refused {
             Some(Reject::Quota) | None => {}
             Some(reason) if origin == Origin::Member => {
@@ -164,7 +164,8 @@ impl Checker {
         let Some((slots, lanes)) = &before.all else { return };
         let header = before.header;
         if sums.slots() != slots || sums.all_lanes() != lanes {
-            return self.fail(|| format!("a packet that must not count changes a slot: {header:?}"));
+            return self
+                .fail(|| format!("a packet that must not count changes a slot: {header:?}"));
         }
         if *answer != Answer::Nothing {
             self.fail(|| format!("a packet that must not count is answered: {header:?}"));
@@ -238,7 +239,8 @@ impl Checker {
         if state.completion == NONE || state.taken & members != members {
             self.fail(|| {
                 format!(
-                    "block {} takes the slot of block {}, whose result only {:#b} of {members:#b} have",
+                    "block {} takes the slot of block {}, whose result only {:#b} of {members:#b} \
+                     have",
                     new.block, old.block, state.taken
                 )
             });
@@ -291,14 +293,15 @@ impl Checker {
                 Err(problem) => return self.fail(|| problem),
             };
             any |= odd;
-            for (sum, lane) in sum.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0)
-            {
-                *sum = u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane)).to_le_bytes();
+            for (sum, lane) in sum.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0) {
+                *sum =
+                    u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane)).to_le_bytes();
             }
         }
         let marked = result_flags & flags::NON_FINITE != 0;
         if marked != any {
-            return self.fail(|| format!("block {block} is marked non-finite: {marked}, not {any}"));
+            return self
+                .fail(|| format!("block {block} is marked non-finite: {marked}, not {any}"));
         }
         if !any && sum != payload {
             return self.fail(|| format!("the sum of block {block} is wrong"));

@@ -11,7 +11,8 @@ impl Checker {
     /// A worker sends a contribution: within its window, which is half of the pool (invariant 7).
     pub(crate) fn sent(&mut self, life: usize, header: &Header) {
         let Some(index) = self.by_cookie.get(&header.cookie).copied() else {
-            return self.fail(|| format!("a worker sends for an epoch that nobody has: {header:?}"));
+            return self
+                .fail(|| format!("a worker sends for an epoch that nobody has: {header:?}"));
         };
         let Epoch { who, bases, admitted, .. } = &self.epochs[index];
         let rank = self.lives[life].rank;
@@ -45,7 +46,8 @@ impl Checker {
         let state = epoch.block(block);
         let bit = 1_u64 << rank;
         if state.completion == NONE {
-            return self.fail(|| format!("rank {rank} has a result of block {block} before its end"));
+            return self
+                .fail(|| format!("rank {rank} has a result of block {block} before its end"));
         }
         if state.taken & bit != 0 {
             return self.fail(|| format!("rank {rank} takes in the result of block {block} twice"));

@@ -280,18 +280,14 @@ impl World {
     /// The worker's half.
     pub(super) fn control_at_worker(&mut self, event: Event) {
         match event {
-            Event::Open(index) => {
-                if self.connections[index].at_worker == End::Opening {
-                    self.connections[index].at_worker = End::Open;
-                    self.worker_connected(index);
-                }
+            Event::Open(index) if self.connections[index].at_worker == End::Opening => {
+                self.connections[index].at_worker = End::Open;
+                self.worker_connected(index);
             }
-            Event::Refused(index) => {
-                if self.connections[index].at_worker == End::Opening {
-                    self.connections[index].at_worker = End::Closed;
-                    self.connections[index].at_daemon = End::Closed;
-                    self.worker_refused(index);
-                }
+            Event::Refused(index) if self.connections[index].at_worker == End::Opening => {
+                self.connections[index].at_worker = End::Closed;
+                self.connections[index].at_daemon = End::Closed;
+                self.worker_refused(index);
             }
             Event::Down(index) => {
                 let Some(mut frame) = self.connections[index].down.pop_front() else { return };

@@ -193,7 +193,7 @@ impl World {
         let kept = std::mem::take(&mut self.daemon.kept);
         let packets = std::mem::take(&mut self.daemon.packets);
         for (source, bytes, origin) in packets {
-            self.to_daemon(source, bytes, origin);
+            self.at_daemon(source, bytes, origin);
         }
         for event in kept {
             match event {

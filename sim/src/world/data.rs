@@ -116,7 +116,8 @@ impl World {
     fn trigger_faults(&mut self) {
         let sent = self.stats.packets;
         if self.pending.iter().any(|(packets, _)| *packets == sent) {
-            let due: Vec<_> = self.pending.extract_if(.., |(packets, _)| *packets == sent).collect();
+            let due: Vec<_> =
+                self.pending.extract_if(.., |(packets, _)| *packets == sent).collect();
             for (_, index) in due {
                 let soon = self.now + self.rng.random_range(0..200 * MICRO);
                 self.queue.push(soon, Event::Fault(index));
@@ -125,7 +126,7 @@ impl World {
     }
 
     /// A packet reaches the aggregator's host.
-    pub(super) fn to_daemon(&mut self, source: Source, mut bytes: Vec<u8>, origin: Origin) {
+    pub(super) fn at_daemon(&mut self, source: Source, mut bytes: Vec<u8>, origin: Origin) {
         let stopped = self.daemon.is_stopped() && !self.scenario.kernel_data_path;
         if stopped {
             return self.daemon.keep_packet(source, bytes, origin);
@@ -224,7 +225,9 @@ impl World {
         let slot = self.daemon.sums.as_ref().and_then(|sums| {
             Some((*sums.slot(header.job, header.block)?, sums.job(header.job)?.conf))
         });
-        let Some((slot, conf)) = slot.filter(|(slot, _)| slot.epoch == header.epoch) else { return };
+        let Some((slot, conf)) = slot.filter(|(slot, _)| slot.epoch == header.epoch) else {
+            return;
+        };
         // The next generation, where this one is not finished; or one beyond the next.
         let unfinished = slot.seen != conf.members && self.rng.random_bool(0.5);
         let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
@@ -236,7 +239,7 @@ impl World {
         self.note(&[18, worker as u64], || {
             format!("{} → daemon  {}  (beyond its window)", Party::Stranger, describe(&header))
         });
-        self.to_daemon(source, bytes, Origin::Foreign);
+        self.at_daemon(source, bytes, Origin::Foreign);
     }
 
     /// Changes a packet so that nobody may take it for theirs. False: it stayed as it was.
@@ -248,7 +251,9 @@ impl World {
             1 => header.epoch = header.epoch.wrapping_add(self.rng.random_range(1..=3)).max(1),
             2 => header.job ^= 1 << self.rng.random_range(0..4),
             3 => bytes.truncate(self.rng.random_range(0..HEADER_LEN)),
-            4 if header.kind == Kind::Contribution => header.kind = [Kind::ProbeReply, Kind::Result][self.rng.random_range(0..2)],
+            4 if header.kind == Kind::Contribution => {
+                header.kind = [Kind::ProbeReply, Kind::Result][self.rng.random_range(0..2)]
+            }
             _ => {}
         }
         let was_foreign = (0..=3).contains(&foreign);

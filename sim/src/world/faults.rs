@@ -103,17 +103,16 @@ impl World {
         let errors = self.workers.iter().filter(|worker| worker.job == 1).map(|w| w.errors).sum();
         let errors: u64 = errors;
         if errors > 0 {
-            self.checker.fail(|| format!("{errors} calls failed of a job that nothing happened to"));
+            self.checker
+                .fail(|| format!("{errors} calls failed of a job that nothing happened to"));
         }
     }
 
     /// For messages.
     pub(super) fn describe_workers(&self) -> String {
         let all = self.workers.iter().enumerate().filter(|(w, _)| !self.worker_is_done(*w));
-        let words = all.map(|(number, worker)| {
-            format!("{} {}", Party::Worker(number), worker.describe())
-        });
+        let words =
+            all.map(|(number, worker)| format!("{} {}", Party::Worker(number), worker.describe()));
         words.collect::<Vec<_>>().join("; ")
     }
-
 }

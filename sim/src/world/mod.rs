@@ -1,5 +1,6 @@
 //! All parties, what is between them, and the loop that lets one event happen after the other.
 
+mod caller;
 mod control;
 mod daemon;
 mod data;
@@ -184,8 +185,8 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::ToDaemon { source, bytes, origin } => self.to_daemon(source, bytes, origin),
-            Event::ToWorker { worker, port, bytes } => self.to_worker(worker, port, bytes),
+            Event::ToDaemon { source, bytes, origin } => self.at_daemon(source, bytes, origin),
+            Event::ToWorker { worker, port, bytes } => self.at_worker(worker, port, bytes),
             Event::Control(event) => self.control(event),
             Event::WorkerTimer(worker) => self.worker_timer(worker),
             Event::DaemonTimer => self.daemon_timer(),

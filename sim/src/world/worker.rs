@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg_client::Error;
-use xdp_agg_client::machine::{Config, Control, Machine, State};
+use xdp_agg_client::machine::{Config, Control, Machine};
 use xdp_agg_common::control::{Reply, Request};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
+use super::caller::InFlight;
 use super::control::{self, End};
 use super::{Event, World};
-use crate::reference::{Inputs, SCALE};
+use crate::reference::SCALE;
 use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
 use crate::trace::{Party, describe};
 
@@ -18,8 +18,6 @@ use crate::trace::{Party, describe};
 const SOCKET_BUFFER: usize = 24;
 /// Packets that a worker sends at once, at most: more means that it sends without end.
 const BURST_MAX: usize = 10_000;
-/// How long a caller waits for the daemon's words on who is missing.
-const ASK_TIME: Nanos = SECOND;
 
 /// A place in a job: its host, and the process there.
 pub(super) struct Worker {
@@ -28,7 +26,7 @@ pub(super) struct Worker {
     pub(super) cut: Cut,
     /// Calls and memberships that ended with an error.
     pub(super) errors: u64,
-    process: Option<Process>,
+    pub(super) process: Option<Process>,
     stopped: bool,
     kept: VecDeque<Kept>,
     /// The process left its job in good order, all calls being made.
@@ -50,27 +48,18 @@ enum Kept {
 }
 
 /// A process.
-struct Process {
-    life: usize,
-    machine: Machine,
+pub(super) struct Process {
+    pub(super) life: usize,
+    pub(super) machine: Machine,
     port: u16,
     connection: Option<usize>,
     /// The timer that was asked for last.
     timer: Option<Nanos>,
     /// Number of the next call; None before the first epoch runs.
-    next: Option<u64>,
-    calls: Vec<InFlight>,
+    pub(super) next: Option<u64>,
+    pub(super) calls: Vec<InFlight>,
     /// When the next call is made.
-    think_until: Nanos,
-}
-
-/// A call that was made.
-struct InFlight {
-    sequence: u64,
-    /// When its caller loses patience.
-    due: Nanos,
-    /// The caller has asked who is missing, and waits for the answer until then.
-    asked: Option<Nanos>,
+    pub(super) think_until: Nanos,
 }
 
 impl Worker {
@@ -193,7 +182,7 @@ impl World {
     }
 
     /// A data packet reaches a worker's host.
-    pub(super) fn to_worker(&mut self, worker: usize, port: u16, bytes: Vec<u8>) {
+    pub(super) fn at_worker(&mut self, worker: usize, port: u16, bytes: Vec<u8>) {
         let place = &mut self.workers[worker];
         if place.process.as_ref().is_none_or(|process| process.port != port) {
             return;
@@ -350,95 +339,6 @@ impl World {
         }
         self.send_up(worker, port, len);
         true
-    }
-
-    /// Takes what has ended, and loses patience with what has not.
-    fn finish_calls(&mut self, worker: usize) -> bool {
-        let Some(process) = &mut self.workers[worker].process else { return false };
-        let ended = (0..process.calls.len()).find_map(|index| {
-            let sequence = process.calls[index].sequence;
-            process.machine.take(sequence).map(|result| (index, result))
-        });
-        if let Some((index, result)) = ended {
-            let InFlight { sequence, .. } = process.calls.remove(index);
-            let life = process.life;
-            let failure = result.as_ref().err().map(ToString::to_string);
-            self.note(&[14, worker as u64, sequence], || {
-                let end = failure.unwrap_or_else(|| "done".into());
-                format!("{} call {sequence}: {end}", Party::Worker(worker))
-            });
-            match result {
-                Ok(call) => {
-                    self.stats.calls += 1;
-                    self.checker.delivered(life, call);
-                }
-                Err(error) => self.call_failed(worker, life, &error),
-            }
-            return true;
-        }
-        self.lose_patience(worker);
-        false
-    }
-
-    fn lose_patience(&mut self, worker: usize) {
-        let now = self.now;
-        let deadline = self.scenario.jobs[self.workers[worker].job].deadline;
-        let Some(process) = &mut self.workers[worker].process else { return };
-        for call in process.calls.iter_mut().filter(|call| call.due <= now) {
-            match call.asked {
-                None if process.machine.ask_for_missing() => call.asked = Some(now + ASK_TIME),
-                Some(until) if until > now && process.machine.missing().is_none() => {}
-                _ => {
-                    process.machine.give_up(call.sequence, duration(deadline));
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Makes the next call, if it is time.
-    fn make_calls(&mut self, worker: usize) -> bool {
-        let (job, now) = (self.workers[worker].job, self.now);
-        let (in_flight, think) = {
-            let plan = &self.scenario.jobs[job];
-            (plan.in_flight, if self.healed { plan.think.min(MILLI) } else { plan.think })
-        };
-        let (world, deadline) = (self.scenario.jobs[job].world, self.scenario.jobs[job].deadline);
-        let think = self.rng.random_range(0..=think);
-        let Some(process) = &mut self.workers[worker].process else { return false };
-        let life = process.life;
-        if process.next.is_none() && process.machine.state() == State::Running {
-            process.next = self.checker.first_sequence(life);
-        }
-        let Some(sequence) = process.next else { return false };
-        let may = sequence < self.checker.limit(life)
-            && process.calls.len() < in_flight
-            && now >= process.think_until
-            && process.machine.failure().is_none();
-        if !may {
-            return false;
-        }
-        let shape = self.checker.shape(job, sequence);
-        let inputs = Inputs::new(life, world, sequence, shape);
-        let elements = if shape.float { inputs.floats().into() } else { inputs.integers().into() };
-        let started = process.machine.start(elements, shape.op());
-        process.next = Some(sequence + 1);
-        process.think_until = now + think;
-        process.calls.push(InFlight { sequence, due: now + deadline, asked: None });
-        self.note(&[15, worker as u64, sequence], || {
-            format!("{} makes call {sequence}: {shape:?}", Party::Worker(worker))
-        });
-        match started {
-            Ok(number) if number == sequence => {}
-            other => self.checker.fail(|| format!("call {sequence} is taken as {other:?}")),
-        }
-        true
-    }
-
-    fn call_failed(&mut self, worker: usize, life: usize, error: &Error) {
-        self.workers[worker].errors += 1;
-        self.stats.count_error(error);
-        self.checker.failed(life, error);
     }
 
     /// A process whose membership has ended is gone, and another one takes its place; one that is
