@@ -44,8 +44,8 @@ fn call(workers: &[Communicator], seed: u64, sequence: u64, longest: usize) -> (
 #[test]
 fn two_hundred_calls_in_a_storm() {
     need_root!();
-    /// A pool of 16 slots is a window of 8 blocks.
-    const SLOTS: u32 = 16;
+    /// A window of 16 blocks.
+    const SLOTS: u32 = 32;
     let faults = Faults {
         loss: 0.05,
         duplicate: 0.05,

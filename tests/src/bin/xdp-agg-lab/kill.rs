@@ -332,6 +332,7 @@ impl<'a> Stage<'a> {
         let workers = self.workers("daemons", self.scene == Scene::DaemonFail)?;
         for _ in 0..self.args.times {
             tally.pause();
+            let killing = Instant::now();
             daemon.kill()?;
             let killed = Instant::now();
             let go_on = |since| -> Vec<Ending> {
@@ -340,7 +341,7 @@ impl<'a> Stage<'a> {
             };
             // What is to happen before there is a daemon again.
             let without = match self.scene {
-                Scene::DaemonFail => workers.iter().map(|worker| told(worker, killed)).collect(),
+                Scene::DaemonFail => workers.iter().map(|worker| told(worker, killing)).collect(),
                 Scene::DaemonPin => go_on(killed),
                 _ => Vec::new(),
             };
