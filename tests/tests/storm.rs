@@ -82,7 +82,7 @@ fn two_hundred_calls_in_a_storm() {
     let counters = lab.job_stats("storm").counters;
     eprintln!("{total:?}, longest call {longest:?}; links: {met:?}; aggregator: {counters:?}");
     assert_eq!(wrong, 0);
-    assert!(longest < deadline, "{longest:?}");
+    assert!(longest < deadline && total < Duration::from_secs(40), "{longest:?}, {total:?}");
     assert_eq!(counters.contributions, counters.blocks * 4, "{counters:?}");
     // Contributions came so late that their slot held a later block already.
     assert!(counters.stale > 0, "nothing was late by more than a window: {counters:?}");
