@@ -75,6 +75,7 @@
 //! Without root, [`enter_user_namespace`] and [`Builder::wire`]`(false)` give the same hosts on
 //! links of one veth pair: rates hold for what the stack sends, there are no faults and no XDP.
 
+mod bpffs;
 pub mod cpu;
 mod error;
 pub mod ethtool;
@@ -92,6 +93,7 @@ mod topology;
 pub mod traffic;
 mod wire;
 
+pub use bpffs::BpfFs;
 pub use cpu::{CpuMeter, CpuTime};
 pub use error::Error;
 pub use layout::{Counters as FaultCounters, Seen};

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, network};
+use xdp_agg_tests::BpfFs;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 
 const FAIL: [(&str, &str); 2] =
@@ -249,6 +250,44 @@ fn a_restarted_daemon_is_gone_on_with() {
         assert!(!said.iter().flatten().any(|(_, line)| is_failed(line)), "no call fails");
         check(&said);
     }
+}
+
+/// With `--pin` calls go on without a daemon, and after its restart in the same epoch.
+#[test]
+fn a_pinned_data_path_outlives_its_daemon() {
+    need_root!();
+    let bpffs = match BpfFs::mount() {
+        Ok(bpffs) => bpffs,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    let extra = bpffs.arguments();
+    let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+    let mut lab = Lab::start_with(network(3, "ports"), "xdp", &extra);
+    let workers = lab.steady_job("pinned", 3, &RESUME, &work());
+    let epoch = lab.job_stats("pinned").info.epoch;
+    for _ in 0..3 {
+        lab.daemon.take().expect("it runs").kill().expect("it was running");
+        let since = Instant::now();
+        for worker in &workers {
+            call_of(worker, since, 0b111, LIMIT);
+        }
+        lab.start_daemon();
+        let since = Instant::now();
+        for worker in &workers {
+            call_of(worker, since, 0b111, LIMIT);
+        }
+    }
+    thread::sleep(Duration::from_secs(1));
+    let info = lab.job_stats("pinned").info;
+    assert_eq!((info.epoch, &info.joined[..]), (epoch, &[0, 1, 2][..]));
+    let said = all_said(&workers);
+    let is_changed =
+        |line: &Line| matches!(line, Line::Failed { .. } | Line::Call { reforms: 1.., .. });
+    assert!(!said.iter().flatten().any(|(_, line)| is_changed(line)), "the epoch goes on");
+    check(&said);
 }
 
 /// Policy `ring`: no daemon comes back, and the workers go on among themselves. They say so.

@@ -44,8 +44,8 @@ fn call(workers: &[Communicator], seed: u64, sequence: u64, longest: usize) -> (
 #[test]
 fn two_hundred_calls_in_a_storm() {
     need_root!();
-    /// A pool of 16 slots is a window of 8 blocks.
-    const SLOTS: u32 = 16;
+    /// A window of 16 blocks.
+    const SLOTS: u32 = 32;
     let faults = Faults {
         loss: 0.05,
         duplicate: 0.05,
@@ -82,7 +82,7 @@ fn two_hundred_calls_in_a_storm() {
     let counters = lab.job_stats("storm").counters;
     eprintln!("{total:?}, longest call {longest:?}; links: {met:?}; aggregator: {counters:?}");
     assert_eq!(wrong, 0);
-    assert!(longest < deadline, "{longest:?}");
+    assert!(longest < deadline && total < Duration::from_secs(40), "{longest:?}, {total:?}");
     assert_eq!(counters.contributions, counters.blocks * 4, "{counters:?}");
     // Contributions came so late that their slot held a later block already.
     assert!(counters.stale > 0, "nothing was late by more than a window: {counters:?}");

@@ -251,7 +251,11 @@ impl Flow {
         if was.attempts == 1 {
             // A repeated block's result cannot be told from the first one's (Karn).
             let trip = now.saturating_sub(was.sent_at);
-            self.rtt.sample(trip);
+            // A much longer trip than usual waited for another worker's timer. Taken as it is it
+            // would lengthen this worker's timer, for which the others then wait, and so on: under
+            // loss all timers would end at their longest.
+            let most = self.rtt.smoothed().map_or(trip, |smoothed| smoothed * 2);
+            self.rtt.sample(trip.min(most));
             if was.transmission + REORDER >= self.newest_result {
                 // Not overtaken, so it waited for nobody's repetition.
                 self.smooth_trips.sample(trip);

@@ -70,6 +70,25 @@ fn a_gap_is_repeated_before_the_timer() {
     assert_eq!(flow.poll_timeout(), None);
 }
 
+/// Block after block comes back at once, then one waits for another worker's timer: this worker's
+/// own timer stays near the trips, however often that happens.
+#[test]
+fn anothers_timer_does_not_lengthen_this_one() {
+    let mut flow = Flow::new(CONFIG);
+    let mut now = US;
+    for round in 0..200 {
+        let block = flow.extend(1);
+        assert_eq!(send_all(&mut flow, now), [block]);
+        let trip = if round % 10 == 9 { MS * 90 } else { US * 50 };
+        assert!(flow.on_result(block, now + trip));
+        now += trip + US;
+    }
+    let block = flow.extend(1);
+    assert_eq!(send_all(&mut flow, now), [block]);
+    let timer = flow.poll_timeout().expect("a block is under way") - now;
+    assert!(timer < MS * 2, "{timer:?}");
+}
+
 #[test]
 fn the_timer_asks_for_the_oldest_and_then_for_more() {
     let mut flow = Flow::new(CONFIG);

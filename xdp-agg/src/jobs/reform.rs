@@ -43,7 +43,7 @@ impl Jobs {
                 self.effects.push_back(Effect::Reply(conn, reply.clone()));
             }
         }
-        job.life.reforms += 1;
+        job.life.reforms = job.life.reforms.saturating_add(1);
         job.phase = Phase::Collecting(self.clock);
         self.advance(job_id);
     }

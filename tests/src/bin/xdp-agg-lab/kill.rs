@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
+use xdp_agg_tests::BpfFs;
 use xdp_agg_tests::steady::{Line, Steady, Verdict, Work, judge};
 
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
 use super::row::{quantile, write_json};
-use super::scratch::BpfFs;
 use super::setting::{Loss, Rate};
 
 /// In what time the others go on or are told.
@@ -332,6 +332,7 @@ impl<'a> Stage<'a> {
         let workers = self.workers("daemons", self.scene == Scene::DaemonFail)?;
         for _ in 0..self.args.times {
             tally.pause();
+            let killing = Instant::now();
             daemon.kill()?;
             let killed = Instant::now();
             let go_on = |since| -> Vec<Ending> {
@@ -340,7 +341,7 @@ impl<'a> Stage<'a> {
             };
             // What is to happen before there is a daemon again.
             let without = match self.scene {
-                Scene::DaemonFail => workers.iter().map(|worker| told(worker, killed)).collect(),
+                Scene::DaemonFail => workers.iter().map(|worker| told(worker, killing)).collect(),
                 Scene::DaemonPin => go_on(killed),
                 _ => Vec::new(),
             };
@@ -353,7 +354,7 @@ impl<'a> Stage<'a> {
             if without.is_empty() || !next {
                 tally.note(&with, again);
             } else {
-                tally.note(&without, killed);
+                tally.note(&without, killing);
             }
             if with.iter().any(|ending| !matches!(ending, Ending::Right(_))) {
                 eprintln!("{}: the job has ended; no more kills", tally.row.scene);

@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 /// A directory that is removed with everything in it when this is dropped.
 pub(crate) struct Scratch(PathBuf);
@@ -31,39 +30,5 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // What is left over is in a directory for what may be left over.
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A BPF file system to pin a data path in, gone with this.
-pub(crate) struct BpfFs(PathBuf);
-
-impl BpfFs {
-    /// Mounts one among the machine's temporary files.
-    pub(crate) fn mount() -> Result<Self> {
-        let place = std::env::temp_dir().join(format!("xdp-agg-lab-{}-bpf", std::process::id()));
-        fs::create_dir_all(&place).with_context(|| format!("making {}", place.display()))?;
-        let mut mount = Command::new("mount");
-        let status = mount.args(["-t", "bpf", "bpf"]).arg(&place).status();
-        match status.context("cannot run mount")? {
-            status if status.success() => Ok(Self(place)),
-            status => bail!("mounting a BPF file system at {} failed: {status}", place.display()),
-        }
-    }
-
-    /// What the daemon is to be told.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let path = |name: &str| self.0.join(name).to_string_lossy().into_owned();
-        // The state may not be in the file system of BPF, which holds nothing else.
-        let state = self.0.with_extension("state").to_string_lossy().into_owned();
-        vec!["--pin".into(), path("data-path"), "--state-dir".into(), state]
-    }
-}
-
-impl Drop for BpfFs {
-    fn drop(&mut self) {
-        // What is left over is in a directory for what may be left over.
-        let _ = Command::new("umount").arg(&self.0).status();
-        let _ = fs::remove_dir(&self.0);
-        let _ = fs::remove_dir_all(self.0.with_extension("state"));
     }
 }
