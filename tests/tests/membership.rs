@@ -1,6 +1,6 @@
 //! Workers and daemons that die in the middle of calls, as processes do: by SIGKILL, with their
-//! host, behind a cut cable. What a sum must be is known (`xdp_agg_tests::steady`), so the one thing
-//! that must never happen, a wrong sum, is looked for in every call of every worker.
+//! host, behind a cut cable. What a sum must be is known (`xdp_agg_tests::steady`), so what
+//! must never happen, a wrong sum, is looked for in every call of every worker.
 //!
 //! `cargo xtask bench kill --times 50` does the same at random moments, many times.
 

@@ -1,7 +1,7 @@
 //! Control frames: what a daemon reads from anybody who connects, and a worker from its daemon.
 //!
 //! An input is the bytes of a connection. Where its first byte is `=`, the rest is the body of one
-//! frame, whose length is put in front here: otherwise no change of length would get past the frame.
+//! frame, whose length is put in front here: otherwise no change of length would get any further.
 
 use std::fmt::Debug;
 

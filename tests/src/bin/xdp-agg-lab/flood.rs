@@ -37,7 +37,7 @@ enum Beside {
 /// What is left of a job's speed while forged packets come as fast as one processor can send them,
 /// and while another job never ends.
 ///
-/// Job and daemon run on processor 0, the flood on processor 1; the job's links have a rate at which
+/// Job and daemon run on processor 0, the flood on processor 1. The job's links have a rate where
 /// processor 0 has time to spare, the flood's cable has none. Conditions take turns. Exit status 1
 /// if a sum is wrong.
 #[derive(clap::Args, Debug)]
