@@ -480,7 +480,7 @@ mod tests {
             (&[("XDP_AGG_ADDR", "10.0.0.1:port")][..], "host:port"),
             (&[("XDP_AGG_ON_WORKER_LOSS", "panic")][..], "fail, shrink"),
             (&[("XDP_AGG_ON_AGGREGATOR_LOSS", "panic")][..], "fail, resume, ring"),
-            (&[("XDP_AGG_TOKEN_FILE", "/does/not/exist")][..], "cannot be read"),
+            (&[("XDP_AGG_TOKEN_FILE", "/does/not/exist")][..], "cannot read"),
         ] {
             let error = with(pairs).expect_err(words).to_string();
             assert!(error.contains(words), "{error}");
