@@ -12,7 +12,9 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::slot::Pool;
 
 use super::epoch::Epoch;
-use super::{Control, Freeze, GRACE, Link, Machine, PROBES, Phase, RETRY, State, packet_len};
+use super::{
+    Control, Freeze, GRACE, Link, Machine, NO_CALL, PROBES, Phase, RETRY, State, packet_len,
+};
 use crate::call::rank_bit;
 use crate::error::Error;
 use crate::flow::{self, Flow};
@@ -272,7 +274,7 @@ impl Machine {
             return Error::Aborted(reason);
         };
         let ours = self.calls.iter().find(|ours| ours.sequence == call.sequence);
-        let ours = ours.map_or_else(|| "none".into(), |ours| ours.describe().to_string());
+        let ours = ours.map_or_else(|| NO_CALL.into(), |ours| ours.describe().to_string());
         let theirs = if *rank == self.config.rank {
             "at least one other worker made another one".into()
         } else {

@@ -50,6 +50,8 @@ pub const RETRY: Duration = Duration::from_millis(100);
 const GRACE: Duration = Duration::from_secs(1);
 /// How long the oldest block may wait until the daemon is asked whom it waits for, and asked again.
 const ASK: Duration = Duration::from_secs(1);
+/// What a worker has called that did not come to the call yet.
+const NO_CALL: &str = "none";
 /// Longest time to look for a daemon that was never there.
 const REACH: Duration = Duration::from_secs(10);
 
@@ -286,13 +288,20 @@ impl Machine {
     /// # Errors
     /// Not a member (yet); an integer that does not fit, which ends the membership.
     pub fn start(&mut self, elements: Elements, op: Op) -> Result<u64, Error> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
+        let Config { world_size, scale, .. } = self.config;
+        if let Some(mut error) = self.failed.clone() {
+            if let Error::CallMismatch { ours, .. } = &mut error
+                && ours == NO_CALL
+            {
+                // The others found out before this worker came to the call.
+                let call = Call::new(self.next_sequence, elements, op, world_size, scale);
+                *ours = call.describe().to_string();
+            }
+            return Err(error);
         }
         if !self.has_run {
             return Err(Error::NotJoined);
         }
-        let Config { world_size, scale, .. } = self.config;
         if let Elements::I32(buffer) = &elements
             && let Err(error) = element::check(buffer.as_slice(), world_size)
         {
