@@ -106,7 +106,7 @@ impl From<Vec<i32>> for Elements {
 
 /// A call in flight, or just finished.
 ///
-/// It is cut into blocks when the job lets it begin ([`Self::begin`]), because block numbers and
+/// It is cut into blocks when the job lets it begin (`Self::begin`), because block numbers and
 /// sizes are the job's. Its blocks go by their numbers in the job's life.
 #[derive(Debug)]
 pub struct Call {

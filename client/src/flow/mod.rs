@@ -28,10 +28,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 pub use rtt::Rtt;
+use rtt::Shortest;
 pub use window::Window;
 
 /// Results of later transmissions that make an earlier one count as lost.
 pub const REORDER: u64 = 3;
+
+/// Trips this many times as long as the latest shortest one are not of the path alone.
+const TRIP_SPREAD: u32 = 8;
 
 /// Settings of a flow.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +139,7 @@ pub struct Flow {
     rtt: Rtt,
     /// The same for blocks that were not overtaken: trips without loss at any worker.
     smooth_trips: Rtt,
+    shortest: Shortest,
     recovery: Option<Recovery>,
     backoff: u32,
     /// When the timer was last started: at a transmission of the oldest block or a result.
@@ -163,6 +168,7 @@ impl Flow {
             ),
             rtt: Rtt::new(config.rto_min, config.rto_max),
             smooth_trips: Rtt::new(config.rto_min, config.rto_max),
+            shortest: Shortest::default(),
             recovery: None,
             backoff: 0,
             timer_from: Duration::ZERO,
@@ -251,11 +257,10 @@ impl Flow {
         if was.attempts == 1 {
             // A repeated block's result cannot be told from the first one's (Karn).
             let trip = now.saturating_sub(was.sent_at);
-            // A much longer trip than usual waited for another worker's timer. Taken as it is it
-            // would lengthen this worker's timer, for which the others then wait, and so on: under
-            // loss all timers would end at their longest.
-            let most = self.rtt.smoothed().map_or(trip, |smoothed| smoothed * 2);
-            self.rtt.sample(trip.min(most));
+            // A trip that is many times the shortest waited for another worker's timer, not for a
+            // queue, which lengthens all trips. Taken as it is it would lengthen this worker's timer,
+            // for which the others then wait, and so on: under loss all would end at their longest.
+            self.rtt.sample(trip.min(self.shortest.with(trip) * TRIP_SPREAD));
             if was.transmission + REORDER >= self.newest_result {
                 // Not overtaken, so it waited for nobody's repetition.
                 self.smooth_trips.sample(trip);

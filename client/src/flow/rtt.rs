@@ -55,6 +55,31 @@ impl Rtt {
     }
 }
 
+/// The shortest of the latest trips: between [`Shortest::SPAN`] and twice as many.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shortest {
+    /// Of the span before this one.
+    before: Option<Duration>,
+    /// Of this span, and how many trips are in it.
+    now: Option<Duration>,
+    count: u32,
+}
+
+impl Shortest {
+    const SPAN: u32 = 64;
+
+    /// Takes in a trip; the shortest, with it.
+    pub(super) fn with(&mut self, trip: Duration) -> Duration {
+        if self.count == Self::SPAN {
+            *self = Self { before: self.now, now: None, count: 0 };
+        }
+        let now = self.now.map_or(trip, |now| now.min(trip));
+        self.now = Some(now);
+        self.count += 1;
+        self.before.map_or(now, |before| before.min(now))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
