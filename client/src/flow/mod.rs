@@ -258,8 +258,8 @@ impl Flow {
             // A repeated block's result cannot be told from the first one's (Karn).
             let trip = now.saturating_sub(was.sent_at);
             // A trip that is many times the shortest waited for another worker's timer, not for a
-            // queue, which lengthens all trips. Taken as it is it would lengthen this worker's timer,
-            // for which the others then wait, and so on: under loss all would end at their longest.
+            // queue, which lengthens all trips. Taken as it is it would lengthen this worker's
+            // timer, for which the others then wait: under loss all would end at their longest.
             self.rtt.sample(trip.min(self.shortest.with(trip) * TRIP_SPREAD));
             if was.transmission + REORDER >= self.newest_result {
                 // Not overtaken, so it waited for nobody's repetition.
