@@ -76,8 +76,9 @@ fn a_killed_worker_is_named_to_the_others() {
         let mut workers = lab.steady_job("named", 4, &FAIL, &work());
         thread::sleep(Duration::from_millis(7 * round));
         let victim = round as usize % 4;
-        let said = workers.remove(victim).said();
+        // Before the kill: the others may have said so by the time that its process is reaped.
         let since = Instant::now();
+        let said = workers.remove(victim).said();
         for worker in &workers {
             let (after, kind, ranks) = failure_of(worker, since, LIMIT);
             assert_eq!((&*kind, &ranks[..]), ("member_lost", &[victim as u16][..]));
