@@ -27,6 +27,7 @@ pub struct Format {
     scaling: Option<Scaling>,
     width: LaneWidth,
     contributors: u16,
+    bias: LaneBias,
     simd: Simd,
 }
 
@@ -91,12 +92,14 @@ impl Format {
         {
             return Err(FormatError::Scale(scale));
         }
+        let width = choose_width(element, op, width)?;
         Ok(Self {
             element,
             op,
             scaling: scaled.then_some(scaling),
-            width: choose_width(element, op, width)?,
+            width,
             contributors: workers,
+            bias: LaneBias::new(width, workers),
             simd: Simd::of_process(),
         })
     }
@@ -297,8 +300,8 @@ impl Format {
         T::reduce(self, sources, to);
     }
 
-    pub(crate) fn bias(&self) -> LaneBias {
-        LaneBias::new(self.width, self.contributors)
+    pub(crate) const fn bias(&self) -> LaneBias {
+        self.bias
     }
 
     /// The factors of a block.

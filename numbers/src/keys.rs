@@ -27,23 +27,16 @@ pub(crate) fn key_of(bound: f64) -> u16 {
 
 /// The bound that a key stands for, as `(m, e)`: `m * 2^e` with `1 <= m < 2`, or 0.
 pub(crate) fn parts_of(key: u16) -> (f64, i32) {
-    let bits = u64::from(key.min(INFINITE)) << DROPPED;
-    match key {
-        0 => (0.0, 0),
-        INFINITE.. => (1.0, 1024),
-        _ => {
-            // Subnormals become normal on the way.
-            let (bits, shift) = match bits >> 52 {
-                0 => ((f64::from_bits(bits) * TWO_64).to_bits(), 64),
-                _ => (bits, 0),
-            };
-            let exponent = (bits >> 52) as i32 - 1023 - shift;
-            (f64::from_bits(bits & MANTISSA | ONE), exponent)
-        }
+    if key == 0 {
+        return (0.0, 0);
     }
+    let bits = u64::from(key.min(INFINITE)) << DROPPED;
+    // What a subnormal has to be shifted by, so that its first bit is where a normal one has it.
+    let shift = bits.leading_zeros().saturating_sub(11);
+    let exponent = (bits >> 52).max(1) as i32 - 1023 - shift as i32;
+    (f64::from_bits(bits << shift & MANTISSA | ONE), exponent)
 }
 
-const TWO_64: f64 = 18_446_744_073_709_551_616.0;
 const ONE: u64 = 1.0_f64.to_bits();
 const MANTISSA: u64 = (1 << 52) - 1;
 

@@ -20,6 +20,7 @@ mod range;
 mod scale;
 #[expect(unsafe_code, reason = "calls of functions that the CPU was asked about")]
 pub mod simd;
+pub mod throughput;
 mod types;
 
 pub use element::{Element, ElementType, UnknownElement};

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 
 use super::convert::{Float, Ordered, Sum};
-use super::lane::Lane;
+use super::lane::{Lane, decode_lanes};
 use super::order;
-use super::tiles::{from_lanes, into_elements, into_lanes};
+use super::tiles::{zip_map, zip_map_many};
 use crate::element::sealed;
 use crate::format::{Encoded, Format};
 use crate::scale::{LaneBias, Scale};
@@ -87,8 +87,8 @@ impl Quantise<u64> for f64 {
 }
 
 /// The fused loop: sums the sources, scales, rounds, adds the bias. Gives the largest magnitude of
-/// a sum, which tells whether all of that was right. `N` is the number of sources, 0 any.
-struct Encode<'a, T, L, const LANES: usize, const N: usize> {
+/// a sum, which tells whether all of that was right.
+struct Encode<'a, T, L> {
     sources: &'a [&'a [T]],
     to: &'a mut [u8],
     scale: Scale,
@@ -96,7 +96,7 @@ struct Encode<'a, T, L, const LANES: usize, const N: usize> {
     lane: PhantomData<L>,
 }
 
-impl<T, L, const LANES: usize, const N: usize> Kernel for Encode<'_, T, L, LANES, N>
+impl<T, L> Kernel for Encode<'_, T, L>
 where
     T: Float<Sum: Quantise<L>>,
     L: Lane,
@@ -106,62 +106,51 @@ where
     #[inline(always)]
     fn run(self) -> Self::Output {
         let Self { sources, to, scale, bias, .. } = self;
-        match <&[&[T]; N]>::try_from(sources) {
-            // A copy, of a known length: the loop over sources becomes none.
-            Ok(sources) => {
-                let sources = *sources;
-                encode_loop::<T, L, LANES>(&sources, to, &scale, bias)
-            }
-            Err(_) => encode_loop::<T, L, LANES>(sources, to, &scale, bias),
-        }
+        // Magnitudes of floats are ordered as their bits are, and those of NaN and infinity lie
+        // above all others: one maximum tells whether any element needs a closer look.
+        let mut peak = Self::Output::ZERO;
+        encode_by::<T, L>(
+            sources,
+            to,
+            #[inline(always)]
+            |sum| {
+                peak = peak.max(sum.magnitude());
+                T::Sum::biased(T::Sum::nearest(sum.scaled(&scale)), bias)
+            },
+        );
+        peak
     }
 }
 
 #[inline(always)]
-fn encode_loop<T, L, const LANES: usize>(
+fn encode_by<T: Float, L: Lane>(
     sources: &[&[T]],
     to: &mut [u8],
-    scale: &Scale,
-    bias: u64,
-) -> <T::Sum as Ordered>::Key
-where
-    T: Float<Sum: Quantise<L>>,
-    L: Lane,
-{
-    let zero = <T::Sum as Ordered>::Key::ZERO;
-    // Magnitudes of floats are ordered as their bits are, and those of NaN and infinity lie above
-    // all others: one maximum tells whether any element needs a closer look.
-    let mut peaks = [zero; LANES];
-    into_lanes::<T, T::Sum, L, LANES>(
+    mut lane: impl FnMut(T::Sum) -> L,
+) {
+    let (used, rest) = L::split_mut(to).split_at_mut(sources[0].len());
+    zip_map(
         sources,
-        to,
-        T::ZERO.widen(),
+        used,
+        T::ZERO,
         T::widen,
         T::Sum::add,
         #[inline(always)]
-        |i, sum| {
-            peaks[i] = peaks[i].max(sum.magnitude());
-            T::Sum::biased(T::Sum::nearest(sum.scaled(scale)), bias)
-        },
+        |sum| lane(sum).to_bytes(),
     );
-    peaks.into_iter().max().unwrap_or(zero)
+    rest.fill(lane(T::ZERO.widen()).to_bytes());
 }
 
 /// As [`Encode`], for blocks with elements that do not fit.
 #[cold]
-fn encode_with_care<T, L, const LANES: usize>(
-    sources: &[&[T]],
-    to: &mut [u8],
-    scale: &Scale,
-    bias: LaneBias,
-) -> Encoded
+fn encode_with_care<T, L>(sources: &[&[T]], to: &mut [u8], scale: &Scale, bias: LaneBias) -> Encoded
 where
     T: Float<Sum: Quantise<L>>,
     L: Lane,
 {
     let (min, max) = (bias.min_float(), bias.max_float());
     let mut encoded = Encoded::default();
-    let clamp = |_, sum: T::Sum| {
+    let mut clamp = |sum: T::Sum| {
         let finite = sum.magnitude() < T::Sum::INFINITE;
         encoded.non_finite |= !finite;
         // The block will be NaN at every worker; what stands here only must not carry.
@@ -171,42 +160,23 @@ where
         encoded.saturated += u32::from((scaled - clamped).abs() > 0.5);
         T::Sum::biased(T::Sum::nearest(clamped), bias.bias)
     };
-    let zero = T::ZERO.widen();
-    into_lanes::<T, T::Sum, L, LANES>(sources, to, zero, T::widen, T::Sum::add, clamp);
+    let (used, rest) = L::split_mut(to).split_at_mut(sources[0].len());
+    zip_map_many(sources, used, T::widen, T::Sum::add, |sum| clamp(sum).to_bytes());
+    rest.fill(T::Sum::biased(T::Sum::nearest(0.0), bias.bias).to_bytes());
     encoded
 }
 
-fn encode<T, L, const LANES: usize>(
-    format: &Format,
-    key: u16,
-    sources: &[&[T]],
-    to: &mut [u8],
-) -> Encoded
+fn encode<T, L>(format: &Format, key: u16, sources: &[&[T]], to: &mut [u8]) -> Encoded
 where
     T: Float<Sum: Quantise<L>>,
     L: Lane,
 {
     let (simd, scale, bias) = (format.simd(), format.scale(key), format.bias());
-    macro_rules! run {
-        ($n:literal) => {{
-            let (to, bias, lane) = (&mut *to, bias.bias, PhantomData);
-            simd.run(Encode::<T, L, LANES, $n> { sources, to, scale, bias, lane })
-        }};
-    }
-    let peak = match sources.len() {
-        1 => run!(1),
-        2 => run!(2),
-        3 => run!(3),
-        4 => run!(4),
-        _ => run!(0),
-    };
+    let lane = PhantomData;
+    let peak = simd.run(Encode::<T, L> { sources, to: &mut *to, scale, bias: bias.bias, lane });
     let fits = peak < T::Sum::INFINITE
         && T::Sum::magnitude_value(peak).scaled_by(&scale) <= bias.max_float();
-    if fits {
-        Encoded::default()
-    } else {
-        encode_with_care::<T, L, LANES>(sources, to, &scale, bias)
-    }
+    if fits { Encoded::default() } else { encode_with_care::<T, L>(sources, to, &scale, bias) }
 }
 
 /// The peak, scaled.
@@ -220,7 +190,7 @@ impl ScaledBy for f64 {
     }
 }
 
-struct Decode<'a, T, L, const LANES: usize> {
+struct Decode<'a, T, L> {
     from: &'a [u8],
     to: &'a mut [T],
     scale: Scale,
@@ -228,7 +198,7 @@ struct Decode<'a, T, L, const LANES: usize> {
     lane: PhantomData<L>,
 }
 
-impl<T, L, const LANES: usize> Kernel for Decode<'_, T, L, LANES>
+impl<T, L> Kernel for Decode<'_, T, L>
 where
     T: Float<Sum: Quantise<L>>,
     L: Lane,
@@ -238,11 +208,11 @@ where
     #[inline(always)]
     fn run(self) {
         let Self { from, to, scale, biases, .. } = self;
-        from_lanes::<T, L, LANES>(from, to, |lane| T::narrow(T::Sum::value(lane, biases, &scale)));
+        decode_lanes::<T, L>(from, to, |lane| T::narrow(T::Sum::value(lane, biases, &scale)));
     }
 }
 
-fn decode<T, L, const LANES: usize>(
+fn decode<T, L>(
     format: &Format,
     key: u16,
     from: &[u8],
@@ -255,7 +225,7 @@ fn decode<T, L, const LANES: usize>(
     let scale = format.result_scale(key, processes);
     let biases = format.bias().bias.wrapping_mul(u64::from(contributors));
     let lane = PhantomData;
-    format.simd().run(Decode::<T, L, LANES> { from, to, scale, biases, lane });
+    format.simd().run(Decode::<T, L> { from, to, scale, biases, lane });
 }
 
 struct Reduce<'a, T> {
@@ -270,29 +240,20 @@ impl<T: Float> Kernel for Reduce<'_, T> {
     #[inline(always)]
     fn run(self) {
         let Self { divisor, sources, to } = self;
-        let zero = T::ZERO.widen();
+        let zero = T::ZERO;
         match divisor {
-            None => into_elements::<T, T::Sum, 16>(
-                sources,
-                to,
-                zero,
-                T::widen,
-                T::Sum::add,
-                T::from_sum,
-            ),
-            Some(divisor) => {
-                into_elements::<T, T::Sum, 16>(sources, to, zero, T::widen, T::Sum::add, |sum| {
-                    let finite = sum.magnitude() < T::Sum::INFINITE;
-                    let mean = T::narrow(sum.to_f64() / divisor);
-                    if finite { mean } else { T::from_sum(sum) }
-                })
-            }
+            None => zip_map(sources, to, zero, T::widen, T::Sum::add, T::from_sum),
+            Some(divisor) => zip_map(sources, to, zero, T::widen, T::Sum::add, |sum| {
+                let finite = sum.magnitude() < T::Sum::INFINITE;
+                let mean = T::narrow(sum.to_f64() / divisor);
+                if finite { mean } else { T::from_sum(sum) }
+            }),
         }
     }
 }
 
 macro_rules! kernels {
-    ($($float:ty { $($width:ident: $lane:ty, $lanes:literal;)* })*) => {$(
+    ($($float:ty { $($width:ident: $lane:ty;)* })*) => {$(
         impl sealed::Kernels for $float {
             fn peak(format: &Format, part: &[Self]) -> f64 {
                 order::peak(format.simd(), part)
@@ -303,7 +264,7 @@ macro_rules! kernels {
                     _ if !format.op().adds() => {
                         order::encode(format.simd(), format.op(), sources, to)
                     }
-                    $(LaneWidth::$width => encode::<Self, $lane, $lanes>(format, key, sources, to),)*
+                    $(LaneWidth::$width => encode::<Self, $lane>(format, key, sources, to),)*
                     width => unreachable!("no format has {width}-bit lanes for these"),
                 }
             }
@@ -311,7 +272,7 @@ macro_rules! kernels {
             fn decode(format: &Format, key: u16, from: &[u8], by: [u32; 2], to: &mut [Self]) {
                 match format.width() {
                     _ if !format.op().adds() => order::decode(format.simd(), from, to),
-                    $(LaneWidth::$width => decode::<Self, $lane, $lanes>(format, key, from, by, to),)*
+                    $(LaneWidth::$width => decode::<Self, $lane>(format, key, from, by, to),)*
                     width => unreachable!("no format has {width}-bit lanes for these"),
                 }
             }
@@ -332,8 +293,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    f32 { W16: u16, 32; W32: u32, 16; }
-    f16 { W16: u16, 32; W32: u32, 16; }
-    bf16 { W16: u16, 32; W32: u32, 16; }
-    f64 { W64: u64, 8; }
+    f32 { W16: u16; W32: u32; }
+    f16 { W16: u16; W32: u32; }
+    bf16 { W16: u16; W32: u32; }
+    f64 { W64: u64; }
 }

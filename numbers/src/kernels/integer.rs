@@ -1,82 +1,77 @@
 //! Sums of integers: exact.
 
 use super::convert::{Integer, Ordered};
+use super::lane::{Lane, decode_lanes};
 use super::order;
-use super::tiles::{from_lanes, into_elements, into_lanes};
+use super::tiles::zip_map;
 use crate::element::{Element, sealed};
 use crate::format::{Encoded, Format};
 use crate::simd::Kernel;
 use crate::types::Op;
 
-struct Encode<'a, T, const LANES: usize> {
+struct Encode<'a, T> {
     bias: u64,
     sources: &'a [&'a [T]],
     to: &'a mut [u8],
 }
 
-impl<T: Integer, const LANES: usize> Kernel for Encode<'_, T, LANES> {
+impl<T: Integer> Kernel for Encode<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let Self { bias, sources, to } = self;
-        into_lanes::<T, T, T::Key, LANES>(
-            sources,
-            to,
-            T::ZERO,
-            |x| x,
-            T::add,
-            |_, sum| sum.to_lane(bias),
-        );
+        let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
+        let lane = |sum: T| sum.to_lane(bias).to_bytes();
+        zip_map(sources, used, T::ZERO, |x| x, T::add, lane);
+        rest.fill(lane(T::ZERO));
     }
 }
 
-struct Decode<'a, T, const LANES: usize> {
+struct Decode<'a, T> {
     biases: u64,
     divisor: u32,
     from: &'a [u8],
     to: &'a mut [T],
 }
 
-impl<T: Integer, const LANES: usize> Kernel for Decode<'_, T, LANES> {
+impl<T: Integer> Kernel for Decode<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let Self { biases, divisor, from, to } = self;
         if divisor == 1 {
-            from_lanes::<T, T::Key, LANES>(from, to, |lane| T::from_lane(lane, biases));
+            decode_lanes::<T, T::Key>(from, to, |lane| T::from_lane(lane, biases));
         } else {
-            from_lanes::<T, T::Key, LANES>(from, to, |lane| {
-                T::from_lane(lane, biases).divide(divisor)
-            });
+            decode_lanes::<T, T::Key>(from, to, |lane| T::from_lane(lane, biases).divide(divisor));
         }
     }
 }
 
-struct Reduce<'a, T, const LANES: usize> {
+struct Reduce<'a, T> {
     divisor: u32,
     sources: &'a [&'a [T]],
     to: &'a mut [T],
 }
 
-impl<T: Integer, const LANES: usize> Kernel for Reduce<'_, T, LANES> {
+impl<T: Integer> Kernel for Reduce<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         let Self { divisor, sources, to } = self;
         if divisor == 1 {
-            into_elements::<T, T, LANES>(sources, to, T::ZERO, |x| x, T::add, |sum| sum);
+            zip_map(sources, to, T::ZERO, |x| x, T::add, |sum| sum);
         } else {
             let divide = |sum: T| sum.divide(divisor);
-            into_elements::<T, T, LANES>(sources, to, T::ZERO, |x| x, T::add, divide);
+            zip_map(sources, to, T::ZERO, |x| x, T::add, divide);
         }
     }
 }
 
 macro_rules! kernels {
-    ($($integer:ty: $lanes:literal;)*) => {$(
+    ($($integer:ty;)*) => {$(
         impl sealed::Kernels for $integer {
             fn peak(format: &Format, part: &[Self]) -> f64 {
                 order::peak(format.simd(), part)
@@ -87,7 +82,7 @@ macro_rules! kernels {
                 if !op.adds() {
                     return order::encode(simd, op, sources, to);
                 }
-                simd.run(Encode::<Self, $lanes> { bias, sources, to });
+                simd.run(Encode { bias, sources, to });
                 Encoded::default()
             }
 
@@ -98,7 +93,7 @@ macro_rules! kernels {
                 }
                 let biases = format.bias().bias.wrapping_mul(u64::from(contributors));
                 let divisor = if format.op() == Op::Average { processes.max(1) } else { 1 };
-                format.simd().run(Decode::<Self, $lanes> { biases, divisor, from, to });
+                format.simd().run(Decode { biases, divisor, from, to });
             }
 
             fn reduce(format: &Format, sources: &[&[Self]], to: &mut [Self]) {
@@ -107,7 +102,7 @@ macro_rules! kernels {
                 }
                 let average = format.op() == Op::Average;
                 let divisor = if average { sources.len() as u32 } else { 1 };
-                format.simd().run(Reduce::<Self, $lanes> { divisor, sources, to });
+                format.simd().run(Reduce { divisor, sources, to });
             }
 
             fn integer(self) -> Option<i64> {
@@ -118,8 +113,8 @@ macro_rules! kernels {
 }
 
 kernels! {
-    i32: 16;
-    i64: 8;
+    i32;
+    i64;
 }
 
 const _: () = {

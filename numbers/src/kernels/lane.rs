@@ -1,5 +1,7 @@
 //! Lanes of 16, 32 and 64 bits as bytes at any address, little-endian.
 
+use super::tiles::zip_map;
+
 /// An unsigned lane.
 pub(crate) trait Lane: Copy + Ord + 'static {
     /// Its bytes.
@@ -42,4 +44,15 @@ lane! {
     u16: 2;
     u32: 4;
     u64: 8;
+}
+
+/// Makes an element of each lane, as many as `to` holds.
+#[inline(always)]
+pub(crate) fn decode_lanes<T: Copy, L: Lane>(from: &[u8], to: &mut [T], element: impl Fn(L) -> T) {
+    let lanes = &L::split(from)[..to.len()];
+    let Some(pad) = lanes.first() else {
+        return;
+    };
+    let make = |lane| element(L::from_bytes(lane));
+    zip_map(&[lanes], to, *pad, |lane| lane, |lane, _| lane, make);
 }

@@ -1,123 +1,141 @@
-//! Walks over sources and lanes in tiles of one chunk.
+//! The one loop that all kernels are: some slices, element by element, into another.
+//!
+//! It goes by tiles of a fixed length, which compilers turn into vectors without a remainder. The
+//! last tile may overlap the one before, so some elements are computed twice; slices shorter than a
+//! tile are copied into a padded one.
 
-use std::array;
+/// Elements of a tile: few enough that a short block's last one is cheap, and so many that the loop
+/// is not unrolled into single elements, which would not become vectors again.
+const TILE: usize = 64;
 
-use super::lane::Lane;
-
-/// One value of each element of a tile: of the first source mapped, joined with the further
-/// sources' in their order.
+/// Joins the sources, each mapped, in their order, and makes an output of each value. All slices
+/// are of one length. `make` may be called twice for an element, and for `pad`.
 #[inline(always)]
-fn gather<T: Copy, A: Copy, const LANES: usize>(
-    sources: &[&[T]],
-    start: usize,
-    map: impl Fn(T) -> A,
+pub(crate) fn zip_map<I: Copy, A: Copy, O: Copy>(
+    sources: &[&[I]],
+    to: &mut [O],
+    pad: I,
+    map: impl Fn(I) -> A,
     join: impl Fn(A, A) -> A,
-) -> [A; LANES] {
-    let tile = |source: &[T]| -> [T; LANES] {
-        *source[start..].first_chunk().expect("sources of one length, walked to its last tile")
+    mut make: impl FnMut(A) -> O,
+) {
+    // For each number of sources a loop of its own, over single elements: a loop over sources within
+    // it would not become vectors.
+    macro_rules! tiles {
+        ($first:ident $(, $more:ident)*) => {{
+            let (len, mut short) = (to.len(), [to[0]; TILE]);
+            $(assert_eq!($more.len(), len);)*
+            assert_eq!($first.len(), len);
+            if len >= TILE {
+                let mut start = 0;
+                loop {
+                    let $first: &[I; TILE] = tile($first, start);
+                    $(let $more: &[I; TILE] = tile($more, start);)*
+                    let to: &mut [O; TILE] = tile_mut(to, start);
+                    for i in 0..TILE {
+                        let value = map($first[i]);
+                        $(let value = join(value, map($more[i]));)*
+                        to[i] = make(value);
+                    }
+                    if start + TILE == len {
+                        break;
+                    }
+                    start = (start + TILE).min(len - TILE);
+                }
+            } else {
+                let $first = padded($first, pad);
+                $(let $more = padded($more, pad);)*
+                for i in 0..TILE {
+                    let value = map($first[i]);
+                    $(let value = join(value, map($more[i]));)*
+                    short[i] = make(value);
+                }
+                to.copy_from_slice(&short[..len]);
+            }
+        }};
+    }
+    match *sources {
+        _ if to.is_empty() => (),
+        [a] => tiles!(a),
+        [a, b] => tiles!(a, b),
+        [a, b, c] => tiles!(a, b, c),
+        [a, b, c, d] => tiles!(a, b, c, d),
+        _ => zip_map_many(sources, to, map, join, make),
+    }
+}
+
+/// As [`zip_map`] for any number of sources: their values are kept in a tile of their own. `make`
+/// is called once for each element.
+#[inline(always)]
+pub(crate) fn zip_map_many<I: Copy, A: Copy, O: Copy>(
+    sources: &[&[I]],
+    to: &mut [O],
+    map: impl Fn(I) -> A,
+    join: impl Fn(A, A) -> A,
+    mut make: impl FnMut(A) -> O,
+) {
+    let Some(first) = sources[0].first() else {
+        return;
     };
-    let first = tile(sources[0]);
-    let mut values = array::from_fn(|i| map(first[i]));
-    for source in &sources[1..] {
-        let more = tile(source);
-        values = array::from_fn(|i| join(values[i], map(more[i])));
-    }
-    values
-}
-
-/// As [`gather`], for the elements behind the last whole tile; `pad` behind these.
-#[inline(always)]
-fn gather_rest<T: Copy, A: Copy, const LANES: usize>(
-    sources: &[&[T]],
-    start: usize,
-    pad: A,
-    map: impl Fn(T) -> A,
-    join: impl Fn(A, A) -> A,
-) -> [A; LANES] {
-    array::from_fn(|i| {
-        let Some(first) = sources[0].get(start + i) else {
-            return pad;
-        };
-        let rest = sources[1..].iter().filter_map(|source| source.get(start + i));
-        rest.fold(map(*first), |sum, more| join(sum, map(*more)))
-    })
-}
-
-/// Calls `each` for all tiles of the sources in their order, with the tile's number and values; the
-/// last one may hold `pad` behind the last element.
-#[inline(always)]
-pub(crate) fn for_each_tile<T: Copy, A: Copy, const LANES: usize>(
-    sources: &[&[T]],
-    pad: A,
-    map: impl Fn(T) -> A,
-    join: impl Fn(A, A) -> A,
-    mut each: impl FnMut(usize, [A; LANES]),
-) {
-    let len = sources[0].len();
-    let whole = len / LANES;
-    for tile in 0..whole {
-        each(tile, gather(sources, tile * LANES, &map, &join));
-    }
-    if whole * LANES < len {
-        each(whole, gather_rest(sources, whole * LANES, pad, &map, &join));
-    }
-}
-
-/// Reduces sources straight into lanes: `lane` makes one of each value. Chunks that no element
-/// reaches are filled with the lane of `pad`.
-#[inline(always)]
-pub(crate) fn into_lanes<T: Copy, A: Copy, L: Lane, const LANES: usize>(
-    sources: &[&[T]],
-    to: &mut [u8],
-    pad: A,
-    map: impl Fn(T) -> A,
-    join: impl Fn(A, A) -> A,
-    mut lane: impl FnMut(usize, A) -> L,
-) {
-    let chunks = L::split_mut(to).as_chunks_mut::<LANES>().0;
-    let used = sources[0].len().div_ceil(LANES);
-    let (chunks, rest) = chunks.split_at_mut(used);
-    for_each_tile::<T, A, LANES>(sources, pad, map, join, |tile, values| {
-        chunks[tile] = array::from_fn(|i| lane(i, values[i]).to_bytes());
-    });
-    for chunk in rest {
-        *chunk = array::from_fn(|i| lane(i, pad).to_bytes());
-    }
-}
-
-/// Makes an element of each lane, as many as `to` holds.
-#[inline(always)]
-pub(crate) fn from_lanes<T: Copy, L: Lane, const LANES: usize>(
-    from: &[u8],
-    to: &mut [T],
-    element: impl Fn(L) -> T,
-) {
-    let lanes = &L::split(from)[..to.len()];
-    let (tiles, rest) = to.as_chunks_mut::<LANES>();
-    let (chunks, last) = lanes.as_chunks::<LANES>();
-    for (tile, chunk) in tiles.iter_mut().zip(chunks) {
-        *tile = array::from_fn(|i| element(L::from_bytes(chunk[i])));
-    }
-    for (element_, lane) in rest.iter_mut().zip(last) {
-        *element_ = element(L::from_bytes(*lane));
-    }
-}
-
-/// Reduces sources into elements.
-#[inline(always)]
-pub(crate) fn into_elements<T: Copy, A: Copy, const LANES: usize>(
-    sources: &[&[T]],
-    to: &mut [T],
-    pad: A,
-    map: impl Fn(T) -> A,
-    join: impl Fn(A, A) -> A,
-    element: impl Fn(A) -> T,
-) {
-    let (tiles, rest) = to.as_chunks_mut::<LANES>();
-    for_each_tile::<T, A, LANES>(sources, pad, map, join, |tile, values| {
-        match tiles.get_mut(tile) {
-            Some(tile) => *tile = array::from_fn(|i| element(values[i])),
-            None => rest.iter_mut().zip(values).for_each(|(to, value)| *to = element(value)),
+    let mut values = [map(*first); TILE];
+    for (t, to) in to.chunks_mut(TILE).enumerate() {
+        let first = &sources[0][t * TILE..][..to.len()];
+        for (value, x) in values.iter_mut().zip(first) {
+            *value = map(*x);
         }
-    });
+        for source in &sources[1..] {
+            let source = &source[t * TILE..][..to.len()];
+            for (value, x) in values.iter_mut().zip(source) {
+                *value = join(*value, map(*x));
+            }
+        }
+        for (to, value) in to.iter_mut().zip(&values) {
+            *to = make(*value);
+        }
+    }
+}
+
+#[inline(always)]
+fn tile<I>(source: &[I], start: usize) -> &[I; TILE] {
+    source[start..].first_chunk().expect("the last tile starts a tile before the end")
+}
+
+#[inline(always)]
+fn tile_mut<I>(to: &mut [I], start: usize) -> &mut [I; TILE] {
+    to[start..].first_chunk_mut().expect("the last tile starts a tile before the end")
+}
+
+/// A short source, and `pad` behind it.
+#[inline(always)]
+fn padded<I: Copy>(source: &[I], pad: I) -> [I; TILE] {
+    let mut tile = [pad; TILE];
+    tile[..source.len()].copy_from_slice(source);
+    tile
+}
+
+/// Joins all elements, each mapped; joining one twice must change nothing.
+#[inline(always)]
+pub(crate) fn fold<I: Copy, A: Copy>(
+    source: &[I],
+    pad: I,
+    start: A,
+    map: impl Fn(I) -> A,
+    join: impl Fn(A, A) -> A,
+) -> A {
+    let mut value = start;
+    if source.len() < TILE {
+        for x in padded(source, pad) {
+            value = join(value, map(x));
+        }
+        return value;
+    }
+    for tile in source.as_chunks::<TILE>().0 {
+        for x in tile {
+            value = join(value, map(*x));
+        }
+    }
+    for x in tile(source, source.len() - TILE) {
+        value = join(value, map(*x));
+    }
+    value
 }
