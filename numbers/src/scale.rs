@@ -44,6 +44,17 @@ impl Scale {
         self
     }
 
+    /// The factor out of integers, if a product with it in f32 is exact: a power of two, with which
+    /// no integer but zero becomes subnormal. The conversion of the integer is then the only thing
+    /// that rounds, as the conversion of a 64-bit product is.
+    #[inline(always)]
+    pub(crate) fn down_f32(&self) -> Option<f32> {
+        let bits = self.down[0].to_bits();
+        let (exponent, mantissa) = ((bits >> 52) as i32 - 1023, bits << 12);
+        let exact = mantissa == 0 && (-126..=126).contains(&exponent) && self.down[1] == 1.0;
+        exact.then_some(self.down[0] as f32)
+    }
+
     /// As [`Self::divided_by`] for a scale that is no power of two: one rounding less than two
     /// factors have.
     pub(crate) fn fixed_divided_by(scale: f64, processes: u32) -> Self {

@@ -72,19 +72,19 @@ impl Place {
     }
 }
 
-struct Case<'a> {
-    name: String,
-    moved: usize,
-    run: Box<dyn FnMut(&mut Buffers) + 'a>,
-    seconds: Vec<f64>,
-}
-
 /// What the cases read and write: the same memory for all.
 struct Buffers {
     sources: Vec<Vec<f32>>,
     lanes: Vec<u8>,
     result: Vec<f32>,
     own: Vec<f32>,
+}
+
+struct Case<'a> {
+    name: String,
+    moved: usize,
+    run: Box<dyn FnMut(&mut Buffers) + 'a>,
+    seconds: Vec<f64>,
 }
 
 impl<'a> Case<'a> {
@@ -136,47 +136,39 @@ pub fn alone(formats: &[(&str, Format)], place: Place, rounds: usize) -> Vec<Row
     };
     let repeat = (LARGE / 4 / elements).max(1);
     let moved = 8 * elements * repeat;
-    let mut cases = Vec::new();
-    cases.push(Case::new("copy of all", moved, move |b| {
-        for _ in 0..repeat {
-            b.result.copy_from_slice(black_box(&b.sources[0]));
-            black_box(&mut b.result);
-        }
-    }));
-    cases.push(Case::new("copy to lanes", moved, move |b| {
-        for _ in 0..repeat {
-            let to = (0..lanes / BLOCK).cycle();
-            for (from, i) in b.sources[0].chunks(BLOCK).zip(to) {
-                b.own[i * BLOCK..][..BLOCK].copy_from_slice(black_box(from));
+    let (elements, lanes) = (elements / BLOCK, lanes / BLOCK);
+    // Each block of elements, and its block of lanes.
+    let all =
+        move || (0..elements * repeat).map(move |i| (i % elements * BLOCK, i % lanes * BLOCK));
+    let mut cases = vec![
+        Case::new("copy of all", moved, move |b| {
+            for _ in 0..repeat {
+                b.result.copy_from_slice(black_box(&b.sources[0]));
             }
-        }
-    }));
-    cases.push(Case::new("copy from lanes", moved, move |b| {
-        for _ in 0..repeat {
-            let from = (0..lanes / BLOCK).cycle();
-            for (to, i) in b.result.chunks_mut(BLOCK).zip(from) {
-                to.copy_from_slice(black_box(&b.own[i * BLOCK..][..BLOCK]));
+        }),
+        Case::new("copy to lanes", moved, move |b| {
+            for (x, lane) in all() {
+                b.own[lane..][..BLOCK].copy_from_slice(black_box(&b.sources[0][x..][..BLOCK]));
             }
-        }
-    }));
+        }),
+        Case::new("copy from lanes", moved, move |b| {
+            for (x, lane) in all() {
+                b.result[x..][..BLOCK].copy_from_slice(black_box(&b.own[lane..][..BLOCK]));
+            }
+        }),
+    ];
     for (name, format) in formats {
         let key = format.key(&[format.peak(&buffers.sources[0])]);
         cases.push(Case::new(format!("quantise {name}"), moved, move |b| {
-            for _ in 0..repeat {
-                let to = (0..lanes / BLOCK).cycle();
-                for (from, i) in b.sources[0].chunks(BLOCK).zip(to) {
-                    let to = &mut b.lanes[i * 4 * BLOCK..][..4 * BLOCK];
-                    black_box(format.encode(black_box(key), &[from], to));
-                }
+            for (x, lane) in all() {
+                let (from, to) = (&b.sources[0][x..][..BLOCK], &mut b.lanes[4 * lane..]);
+                black_box(format.encode(black_box(key), &[from], &mut to[..4 * BLOCK]));
             }
         }));
         cases.push(Case::new(format!("de-quantise {name}"), moved, move |b| {
-            for _ in 0..repeat {
-                let from = (0..lanes / BLOCK).cycle();
-                for (to, i) in b.result.chunks_mut(BLOCK).zip(from) {
-                    let from = &b.lanes[i * 4 * BLOCK..][..4 * BLOCK];
-                    format.decode(black_box(key), from, 1, 1, to);
-                }
+            for (x, lane) in all() {
+                let from = black_box(&b.lanes[4 * lane..][..4 * BLOCK]);
+                format.decode(key, from, 1, 1, &mut b.result[x..][..BLOCK]);
             }
         }));
     }
@@ -184,13 +176,13 @@ pub fn alone(formats: &[(&str, Format)], place: Place, rounds: usize) -> Vec<Row
 }
 
 /// Fused against unfused, over `chunks` chunks one after the other: the sum of `sources` processes'
-/// elements straight into packets, or by way of a sum in memory; results straight into the shared
-/// result, or by way of a buffer of the process.
+/// elements straight into packets, or by way of a sum of the chunk in memory; results straight into
+/// the shared result, or by way of a buffer of the chunk. Packets are used again and again.
 #[must_use]
 pub fn fusion(format: &Format, sources: usize, chunks: usize, rounds: usize) -> Vec<Row> {
     let mut buffers = Buffers {
         sources: (0..sources as u64).map(|seed| values(chunks * CHUNK, seed)).collect(),
-        lanes: vec![1; 4 * CHUNK],
+        lanes: vec![1; 4 * PACKETS * BLOCK],
         result: vec![1.0; chunks * CHUNK],
         own: vec![1.0; CHUNK],
     };
@@ -198,42 +190,50 @@ pub fn fusion(format: &Format, sources: usize, chunks: usize, rounds: usize) -> 
     let key = format.key(&peaks);
     let repeat = (32 / chunks).max(1);
     let moved = 4 * CHUNK * chunks * repeat;
-    let mut cases = Vec::new();
-    cases.push(Case::new("sum and quantise, fused", moved * (sources + 1), move |b| {
-        for chunk in (0..chunks).cycle().take(chunks * repeat) {
-            for (i, to) in b.lanes.chunks_mut(4 * BLOCK).enumerate() {
-                let start = chunk * CHUNK + i * BLOCK;
-                with_parts(&b.sources, start, BLOCK, |parts| {
-                    black_box(format.encode(black_box(key), parts, to));
-                });
+    let all = move || (0..chunks).cycle().take(chunks * repeat);
+    let cases = vec![
+        Case::new("sum and quantise, fused", moved * (sources + 1), move |b| {
+            for chunk in all() {
+                for block in 0..CHUNK / BLOCK {
+                    let to = packet(&mut b.lanes, block);
+                    with_parts(&b.sources, chunk * CHUNK + block * BLOCK, BLOCK, |parts| {
+                        black_box(format.encode(black_box(key), parts, to));
+                    });
+                }
             }
-        }
-    }));
-    cases.push(Case::new("sum, then quantise", moved * (sources + 1), move |b| {
-        for chunk in (0..chunks).cycle().take(chunks * repeat) {
-            with_parts(&b.sources, chunk * CHUNK, CHUNK, |parts| format.reduce(parts, &mut b.own));
-            for (from, to) in b.own.chunks(BLOCK).zip(b.lanes.chunks_mut(4 * BLOCK)) {
-                black_box(format.encode(black_box(key), &[from], to));
+        }),
+        Case::new("sum, then quantise", moved * (sources + 1), move |b| {
+            for chunk in all() {
+                let sum = &mut b.own;
+                with_parts(&b.sources, chunk * CHUNK, CHUNK, |parts| format.reduce(parts, sum));
+                for (block, from) in b.own.chunks(BLOCK).enumerate() {
+                    let to = packet(&mut b.lanes, block);
+                    black_box(format.encode(black_box(key), &[from], to));
+                }
             }
-        }
-    }));
-    cases.push(Case::new("de-quantise into the result", moved * 2, move |b| {
-        for chunk in (0..chunks).cycle().take(chunks * repeat) {
-            let to = &mut b.result[chunk * CHUNK..][..CHUNK];
-            for (from, to) in b.lanes.chunks(4 * BLOCK).zip(to.chunks_mut(BLOCK)) {
-                format.decode(black_box(key), from, 1, 1, to);
+        }),
+        Case::new("de-quantise into the result", moved * 2, move |b| {
+            for chunk in all() {
+                let to = &mut b.result[chunk * CHUNK..][..CHUNK];
+                for (block, to) in to.chunks_mut(BLOCK).enumerate() {
+                    format.decode(black_box(key), packet(&mut b.lanes, block), 1, 1, to);
+                }
             }
-        }
-    }));
-    cases.push(Case::new("de-quantise, then copy", moved * 2, move |b| {
-        for chunk in (0..chunks).cycle().take(chunks * repeat) {
-            for (from, to) in b.lanes.chunks(4 * BLOCK).zip(b.own.chunks_mut(BLOCK)) {
-                format.decode(black_box(key), from, 1, 1, to);
+        }),
+        Case::new("de-quantise, then copy", moved * 2, move |b| {
+            for chunk in all() {
+                for (block, to) in b.own.chunks_mut(BLOCK).enumerate() {
+                    format.decode(black_box(key), packet(&mut b.lanes, block), 1, 1, to);
+                }
+                b.result[chunk * CHUNK..][..CHUNK].copy_from_slice(black_box(&b.own));
             }
-            b.result[chunk * CHUNK..][..CHUNK].copy_from_slice(black_box(&b.own));
-        }
-    }));
+        }),
+    ];
     measure(rounds, &mut buffers, cases)
+}
+
+fn packet(lanes: &mut [u8], block: usize) -> &mut [u8] {
+    &mut lanes[block % PACKETS * 4 * BLOCK..][..4 * BLOCK]
 }
 
 /// Calls `run` with this part of each of up to eight sources.

@@ -85,6 +85,8 @@ fn everything<T: Sample>(format: &Format, case: Case) -> Result<Vec<u64>, TestCa
     }
     let mut elements = vec![T::ZERO; len + from];
     format.decode(key, &lanes[to..], 1, 3, &mut elements[from..]);
+    let plain = decode_plainly::<T>(format, key, &lanes[to..], len);
+    prop_assert_eq!(elements[from..].iter().map(|x| x.bits64()).collect::<Vec<_>>(), plain);
     out.extend(elements.iter().map(|x| x.bits64()));
     format.reduce(&parts, &mut elements[from..]);
     out.extend(elements.iter().map(|x| x.bits64()));
@@ -136,6 +138,37 @@ fn encode_plainly<T: Sample>(
         lane.copy_from_slice(&value.to_le_bytes()[..bytes]);
     }
     encoded
+}
+
+/// A result of one contributor and three processes.
+fn decode_plainly<T: Sample>(format: &Format, key: u16, from: &[u8], len: usize) -> Vec<u64> {
+    let (bytes, bits) = (format.width().bytes(), format.width().bits());
+    let mask = u64::MAX >> (64 - bits);
+    let one = |lane: &[u8]| {
+        let mut wide = [0; 8];
+        wide[..bytes].copy_from_slice(lane);
+        let lane = u64::from_le_bytes(wide);
+        let bias = (1_u64 << (bits - 1)) / u64::from(format.contributors());
+        let integer = (lane.wrapping_sub(bias) << (64 - bits)) as i64 >> (64 - bits);
+        match (format.op(), T::TYPE.is_float()) {
+            (Op::Min | Op::Max, float) => {
+                let top = 1 << (bits - 1);
+                if float && lane & top == 0 { !lane & mask } else { lane ^ top }
+            }
+            (Op::Sum, false) => integer as u64 & mask,
+            (Op::Average, false) => (integer / 3) as u64 & mask,
+            (op, true) => {
+                let step = match format.scaling() {
+                    Some(Scaling::Fixed(scale)) if op == Op::Average => 1.0 / (scale * 3.0),
+                    Some(Scaling::Fixed(scale)) => 1.0 / scale,
+                    _ if op == Op::Average => format.step(key) / 3.0,
+                    _ => format.step(key),
+                };
+                T::from_f64(integer as f64 * step).bits64()
+            }
+        }
+    };
+    from.chunks(bytes).take(len).map(one).collect()
 }
 
 /// A limit as a float, or the next one below where a float cannot hold all of its bits.

@@ -8,7 +8,7 @@ use super::convert::{Float, Ordered, Sum};
 use super::lane::{Lane, decode_lanes};
 use super::order;
 use super::tiles::{zip_map, zip_map_many};
-use crate::element::sealed;
+use crate::element::{ElementType, sealed};
 use crate::format::{Encoded, Format};
 use crate::scale::{LaneBias, Scale};
 use crate::simd::Kernel;
@@ -29,6 +29,8 @@ pub(crate) trait Quantise<L>: Sum {
     fn biased(integer: L, bias: u64) -> L;
     /// The value of a sum of lanes, without the biases.
     fn value(lane: L, biases: u64, scale: &Scale) -> f64;
+    /// As [`Self::value`], rounded to this type, where [`Scale::down_f32`] says that this is right.
+    fn short_value(lane: L, biases: u64, down: f32) -> Self;
 }
 
 macro_rules! quantise_f32 {
@@ -49,6 +51,10 @@ macro_rules! quantise_f32 {
             #[inline(always)]
             fn value(lane: $lane, biases: u64, scale: &Scale) -> f64 {
                 f64::from(lane.wrapping_sub(biases as $lane) as $signed) * scale.down[0]
+            }
+            #[inline(always)]
+            fn short_value(lane: $lane, biases: u64, down: f32) -> f32 {
+                lane.wrapping_sub(biases as $lane) as $signed as f32 * down
             }
         }
     )*};
@@ -83,6 +89,11 @@ impl Quantise<u64> for f64 {
     #[inline(always)]
     fn value(lane: u64, biases: u64, scale: &Scale) -> f64 {
         lane.wrapping_sub(biases) as i64 as f64 * scale.down[0] * scale.down[1]
+    }
+
+    #[inline(always)]
+    fn short_value(lane: u64, biases: u64, down: f32) -> f64 {
+        lane.wrapping_sub(biases) as i64 as f64 * f64::from(down)
     }
 }
 
@@ -208,7 +219,15 @@ where
     #[inline(always)]
     fn run(self) {
         let Self { from, to, scale, biases, .. } = self;
-        decode_lanes::<T, L>(from, to, |lane| T::narrow(T::Sum::value(lane, biases, &scale)));
+        match scale.down_f32() {
+            // 16-bit floats would be rounded twice.
+            Some(down) if T::TYPE == ElementType::F32 => decode_lanes::<T, L>(from, to, |lane| {
+                T::from_sum(T::Sum::short_value(lane, biases, down))
+            }),
+            _ => decode_lanes::<T, L>(from, to, |lane| {
+                T::narrow(T::Sum::value(lane, biases, &scale))
+            }),
+        }
     }
 }
 

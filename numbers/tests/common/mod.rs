@@ -36,11 +36,29 @@ macro_rules! sample {
 sample! {
     f32: |b| f32::from_bits(b as u32), |v| v as f32, f64::from, |x: f32| x.to_bits().into();
     f64: f64::from_bits, |v| v, |x| x, f64::to_bits;
-    f16: |b| f16::from_bits(b as u16), f16::from_f64, f16::to_f64, |x: f16| x.to_bits().into();
-    bf16: |b| bf16::from_bits(b as u16), bf16::from_f64, bf16::to_f64, |x: bf16| x.to_bits().into();
+    f16: |b| f16::from_bits(b as u16), nearest_f16, f16::to_f64, |x: f16| x.to_bits().into();
+    bf16: |b| bf16::from_bits(b as u16), nearest_bf16, bf16::to_f64, |x: bf16| x.to_bits().into();
     i32: |b| b as i32, |v| v as i32, f64::from, |x: i32| x as u32 as u64;
     i64: |b| b as i64, |v| v as i64, |x: i64| x as f64, |x: i64| x as u64;
 }
+
+/// The crate `half` looks at the upper 32 bits of a 64-bit float alone, and takes what is barely
+/// above the middle between two neighbours for the middle.
+macro_rules! nearest {
+    ($name:ident: $t:ident) => {
+        fn $name(value: f64) -> $t {
+            let near = $t::from_f64(value);
+            let bits = near.to_bits();
+            let neighbours = [bits.wrapping_sub(1), bits.wrapping_add(1)].map($t::from_bits);
+            let distance = |x: $t| (x.to_f64() - value).abs();
+            let closer = neighbours.into_iter().find(|x| distance(*x) < distance(near));
+            closer.filter(|x| x.is_finite() && near.is_finite()).unwrap_or(near)
+        }
+    };
+}
+
+nearest!(nearest_f16: f16);
+nearest!(nearest_bf16: bf16);
 
 /// Runs an expression with `$t` as the type of an element.
 #[macro_export]
