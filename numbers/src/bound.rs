@@ -72,3 +72,22 @@ pub(crate) fn of_error(
     let divisor = if format.op() == Op::Average { f64::from(processes.max(1)) } else { 1.0 };
     (quantised + decoded) / divisor * 1.001 + least(element)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each addition of something barely above half a unit rounds up to a whole one.
+    #[test]
+    fn sums_that_round_up_are_within_their_bound() {
+        let parts = [1.0_f32, 6e-8, 6e-8, 6e-8, 6e-8];
+        let sum = f64::from(parts.into_iter().reduce(|a, b| a + b).unwrap());
+        let peaks = parts.map(f64::from);
+        assert!(sum > peaks.iter().sum(), "nothing was tested");
+        for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+            assert!(of_local_sum(element, &peaks) >= sum);
+        }
+        assert_eq!(of_local_sum(ElementType::F32, &[1.5]), 1.5);
+        assert_eq!(of_local_sum(ElementType::F32, &[]), 0.0);
+    }
+}

@@ -69,8 +69,8 @@ pub enum FormatError {
 }
 
 impl Format {
-    /// A format. Without a width, the usual one: 32 bits for sums of f32, f16 and bf16, otherwise as
-    /// many as an element has. `scaling` is of no meaning to integers, minima and maxima.
+    /// A format. Without a width, the usual one: 32 bits for sums of f32, f16 and bf16, otherwise
+    /// as many as an element has. `scaling` is of no meaning to integers, minima and maxima.
     ///
     /// `workers` is the most contributions that a lane can get: the hosts of the job.
     ///

@@ -2,8 +2,8 @@
 //! for reports.
 //!
 //! Cases take turns, round by round, so that a busy neighbour hits all of them; the median of the
-//! rounds counts, and the best is beside it. "Moved" bytes are those read and those written, as of a
-//! copy.
+//! rounds counts, and the best is beside it. "Moved" bytes are those read and those written, as
+//! of a copy.
 
 use std::hint::black_box;
 use std::time::Instant;

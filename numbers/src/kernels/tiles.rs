@@ -19,8 +19,8 @@ pub(crate) fn zip_map<I: Copy, A: Copy, O: Copy>(
     join: impl Fn(A, A) -> A,
     mut make: impl FnMut(A) -> O,
 ) {
-    // For each number of sources a loop of its own, over single elements: a loop over sources within
-    // it would not become vectors.
+    // For each number of sources a loop of its own, over single elements: with a loop over sources
+    // within, it would not become vectors.
     macro_rules! tiles {
         ($first:ident $(, $more:ident)*) => {{
             let (len, mut short) = (to.len(), [to[0]; TILE]);
