@@ -1,0 +1,63 @@
+//! How fast the kernels are, beside what this machine copies.
+//!
+//! `cargo bench -p xdp-agg-numbers [-- ROUNDS]`; `XDP_AGG_SIMD` chooses the instructions.
+
+use xdp_agg_numbers::simd::Simd;
+use xdp_agg_numbers::throughput::{Place, Row, alone, fusion};
+use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+
+const WORKERS: u16 = 8;
+const ROUNDS: usize = 21;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rounds = std::env::args().find_map(|a| a.parse().ok()).unwrap_or(ROUNDS).max(1);
+    let simd = Simd::from_environment()?;
+    let format = |scaling| -> Result<Format, _> {
+        Format::new(ElementType::F32, Op::Sum, scaling, None, WORKERS)
+    };
+    let (block, fixed) = (format(Scaling::Block)?, format(Scaling::Fixed(1e7))?);
+    println!("{}; {rounds} rounds: median (best); GB/s are bytes read and written", simd.level());
+    let stolen = stolen();
+    for place in Place::ALL {
+        println!("\nblocks of 352 f32, one source: {place:?}");
+        let rows = alone(&[("block", block), ("fixed", fixed)], place, rounds);
+        for row in &rows {
+            let beside = if row.name.starts_with("de-") { 2 } else { 1 };
+            let [whole, same] = [0, beside].map(|i| share(row, &rows[i]));
+            println!("{}  {whole:4.0} % of a copy, {same:4.0} % of one by blocks", line(row));
+        }
+    }
+    for sources in [2, 4] {
+        for chunks in [1, 16] {
+            println!("\n{sources} sources, {chunks} chunks of 1 MB");
+            let rows = fusion(&block, sources, chunks, rounds);
+            for pair in rows.chunks(2) {
+                println!(
+                    "{}  {:.2} times as fast",
+                    line(&pair[0]),
+                    share(&pair[0], &pair[1]) / 100.0
+                );
+                println!("{}", line(&pair[1]));
+            }
+        }
+    }
+    if let (Some(before), Some(after)) = (stolen, self::stolen()) {
+        println!("\nstolen from this machine meanwhile: {} ticks", after - before);
+    }
+    Ok(())
+}
+
+fn share(row: &Row, of: &Row) -> f64 {
+    100.0 * of.seconds[0] / row.seconds[0] * row.moved as f64 / of.moved as f64
+}
+
+fn line(row: &Row) -> String {
+    let [median, best] = row.rates().map(|rate| rate / 1e9);
+    format!("{:28} {median:6.1} ({best:5.1}) GB/s", row.name)
+}
+
+/// Ticks that the hypervisor gave to others.
+fn stolen() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().next()?.split_whitespace().nth(8)?.parse().ok()
+}

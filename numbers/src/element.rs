@@ -1,0 +1,182 @@
+//! What can be all-reduced.
+
+use std::fmt::{self, Debug};
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+/// Element types that can be all-reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats of IEEE 754: 5 bits of exponent.
+    F16,
+    /// 16-bit floats with the 8 bits of exponent of 32-bit ones.
+    Bf16,
+    /// 64-bit floats.
+    F64,
+    /// 32-bit integers.
+    I32,
+    /// 64-bit integers.
+    I64,
+}
+
+impl ElementType {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::Bf16, Self::F64, Self::I32, Self::I64];
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+
+    /// Not an integer.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        !matches!(self, Self::I32 | Self::I64)
+    }
+
+    /// The name in options, messages and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F64 => "f64",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+        }
+    }
+
+    /// The name in the tables of nccl-tests.
+    #[must_use]
+    pub const fn nccl_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F16 => "half",
+            Self::Bf16 => "bfloat16",
+            Self::F64 => "double",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no element type has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no element type: choose f32, f16, bf16, f64, i32 or i64")]
+pub struct UnknownElement(String);
+
+impl FromStr for ElementType {
+    type Err = UnknownElement;
+
+    fn from_str(name: &str) -> Result<Self, UnknownElement> {
+        Self::ALL
+            .into_iter()
+            .find(|element| element.name() == name)
+            .ok_or_else(|| UnknownElement(name.into()))
+    }
+}
+
+/// An element type as a Rust type: `f32`, [`f16`], [`bf16`], `f64`, `i32` or `i64`.
+pub trait Element: sealed::Kernels + Copy + Debug + PartialEq + Send + Sync + 'static {
+    /// Which one.
+    const TYPE: ElementType;
+    /// Zero.
+    const ZERO: Self;
+    /// What elements of a block become in which some worker had a NaN or, in a sum, an infinity.
+    /// Integers have none.
+    const NAN: Option<Self>;
+
+    /// Fills the elements of such a block. Integers, which cannot be in one, stay as they are.
+    fn fill_nan(elements: &mut [Self]) {
+        if let Some(nan) = Self::NAN {
+            elements.fill(nan);
+        }
+    }
+}
+
+macro_rules! element {
+    ($($element:ty: $name:ident, $zero:expr, $nan:expr;)*) => {$(
+        impl Element for $element {
+            const TYPE: ElementType = ElementType::$name;
+            const ZERO: Self = $zero;
+            const NAN: Option<Self> = $nan;
+        }
+    )*};
+}
+
+element! {
+    f32: F32, 0.0, Some(f32::NAN);
+    f16: F16, f16::ZERO, Some(f16::NAN);
+    bf16: Bf16, bf16::ZERO, Some(bf16::NAN);
+    f64: F64, 0.0, Some(f64::NAN);
+    i32: I32, 0, None;
+    i64: I64, 0, None;
+}
+
+/// What [`crate::Format`] does with elements of a type; nothing for other crates.
+pub(crate) mod sealed {
+    use crate::format::{Encoded, Format};
+
+    pub trait Kernels: Sized {
+        /// Largest finite magnitude.
+        fn peak(format: &Format, part: &[Self]) -> f64;
+        fn encode(format: &Format, key: u16, sources: &[&[Self]], to: &mut [u8]) -> Encoded;
+        fn decode(format: &Format, key: u16, from: &[u8], by: [u32; 2], to: &mut [Self]);
+        fn reduce(format: &Format, sources: &[&[Self]], to: &mut [Self]);
+        /// The value, where the type is an integer.
+        fn integer(self) -> Option<i64>;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for element in ElementType::ALL {
+            assert_eq!(element.to_string().parse(), Ok(element));
+        }
+        let wrong = "f8".parse::<ElementType>().unwrap_err().to_string();
+        assert!(wrong.contains("choose f32, f16"), "{wrong}");
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_types() {
+        fn size<T: Element>() -> (usize, usize) {
+            (T::TYPE.size(), size_of::<T>())
+        }
+        for (said, is) in
+            [size::<f32>(), size::<f16>(), size::<bf16>(), size::<f64>(), size::<i32>()]
+        {
+            assert_eq!(said, is);
+        }
+        assert_eq!(size::<i64>(), (8, 8));
+    }
+
+    #[test]
+    fn nan_fills_floats_alone() {
+        let (mut floats, mut integers) = ([1.0_f32, 2.0], [1, 2]);
+        f32::fill_nan(&mut floats);
+        i32::fill_nan(&mut integers);
+        assert!(floats.iter().all(|x| x.is_nan()));
+        assert_eq!(integers, [1, 2]);
+    }
+}

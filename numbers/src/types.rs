@@ -1,0 +1,217 @@
+//! Operations, scalings and widths: the words in which a format is chosen.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// How the processes' values become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// The sum.
+    Sum,
+    /// The sum divided by the number of processes, after summing. Integers are divided towards
+    /// zero.
+    Average,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Sum, Self::Average, Self::Min, Self::Max];
+
+    /// The name in messages, options and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Average => "average",
+            Self::Min => "min",
+            Self::Max => "max",
+        }
+    }
+
+    /// Sum or average: values are added, not compared.
+    #[must_use]
+    pub const fn adds(self) -> bool {
+        matches!(self, Self::Sum | Self::Average)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Op {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        Self::ALL
+            .into_iter()
+            .find(|op| op.name() == name)
+            .ok_or_else(|| UnknownName::new("operation", name, "sum, average, min or max"))
+    }
+}
+
+/// What an aggregator does with lanes: adds them, or keeps the smaller or larger of unsigned
+/// little-endian ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Reduction {
+    /// Adds; senders leave room so that no lane carries, whatever its width.
+    Add = 0,
+    /// The smaller of 16-bit lanes.
+    Min16 = 1,
+    /// The smaller of 32-bit lanes.
+    Min32 = 2,
+    /// The smaller of 64-bit lanes.
+    Min64 = 3,
+    /// The larger of 16-bit lanes.
+    Max16 = 4,
+    /// The larger of 32-bit lanes.
+    Max32 = 5,
+    /// The larger of 64-bit lanes.
+    Max64 = 6,
+}
+
+/// How floats become integers, and back, where they are added.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Scaling {
+    /// One factor for all blocks (PASSING, section 3.2). What does not fit is clamped and counted.
+    Fixed(f64),
+    /// A power of two for each block, from the largest magnitude at any worker, agreed ahead of
+    /// the data. Nothing can be clamped.
+    Block,
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(scale) => write!(f, "fixed:{scale:e}"),
+            Self::Block => f.write_str("block"),
+        }
+    }
+}
+
+impl FromStr for Scaling {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let scale = name.strip_prefix("fixed:").and_then(|scale| scale.parse().ok());
+        match (name, scale) {
+            ("block", _) => Ok(Self::Block),
+            (_, Some(scale)) => Ok(Self::Fixed(scale)),
+            _ => {
+                let choose = "block, or fixed with a factor, such as fixed:1e7";
+                Err(UnknownName::new("scaling", name, choose))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for Scaling {
+    type Error = UnknownName;
+
+    fn try_from(name: String) -> Result<Self, UnknownName> {
+        name.parse()
+    }
+}
+
+impl From<Scaling> for String {
+    fn from(scaling: Scaling) -> Self {
+        scaling.to_string()
+    }
+}
+
+/// Bits of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LaneWidth {
+    /// 16 bits: half the bytes of 32.
+    W16,
+    /// 32 bits.
+    W32,
+    /// 64 bits.
+    W64,
+}
+
+impl LaneWidth {
+    /// 16, 32 or 64.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::W16 => 16,
+            Self::W32 => 32,
+            Self::W64 => 64,
+        }
+    }
+
+    /// 2, 4 or 8.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.bits() as usize / 8
+    }
+}
+
+impl fmt::Display for LaneWidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.bits())
+    }
+}
+
+impl FromStr for LaneWidth {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "16" => Ok(Self::W16),
+            "32" => Ok(Self::W32),
+            "64" => Ok(Self::W64),
+            _ => Err(UnknownName::new("lane width", name, "16, 32 or 64 bits")),
+        }
+    }
+}
+
+/// A word that is none of those that were expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is no {what}: choose {choose}")]
+pub struct UnknownName {
+    what: &'static str,
+    name: String,
+    choose: &'static str,
+}
+
+impl UnknownName {
+    pub(crate) fn new(what: &'static str, name: &str, choose: &'static str) -> Self {
+        Self { what, name: name.into(), choose }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for op in Op::ALL {
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        for scaling in [Scaling::Block, Scaling::Fixed(1e7), Scaling::Fixed(0.1)] {
+            assert_eq!(scaling.to_string().parse(), Ok(scaling));
+        }
+        assert_eq!(Scaling::Fixed(1e7).to_string(), "fixed:1e7");
+        for width in [LaneWidth::W16, LaneWidth::W32, LaneWidth::W64] {
+            assert_eq!(width.to_string().parse(), Ok(width));
+        }
+        for wrong in ["fixed", "fixed:", "fixed:x", "blocks", ""] {
+            assert!(wrong.parse::<Scaling>().unwrap_err().to_string().contains("fixed:1e7"));
+        }
+        assert!("mean".parse::<Op>().unwrap_err().to_string().contains("sum, average, min or max"));
+    }
+}
