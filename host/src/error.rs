@@ -28,9 +28,9 @@ pub enum Error {
         pid: i32,
     },
     /// The processes of the host do not agree.
-    #[error("the processes of this host do not agree: here {ours}; there {theirs}")]
+    #[error("the processes of this host do not agree: {ours}, but {theirs}")]
     Mismatch {
-        /// What this process has.
+        /// What one has, and which.
         ours: String,
         /// What another has, and which.
         theirs: String,

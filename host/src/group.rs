@@ -1,51 +1,84 @@
 //! The processes of a job on this host.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use crate::{Error, Exchange, Feeder, Geometry, Options, Waker};
+use crate::call::{Call, Shape};
+use crate::core::Core;
+use crate::feeder::Feeder;
+use crate::plan::Plan;
+use crate::segment::Segment;
+use crate::watch::Watch;
+use crate::{Error, Exchange, Geometry, Options, Waker, layout, rendezvous};
 
-/// What a call is: has to be the same in all local processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Number of the call; below 2^63. Calls that run at the same time have different ones.
-    pub sequence: u64,
-    /// Elements of the vector.
-    pub len: usize,
-    /// Bytes of an element.
-    pub element_size: usize,
-    /// Whatever else has to be the same (type, operation, scaling), as a digest.
-    pub digest: u64,
-    /// The call in words, for errors; cut off after 128 bytes.
-    pub description: String,
-    /// Whether each block's peak is needed before its data.
-    pub wants_peaks: bool,
-}
-
-/// The processes of a job on this host, and their shared segment. Dropping it is leaving in good
-/// order.
+/// The processes of a job on this host, and their shared segment. Dropping it (and what was made of
+/// it) is leaving in good order.
 #[derive(Debug)]
-pub struct Group;
+pub struct Group {
+    core: Arc<Core>,
+    /// Collectives of one process take turns.
+    pub(crate) turn: Mutex<()>,
+    watch: Option<Watch>,
+}
 
 impl Group {
     /// Meets the other local processes and shares a segment with them. Blocks until all are there.
     ///
     /// # Errors
-    /// See [`Error`]; a mismatch is an error at all processes.
+    /// [`Error::Config`], [`Error::NameInUse`], [`Error::Mismatch`], [`Error::NoSpace`],
+    /// [`Error::Deadline`], [`Error::PeerLost`], [`Error::System`]. What local rank 0 knows of, all
+    /// are told.
     pub fn join(options: &Options) -> Result<Arc<Self>, Error> {
-        todo!()
+        options.check()?;
+        let start = Instant::now();
+        let (core, watch) = if options.local_size == 1 {
+            let segment = Segment::anonymous(options.segment)?;
+            let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+            let own = segment.word(layout::Slot::of(0).pid());
+            own.store(pid, std::sync::atomic::Ordering::Relaxed);
+            let bells = vec![rendezvous::bell()?];
+            (Arc::new(Core::new(segment, options.clone(), bells)), None)
+        } else {
+            let formed = match options.local_rank {
+                0 => rendezvous::lead(options)?,
+                _ => rendezvous::join(options)?,
+            };
+            let core = Arc::new(Core::new(formed.segment, options.clone(), formed.bells));
+            let watch = Watch::start(&core, formed.connections, formed.listener)?;
+            (core, Some(watch))
+        };
+        tracing::info!(
+            job = options.job,
+            local_rank = options.local_rank,
+            local_size = options.local_size,
+            bytes = core.segment.len(),
+            place = ?options.place,
+            took = ?start.elapsed(),
+            "sharing a segment with the processes of this host"
+        );
+        Ok(Arc::new(Self { core, turn: Mutex::new(()), watch }))
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
     }
 
     /// This process among those of the host.
     #[must_use]
     pub fn local_rank(&self) -> usize {
-        todo!()
+        self.core.rank
     }
 
     /// Processes of the group.
     #[must_use]
     pub fn local_size(&self) -> usize {
-        todo!()
+        self.core.size
+    }
+
+    /// Bytes of the segment that calls can have.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.core.arena.capacity()
     }
 
     /// Blocks of `block_bytes` (of the caller's elements) that a slice of a full chunk has: as many
@@ -53,7 +86,7 @@ impl Group {
     /// alone, so all hosts with the same options get the same.
     #[must_use]
     pub fn slice_blocks(&self, block_bytes: usize) -> usize {
-        todo!()
+        Plan::slice_blocks(&self.core.options, self.room(), block_bytes)
     }
 
     /// Whether all processes are there and well.
@@ -61,7 +94,7 @@ impl Group {
     /// # Errors
     /// [`Error::PeerLost`].
     pub fn check(&self) -> Result<(), Error> {
-        todo!()
+        self.core.check()
     }
 
     /// Opens a call. The first process to come makes room, the others join in. Waits for room, up
@@ -70,13 +103,23 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::Mismatch`] at every process if their shapes or geometries differ,
-    /// [`Error::TooLarge`], [`Error::Deadline`], [`Error::PeerLost`].
+    /// [`Error::TooLarge`], [`Error::Busy`] when that time is over, [`Error::PeerLost`],
+    /// [`Error::Config`] of what makes no sense.
     pub fn begin(
         self: &Arc<Self>,
         shape: &Shape,
         geometry: Geometry,
     ) -> Result<(Feeder, Arc<Exchange>), Error> {
-        todo!()
+        let until = Instant::now() + self.core.options.wait_within;
+        loop {
+            match self.try_begin(shape, geometry) {
+                Err(Error::Busy { .. }) if Instant::now() < until => {
+                    // Whoever frees a record rings.
+                    self.core.sleep(std::time::Duration::from_millis(10), || false);
+                }
+                done => return done,
+            }
+        }
     }
 
     /// As [`Self::begin`], but does not wait.
@@ -88,7 +131,9 @@ impl Group {
         shape: &Shape,
         geometry: Geometry,
     ) -> Result<(Feeder, Arc<Exchange>), Error> {
-        todo!()
+        let call = Arc::new(Call::open(self, shape, geometry)?);
+        let exchange = Exchange::new(Arc::clone(&call));
+        Ok((Feeder::new(call, Arc::clone(&exchange)), exchange))
     }
 
     /// A way to sleep in `poll(2)`, one a thread.
@@ -96,7 +141,7 @@ impl Group {
     /// # Errors
     /// [`Error::System`].
     pub fn waker(self: &Arc<Self>) -> Result<Waker, Error> {
-        todo!()
+        Waker::new(self)
     }
 
     /// Waits until all processes have come here.
@@ -104,6 +149,15 @@ impl Group {
     /// # Errors
     /// [`Error::PeerLost`], [`Error::PeerLeft`], [`Error::Deadline`].
     pub fn barrier(&self) -> Result<(), Error> {
-        todo!()
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.core.pass(self.core.arrive())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Said before the connections close, so that it is not taken for a death.
+        self.core.leave();
+        drop(self.watch.take());
     }
 }

@@ -6,20 +6,42 @@
 //!   which block is whose, [`Marks`] what is reported of it.
 //! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
 #![deny(unsafe_code)]
-#![expect(clippy::todo, unused, reason = "skeleton")]
 
+mod arena;
+mod call;
+mod cgroup;
+mod core;
+#[expect(unsafe_code, reason = "a system call that rustix has no right type for")]
+mod credentials;
 pub mod error;
 mod exchange;
 mod feeder;
 mod geometry;
 mod group;
+mod layout;
+mod message;
 mod options;
+mod plan;
+#[doc(hidden)]
+pub mod protocol;
+mod record;
+mod rendezvous;
+#[expect(unsafe_code, reason = "mapped memory, and references into it")]
+mod segment;
 mod wake;
+mod watch;
 
+pub use call::{ABANDONED, Shape};
 pub use error::Error;
 pub use exchange::{Exchange, Inputs, Marks};
 pub use feeder::{Feeder, Progress};
 pub use geometry::Geometry;
-pub use group::{Group, Shape};
+pub use group::Group;
 pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
 pub use wake::Waker;
+
+/// A digest of bytes that are no secret (FNV-1a).
+pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
