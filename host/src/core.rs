@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
@@ -158,26 +158,6 @@ impl Core {
         }
     }
 
-    /// Waits until `ready`, spinning and then sleeping till rung for. `missing` says for whom.
-    pub(crate) fn wait(
-        &self,
-        what: &'static str,
-        ready: impl Fn() -> bool,
-        missing: impl Fn() -> Vec<usize>,
-    ) -> Result<(), Error> {
-        if self.spin(&ready) {
-            return Ok(());
-        }
-        let start = Instant::now();
-        loop {
-            self.check_wait(what, start, &missing)?;
-            if ready() {
-                return Ok(());
-            }
-            self.sleep(NAP, &ready);
-        }
-    }
-
     /// Waits on a word that others change with a futex wake of their own, until `ready`.
     pub(crate) fn wait_word(
         &self,
@@ -192,10 +172,10 @@ impl Core {
         }
         let start = Instant::now();
         loop {
-            // Counted before the look: whoever changes the word then looks whether to wake.
-            protocol::advanced::<AtomicU32>();
-            sleepers.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            let now = word.load(std::sync::atomic::Ordering::SeqCst);
+            // Counted before the look: whoever changes the word then looks whether to wake. SeqCst
+            // on both sides, so that at least one sees what the other did.
+            sleepers.fetch_add(1, SeqCst);
+            let now = word.load(SeqCst);
             if !ready(now) {
                 nap(word, now, NAP);
             }
@@ -226,6 +206,14 @@ impl Core {
         Ok(())
     }
 
+    /// Wakes who waits on a word with [`Self::wait_word`]. The word was stored with SeqCst before.
+    pub(crate) fn wake_word(&self, word: &AtomicU32, sleepers: &AtomicU32) {
+        if sleepers.load(SeqCst) != 0 {
+            // Fails on addresses that are no futex alone.
+            let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
     fn spin(&self, ready: impl Fn() -> bool) -> bool {
         for _ in 0..self.spins {
             if ready() {
@@ -246,11 +234,8 @@ impl Core {
         if arrived.fetch_add(1, AcqRel) + 1 == self.size as u32 {
             arrived.store(0, Relaxed);
             let rounds = self.segment.word(layout::BARRIER_ROUND);
-            rounds.store(round, std::sync::atomic::Ordering::SeqCst);
-            let sleepers = self.segment.word(layout::BARRIER_SLEEPERS);
-            if sleepers.load(std::sync::atomic::Ordering::SeqCst) != 0 {
-                let _ = futex::wake(rounds, futex::Flags::empty(), i32::MAX as u32);
-            }
+            rounds.store(round, SeqCst);
+            self.wake_word(rounds, self.segment.word(layout::BARRIER_SLEEPERS));
         }
         round
     }

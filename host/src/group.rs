@@ -1,12 +1,14 @@
 //! The processes of a job on this host.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::call::{Call, Shape};
 use crate::core::Core;
 use crate::feeder::Feeder;
 use crate::plan::Plan;
+use crate::record::{Claim, Shared};
 use crate::segment::Segment;
 use crate::watch::Watch;
 use crate::{Error, Exchange, Geometry, Options, Waker, layout, rendezvous};
@@ -18,6 +20,8 @@ pub struct Group {
     core: Arc<Core>,
     /// Collectives of one process take turns.
     pub(crate) turn: Mutex<()>,
+    /// Areas for collectives that were opened.
+    areas: AtomicU64,
     watch: Option<Watch>,
 }
 
@@ -35,7 +39,7 @@ impl Group {
             let segment = Segment::anonymous(options.segment)?;
             let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
             let own = segment.word(layout::Slot::of(0).pid());
-            own.store(pid, std::sync::atomic::Ordering::Relaxed);
+            own.store(pid, Ordering::Relaxed);
             let bells = vec![rendezvous::bell()?];
             (Arc::new(Core::new(segment, options.clone(), bells)), None)
         } else {
@@ -56,7 +60,7 @@ impl Group {
             took = ?start.elapsed(),
             "sharing a segment with the processes of this host"
         );
-        Ok(Arc::new(Self { core, turn: Mutex::new(()), watch }))
+        Ok(Arc::new(Self { core, turn: Mutex::new(()), areas: AtomicU64::new(0), watch }))
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -110,16 +114,31 @@ impl Group {
         shape: &Shape,
         geometry: Geometry,
     ) -> Result<(Feeder, Arc<Exchange>), Error> {
+        self.when_there_is_room(|| self.try_begin(shape, geometry))
+    }
+
+    /// Tries until there is room.
+    pub(crate) fn when_there_is_room<R>(
+        &self,
+        attempt: impl Fn() -> Result<R, Error>,
+    ) -> Result<R, Error> {
         let until = Instant::now() + self.core.options.wait_within;
         loop {
-            match self.try_begin(shape, geometry) {
+            match attempt() {
                 Err(Error::Busy { .. }) if Instant::now() < until => {
-                    // Whoever frees a record rings.
-                    self.core.sleep(std::time::Duration::from_millis(10), || false);
+                    // Whoever frees a record rings; it may have been just before.
+                    self.core.sleep(Duration::from_millis(10), || false);
                 }
                 done => return done,
             }
         }
+    }
+
+    /// Opens an area for collectives: a claim that all processes make in the same order.
+    pub(crate) fn area(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Shared, Error> {
+        let number = self.areas.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { key: 1 << 63 | number, ..*claim };
+        self.when_there_is_room(|| Shared::claim(self, &claim))
     }
 
     /// As [`Self::begin`], but does not wait.

@@ -51,14 +51,15 @@ impl Slot {
         self.0 + 2 * LINE + 4
     }
 
-    /// What this process brings to the collective that is under way: its length.
-    pub(crate) fn brings(self) -> usize {
-        self.0 + 3 * LINE
+    /// What this process brings to the collective's piece of this parity: a digest of what it calls
+    /// and how long that is.
+    pub(crate) fn brings(self, parity: usize) -> usize {
+        self.0 + 3 * LINE + parity * 16
     }
 
     /// Where it is, if it lies in the segment.
-    pub(crate) fn brings_at(self) -> usize {
-        self.0 + 3 * LINE + 8
+    pub(crate) fn brings_at(self, parity: usize) -> usize {
+        self.brings(parity) + 8
     }
 }
 

@@ -4,15 +4,20 @@
 //! * [`Group::begin`] opens a call: a [`Feeder`] for the thread that has the vector, and an
 //!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
 //!   which block is whose, [`Marks`] what is reported of it.
+//! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
+//!   [`ring`]: the same round a ring, the baseline; [`Buffer`]: memory in the segment.
 //! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
 #![deny(unsafe_code)]
 
+pub mod add;
 mod arena;
+mod buffer;
 mod call;
 mod cgroup;
 mod core;
 #[expect(unsafe_code, reason = "a system call that rustix has no right type for")]
 mod credentials;
+pub mod csc;
 pub mod error;
 mod exchange;
 mod feeder;
@@ -26,11 +31,13 @@ mod plan;
 pub mod protocol;
 mod record;
 mod rendezvous;
+pub mod ring;
 #[expect(unsafe_code, reason = "mapped memory, and references into it")]
 mod segment;
 mod wake;
 mod watch;
 
+pub use buffer::Buffer;
 pub use call::{ABANDONED, Shape};
 pub use error::Error;
 pub use exchange::{Exchange, Inputs, Marks};
