@@ -7,12 +7,13 @@
 //! * `staged[p]`: the copy of `p`'s input of chunks below this is in the staging ring.
 //! * `reduced[l]`: owner `l` has written its results of chunks below this to the result ring.
 //!
-//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c - D`.
-//! By then all owners have reduced `c - D`, so nobody reads that place of the staging ring any more.
-//! And once all processes have staged `c`, all have gathered `c - D`: then, and not before, the
-//! owners write results of `c` into place `c mod D` of the result ring. So that one rule guards both
-//! rings, and no counter is needed for what is gathered.
+//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c -
+//! D`. By then all owners have reduced `c - D`, so nobody reads that place of the staging ring
+//! any more. And once all processes have staged `c`, all have gathered `c - D`: then, and not
+//! before, the owners write results of `c` into place `c mod D` of the result ring. So that one
+//! rule guards both rings, and no counter is needed for what is gathered.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -55,6 +56,8 @@ pub(crate) struct Call {
     pub(crate) element: usize,
     pub(crate) wants_peaks: bool,
     pub(crate) plan: Plan,
+    /// Why this process will not go on, if it will not.
+    pub(crate) gave_up: OnceLock<Error>,
 }
 
 impl Call {
@@ -76,7 +79,7 @@ impl Call {
         };
         let shared = Shared::claim(group, &claim)?;
         let (element, wants_peaks) = (shape.element_size, shape.wants_peaks);
-        Ok(Self { shared, geometry, element, wants_peaks, plan })
+        Ok(Self { shared, geometry, element, wants_peaks, plan, gave_up: OnceLock::new() })
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -118,9 +121,9 @@ impl Call {
 
     /// This process is beyond `chunks` chunks now.
     ///
-    /// Release: what it did to the memory before is seen by whoever sees this. Sleepers are rung for
-    /// by the last process to come so far; of two that come at once, the fences in `advanced` let at
-    /// least one see that both have.
+    /// Release: what it did to the memory before is seen by whoever sees this. Sleepers are rung
+    /// for by the last process to come so far; of two that come at once, the fences in `advanced`
+    /// let at least one see that both have.
     pub(crate) fn advance(&self, stage: Stage, chunks: u64) {
         let core = self.core();
         let own = self.counter(stage, core.rank);
@@ -170,7 +173,8 @@ pub const ABANDONED: u32 = u32::MAX;
 impl Call {
     /// Tells the others that this process's part will not be done.
     pub(crate) fn abandon(&self) {
-        self.shared.fail(ABANDONED, "gave the call up");
+        let reason = self.gave_up.get().map_or_else(String::new, |error| format!(": {error}"));
+        self.shared.fail(ABANDONED, &format!("gave the call up{reason}"));
     }
 }
 

@@ -6,9 +6,13 @@
 //! take turns, so a piece needs no second synchronisation: who writes to a half has passed the
 //! barrier of the piece before, so all have arrived there, so all have read what the half held.
 
+use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
+use smallvec::SmallVec;
+
+use crate::core::Core;
 use crate::layout::{LINE, Slot};
 use crate::record::{Claim, Shared};
 use crate::{Buffer, Error, Group, digest};
@@ -24,6 +28,7 @@ enum Kind {
     AllReduce,
     AllGatherShared,
     ReduceScatterShared,
+    AllGatherView,
 }
 
 /// What is called: the same in all processes.
@@ -54,6 +59,20 @@ impl Called {
             "local rank {rank} calls {name} of {} bytes (elements of {grain})",
             word << 16 >> 16
         )
+    }
+}
+
+/// All processes' parts, in order of local rank, in the segment.
+#[derive(Debug)]
+pub struct View<'a> {
+    parts: SmallVec<[&'a [u8]; 8]>,
+}
+
+impl<'a> Deref for View<'a> {
+    type Target = [&'a [u8]];
+
+    fn deref(&self) -> &Self::Target {
+        &self.parts
     }
 }
 
@@ -105,7 +124,8 @@ impl Csc {
     pub fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), Error> {
         let group = Arc::clone(self.area.group());
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, n, len) = (group.local_rank(), group.local_size(), input.len());
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGather, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
         let part = self.half / n / LINE * LINE;
@@ -113,20 +133,45 @@ impl Csc {
             let end = len.min(start + part);
             // Lines 3 to 5: write the own part to the shared memory.
             let own = self.at(rank * part);
-            memory::write(&group, own, end - start).copy_from_slice(&input[start..end]);
+            memory::write(core, own, end - start).copy_from_slice(&input[start..end]);
             // Line 6: synchronise; the own part needs none.
-            let round = self.arrive(&group, called, 0);
+            let round = self.arrive(core, called, 0);
             output[rank * len + start..rank * len + end].copy_from_slice(&input[start..end]);
-            self.pass(&group, round, called)?;
+            self.pass(core, round, called)?;
             // Lines 7 to 11: read the others' parts, beginning with the next process's.
             for i in 1..n {
                 let from = (i + rank) % n;
-                let theirs = memory::read(&group, self.at(from * part), end - start);
+                let theirs = memory::read(core, self.at(from * part), end - start);
                 output[from * len + start..from * len + end].copy_from_slice(theirs);
             }
             self.parity ^= 1;
         }
         Ok(())
+    }
+
+    /// CSC-AG without its last step: all processes' inputs where they were written, in order of
+    /// local rank, to be read in place by whatever comes next (paper 5, Eq. (10)).
+    ///
+    /// # Errors
+    /// As [`Self::all_gather`], and [`Error::TooLarge`] if they do not fit at once.
+    pub fn all_gather_view(&mut self, input: &[u8]) -> Result<View<'_>, Error> {
+        let group = Arc::clone(self.area.group());
+        let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, input.len());
+        let part = self.half / n / LINE * LINE;
+        if len > part {
+            return Err(Error::TooLarge { wanted: len, room: part });
+        }
+        let called = Called { kind: Kind::AllGatherView, grain: 1, len };
+        memory::write(core, self.at(rank * part), len).copy_from_slice(input);
+        let round = self.arrive(core, called, 0);
+        self.pass(core, round, called)?;
+        let start = self.at(0);
+        self.parity ^= 1;
+        let core = self.area.group().core();
+        let parts = (0..n).map(|from| memory::read(core, start + from * part, len)).collect();
+        Ok(View { parts })
     }
 
     /// CSC-RS (Algorithm 2): `output` is the reduction of all processes' `local_rank`-th part of
@@ -146,8 +191,9 @@ impl Csc {
     ) -> Result<(), Error> {
         let group = Arc::clone(self.area.group());
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, n, len) = (group.local_rank(), group.local_size(), output.len());
-        let called = Called { kind: Kind::ReduceScatter, grain: grain, len };
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, output.len());
+        let called = Called { kind: Kind::ReduceScatter, grain, len };
         assert_eq!(input.len(), n * len, "an input for all outputs");
         assert!(len.is_multiple_of(grain), "whole elements of {grain} bytes");
         let part = part_of(self.half / (n * n), grain);
@@ -156,24 +202,24 @@ impl Csc {
             // What the others reduce, each its own first in line.
             for i in 1..n {
                 let owner = (i + rank) % n;
-                let to = memory::write(&group, self.at((rank * n + owner) * part), end - start);
+                let to = memory::write(core, self.at((rank * n + owner) * part), end - start);
                 to.copy_from_slice(&input[owner * len + start..owner * len + end]);
             }
-            let round = self.arrive(&group, called, 0);
-            self.pass(&group, round, called)?;
+            let round = self.arrive(core, called, 0);
+            self.pass(core, round, called)?;
             let sources = (0..n).map(|from| match from {
                 from if from == rank => &input[rank * len + start..rank * len + end],
-                from => memory::read(&group, self.at((from * n + rank) * part), end - start),
+                from => memory::read(core, self.at((from * n + rank) * part), end - start),
             });
-            let sources: smallvec::SmallVec<[&[u8]; 8]> = sources.collect();
+            let sources: SmallVec<[&[u8]; 8]> = sources.collect();
             reduce(&sources, &mut output[start..end]);
             self.parity ^= 1;
         }
         Ok(())
     }
 
-    /// CSC-RS and CSC-AG in one: `data` becomes the reduction of all processes' `data`. Each piece is
-    /// reduced straight into the shared memory, from which all gather it.
+    /// CSC-RS and CSC-AG in one: `data` becomes the reduction of all processes' `data`. Each
+    /// piece is reduced straight into the shared memory, from which all gather it.
     ///
     /// # Errors
     /// As [`Self::all_gather`].
@@ -188,8 +234,9 @@ impl Csc {
     ) -> Result<(), Error> {
         let group = Arc::clone(self.area.group());
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, n, len) = (group.local_rank(), group.local_size(), data.len());
-        let called = Called { kind: Kind::AllReduce, grain: grain, len };
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, data.len());
+        let called = Called { kind: Kind::AllReduce, grain, len };
         assert!(len.is_multiple_of(grain), "whole elements of {grain} bytes");
         let part = part_of(self.half / (n * n), grain);
         for start in pieces(len, n * part) {
@@ -199,30 +246,30 @@ impl Csc {
             let of = |owner: usize| {
                 (owner * slice).min(piece.len())..((owner + 1) * slice).min(piece.len())
             };
-            let ranges: smallvec::SmallVec<[_; 8]> = (0..n).map(of).collect();
+            let ranges: SmallVec<[_; 8]> = (0..n).map(of).collect();
             for i in 1..n {
                 let owner = (i + rank) % n;
                 let from = &piece[ranges[owner].clone()];
                 let to = self.at((rank * n + owner) * part);
-                memory::write(&group, to, from.len()).copy_from_slice(from);
+                memory::write(core, to, from.len()).copy_from_slice(from);
             }
-            let round = self.arrive(&group, called, 0);
-            self.pass(&group, round, called)?;
+            let round = self.arrive(core, called, 0);
+            self.pass(core, round, called)?;
             let own = ranges[rank].clone();
             let sources = (0..n).map(|from| match from {
                 from if from == rank => &piece[own.clone()],
-                from => memory::read(&group, self.at((from * n + rank) * part), own.len()),
+                from => memory::read(core, self.at((from * n + rank) * part), own.len()),
             });
-            let sources: smallvec::SmallVec<[&[u8]; 8]> = sources.collect();
+            let sources: SmallVec<[&[u8]; 8]> = sources.collect();
             // Nobody writes to the place of a process's own slice: it is for the result.
             let result = self.at((rank * n + rank) * part);
-            reduce(&sources, memory::write(&group, result, own.len()));
+            reduce(&sources, memory::write(core, result, own.len()));
             drop(sources);
-            group.core().pass(group.core().arrive())?;
+            core.pass(core.arrive())?;
             for i in 0..n {
                 let owner = (i + rank) % n;
                 let range = ranges[owner].clone();
-                let from = memory::read(&group, self.at((owner * n + owner) * part), range.len());
+                let from = memory::read(core, self.at((owner * n + owner) * part), range.len());
                 piece[range].copy_from_slice(from);
             }
             self.parity ^= 1;
@@ -241,17 +288,18 @@ impl Csc {
     pub fn all_gather_shared(&mut self, input: &Buffer, output: &mut [u8]) -> Result<(), Error> {
         let group = Arc::clone(self.area.group());
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, n, len) = (group.local_rank(), group.local_size(), input.len());
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGatherShared, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
-        let round = self.arrive(&group, called, input.offset());
-        self.pass(&group, round, called)?;
+        let round = self.arrive(core, called, input.offset());
+        self.pass(core, round, called)?;
         for i in 0..n {
             let from = (i + rank) % n;
-            let theirs = memory::read(&group, self.brought_at(&group, from), len);
+            let theirs = memory::read(core, self.brought_at(core, from), len);
             output[from * len..(from + 1) * len].copy_from_slice(theirs);
         }
-        group.core().pass(group.core().arrive())?;
+        core.pass(core.arrive())?;
         self.parity ^= 1;
         Ok(())
     }
@@ -273,18 +321,19 @@ impl Csc {
     ) -> Result<(), Error> {
         let group = Arc::clone(self.area.group());
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (rank, n, len) = (group.local_rank(), group.local_size(), output.len());
-        let called = Called { kind: Kind::ReduceScatterShared, grain: grain, len };
+        let core = group.core();
+        let (rank, n, len) = (core.rank, core.size, output.len());
+        let called = Called { kind: Kind::ReduceScatterShared, grain, len };
         assert_eq!(input.len(), n * len, "an input for all outputs");
         assert!(len.is_multiple_of(grain), "whole elements of {grain} bytes");
-        let round = self.arrive(&group, called, input.offset());
-        self.pass(&group, round, called)?;
-        let sources = (0..n)
-            .map(|from| memory::read(&group, self.brought_at(&group, from) + rank * len, len));
-        let sources: smallvec::SmallVec<[&[u8]; 8]> = sources.collect();
+        let round = self.arrive(core, called, input.offset());
+        self.pass(core, round, called)?;
+        let sources =
+            (0..n).map(|from| memory::read(core, self.brought_at(core, from) + rank * len, len));
+        let sources: SmallVec<[&[u8]; 8]> = sources.collect();
         reduce(&sources, output);
         drop(sources);
-        group.core().pass(group.core().arrive())?;
+        core.pass(core.arrive())?;
         self.parity ^= 1;
         Ok(())
     }
@@ -294,14 +343,13 @@ impl Csc {
         self.area.offset + self.parity * self.half + within
     }
 
-    fn brought_at(&self, group: &Group, rank: usize) -> usize {
+    fn brought_at(&self, core: &Core, rank: usize) -> usize {
         let at = Slot::of(rank).brings_at(self.parity);
-        group.core().segment.counter(at).load(Relaxed) as usize
+        core.segment.counter(at).load(Relaxed) as usize
     }
 
     /// Comes to the synchronisation with what is called.
-    fn arrive(&self, group: &Group, called: Called, offset: usize) -> u32 {
-        let core = group.core();
+    fn arrive(&self, core: &Core, called: Called, offset: usize) -> u32 {
         let slot = Slot::of(core.rank);
         // Of this parity: a process that is one piece ahead uses the other.
         core.segment.counter(slot.brings(self.parity)).store(called.word(), Relaxed);
@@ -309,8 +357,7 @@ impl Csc {
         core.arrive()
     }
 
-    fn pass(&self, group: &Group, round: u32, called: Called) -> Result<(), Error> {
-        let core = group.core();
+    fn pass(&self, core: &Core, round: u32, called: Called) -> Result<(), Error> {
         core.pass(round)?;
         for rank in 0..core.size {
             let brought = core.segment.counter(Slot::of(rank).brings(self.parity)).load(Relaxed);
@@ -335,21 +382,21 @@ fn part_of(room: usize, grain: usize) -> usize {
 }
 
 /// Plain memory of the area.
-#[expect(unsafe_code, reason = "plain memory of the segment; see `segment`")]
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
 mod memory {
-    use crate::Group;
+    use crate::core::Core;
 
     /// A part that this process writes.
-    pub(super) fn write(group: &Group, offset: usize, len: usize) -> &mut [u8] {
+    pub(super) fn write(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: parts are written by one process, before the barrier of their piece (a result:
         // before the second), and all have read what was there before (see the module's text).
-        unsafe { group.core().segment.bytes_mut(offset, len) }
+        unsafe { core.segment.bytes_mut(offset, len) }
     }
 
     /// A part that is written.
-    pub(super) fn read(group: &Group, offset: usize, len: usize) -> &[u8] {
+    pub(super) fn read(core: &Core, offset: usize, len: usize) -> &[u8] {
         // SAFETY: the barrier after its writing is passed, and it is written again only when this
         // process has come to the next one.
-        unsafe { group.core().segment.bytes(offset, len) }
+        unsafe { core.segment.bytes(offset, len) }
     }
 }

@@ -293,7 +293,7 @@ impl Drop for Exchange {
 }
 
 /// Plain memory of a call, in the owner's hands.
-#[expect(unsafe_code, reason = "plain memory of the segment; see `segment`")]
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
 mod call_bytes {
     use crate::core::Core;
 

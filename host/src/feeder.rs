@@ -186,7 +186,11 @@ impl Feeder {
         }
         // What they did before they left is seen now, so what they have not done they never will.
         match self.waiting_for().into_iter().find(|&rank| left & 1 << rank != 0) {
-            Some(local_rank) => Err(Error::PeerLeft { local_rank }),
+            Some(local_rank) => {
+                let error = Error::PeerLeft { local_rank };
+                // What the others are told should this call now be dropped.
+                Err(self.call.gave_up.get_or_init(|| error).clone())
+            }
             None => Ok(()),
         }
     }
@@ -201,7 +205,7 @@ impl Drop for Feeder {
 }
 
 /// Plain memory of a call, in the feeder's hands.
-#[expect(unsafe_code, reason = "plain memory of the segment; see `segment`")]
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
 mod call_bytes {
     use crate::core::Core;
 

@@ -102,8 +102,8 @@ impl Group {
     }
 
     /// Opens a call. The first process to come makes room, the others join in. Waits for room, up
-    /// to [`Options::wait_within`]: other calls of this process have to be driven meanwhile by other
-    /// threads; see [`Self::try_begin`].
+    /// to [`Options::wait_within`]: other calls of this process have to be driven meanwhile by
+    /// other threads; see [`Self::try_begin`].
     ///
     /// # Errors
     /// [`Error::Mismatch`] at every process if their shapes or geometries differ,

@@ -325,7 +325,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_upset_it(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u64..7) {
+        fn no_bytes_upset_it(
+            bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u64..7,
+        ) {
             let _ = decode(&bytes);
             let mut framed = u64::from(MAGIC).to_le_bytes().to_vec();
             framed.extend(kind.to_le_bytes());

@@ -1,10 +1,10 @@
 //! The same collectives round a ring of mailboxes: what CSC is compared with (paper 1, Fig. 8 and
 //! 12; paper 5, section 1.3).
 //!
-//! Each process has a mailbox that it writes and the next process reads. It has two places, so that
-//! one can be filled while the other is emptied. A collective takes `n - 1` rounds, in each of which
-//! every process sends one `n`-th of the data to the next and receives another from the previous,
-//! chunk by chunk.
+//! Each process has a mailbox that it writes and the next process reads. It has two places, so
+//! that one can be filled while the other is emptied. A collective takes `n - 1` rounds, in each
+//! of which every process sends one `n`-th of the data to the next and receives another from the
+//! previous, chunk by chunk.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -35,8 +35,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Opens mailboxes with chunks of `chunk` bytes. All processes do, with the same `chunk`, and in
-    /// the same order as other areas.
+    /// Opens mailboxes with chunks of `chunk` bytes. All processes do, with the same `chunk`, and
+    /// in the same order as other areas.
     ///
     /// # Errors
     /// As [`Group::begin`].
@@ -173,7 +173,7 @@ impl Ring {
 }
 
 /// Plain memory of the mailboxes.
-#[expect(unsafe_code, reason = "plain memory of the segment; see `segment`")]
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
 mod memory {
     use crate::Group;
 

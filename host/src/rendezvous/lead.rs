@@ -234,20 +234,21 @@ impl Leader<'_> {
     /// Tells all who have come, and for a while those who still come, why it will not be.
     fn refuse_all(&mut self, error: &Error) {
         let refused = Message::Refused(error.clone());
-        let mut told = 0;
+        let complete = self.missing().is_empty();
         let members = self.members.drain(..).flatten().map(|member| member.connection.socket);
         for socket in members.chain(self.strangers.drain(..).map(|(socket, _)| socket)) {
-            told += usize::from(message::send(&socket, &refused, &[]).is_ok());
+            // One who does not want to know has gone already; so below.
+            let _ = message::send(&socket, &refused, &[]);
         }
         let until = Instant::now() + LINGER;
-        while told + 1 < self.options.local_size && Instant::now() < until {
+        while !complete && Instant::now() < until {
             let Ok(ready) = readable(&[self.listener.as_fd()], until) else { return };
             if !ready[0] {
                 continue;
             }
             self.accept();
             for (socket, _) in self.strangers.drain(..) {
-                told += usize::from(message::send(&socket, &refused, &[]).is_ok());
+                let _ = message::send(&socket, &refused, &[]);
             }
         }
     }
