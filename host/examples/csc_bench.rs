@@ -169,7 +169,7 @@ impl Bench {
             rings.push((chunk, Ring::new(group, chunk)?));
         }
         // What needs the whole buffer in the segment is measured where that has room for it.
-        let fits = bytes <= group.room() / 8;
+        let fits = bytes <= group.room() / 7;
         let viewer = fits.then(|| Csc::new(group, 2 * bytes + 128 * n)).transpose()?;
         let in_place = fits.then(|| group.buffer(bytes / n)).transpose()?;
         let (input, output) = (vec![1; bytes], vec![2; bytes]);

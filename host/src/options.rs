@@ -42,7 +42,8 @@ pub struct Options {
     ///
     /// [`Group::slice_blocks`]: crate::Group::slice_blocks
     pub slice_blocks: usize,
-    /// Own blocks by which peaks may be known ahead of staging.
+    /// Own blocks by which peaks are known ahead of staging, where the vector has as many: two
+    /// packets of exponents by default. More costs a later start of the data.
     pub scan_ahead: usize,
     /// Whatever else has to be the same in all processes, as a digest.
     pub digest: u64,
@@ -64,7 +65,7 @@ impl Options {
             place: Place::Memory,
             depth: 8,
             slice_blocks: 64,
-            scan_ahead: 2048,
+            scan_ahead: 1408,
             digest: 0,
             join_within: Duration::from_secs(60),
             wait_within: Duration::from_secs(60),

@@ -3,7 +3,7 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Running, input, run, sum};
 use rand::rngs::SmallRng;
@@ -55,6 +55,7 @@ fn many_calls_in_a_small_segment() {
             let mut random = SmallRng::seed_from_u64(group.local_rank() as u64);
             let mut lengths = SmallRng::seed_from_u64(99);
             let lengths = [(); 12].map(|()| lengths.random_range(0..2_600_000));
+            let start = Instant::now();
             let mut running = VecDeque::new();
             let mut next = 0;
             while next < 12 || !running.is_empty() {
@@ -69,6 +70,7 @@ fn many_calls_in_a_small_segment() {
                         Err(error) => panic!("{error}"),
                     }
                 }
+                assert!(start.elapsed() < Duration::from_secs(120), "some call does not end");
                 let mut any = false;
                 for _ in 0..running.len() {
                     let (mut call, len) = running.pop_front().expect("one of them");
@@ -122,7 +124,9 @@ fn carriers_may_be_many() {
                     })
                 })
                 .collect();
+            let start = Instant::now();
             while !call.feeder.done() {
+                assert!(start.elapsed() < Duration::from_secs(30), "a carrier sleeps on");
                 let progress = call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll");
                 if !progress.did {
                     call.feeder.wait(Duration::from_secs(10));
@@ -233,15 +237,15 @@ fn all_room_comes_back() {
         |group| {
             // More calls than the table has records, and more bytes than the segment has.
             for sequence in 0..200 {
-                let call = Running::begin(&group, sequence, 20_000, 64);
-                let call = match call {
-                    Err(Error::Busy { .. }) => loop {
-                        match Running::begin(&group, sequence, 20_000, 64) {
-                            Err(Error::Busy { .. }) => std::thread::yield_now(),
-                            other => break other,
+                let start = Instant::now();
+                let call = loop {
+                    match Running::begin(&group, sequence, 20_000, 64) {
+                        // The other process may not have left the last call yet.
+                        Err(Error::Busy { .. }) if start.elapsed() < Duration::from_secs(10) => {
+                            std::thread::yield_now();
                         }
-                    },
-                    other => other,
+                        done => break done,
+                    }
                 };
                 assert_eq!(
                     call.expect("a call").finish().expect("a result"),
