@@ -1,0 +1,230 @@
+//! One call: its room in the segment, and what of it is whose when.
+//!
+//! Three counters of each process, in chunks, say how far it is. Whose turn a piece of memory is
+//! follows from them alone:
+//!
+//! * `scanned[p]`: process `p` has published the peaks of its input in chunks below this.
+//! * `staged[p]`: the copy of `p`'s input of chunks below this is in the staging ring.
+//! * `reduced[l]`: owner `l` has written its results of chunks below this to the result ring.
+//!
+//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c -
+//! D`. By then all owners have reduced `c - D`, so nobody reads that place of the staging ring
+//! any more. And once all processes have staged `c`, all have gathered `c - D`: then, and not
+//! before, the owners write results of `c` into place `c mod D` of the result ring. So that one
+//! rule guards both rings, and no counter is needed for what is gathered.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::core::Core;
+use crate::layout::LINE;
+use crate::plan::Plan;
+use crate::record::{Claim, Shared};
+use crate::{Error, Geometry, Group};
+
+/// What a call is: has to be the same in all local processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of the call; below 2^63. Calls that run at the same time have different ones.
+    pub sequence: u64,
+    /// Elements of the vector.
+    pub len: usize,
+    /// Bytes of an element.
+    pub element_size: usize,
+    /// Whatever else has to be the same (type, operation, scaling), as a digest.
+    pub digest: u64,
+    /// The call in words, for errors; cut off after 128 bytes.
+    pub description: String,
+    /// Whether each block's peak is needed before its data.
+    pub wants_peaks: bool,
+}
+
+/// A counter of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    Scanned,
+    Staged,
+    Reduced,
+}
+
+/// One call, as the feeder and the exchange of a process share it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    shared: Shared,
+    pub(crate) geometry: Geometry,
+    pub(crate) element: usize,
+    pub(crate) wants_peaks: bool,
+    pub(crate) plan: Plan,
+    /// Why this process will not go on, if it will not.
+    pub(crate) gave_up: OnceLock<Error>,
+}
+
+impl Call {
+    pub(crate) fn open(
+        group: &std::sync::Arc<Group>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<Self, Error> {
+        let core = group.core();
+        check_shape(core, shape, &geometry)?;
+        let plan = Plan::of_call(core, shape, &geometry)?;
+        let description = describe(core.rank, shape, &geometry);
+        let claim = Claim {
+            key: shape.sequence,
+            digest: digest(shape, &geometry, &plan),
+            description: &description,
+            bytes: plan.bytes,
+            zeroed: core.size * COUNTERS,
+        };
+        let shared = Shared::claim(group, &claim)?;
+        let (element, wants_peaks) = (shape.element_size, shape.wants_peaks);
+        Ok(Self { shared, geometry, element, wants_peaks, plan, gave_up: OnceLock::new() })
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        self.shared.group().core()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Whether the call can still end well.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.shared.check()
+    }
+
+    fn counter(&self, stage: Stage, rank: usize) -> &AtomicU64 {
+        let line = match stage {
+            Stage::Scanned => 0,
+            Stage::Staged => 8,
+            // Written by other threads than the first two.
+            Stage::Reduced => LINE,
+        };
+        self.core().segment.counter(self.shared.offset + rank * COUNTERS + line)
+    }
+
+    /// How far the slowest process is: chunks that all are beyond.
+    ///
+    /// Acquire: what they did to the memory before is seen after.
+    pub(crate) fn reached(&self, stage: Stage) -> u64 {
+        let each = (0..self.core().size).map(|rank| self.counter(stage, rank).load(Acquire));
+        each.min().expect("a group has at least one process")
+    }
+
+    /// The processes that are not beyond `chunk`.
+    pub(crate) fn behind(&self, stage: Stage, chunk: u64) -> Vec<usize> {
+        let behind = |&rank: &usize| self.counter(stage, rank).load(Acquire) <= chunk;
+        (0..self.core().size).filter(behind).collect()
+    }
+
+    /// This process is beyond `chunks` chunks now.
+    ///
+    /// Release: what it did to the memory before is seen by whoever sees this. Sleepers are rung
+    /// for by the last process to come so far; of two that come at once, the fences in `advanced`
+    /// let at least one see that both have.
+    pub(crate) fn advance(&self, stage: Stage, chunks: u64) {
+        let core = self.core();
+        let own = self.counter(stage, core.rank);
+        let before = own.load(Relaxed);
+        own.store(chunks, Release);
+        crate::protocol::advanced::<std::sync::atomic::AtomicU32>();
+        // It can have been this process that all were waiting for.
+        if self.reached(stage) > before {
+            core.ring_sleepers();
+        }
+    }
+
+    /// Offset of process `rank`'s copy of `chunk` in the segment.
+    pub(crate) fn staging(&self, chunk: u64, rank: usize) -> usize {
+        let place = (chunk % self.plan.depth as u64) as usize;
+        let copies = place * self.core().size + rank;
+        self.shared.offset + self.plan.staging + copies * self.plan.chunk_bytes
+    }
+
+    /// Offset of `chunk`'s results in the segment.
+    pub(crate) fn results(&self, chunk: u64) -> usize {
+        let place = (chunk % self.plan.depth as u64) as usize;
+        self.shared.offset + self.plan.results + place * self.plan.chunk_bytes
+    }
+
+    /// The peak that process `from` found in block `j` of `owner`, as bits. A place is used again
+    /// after `ahead` chunks, which the feeder keeps to.
+    pub(crate) fn peak(&self, from: usize, owner: usize, j: u64) -> &AtomicU64 {
+        let ring = self.plan.ahead as u64 * self.geometry.slice_blocks() as u64;
+        let index = ((from * self.core().size + owner) as u64 * ring + j % ring) as usize;
+        self.core().segment.counter(self.shared.offset + self.plan.peaks + index * 8)
+    }
+
+    pub(crate) fn set_peak(&self, owner: usize, j: u64, peak: f64) {
+        self.peak(self.core().rank, owner, j).store(peak.to_bits(), Relaxed);
+    }
+
+    /// Bytes of elements.
+    pub(crate) fn bytes(&self, elements: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        elements.start * self.element..elements.end * self.element
+    }
+}
+
+/// Of an [`Error::Elsewhere`]: a process dropped the call before it was done.
+pub const ABANDONED: u32 = u32::MAX;
+
+impl Call {
+    /// Tells the others that this process's part will not be done.
+    pub(crate) fn abandon(&self) {
+        let reason = self.gave_up.get().map_or_else(String::new, |error| format!(": {error}"));
+        self.shared.fail(ABANDONED, &format!("gave the call up{reason}"));
+    }
+}
+
+/// Bytes of one process's counters.
+pub(crate) const COUNTERS: usize = 2 * LINE;
+
+fn check_shape(core: &Core, shape: &Shape, geometry: &Geometry) -> Result<(), Error> {
+    if shape.sequence >= 1 << 63 {
+        return Err(Error::config("sequence", "not below 2^63"));
+    }
+    if shape.len != geometry.len() {
+        let problem = format!("the shape has {}, the geometry {}", shape.len, geometry.len());
+        return Err(Error::config("len", problem));
+    }
+    if geometry.processes() != core.size {
+        let problem = format!("{} in a group of {}", geometry.processes(), core.size);
+        return Err(Error::config("processes of the geometry", problem));
+    }
+    if shape.element_size == 0 || shape.len.checked_mul(shape.element_size).is_none() {
+        let problem = format!("{} elements of {} bytes", shape.len, shape.element_size);
+        return Err(Error::config("element_size", problem));
+    }
+    Ok(())
+}
+
+fn describe(rank: usize, shape: &Shape, geometry: &Geometry) -> String {
+    let mut words = shape.description.as_str();
+    while words.len() > 128 {
+        words = &words[..words.floor_char_boundary(128)];
+    }
+    format!(
+        "local rank {rank}, call {}: {words} ({} elements of {} bytes, blocks of {}, {} a slice)",
+        shape.sequence,
+        shape.len,
+        shape.element_size,
+        geometry.block(),
+        geometry.slice_blocks(),
+    )
+}
+
+/// Of all that has to be the same (FNV-1a).
+fn digest(shape: &Shape, geometry: &Geometry, plan: &Plan) -> u64 {
+    let parts = [
+        shape.len as u64,
+        shape.element_size as u64,
+        shape.digest,
+        u64::from(shape.wants_peaks),
+        geometry.block() as u64,
+        geometry.slice_blocks() as u64,
+        plan.bytes as u64,
+    ];
+    crate::digest(parts.iter().flat_map(|part| part.to_le_bytes()))
+}

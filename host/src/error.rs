@@ -1,0 +1,121 @@
+//! What can go wrong among the processes of a host, and what to do about it.
+
+use std::time::Duration;
+
+/// Why a group could not be made, or a call in it did not end with a result.
+///
+/// [`Error::Busy`] can be tried again. After any other error of a call the group is of no more
+/// use: drop it, and make another with all processes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// An option is out of its range.
+    #[error("{name}: {problem}")]
+    Config {
+        /// Field of [`Options`](crate::Options), or what else was given.
+        name: &'static str,
+        /// What was wrong and what is expected.
+        problem: String,
+    },
+    /// A live process group has this job's name on this host.
+    #[error(
+        "job {job:?} is already running on this host (process {pid}, same user, same network \
+         namespace); wait for it to end, stop it, or give this job another name"
+    )]
+    NameInUse {
+        /// Name of the job.
+        job: String,
+        /// Its process with local rank 0, as far as can be told.
+        pid: i32,
+    },
+    /// The processes of the host do not agree.
+    #[error("the processes of this host do not agree: {ours}, but {theirs}")]
+    Mismatch {
+        /// What one has, and which.
+        ours: String,
+        /// What another has, and which.
+        theirs: String,
+    },
+    /// There is no room for the segment.
+    #[error("no room for a shared segment of {wanted} bytes in {place} ({reason}); {advice}")]
+    NoSpace {
+        /// Bytes that were asked for.
+        wanted: usize,
+        /// Where.
+        place: String,
+        /// The system's words.
+        reason: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A single call needs more than the whole segment has.
+    #[error(
+        "this call needs {wanted} bytes of the shared segment, which has {room} for calls; make \
+         the segment larger or the blocks of a chunk fewer"
+    )]
+    TooLarge {
+        /// Bytes the call needs.
+        wanted: usize,
+        /// Bytes there are when no other call runs.
+        room: usize,
+    },
+    /// No room at present: other calls have to end first.
+    #[error("no room for another call: {running} are running; let one end first")]
+    Busy {
+        /// Calls that hold room.
+        running: usize,
+    },
+    /// A local process died, or closed its connection without leaving.
+    #[error("local rank {local_rank} (process {pid}) of this host is gone: {how}")]
+    PeerLost {
+        /// Which.
+        local_rank: usize,
+        /// Its process id.
+        pid: i32,
+        /// How this was noticed.
+        how: &'static str,
+    },
+    /// A local process left in good order, though something of it was still wanted.
+    #[error("local rank {local_rank} left the group before this call was done")]
+    PeerLeft {
+        /// Which.
+        local_rank: usize,
+    },
+    /// Time is up.
+    #[error("{what} took longer than {after:?}; waited for local ranks {waiting_for:?}")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        after: Duration,
+        /// The local ranks that had not come so far.
+        waiting_for: Vec<usize>,
+    },
+    /// A call failed at another local process, which said why.
+    #[error("local rank {local_rank}: {text}")]
+    Elsewhere {
+        /// Which.
+        local_rank: usize,
+        /// What the one that failed gave to [`Exchange::fail`](crate::Exchange::fail).
+        code: u32,
+        /// Its words.
+        text: String,
+    },
+    /// A system call failed that should not.
+    #[error("{what}: {reason}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's words.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str, error: impl std::fmt::Display) -> Self {
+        Self::System { what, reason: error.to_string() }
+    }
+
+    pub(crate) fn config(name: &'static str, problem: impl Into<String>) -> Self {
+        Self::Config { name, problem: problem.into() }
+    }
+}

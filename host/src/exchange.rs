@@ -1,0 +1,315 @@
+//! The side of a slice's owner: all processes' inputs of its blocks in, results out.
+
+use std::ops::Deref;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smallvec::SmallVec;
+
+use crate::call::{Call, Stage};
+use crate::{Error, Geometry};
+
+/// What owners report of their blocks; joined over all blocks of all owners of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// Elements that were clamped: added up.
+    pub saturated: u64,
+    /// Blocks with a NaN or an infinity: added up.
+    pub non_finite_blocks: u64,
+    /// Ranks that are in every block: the intersection.
+    pub contributors_all: u64,
+    /// Ranks that are in some block: the union.
+    pub contributors_any: u64,
+    /// New epochs during the call: the maximum.
+    pub reforms: u32,
+    /// Bits for the paths that were taken: the union.
+    pub path: u32,
+}
+
+impl Default for Marks {
+    /// Changes nothing where it is joined.
+    fn default() -> Self {
+        Self {
+            saturated: 0,
+            non_finite_blocks: 0,
+            contributors_all: u64::MAX,
+            contributors_any: 0,
+            reforms: 0,
+            path: 0,
+        }
+    }
+}
+
+/// States of a block: these bits, and the number of readers below them.
+mod state {
+    pub(super) const FINISHED: u8 = 0x80;
+    pub(super) const WRITING: u8 = 0x40;
+    pub(super) const READERS: u8 = 0x3f;
+}
+
+/// One block's inputs, in order of local rank. [`Exchange::finish`] panics while it is held.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    slices: SmallVec<[&'a [u8]; 8]>,
+    state: &'a AtomicU8,
+}
+
+impl<'a> Deref for Inputs<'a> {
+    type Target = [&'a [u8]];
+
+    fn deref(&self) -> &Self::Target {
+        &self.slices
+    }
+}
+
+impl Drop for Inputs<'_> {
+    fn drop(&mut self) {
+        // Release: the reads are over before whoever finishes the block sees it unread.
+        self.state.fetch_sub(1, Release);
+    }
+}
+
+/// A block's output that is being written.
+struct Writing<'a>(&'a AtomicU8);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_and(!state::WRITING, Release);
+    }
+}
+
+/// One call, seen by the threads that carry the blocks which this process owns.
+///
+/// Dropping it before all own blocks are finished gives the call up, as with
+/// [`Feeder`](crate::Feeder).
+#[derive(Debug)]
+pub struct Exchange {
+    call: Arc<Call>,
+    own_blocks: u64,
+    /// State of each own block.
+    states: Vec<AtomicU8>,
+    /// Own blocks of each chunk that are not finished.
+    open: Vec<AtomicU32>,
+    /// Chunks that are reduced, in order.
+    reduced: Mutex<u64>,
+    finished: AtomicBool,
+    /// Own blocks below this are staged: what was seen last.
+    staged: AtomicU64,
+}
+
+impl Exchange {
+    pub(crate) fn new(call: Arc<Call>) -> Arc<Self> {
+        let (geometry, rank) = (call.geometry, call.core().rank);
+        let own_blocks = geometry.own_blocks(rank);
+        let open = (0..geometry.chunks())
+            .map(|chunk| AtomicU32::new(geometry.slice_len(rank, chunk) as u32))
+            .collect();
+        let states = (0..own_blocks).map(|_| AtomicU8::new(0)).collect();
+        let exchange = Self {
+            call,
+            own_blocks,
+            states,
+            open,
+            reduced: Mutex::new(0),
+            finished: AtomicBool::new(own_blocks == 0),
+            staged: AtomicU64::new(0),
+        };
+        // A process may own nothing of the last chunk, which can be the only one.
+        exchange.reduce_in_order();
+        Arc::new(exchange)
+    }
+
+    /// Which block is where.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.call.geometry
+    }
+
+    /// Blocks of the vector that this process owns; `j` below is one of `0..own_blocks()`.
+    #[must_use]
+    pub fn own_blocks(&self) -> u64 {
+        self.own_blocks
+    }
+
+    /// Own blocks `0..this` have all processes' peaks. All of them, if none were wanted.
+    #[must_use]
+    pub fn scanned(&self) -> u64 {
+        if !self.call.wants_peaks {
+            return self.own_blocks;
+        }
+        self.own_before(self.call.reached(Stage::Scanned))
+    }
+
+    /// Own blocks `0..this` have all processes' inputs.
+    #[must_use]
+    pub fn staged(&self) -> u64 {
+        let staged = self.own_before(self.call.reached(Stage::Staged));
+        // Release: the inputs that this thread sees in place are so for whoever goes by this.
+        self.staged.fetch_max(staged, Release);
+        staged
+    }
+
+    /// Writes all processes' peaks of block `j` into `into`, in order of local rank.
+    ///
+    /// # Panics
+    /// If `j` is not below [`Self::scanned`], was finished, or peaks were not wanted.
+    pub fn peaks(&self, j: u64, into: &mut [f64]) {
+        assert!(self.call.wants_peaks, "no peaks were wanted");
+        assert!(j < self.scanned(), "block {j} is not scanned");
+        assert!(!self.is_finished(j), "block {j} is finished");
+        let core = self.call.core();
+        assert_eq!(into.len(), core.size, "a peak of each process");
+        for (from, peak) in into.iter_mut().enumerate() {
+            *peak = f64::from_bits(self.call.peak(from, core.rank, j).load(Relaxed));
+        }
+    }
+
+    /// All processes' inputs of block `j`.
+    ///
+    /// # Panics
+    /// If `j` is not below [`Self::staged`], or was finished.
+    #[must_use]
+    pub fn inputs(&self, j: u64) -> Inputs<'_> {
+        self.demand_staged(j);
+        let state = &self.states[j as usize];
+        let entered = state.fetch_update(Acquire, Relaxed, |now| {
+            let full = now & state::READERS == state::READERS;
+            (now & state::FINISHED == 0 && !full).then_some(now + 1)
+        });
+        assert!(entered.is_ok(), "block {j} is finished, or has 63 readers");
+        let core = self.call.core();
+        let (chunk, within) = self.within_chunk(j);
+        let slices = (0..core.size)
+            .map(|from| {
+                let offset = self.call.staging(chunk, from) + within.start;
+                call_bytes::input(core, offset, within.len())
+            })
+            .collect();
+        Inputs { slices, state }
+    }
+
+    /// Lets `write` write block `j`'s result: as many bytes as each input has. What is there before
+    /// is of no meaning.
+    ///
+    /// # Panics
+    /// If `j` is not below [`Self::staged`], was finished, or is being written.
+    pub fn with_output<R>(&self, j: u64, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.demand_staged(j);
+        let state = &self.states[j as usize];
+        let before = state.fetch_or(state::WRITING, Acquire);
+        assert!(before & state::WRITING == 0, "block {j} is being written");
+        let _writing = Writing(state);
+        assert!(before & state::FINISHED == 0, "block {j} is finished");
+        let (chunk, within) = self.within_chunk(j);
+        let offset = self.call.results(chunk) + within.start;
+        write(call_bytes::output(self.call.core(), offset, within.len()))
+    }
+
+    /// Block `j`'s result is written: once for each block, in any order, by any thread.
+    ///
+    /// # Panics
+    /// If it was finished before, or its inputs or output are borrowed.
+    pub fn finish(&self, j: u64, marks: Marks) {
+        let state = &self.states[j as usize];
+        let closed = state.compare_exchange(0, state::FINISHED, AcqRel, Acquire);
+        assert!(closed.is_ok(), "block {j} is finished, or its inputs or output are borrowed");
+        self.call.shared().join_marks(&marks);
+        let chunk = (j / self.geometry().slice_blocks() as u64) as usize;
+        // AcqRel: the last one has seen all the chunk's results, and passes them on.
+        if self.open[chunk].fetch_sub(1, AcqRel) == 1 {
+            self.reduce_in_order();
+        }
+    }
+
+    /// Joins in what belongs to no block in particular; before the last [`Self::finish`].
+    pub fn add_marks(&self, marks: Marks) {
+        self.call.shared().join_marks(&marks);
+    }
+
+    /// Whether all own blocks are finished.
+    #[must_use]
+    pub fn finished(&self) -> bool {
+        self.finished.load(Acquire)
+    }
+
+    /// Ends the call at all local processes with [`Error::Elsewhere`] (the first failure counts).
+    pub fn fail(&self, code: u32, text: &str) {
+        self.call.shared().fail(code, text);
+    }
+
+    /// Whether the call can still end well.
+    ///
+    /// # Errors
+    /// As [`Feeder::poll`](crate::Feeder::poll).
+    pub fn check(&self) -> Result<(), Error> {
+        self.call.check()
+    }
+
+    /// Moves `reduced` over all chunks that are complete.
+    fn reduce_in_order(&self) {
+        let mut reduced = self.reduced.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *reduced;
+        while self.open.get(*reduced as usize).is_some_and(|open| open.load(Acquire) == 0) {
+            *reduced += 1;
+        }
+        if *reduced == before {
+            return;
+        }
+        if *reduced == self.geometry().chunks() {
+            self.finished.store(true, Release);
+        }
+        self.call.advance(Stage::Reduced, *reduced);
+    }
+
+    fn is_finished(&self, j: u64) -> bool {
+        self.states[j as usize].load(Acquire) & state::FINISHED != 0
+    }
+
+    fn demand_staged(&self, j: u64) {
+        if j >= self.staged.load(Acquire) {
+            assert!(j < self.staged(), "block {j} is not staged");
+        }
+    }
+
+    fn own_before(&self, chunks: u64) -> u64 {
+        self.geometry().own_before(self.call.core().rank, chunks)
+    }
+
+    /// Chunk of own block `j`, and its bytes in the chunk.
+    fn within_chunk(&self, j: u64) -> (u64, std::ops::Range<usize>) {
+        let (chunk, elements) = self.geometry().locate(self.call.core().rank, j);
+        let start = self.geometry().chunk_range(chunk).start;
+        (chunk, self.call.bytes(elements.start - start..elements.end - start))
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if !self.finished() {
+            self.call.abandon();
+        }
+    }
+}
+
+/// Plain memory of a call, in the owner's hands.
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
+mod call_bytes {
+    use crate::core::Core;
+
+    /// An input in the staging ring.
+    pub(super) fn input(core: &Core, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: the block is staged (seen by Acquire) and not finished, and cannot be as long as
+        // the caller's count of readers stands; until all blocks of its chunk are, no process
+        // writes to this place of the ring (`call`).
+        unsafe { core.segment.bytes(offset, len) }
+    }
+
+    /// An output in the result ring.
+    pub(super) fn output(core: &Core, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: the block is staged and not finished, and nobody else writes it (the caller's
+        // WRITING bit): all processes have gathered what was in this place of the ring before, and
+        // none reads it before the block is finished (`call`).
+        unsafe { core.segment.bytes_mut(offset, len) }
+    }
+}

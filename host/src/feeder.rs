@@ -1,0 +1,226 @@
+//! The side of the vector's owner: peaks and data in, results out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::call::{Call, Stage};
+use crate::exchange::Exchange;
+use crate::{Error, Marks};
+
+/// What [`Feeder::poll`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// A piece of work was done; there may be more.
+    pub did: bool,
+    /// The whole result is in the vector.
+    pub done: bool,
+}
+
+/// A piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    Gather,
+    Scan,
+    Stage,
+}
+
+/// One call, seen by the thread that has this process's vector.
+///
+/// Dropping it before all is staged gives the call up: the other local processes get
+/// [`Error::Elsewhere`] with [`ABANDONED`](crate::ABANDONED).
+#[derive(Debug)]
+pub struct Feeder {
+    call: Arc<Call>,
+    exchange: Arc<Exchange>,
+    chunks: u64,
+    scanned: u64,
+    staged: u64,
+    gathered: u64,
+}
+
+impl Feeder {
+    pub(crate) fn new(call: Arc<Call>, exchange: Arc<Exchange>) -> Self {
+        let chunks = call.geometry.chunks();
+        Self { call, exchange, chunks, scanned: 0, staged: 0, gathered: 0 }
+    }
+
+    /// Does one piece of work, if one can be done: gathers a finished chunk into `data`, publishes
+    /// the peaks of a chunk's blocks, or stages a chunk.
+    ///
+    /// `data` is the vector, input and output, the same at each call. `scan` gives a block's peak.
+    /// Peaks run ahead of data by [`Options::scan_ahead`](crate::Options::scan_ahead) own blocks.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`], [`Error::Elsewhere`], [`Error::PeerLost`], [`Error::PeerLeft`].
+    ///
+    /// # Panics
+    /// If `data` has not the shape's length.
+    pub fn poll(
+        &mut self,
+        data: &mut [u8],
+        scan: &mut dyn FnMut(&[u8]) -> f64,
+    ) -> Result<Progress, Error> {
+        let vector = self.call.bytes(0..self.call.geometry.len());
+        assert_eq!(data.len(), vector.len(), "the bytes of the vector");
+        if self.done() {
+            return Ok(Progress { did: false, done: true });
+        }
+        self.call.check()?;
+        let Some(piece) = self.next() else {
+            self.look_for_leavers()?;
+            return Ok(Progress { did: false, done: false });
+        };
+        match piece {
+            Piece::Gather => self.gather(data),
+            Piece::Scan => self.scan(data, scan),
+            Piece::Stage => self.stage(data),
+        }
+        Ok(Progress { did: true, done: self.done() })
+    }
+
+    /// Whether [`Self::poll`] has something to do now (or an error to tell).
+    #[must_use]
+    pub fn can(&self) -> bool {
+        !self.done() && (self.next().is_some() || self.call.check().is_err())
+    }
+
+    /// Whether the whole result is in the vector.
+    #[must_use]
+    pub fn done(&self) -> bool {
+        self.gathered == self.chunks
+    }
+
+    /// Sleeps until [`Self::can`], a ring, or until `timeout` is over (100 ms at most): for threads
+    /// without sockets.
+    pub fn wait(&self, timeout: Duration) {
+        if !self.done() && !self.can() {
+            self.call.core().sleep(timeout, || self.can());
+        }
+    }
+
+    /// Local ranks that have not done what this process waits for now.
+    #[must_use]
+    pub fn waiting_for(&self) -> Vec<usize> {
+        if self.done() || self.next().is_some() {
+            return Vec::new();
+        }
+        // Who has not even staged the chunk is what its owners wait for.
+        let stages = [Stage::Staged, Stage::Reduced];
+        let behind = stages.map(|stage| self.call.behind(stage, self.gathered));
+        behind.into_iter().find(|behind| !behind.is_empty()).unwrap_or_default()
+    }
+
+    /// What all owners reported; complete when done.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        self.call.shared().marks()
+    }
+
+    /// The call's other side.
+    #[must_use]
+    pub fn exchange(&self) -> &Arc<Exchange> {
+        &self.exchange
+    }
+
+    /// What to do next. Gathering first: it makes room for all the others. Then scanning, until it
+    /// is as far ahead as it should be; what it reads is in the cache when it is staged.
+    fn next(&self) -> Option<Piece> {
+        if self.gathered < self.chunks && self.call.reached(Stage::Reduced) > self.gathered {
+            return Some(Piece::Gather);
+        }
+        let plan = &self.call.plan;
+        let can_scan = self.call.wants_peaks
+            && self.scanned < self.chunks.min(self.gathered + plan.ahead as u64);
+        let can_stage = self.staged < self.chunks.min(self.gathered + plan.depth as u64);
+        let ahead = (plan.ahead - plan.depth) as u64;
+        let far_enough = self.scanned == self.chunks || self.scanned > self.staged + ahead;
+        match (can_scan, can_stage) {
+            (true, true) if far_enough => Some(Piece::Stage),
+            (true, _) => Some(Piece::Scan),
+            (false, true) => Some(Piece::Stage),
+            (false, false) => None,
+        }
+    }
+
+    fn scan(&mut self, data: &[u8], scan: &mut dyn FnMut(&[u8]) -> f64) {
+        let geometry = &self.call.geometry;
+        for owner in 0..geometry.processes() {
+            let first = geometry.own_before(owner, self.scanned);
+            for j in first..geometry.own_before(owner, self.scanned + 1) {
+                let (_, elements) = geometry.locate(owner, j);
+                self.call.set_peak(owner, j, scan(&data[self.call.bytes(elements)]));
+            }
+        }
+        self.scanned += 1;
+        self.call.advance(Stage::Scanned, self.scanned);
+    }
+
+    fn stage(&mut self, data: &[u8]) {
+        let chunk = self.staged;
+        let from = self.call.bytes(self.call.geometry.chunk_range(chunk));
+        let to = self.call.staging(chunk, self.call.core().rank);
+        call_bytes::staging(self.call.core(), to, from.len()).copy_from_slice(&data[from]);
+        self.staged += 1;
+        self.call.advance(Stage::Staged, self.staged);
+    }
+
+    /// Reads the owners' results, each process in another order (paper 5, Algorithm 1, line 8).
+    fn gather(&mut self, data: &mut [u8]) {
+        let (chunk, core) = (self.gathered, self.call.core());
+        let start = self.call.bytes(self.call.geometry.chunk_range(chunk)).start;
+        for i in 0..core.size {
+            let owner = (i + core.rank) % core.size;
+            let to = self.call.bytes(self.call.geometry.slice_range(owner, chunk));
+            let from = self.call.results(chunk) + to.start - start;
+            let from = call_bytes::results(core, from, to.len());
+            data[to].copy_from_slice(from);
+        }
+        self.gathered += 1;
+    }
+
+    /// Whether somebody left who is still needed.
+    fn look_for_leavers(&self) -> Result<(), Error> {
+        let left = self.call.core().left();
+        if left == 0 {
+            return Ok(());
+        }
+        // What they did before they left is seen now, so what they have not done they never will.
+        match self.waiting_for().into_iter().find(|&rank| left & 1 << rank != 0) {
+            Some(local_rank) => {
+                let error = Error::PeerLeft { local_rank };
+                // What the others are told should this call now be dropped.
+                Err(self.call.gave_up.get_or_init(|| error).clone())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        if self.staged < self.chunks {
+            self.call.abandon();
+        }
+    }
+}
+
+/// Plain memory of a call, in the feeder's hands.
+#[expect(unsafe_code, clippy::mut_from_ref, reason = "plain memory of the segment; see `segment`")]
+mod call_bytes {
+    use crate::core::Core;
+
+    /// This process's own copy in a place of the staging ring.
+    pub(super) fn staging(core: &Core, offset: usize, len: usize) -> &mut [u8] {
+        // SAFETY: this process alone writes its copies. Owners read one between `staged` and
+        // `reduced` of its chunk; the place's last chunk was gathered here, so it is reduced by all
+        // (seen by Acquire), and this one is not yet announced as staged (`call`).
+        unsafe { core.segment.bytes_mut(offset, len) }
+    }
+
+    /// Results of a chunk that all owners have reduced.
+    pub(super) fn results(core: &Core, offset: usize, len: usize) -> &[u8] {
+        // SAFETY: all owners have finished the chunk (seen by Acquire), and write to this place
+        // again when this process has staged a chunk that it stages after gathering this one.
+        unsafe { core.segment.bytes(offset, len) }
+    }
+}

@@ -1,0 +1,182 @@
+//! The processes of a job on this host.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::call::{Call, Shape};
+use crate::core::Core;
+use crate::feeder::Feeder;
+use crate::plan::Plan;
+use crate::record::{Claim, Shared};
+use crate::segment::Segment;
+use crate::watch::Watch;
+use crate::{Error, Exchange, Geometry, Options, Waker, layout, rendezvous};
+
+/// The processes of a job on this host, and their shared segment. Dropping it (and what was made of
+/// it) is leaving in good order.
+#[derive(Debug)]
+pub struct Group {
+    core: Arc<Core>,
+    /// Collectives of one process take turns.
+    pub(crate) turn: Mutex<()>,
+    /// Areas for collectives that were opened.
+    areas: AtomicU64,
+    watch: Option<Watch>,
+}
+
+impl Group {
+    /// Meets the other local processes and shares a segment with them. Blocks until all are there.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::NameInUse`], [`Error::Mismatch`], [`Error::NoSpace`],
+    /// [`Error::Deadline`], [`Error::PeerLost`], [`Error::System`]. What local rank 0 knows of, all
+    /// are told.
+    pub fn join(options: &Options) -> Result<Arc<Self>, Error> {
+        options.check()?;
+        let start = Instant::now();
+        let (core, watch) = if options.local_size == 1 {
+            let segment = Segment::anonymous(options.segment)?;
+            let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+            let own = segment.word(layout::Slot::of(0).pid());
+            own.store(pid, Ordering::Relaxed);
+            let bells = vec![rendezvous::bell()?];
+            (Arc::new(Core::new(segment, options.clone(), bells)), None)
+        } else {
+            let formed = match options.local_rank {
+                0 => rendezvous::lead(options)?,
+                _ => rendezvous::join(options)?,
+            };
+            let core = Arc::new(Core::new(formed.segment, options.clone(), formed.bells));
+            let watch = Watch::start(&core, formed.connections, formed.listener)?;
+            (core, Some(watch))
+        };
+        tracing::info!(
+            job = options.job,
+            local_rank = options.local_rank,
+            local_size = options.local_size,
+            bytes = core.segment.len(),
+            place = ?options.place,
+            took = ?start.elapsed(),
+            "sharing a segment with the processes of this host"
+        );
+        Ok(Arc::new(Self { core, turn: Mutex::new(()), areas: AtomicU64::new(0), watch }))
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// This process among those of the host.
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.core.rank
+    }
+
+    /// Processes of the group.
+    #[must_use]
+    pub fn local_size(&self) -> usize {
+        self.core.size
+    }
+
+    /// Bytes of the segment that calls can have.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.core.arena.capacity()
+    }
+
+    /// Blocks of `block_bytes` (of the caller's elements) that a slice of a full chunk has: as many
+    /// as let two calls run at a time, at most [`Options::slice_blocks`]. It follows from options
+    /// alone, so all hosts with the same options get the same.
+    #[must_use]
+    pub fn slice_blocks(&self, block_bytes: usize) -> usize {
+        Plan::slice_blocks(&self.core.options, self.room(), block_bytes)
+    }
+
+    /// Whether all processes are there and well.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.core.check()
+    }
+
+    /// Opens a call. The first process to come makes room, the others join in. Waits for room, up
+    /// to [`Options::wait_within`]: other calls of this process have to be driven meanwhile by
+    /// other threads; see [`Self::try_begin`].
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] at every process if their shapes or geometries differ,
+    /// [`Error::TooLarge`], [`Error::Busy`] when that time is over, [`Error::PeerLost`],
+    /// [`Error::Config`] of what makes no sense.
+    pub fn begin(
+        self: &Arc<Self>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<(Feeder, Arc<Exchange>), Error> {
+        self.when_there_is_room(|| self.try_begin(shape, geometry))
+    }
+
+    /// Tries until there is room.
+    pub(crate) fn when_there_is_room<R>(
+        &self,
+        attempt: impl Fn() -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let until = Instant::now() + self.core.options.wait_within;
+        loop {
+            match attempt() {
+                Err(Error::Busy { .. }) if Instant::now() < until => {
+                    // Whoever frees a record rings; it may have been just before.
+                    self.core.sleep(Duration::from_millis(10), || false);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Opens an area for collectives: a claim that all processes make in the same order.
+    pub(crate) fn area(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Shared, Error> {
+        let number = self.areas.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { key: 1 << 63 | number, ..*claim };
+        self.when_there_is_room(|| Shared::claim(self, &claim))
+    }
+
+    /// As [`Self::begin`], but does not wait.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Busy`].
+    pub fn try_begin(
+        self: &Arc<Self>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<(Feeder, Arc<Exchange>), Error> {
+        let call = Arc::new(Call::open(self, shape, geometry)?);
+        let exchange = Exchange::new(Arc::clone(&call));
+        Ok((Feeder::new(call, Arc::clone(&exchange)), exchange))
+    }
+
+    /// A way to sleep in `poll(2)`, one a thread.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn waker(self: &Arc<Self>) -> Result<Waker, Error> {
+        Waker::new(self)
+    }
+
+    /// Waits until all processes have come here.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`], [`Error::PeerLeft`], [`Error::Deadline`].
+    pub fn barrier(&self) -> Result<(), Error> {
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.core.pass(self.core.arrive())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // Said before the connections close, so that it is not taken for a death.
+        self.core.leave();
+        drop(self.watch.take());
+    }
+}

@@ -1,0 +1,54 @@
+//! Processes of one host over one shared segment: the in-host half of PASSING.
+//!
+//! * [`Group`]: the processes of a job on this host, made by [`Group::join`] with [`Options`].
+//! * [`Group::begin`] opens a call: a [`Feeder`] for the thread that has the vector, and an
+//!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
+//!   which block is whose, [`Marks`] what is reported of it.
+//! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
+//!   [`ring`]: the same round a ring, the baseline; [`Buffer`]: memory in the segment.
+//! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
+#![deny(unsafe_code)]
+
+pub mod add;
+mod arena;
+mod buffer;
+mod call;
+mod cgroup;
+mod core;
+#[expect(unsafe_code, reason = "a system call that rustix has no right type for")]
+mod credentials;
+pub mod csc;
+pub mod error;
+mod exchange;
+mod feeder;
+mod geometry;
+mod group;
+mod layout;
+mod message;
+mod options;
+mod plan;
+#[doc(hidden)]
+pub mod protocol;
+mod record;
+mod rendezvous;
+pub mod ring;
+#[expect(unsafe_code, reason = "mapped memory, and references into it")]
+mod segment;
+mod wake;
+mod watch;
+
+pub use buffer::Buffer;
+pub use call::{ABANDONED, Shape};
+pub use error::Error;
+pub use exchange::{Exchange, Inputs, Marks};
+pub use feeder::{Feeder, Progress};
+pub use geometry::Geometry;
+pub use group::Group;
+pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
+pub use wake::Waker;
+
+/// A digest of bytes that are no secret (FNV-1a).
+pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
+}

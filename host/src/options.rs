@@ -1,0 +1,108 @@
+//! What a process says when it joins the group of its host.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::Error;
+
+/// Processes of one host in a job at most.
+pub const MAX_PROCESSES: usize = 64;
+
+/// Smallest segment that can be asked for, in bytes.
+pub const MIN_SEGMENT: usize = 1 << 20;
+
+/// Where the segment lives. Either way it is gone with the last process that has it, however that
+/// ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// An anonymous file in memory (`memfd_create`), sealed against shrinking.
+    Memory,
+    /// An unlinked file (`O_TMPFILE`) in this directory, such as `/dev/shm`.
+    Directory(PathBuf),
+}
+
+/// What a process says when it joins the group of its host. All but `local_rank` has to be the same
+/// in all of them.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the job: at most 255 bytes. Jobs of different users never meet, nor do those of
+    /// different network namespaces.
+    pub job: String,
+    /// This process among those of the host: `0..local_size`.
+    pub local_rank: usize,
+    /// Processes of the job on this host, at most [`MAX_PROCESSES`].
+    pub local_size: usize,
+    /// Bytes of the segment, at least [`MIN_SEGMENT`]. The limit of all that is shared.
+    pub segment: usize,
+    /// Where the segment lives; that of local rank 0 counts.
+    pub place: Place,
+    /// Chunks of a call that are under way at a time (D).
+    pub depth: usize,
+    /// Blocks of a slice in a full chunk at most (m); see [`Group::slice_blocks`].
+    ///
+    /// [`Group::slice_blocks`]: crate::Group::slice_blocks
+    pub slice_blocks: usize,
+    /// Own blocks by which peaks are known ahead of staging, where the vector has as many: two
+    /// packets of exponents by default. More costs a later start of the data.
+    pub scan_ahead: usize,
+    /// Whatever else has to be the same in all processes, as a digest.
+    pub digest: u64,
+    /// How long to wait for the other processes to come.
+    pub join_within: Duration,
+    /// How long a barrier, a collective or [`Group::begin`](crate::Group::begin) may take.
+    pub wait_within: Duration,
+}
+
+impl Options {
+    /// The defaults: 32 MiB in memory, 8 chunks of up to 64 blocks a slice, one minute.
+    #[must_use]
+    pub fn new(job: impl Into<String>, local_rank: usize, local_size: usize) -> Self {
+        Self {
+            job: job.into(),
+            local_rank,
+            local_size,
+            segment: 32 << 20,
+            place: Place::Memory,
+            depth: 8,
+            slice_blocks: 64,
+            scan_ahead: 1408,
+            digest: 0,
+            join_within: Duration::from_secs(60),
+            wait_within: Duration::from_secs(60),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.job.is_empty() || self.job.len() > 255 {
+            let length = self.job.len();
+            return Err(Error::config("job", format!("{length} bytes; 1 to 255 are allowed")));
+        }
+        if !(1..=MAX_PROCESSES).contains(&self.local_size) {
+            let problem = format!("{} is not within 1..={MAX_PROCESSES}", self.local_size);
+            return Err(Error::config("local_size (LOCAL_WORLD_SIZE)", problem));
+        }
+        if self.local_rank >= self.local_size {
+            let problem = format!(
+                "{} is not below local_size (LOCAL_WORLD_SIZE), which is {}",
+                self.local_rank, self.local_size
+            );
+            return Err(Error::config("local_rank (LOCAL_RANK)", problem));
+        }
+        if self.segment < MIN_SEGMENT || self.segment > 1 << 40 {
+            let problem = format!("{} bytes; at least {MIN_SEGMENT} are needed", self.segment);
+            return Err(Error::config("segment", problem));
+        }
+        if !(2..=64).contains(&self.depth) {
+            return Err(Error::config("depth", format!("{} is not within 2..=64", self.depth)));
+        }
+        if !(1..=4096).contains(&self.slice_blocks) {
+            let problem = format!("{} is not within 1..=4096", self.slice_blocks);
+            return Err(Error::config("slice_blocks", problem));
+        }
+        if self.scan_ahead > 1 << 20 {
+            let problem = format!("{} is more than {}", self.scan_ahead, 1 << 20);
+            return Err(Error::config("scan_ahead", problem));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! How much of the segment a call takes, and so how deep its pipeline is.
+
+use crate::call::COUNTERS;
+use crate::core::Core;
+use crate::layout::LINE;
+use crate::{Error, Geometry, Options, Shape};
+
+/// Own blocks of a chunk below which depth is given up rather than more of them.
+const SLICE_BLOCKS_GOOD: usize = 16;
+
+/// Where what is in a call's room, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Chunks in each ring (D).
+    pub(crate) depth: usize,
+    /// Chunks in the ring of peaks.
+    pub(crate) ahead: usize,
+    pub(crate) peaks: usize,
+    pub(crate) staging: usize,
+    pub(crate) results: usize,
+    /// Bytes of a chunk's copy, rounded up to lines.
+    pub(crate) chunk_bytes: usize,
+    /// Bytes in all.
+    pub(crate) bytes: usize,
+}
+
+impl Plan {
+    fn new(options: &Options, depth: usize, element: usize, peaks: bool, at: &Geometry) -> Self {
+        let processes = at.processes();
+        let chunks = usize::try_from(at.chunks()).unwrap_or(usize::MAX).max(1);
+        let depth = depth.min(chunks);
+        let ahead = (depth + options.scan_ahead.div_ceil(at.slice_blocks())).min(chunks);
+        let peak_bytes = if peaks { processes * processes * at.slice_blocks() * 8 } else { 0 };
+        let chunk_bytes = at.chunk_range(0).len().saturating_mul(element).next_multiple_of(LINE);
+        let peaks = processes * COUNTERS;
+        let staging = (peaks + ahead.saturating_mul(peak_bytes)).next_multiple_of(LINE);
+        let results = staging.saturating_add(chunk_bytes.saturating_mul(depth * processes));
+        let bytes = results.saturating_add(chunk_bytes.saturating_mul(depth));
+        Self { depth, ahead, peaks, staging, results, chunk_bytes, bytes }
+    }
+
+    /// The deepest pipeline that leaves room for a second call like it, or for this one alone.
+    pub(crate) fn of_call(core: &Core, shape: &Shape, at: &Geometry) -> Result<Self, Error> {
+        let of = |depth| Self::new(&core.options, depth, shape.element_size, shape.wants_peaks, at);
+        let room = core.arena.capacity();
+        let depths = || (1..=core.options.depth).rev();
+        depths()
+            .filter(|&depth| depth > 1)
+            .map(of)
+            .find(|plan| plan.bytes.next_multiple_of(crate::arena::BLOCK) <= room / 2)
+            .or_else(|| depths().map(of).find(|plan| plan.bytes <= room))
+            .ok_or_else(|| Error::TooLarge { wanted: of(1).bytes, room })
+    }
+
+    /// Blocks a slice may have so that two calls of any length fit, and the depth they have then.
+    pub(crate) fn slice_blocks(options: &Options, room: usize, block_bytes: usize) -> usize {
+        let fits = |depth: usize, m: usize| {
+            let n = options.local_size;
+            let long = Geometry::new(n * m * (1 << 24), 1, m, n);
+            let plan = Self::new(options, depth, block_bytes, true, &long);
+            plan.bytes.next_multiple_of(crate::arena::BLOCK) <= room / 2
+        };
+        let most = options.slice_blocks;
+        let good = SLICE_BLOCKS_GOOD.min(most);
+        // Fewer blocks first, then less depth, then both as low as they go.
+        let at_depth = |depth: usize, least: usize| (least..=most).rev().find(|&m| fits(depth, m));
+        (2..=options.depth)
+            .rev()
+            .find_map(|depth| at_depth(depth, good))
+            .or_else(|| (2..=options.depth).rev().find_map(|depth| at_depth(depth, 1)))
+            .unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn two_calls_fit(n in 1_usize..9, mib in 4_usize..64, block in 16_usize..9000) {
+            let mut options = Options::new("unit", 0, n);
+            options.segment = mib << 20;
+            let room = options.segment - (128 << 10);
+            let m = Plan::slice_blocks(&options, room, block * 4);
+            prop_assert!((1..=options.slice_blocks).contains(&m));
+            let at = Geometry::new(1 << 30, block, m, n);
+            let plan = Plan::new(&options, 2, 4, true, &at);
+            prop_assert!(plan.bytes <= room / 2 || m == 1, "{:?}", plan);
+        }
+
+        #[test]
+        fn parts_do_not_overlap(
+            n in 1_usize..9, len in 0_usize..1_000_000, m in 1_usize..70, depth in 1_usize..9,
+        ) {
+            let options = Options::new("unit", 0, n);
+            let at = Geometry::new(len, 352, m, n);
+            let plan = Plan::new(&options, depth, 4, true, &at);
+            prop_assert!(plan.peaks >= n * COUNTERS);
+            prop_assert!(plan.staging >= plan.peaks + n * n * plan.ahead * m * 8);
+            prop_assert_eq!(plan.results, plan.staging + n * plan.depth * plan.chunk_bytes);
+            prop_assert_eq!(plan.bytes, plan.results + plan.depth * plan.chunk_bytes);
+            prop_assert!(plan.chunk_bytes >= at.chunk_range(0).len() * 4);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! How the processes of a job on a host find each other, and come to share a segment.
+//!
+//! Local rank 0 binds an abstract unix socket whose name follows from user and job. Such a name
+//! belongs to a network namespace and lives as long as the socket does: when its process ends,
+//! however that happens, the kernel frees it. So a name that is taken is taken by a live process,
+//! and a stale one cannot exist.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::credentials::Peer;
+use crate::message::{self, Hello, Message};
+use crate::{Error, Options, digest};
+
+mod join;
+mod lead;
+
+pub(crate) use join::join;
+pub(crate) use lead::{lead, refuse_newcomer};
+
+/// How long a name that is in use may take to become free: the last job's process may be ending.
+const NAME_PATIENCE: Duration = Duration::from_secs(3);
+/// How long those who come late are told why it will not be.
+const LINGER: Duration = Duration::from_secs(1);
+/// Between attempts.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A group that has formed, as one of its processes has it.
+#[derive(Debug)]
+pub(crate) struct Formed {
+    pub(crate) segment: crate::segment::Segment,
+    /// By local rank.
+    pub(crate) bells: Vec<OwnedFd>,
+    /// Connections to watch, with the local rank and process at the other end.
+    pub(crate) connections: Vec<Connection>,
+    /// Local rank 0's: to tell newcomers that the name is in use.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
+/// A connection to another local process.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) local_rank: usize,
+    pub(crate) pid: i32,
+}
+
+/// Makes a bell: who sleeps in `poll(2)` hears it.
+pub(crate) fn bell() -> Result<OwnedFd, Error> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).map_err(|errno| Error::system("eventfd", errno))
+}
+
+fn socket(flags: SocketFlags) -> Result<OwnedFd, Error> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|errno| Error::system("a unix socket", errno))
+}
+
+/// The name of a job's socket: readable where that fits, and never another job's.
+pub(crate) fn name(job: &str) -> Result<SocketAddrUnix, Error> {
+    let uid = rustix::process::getuid().as_raw();
+    let mut name = format!("xdp-agg-host/{uid}/{job}");
+    if name.len() > 100 {
+        let rest = digest(job.bytes());
+        name.truncate(name.floor_char_boundary(80));
+        name.push_str(&format!("~{rest:016x}"));
+    }
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+        .map_err(|errno| Error::system("the name of the job's socket", errno))
+}
+
+/// The process at the other end, if it is of the same user.
+fn same_user(socket: impl AsFd) -> Result<Peer, Option<Peer>> {
+    match Peer::of(socket) {
+        Ok(peer) if peer.uid == rustix::process::getuid().as_raw() => Ok(peer),
+        Ok(peer) => Err(Some(peer)),
+        Err(_) => Err(None),
+    }
+}
+
+/// Waits until one of `descriptors` can be read or has ended; says which.
+fn readable(descriptors: &[BorrowedFd<'_>], until: Instant) -> Result<Vec<bool>, Error> {
+    let mut polled: Vec<_> = descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let left = until.saturating_duration_since(Instant::now());
+    let timeout = rustix::time::Timespec {
+        tv_sec: left.as_secs().cast_signed(),
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match rustix::event::poll(&mut polled, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(errno) => return Err(Error::system("poll", errno)),
+    }
+    Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
+}
+
+fn deadline(options: &Options, waiting_for: Vec<usize>) -> Error {
+    Error::Deadline { what: "making the group", after: options.join_within, waiting_for }
+}
+
+fn lost(local_rank: usize, pid: i32) -> Error {
+    Error::PeerLost { local_rank, pid, how: "its process ended while the group was being made" }
+}
+
+/// The next message of a connection, `None` at its end.
+fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<(Message, Vec<OwnedFd>)>> {
+    let mut received = message::receive(socket);
+    if matches!(received, Err(Errno::CONNRESET)) {
+        // The other end closed without reading all it was sent. What it said before is still there.
+        received = message::receive(socket);
+    }
+    match received {
+        Err(Errno::CONNRESET | Errno::PIPE) => Ok(None),
+        received => received,
+    }
+}
