@@ -6,6 +6,7 @@ mod bench;
 mod control;
 mod doctor;
 mod jobs;
+mod ps;
 mod serve;
 mod stats;
 mod table;
@@ -32,6 +33,7 @@ enum Command {
     Stats(stats::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Ps(ps::Args),
 }
 
 /// What the process ends with.
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Ps(args) => ps::run(args),
     };
     match done {
         Ok(code) => code,

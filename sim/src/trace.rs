@@ -70,11 +70,13 @@ impl Trace {
 
 /// A data packet as a reader wants it.
 pub(crate) fn describe(header: &Header) -> String {
-    let Header { kind, flags, job, rank, cookie, epoch, block, tag } = header;
+    let Header { kind, flags, reduction, job, rank, cookie, epoch, block, tag } = header;
     let odd = if *flags == 0 { "" } else { " non-finite" };
     format!(
-        "{:<12} job {job} epoch {epoch} block {block} rank {rank} tag {tag:04x} cookie {:04x}{odd}",
+        "{:<12} job {job} epoch {epoch} block {block} rank {rank} {} tag {tag:04x} \
+         cookie {:04x}{odd}",
         format!("{kind:?}"),
+        reduction.name(),
         cookie >> 48
     )
 }

@@ -15,7 +15,7 @@ use xdp_agg_common::control::{
 };
 use xdp_agg_common::frame::{HEADER_OFFSET, IP_OFFSET, Ipv4, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use crate::error::Error;
 use crate::namespace::Namespace;
@@ -307,6 +307,7 @@ impl Rude {
         let header = Header {
             kind,
             flags: 0,
+            reduction: Reduction::Add,
             job: admitted.job_id,
             rank: self.rank,
             cookie: admitted.cookie,

@@ -10,7 +10,7 @@ use support::{LIMIT, Lab, check_sums, network, on_all};
 use xdp_agg_client::{Error, Op};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_common::maps::Reject;
-use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_tests::{Process, program};
 
 /// Calls that differ in length, type, operation or order are told apart from straggling and loss.
@@ -84,6 +84,7 @@ fn hostile_packets_change_nothing() {
         let honest = Header {
             kind: Kind::Contribution,
             flags: 0,
+            reduction: Reduction::Add,
             job: before.jobs[0].info.job_id,
             cookie: 0,
             epoch: before.jobs[0].info.epoch,

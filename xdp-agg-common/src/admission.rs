@@ -90,6 +90,7 @@ pub fn check_member(
                 tag: header.tag,
                 chunks,
                 flags: header.flags,
+                reduction: header.reduction,
                 block: header.block,
             }))
         }
@@ -127,6 +128,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Reduction;
 
     const CONF: JobConf = JobConf {
         members: 0b11,
@@ -159,6 +161,7 @@ mod tests {
     const HEADER: Header = Header {
         kind: Kind::Contribution,
         flags: 0,
+        reduction: Reduction::Min32,
         job: 0,
         cookie: 0xdead_beef_0bad_cafe,
         epoch: 3,
@@ -180,7 +183,15 @@ mod tests {
     #[test]
     fn an_honest_contribution_is_admitted() {
         let request = admit(&CONF, &HEADER, SOURCE, 1408).expect("it is honest");
-        let expected = Contribution { rank: 1, epoch: 3, tag: 9, chunks: 22, flags: 0, block: 5 };
+        let expected = Contribution {
+            rank: 1,
+            epoch: 3,
+            tag: 9,
+            chunks: 22,
+            flags: 0,
+            reduction: Reduction::Min32,
+            block: 5,
+        };
         assert_eq!(request, Request::Contribute(expected));
     }
 

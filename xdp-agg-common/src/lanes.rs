@@ -1,8 +1,12 @@
-//! The payload: 32-bit lanes, biased to unsigned, added two at a time.
+//! The payload: unsigned little-endian lanes of 16, 32 or 64 bits, a 64-bit word of them at a time.
 //!
-//! A sender writes the integer `q` as the lane `q + bias`. With `N` workers every lane is below
-//! `2^32 / N`, so a sum of `N` lanes never carries into the next lane, and one plain 64-bit add
-//! sums two of them. The receiver takes `N * bias` off. [`Bias`] is the one home of these numbers.
+//! Sums: a sender writes the integer `q` as the lane `q + bias`. With `N` workers every lane of `W`
+//! bits is below `2^W / N`, so a sum of `N` lanes never carries into the next lane, and one plain
+//! 64-bit add sums all lanes of a word. The receiver takes `N * bias` off. [`Bias`] is the home of
+//! these numbers for 32 bits.
+//!
+//! Smallest and largest: the lanes of a word are compared at once and without a branch
+//! ([`extreme`]), so that the verifier sees one path through a block, and time tells nothing.
 //!
 //! Lanes move in chunks of 64 bytes. A chunk's address in a frame need not be a multiple of eight,
 //! so a [`Lane`] is a packed type: its reads and writes are defined at any address, and compile to
@@ -10,30 +14,30 @@
 
 /// Bytes in a [`Chunk`]; payloads are whole chunks.
 pub const CHUNK_LEN: usize = 64;
-/// 32-bit lanes in a [`Chunk`].
+/// 32-bit lanes in a [`Chunk`]; twice as many of 16 bits, half as many of 64.
 pub const CHUNK_LANES: usize = CHUNK_LEN / 4;
 /// Most chunks of a block: what an XDP buffer of one page leaves behind the headers (3456 bytes).
 pub const MAX_CHUNKS: usize = 54;
 /// Most payload bytes of a block.
 pub const MAX_PAYLOAD: usize = MAX_CHUNKS * CHUNK_LEN;
 
-/// Two neighbouring 32-bit lanes, little-endian, at any address.
+/// A word of neighbouring lanes, little-endian, at any address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, packed)]
 pub struct Lane(u64);
 
-/// 64 bytes of payload: sixteen 32-bit lanes.
+/// 64 bytes of payload.
 pub type Chunk = [Lane; CHUNK_LEN / 8];
 
 impl Lane {
-    /// Two lanes from their bits as a little-endian machine loads them.
+    /// A word from its bits as a little-endian machine loads them.
     #[inline(always)]
     #[must_use]
     pub const fn new(bits: u64) -> Self {
         Self(bits.to_le())
     }
 
-    /// The bits of the two lanes.
+    /// The bits of the word: the first lane is in the lowest.
     #[inline(always)]
     #[must_use]
     pub const fn bits(self) -> u64 {
@@ -64,6 +68,50 @@ pub fn add_and_return(slot: &mut Chunk, packet: &mut Chunk) {
         let sum = Lane::new(slot[i].bits().wrapping_add(packet[i].bits()));
         slot[i] = sum;
         packet[i] = sum;
+    }
+}
+
+/// What [`extreme`] picks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// Set where the smaller lane is wanted.
+    flip: u64,
+}
+
+impl Pick {
+    /// The larger of two lanes.
+    pub const MAX: Self = Self { flip: 0 };
+    /// The smaller of two lanes.
+    pub const MIN: Self = Self { flip: u64::MAX };
+}
+
+/// The larger or smaller of each pair of lanes of `BITS` bits (16, 32 or 64) in two words.
+///
+/// Without branches: `reached` has the top bit of every lane set whose lower bits in `a` are not
+/// below those in `b` (the top bit that is put there takes the borrow, so lanes do not meet). With
+/// the lanes' own top bits that tells where `a` is below `b`; the answer is spread over its lane
+/// and selects.
+#[inline(always)]
+#[must_use]
+pub const fn extreme<const BITS: u32>(a: u64, b: u64, pick: Pick) -> u64 {
+    const { assert!(BITS == 16 || BITS == 32 || BITS == 64) };
+    // One bit a lane: the lowest, and the highest.
+    let low = u64::MAX / (u64::MAX >> (64 - BITS));
+    let top = low << (BITS - 1);
+    let reached = (a | top).wrapping_sub(b & !top);
+    let differ = a ^ b;
+    let below = (!a & b | !(differ | reached)) & top;
+    let lanes = (below << 1).wrapping_sub(below >> (BITS - 1));
+    a ^ differ & (lanes ^ pick.flip)
+}
+
+/// A further contribution whose lanes are compared: slot and packet hold what was picked.
+#[inline(always)]
+pub fn extreme_and_return<const BITS: u32>(slot: &mut Chunk, packet: &mut Chunk, pick: Pick) {
+    for i in 0..slot.len() {
+        let picked = Lane::new(extreme::<BITS>(slot[i].bits(), packet[i].bits(), pick));
+        slot[i] = picked;
+        packet[i] = picked;
     }
 }
 
@@ -177,7 +225,57 @@ mod tests {
         }
     }
 
+    /// The lanes of two words, compared one by one.
+    fn one_by_one(bits: u32, a: u64, b: u64, pick: Pick) -> u64 {
+        let mask = u64::MAX >> (64 - bits);
+        (0..64 / bits).fold(0, |word, lane| {
+            let (a, b) = (a >> (lane * bits) & mask, b >> (lane * bits) & mask);
+            word | if pick == Pick::MAX { a.max(b) } else { a.min(b) } << (lane * bits)
+        })
+    }
+
+    fn check_extremes(a: u64, b: u64) {
+        for pick in [Pick::MAX, Pick::MIN] {
+            for (bits, found) in [
+                (16, extreme::<16>(a, b, pick)),
+                (32, extreme::<32>(a, b, pick)),
+                (64, extreme::<64>(a, b, pick)),
+            ] {
+                let expected = one_by_one(bits, a, b, pick);
+                assert_eq!(found, expected, "{pick:?} of {bits} bits: {a:016x} {b:016x}");
+            }
+        }
+    }
+
+    /// Lanes that only their ends tell apart, next to others that could lend or borrow.
+    #[test]
+    fn extremes_hold_at_the_edges() {
+        let edges = [0, 1, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff_u64];
+        let word = |i: usize| (0..4).fold(0, |w, lane| w << 16 | edges[i / 7_usize.pow(lane) % 7]);
+        for a in 0..7_usize.pow(4) {
+            check_extremes(word(a), word(a * 1001 % 2401));
+            check_extremes(word(a), word(a * 3 % 2401));
+        }
+    }
+
     proptest! {
+        #[test]
+        fn extremes_are_those_of_each_lane(a: u64, b: u64, same: u64) {
+            check_extremes(a, b);
+            // Some bits alike, so that the lower ones decide.
+            check_extremes(a, a & same | b & !same);
+        }
+
+        #[test]
+        fn slot_and_packet_hold_what_was_picked(a: [u64; 8], b: [u64; 8]) {
+            let (mut slot, mut packet) = (a.map(Lane::new), b.map(Lane::new));
+            extreme_and_return::<16>(&mut slot, &mut packet, Pick::MAX);
+            prop_assert_eq!(slot, packet);
+            for ((lane, a), b) in slot.iter().zip(a).zip(b) {
+                prop_assert_eq!(lane.bits(), one_by_one(16, a, b, Pick::MAX));
+            }
+        }
+
         #[test]
         fn sums_are_exact(values in prop::collection::vec(any::<[i32; 16]>(), 1..=64)) {
             let bias = Bias::for_workers(values.len() as u16);

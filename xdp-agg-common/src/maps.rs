@@ -176,7 +176,7 @@ pub enum Reject {
     Size = 7,
     /// A block beyond the window.
     Window = 8,
-    /// Another tag or length than the other contributions to the block.
+    /// Another tag, length or reduction than the other contributions to the block.
     Mismatch = 9,
     /// More packets than the job's quota allows.
     Quota = 10,
@@ -334,7 +334,7 @@ pub const QUOTA_LEN: usize = size_of::<Quota>();
 /// Changes with the layout of the maps: what was pinned with another one cannot be used.
 pub const LAYOUT: u64 = {
     /// To be raised where a value's meaning changes and no size does.
-    const REVISION: usize = 1;
+    const REVISION: usize = 2;
     let parts = [
         REVISION,
         SLOT_LEN,

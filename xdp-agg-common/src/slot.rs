@@ -12,8 +12,9 @@
 //! kernel program, the user-space engine and the model of several CPUs (`tests/cpus.rs`) all call
 //! it.
 
-use crate::lanes::{self, Chunk};
+use crate::lanes::{self, Chunk, Pick};
 use crate::maps::Reject;
+use crate::wire::Reduction;
 
 /// The slots of one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub struct Contribution {
     pub chunks: u16,
     /// See [`crate::wire::flags`].
     pub flags: u8,
+    /// What becomes of the lanes.
+    pub reduction: Reduction,
     /// Block number.
     pub block: u64,
 }
@@ -82,7 +85,8 @@ pub struct SlotState {
     pub chunks: u16,
     /// Union of the contributions' flags.
     pub flags: u8,
-    pad: u8,
+    /// The [`Reduction`] of the first contribution as a number; the others must have the same.
+    pub reduction: u8,
 }
 
 /// What the caller does with the packet and the slot's lanes.
@@ -93,7 +97,8 @@ pub enum Verdict {
         /// All members have contributed.
         complete: bool,
     },
-    /// Add the packet's lanes to the slot's. If `complete`, send the sum to all members.
+    /// Add the packet's lanes to the slot's, or whatever else the contributions' [`Reduction`] is.
+    /// If `complete`, send the sum to all members.
     Add {
         /// All members have contributed.
         complete: bool,
@@ -136,7 +141,7 @@ impl SlotState {
             tag: c.tag,
             chunks: c.chunks,
             flags: c.flags,
-            pad: 0,
+            reduction: c.reduction as u8,
         };
         Verdict::Store { complete: bit == members }
     }
@@ -144,7 +149,8 @@ impl SlotState {
     /// A contribution to the block that the slot holds.
     #[inline(always)]
     fn join(&mut self, members: u64, bit: u64, c: &Contribution) -> Verdict {
-        if c.tag != self.tag || c.chunks != self.chunks {
+        let alike = c.tag == self.tag && c.chunks == self.chunks;
+        if !alike || c.reduction as u8 != self.reduction {
             return Verdict::Reject(Reject::Mismatch);
         }
         if self.seen & bit != 0 {
@@ -208,20 +214,52 @@ pub fn take_in(
 ) -> Outcome {
     let verdict = state.contribute(pool, members, c);
     let outcome = Outcome { verdict, seen: state.seen, flags: state.flags, tag: state.tag };
-    move_lanes(lanes, packet, verdict);
+    move_lanes(lanes, packet, verdict, c.reduction);
     outcome
 }
 
 /// The second half of [`take_in`], which is to be called under the same lock as the first: between
 /// the two a slot says that it holds what it does not hold yet.
 #[inline(always)]
-pub fn move_lanes(slot: &mut [Chunk], packet: &mut (impl Payload + ?Sized), verdict: Verdict) {
+pub fn move_lanes(
+    slot: &mut [Chunk],
+    packet: &mut (impl Payload + ?Sized),
+    verdict: Verdict,
+    reduction: Reduction,
+) {
     match verdict {
         Verdict::Store { .. } => for_each_chunk(slot, packet, |s, p| lanes::store(s, p)),
-        Verdict::Add { complete: false } => for_each_chunk(slot, packet, |s, p| lanes::add(s, p)),
-        Verdict::Add { complete: true } => for_each_chunk(slot, packet, lanes::add_and_return),
+        Verdict::Add { complete } => combine(slot, packet, complete, reduction),
         Verdict::Resend => for_each_chunk(slot, packet, |s, p| lanes::store(p, s)),
         Verdict::Pending | Verdict::Stale | Verdict::Reject(_) => {}
+    }
+}
+
+/// Combines the packet's lanes with the slot's. The packet holds them, too, if `complete`; where
+/// lanes are compared it does in any case, so that there is one loop a width.
+#[inline(always)]
+fn combine(
+    slot: &mut [Chunk],
+    packet: &mut (impl Payload + ?Sized),
+    complete: bool,
+    reduction: Reduction,
+) {
+    let pick = match reduction {
+        Reduction::Add if complete => {
+            return for_each_chunk(slot, packet, lanes::add_and_return);
+        }
+        Reduction::Add => return for_each_chunk(slot, packet, |s, p| lanes::add(s, p)),
+        Reduction::Min16 | Reduction::Min32 | Reduction::Min64 => Pick::MIN,
+        Reduction::Max16 | Reduction::Max32 | Reduction::Max64 => Pick::MAX,
+    };
+    match reduction {
+        Reduction::Min16 | Reduction::Max16 => {
+            for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<16>(s, p, pick));
+        }
+        Reduction::Min32 | Reduction::Max32 => {
+            for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<32>(s, p, pick));
+        }
+        _ => for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<64>(s, p, pick)),
     }
 }
 
@@ -248,7 +286,8 @@ mod tests {
     };
 
     fn from(rank: u16, block: u64) -> Contribution {
-        Contribution { rank, epoch: 1, tag: 7, chunks: 22, flags: 0, block }
+        let reduction = Reduction::Add;
+        Contribution { rank, epoch: 1, tag: 7, chunks: 22, flags: 0, reduction, block }
     }
 
     #[test]
@@ -315,15 +354,58 @@ mod tests {
     }
 
     #[test]
-    fn another_size_or_call_is_a_mismatch() {
+    fn another_size_call_or_reduction_is_a_mismatch() {
         let mut slot = SlotState::default();
         slot.contribute(POOL, 0b11, &from(0, 1));
         let before = slot;
-        for other in
-            [Contribution { tag: 8, ..from(1, 1) }, Contribution { chunks: 21, ..from(1, 1) }]
-        {
+        for other in [
+            Contribution { tag: 8, ..from(1, 1) },
+            Contribution { chunks: 21, ..from(1, 1) },
+            Contribution { reduction: Reduction::Max16, ..from(1, 1) },
+        ] {
             assert_eq!(slot.contribute(POOL, 0b11, &other), Verdict::Reject(Reject::Mismatch));
             assert_eq!(slot, before);
+        }
+    }
+
+    /// Every reduction through the critical section: the packet that completes a block and the
+    /// answer to a repetition hold what the lanes of all packets give.
+    #[test]
+    fn every_reduction_is_that_of_its_lanes() {
+        let words = [0x0001_8000_ffff_7fff, 0x8000_0001_7fff_ffff, 0x7fff_ffff_0000_8001_u64];
+        let of = |bits: u32, least: bool| {
+            let mask = u64::MAX >> (64 - bits);
+            (0..64 / bits).fold(0, |word, lane| {
+                let lanes = words.map(|word| word >> (lane * bits) & mask);
+                let one = if least { lanes.iter().min() } else { lanes.iter().max() };
+                word | one.expect("three words") << (lane * bits)
+            })
+        };
+        let sum = words.into_iter().fold(0, u64::wrapping_add);
+        let expected = [
+            sum,
+            of(16, true),
+            of(32, true),
+            of(64, true),
+            of(16, false),
+            of(32, false),
+            of(64, false),
+        ];
+        for (reduction, expected) in Reduction::ALL.into_iter().zip(expected) {
+            let (mut state, mut lanes) = (SlotState::default(), [Chunk::default(); 2]);
+            let mut receive = |rank: u16| {
+                let c = Contribution { reduction, chunks: 1, ..from(rank, 1) };
+                let mut packet = [[lanes::Lane::new(words[usize::from(rank)]); 8]];
+                let held = (&mut state, &mut lanes[..]);
+                let outcome = take_in(held, POOL, 0b111, &c, &mut packet[..]);
+                (outcome.verdict, packet[0][7].bits())
+            };
+            receive(2);
+            receive(0);
+            let name = reduction.name();
+            assert_eq!(receive(1), (Verdict::Add { complete: true }, expected), "{name}");
+            assert_eq!(receive(0), (Verdict::Resend, expected), "{name}");
+            assert_eq!(lanes[1], Chunk::default(), "{name}: what is behind the packet stays");
         }
     }
 

@@ -1,13 +1,13 @@
 //! The wire format, version 2: a 22-byte header behind UDP, then the payload.
 //!
 //! 22 bytes put the payload 64 bytes into an untagged Ethernet/IPv4 frame (14 + 20 + 8 + 22).
-//! Header fields are big-endian (network order). The payload is little-endian 32-bit lanes, because
-//! the machines that add it are little-endian and add it once per packet (see [`crate::lanes`]).
+//! Header fields are big-endian (network order). The payload is little-endian lanes, because the
+//! machines that combine it are little-endian and do so once per packet (see [`crate::lanes`]).
 //!
 //! | bytes  | field   | meaning |
 //! |--------|---------|---------|
 //! | 0      | version, kind | high nibble [`VERSION`], low nibble [`Kind`] |
-//! | 1      | flags   | see [`flags`] |
+//! | 1      | flags   | bit 0: see [`flags`]; bits 1 to 3: a [`Reduction`]; the others are 0 |
 //! | 2      | job     | index of the job on this aggregator |
 //! | 3      | rank    | sender of a contribution, recipient of an answer; [`EVERYBODY`] in a multicast |
 //! | 4..12  | cookie  | random number of the job's epoch, told only to its members |
@@ -30,12 +30,73 @@ pub const EVERYBODY: u16 = 0xff;
 /// Block numbers are 48 bits wide: at 100 Gbit/s and 1408 bytes a block they last a year.
 pub const BLOCK_MASK: u64 = (1 << 48) - 1;
 
-/// Bits of the header's `flags` byte.
+/// Flags of a block: bits of the header's `flags` byte, whose bits 1 to 3 are a [`Reduction`].
 pub mod flags {
     /// The block holds a NaN or an infinity at some worker: every worker must see it as non-finite.
     pub const NON_FINITE: u8 = 1;
-    /// All bits that version 2 defines.
+    /// All flags that version 2 defines.
     pub const KNOWN: u8 = NON_FINITE;
+}
+
+/// The lowest bit of the [`Reduction`] in the header's `flags` byte.
+const REDUCTION_SHIFT: u32 = 1;
+
+/// How the contributions to a block are combined, lane by lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Reduction {
+    /// Sums. The lanes' width is the senders' affair: no lane carries into the next one (see
+    /// [`crate::lanes::Bias`]).
+    #[default]
+    Add = 0,
+    /// The smallest of unsigned 16-bit lanes.
+    Min16 = 1,
+    /// The smallest of unsigned 32-bit lanes.
+    Min32 = 2,
+    /// The smallest of unsigned 64-bit lanes.
+    Min64 = 3,
+    /// The largest of unsigned 16-bit lanes.
+    Max16 = 4,
+    /// The largest of unsigned 32-bit lanes.
+    Max32 = 5,
+    /// The largest of unsigned 64-bit lanes.
+    Max64 = 6,
+}
+
+impl Reduction {
+    /// All reductions, by their numbers.
+    pub const ALL: [Self; 7] =
+        [Self::Add, Self::Min16, Self::Min32, Self::Min64, Self::Max16, Self::Max32, Self::Max64];
+
+    /// The reduction with this number, if version 2 defines it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::Add,
+            1 => Self::Min16,
+            2 => Self::Min32,
+            3 => Self::Min64,
+            4 => Self::Max16,
+            5 => Self::Max32,
+            6 => Self::Max64,
+            _ => return None,
+        })
+    }
+
+    /// The name in logs and traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Add => "add",
+            Self::Min16 => "min16",
+            Self::Min32 => "min32",
+            Self::Min64 => "min64",
+            Self::Max16 => "max16",
+            Self::Max32 => "max32",
+            Self::Max64 => "max64",
+        }
+    }
 }
 
 /// What a packet is.
@@ -53,8 +114,8 @@ pub enum Kind {
     Probe = 4,
     /// Aggregator to worker: it is; the payload comes back as it was sent.
     ProbeReply = 5,
-    /// Aggregator to worker: another worker contributed to this block under another tag or length.
-    /// The first payload word is the tag that the slot holds (little-endian, 64 bits).
+    /// Aggregator to worker: another worker contributed to this block under another tag, length or
+    /// reduction. The first payload word is the tag that the slot holds (little-endian, 64 bits).
     Mismatch = 6,
 }
 
@@ -80,8 +141,11 @@ impl Kind {
 pub struct Header {
     /// What the packet is.
     pub kind: Kind,
-    /// See [`flags`].
+    /// See [`flags`]. The byte's other bits are no flags: see `reduction`.
     pub flags: u8,
+    /// How the block is combined. A result has that of its contributions; a packet without lanes
+    /// has [`Reduction::Add`], or that of the packet that it answers.
+    pub reduction: Reduction,
     /// Index of the job on the aggregator, below 256.
     pub job: u16,
     /// Sender of a contribution or probe, recipient of anything else; below 256.
@@ -101,7 +165,7 @@ pub struct Header {
 pub enum HeaderError {
     /// The version nibble is not [`VERSION`].
     Version(u8),
-    /// The kind nibble or a flag has a value that version 2 does not define.
+    /// The kind, a flag or the reduction has a value that version 2 does not define.
     Malformed,
 }
 
@@ -118,12 +182,13 @@ impl Header {
         let Some(kind) = Kind::from_nibble(b[0] & 0x0f) else {
             return Err(HeaderError::Malformed);
         };
-        if b[1] & !flags::KNOWN != 0 {
+        let Some(reduction) = Reduction::from_number(b[1] >> REDUCTION_SHIFT) else {
             return Err(HeaderError::Malformed);
-        }
+        };
         Ok(Self {
             kind,
-            flags: b[1],
+            flags: b[1] & flags::KNOWN,
+            reduction,
             job: b[2] as u16,
             rank: b[3] as u16,
             cookie: u64::from_be_bytes([b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11]]),
@@ -142,7 +207,7 @@ impl Header {
         let tag = self.tag.to_be_bytes();
         *b = [
             VERSION << 4 | self.kind as u8,
-            self.flags,
+            self.flags & flags::KNOWN | (self.reduction as u8) << REDUCTION_SHIFT,
             self.job as u8,
             self.rank as u8,
             cookie[0],
@@ -175,6 +240,7 @@ mod tests {
     const SAMPLE: Header = Header {
         kind: Kind::Contribution,
         flags: flags::NON_FINITE,
+        reduction: Reduction::Add,
         job: 0x02,
         rank: 0x03,
         cookie: 0x0405_0607_0809_0a0b,
@@ -198,6 +264,21 @@ mod tests {
         assert_eq!(Header::parse(&bytes), Ok(SAMPLE));
     }
 
+    /// The second byte of every reduction, with and without the flag.
+    #[test]
+    fn golden_reductions() {
+        let bytes = [0x00, 0x02, 0x04, 0x06, 0x08, 0x0a, 0x0c];
+        for (reduction, byte) in Reduction::ALL.into_iter().zip(bytes) {
+            for flags in [0, flags::NON_FINITE] {
+                let header = Header { reduction, flags, ..SAMPLE };
+                let mut bytes = [0xff; HEADER_LEN];
+                header.emit(&mut bytes);
+                assert_eq!(bytes[1], byte | flags, "{}", reduction.name());
+                assert_eq!(Header::parse(&bytes), Ok(header));
+            }
+        }
+    }
+
     #[test]
     fn another_version_is_refused_before_anything_else() {
         let mut bytes = [0xff; HEADER_LEN];
@@ -208,7 +289,7 @@ mod tests {
 
     #[test]
     fn undefined_values_are_refused() {
-        for (at, value) in [(0, 0x20), (0, 0x27), (1, 0x02), (1, 0x80)] {
+        for (at, value) in [(0, 0x20), (0, 0x27), (1, 0x0e), (1, 0x0f), (1, 0x10), (1, 0x80)] {
             let mut bytes = [0; HEADER_LEN];
             SAMPLE.emit(&mut bytes);
             bytes[at] = value;
@@ -220,7 +301,7 @@ mod tests {
         #[test]
         fn what_parses_emits_the_same_bytes(mut bytes: [u8; HEADER_LEN]) {
             bytes[0] = VERSION << 4 | bytes[0] & 7;
-            bytes[1] &= flags::KNOWN;
+            bytes[1] &= 0x0f;
             if let Ok(header) = Header::parse(&bytes) {
                 let mut again = [0; HEADER_LEN];
                 header.emit(&mut again);

@@ -9,6 +9,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, move_lanes, take_in};
+use xdp_agg_common::wire::Reduction;
 
 const POOL: Pool = match Pool::new(8) {
     Some(pool) => pool,
@@ -30,6 +31,7 @@ struct Slot {
     lock: Mutex<()>,
     held: UnsafeCell<(SlotState, [Chunk; 1])>,
     members: u64,
+    reduction: Reduction,
 }
 
 /// A packet, what the slot machine said about it, and what it holds then.
@@ -40,9 +42,10 @@ struct Seen {
     holds: u64,
 }
 
-/// What a packet of this rank adds to this block: no two sums of different packets are equal.
+/// What a packet of this rank adds to this block: no two sums of different packets are equal. Each
+/// rank has a lane of 16 bits for itself, so the largest of each lane are the sum, too.
 fn worth(rank: u16, block: u64) -> u64 {
-    1 << (8 * rank + if block == 0 { 0 } else { 4 })
+    1 << (16 * rank + if block == 0 { 0 } else { 4 })
 }
 
 fn sum(members: u64, block: u64) -> u64 {
@@ -50,14 +53,15 @@ fn sum(members: u64, block: u64) -> u64 {
 }
 
 impl Slot {
-    fn new(members: u64) -> Arc<Self> {
+    fn new(members: u64, reduction: Reduction) -> Arc<Self> {
         let held = UnsafeCell::new(Default::default());
-        Arc::new(Self { lock: Mutex::new(()), held, members })
+        Arc::new(Self { lock: Mutex::new(()), held, members, reduction })
     }
 
     /// A packet comes in on some CPU.
     fn receive(&self, rank: u16, block: u64, care: Care) -> Seen {
-        let c = Contribution { rank, epoch: 1, tag: 7, chunks: 1, flags: 0, block };
+        let reduction = self.reduction;
+        let c = Contribution { rank, epoch: 1, tag: 7, chunks: 1, flags: 0, reduction, block };
         let mut packet = [Chunk::default(); 1];
         packet[0][0] = Lane::new(worth(rank, block));
         let mut whole = |(state, lanes): &mut (SlotState, [Chunk; 1])| {
@@ -68,7 +72,8 @@ impl Slot {
             Care::Unlocked => self.with(&mut whole),
             Care::Split => {
                 let verdict = self.locked(|(state, _)| state.contribute(POOL, self.members, &c));
-                self.locked(|(_, lanes)| move_lanes(lanes, &mut packet[..], verdict));
+                let reduction = self.reduction;
+                self.locked(|(_, lanes)| move_lanes(lanes, &mut packet[..], verdict, reduction));
                 verdict
             }
         };
@@ -118,9 +123,9 @@ fn at_once(slot: &Arc<Slot>, packets: &'static [(u16, u64)], care: Care) -> Vec<
 }
 
 /// All ranks' first contributions at once.
-fn first_contributions(care: Care) {
+fn first_contributions(care: Care, reduction: Reduction) {
     loom::model(move || {
-        let slot = Slot::new(0b111);
+        let slot = Slot::new(0b111, reduction);
         let all = at_once(&slot, &[(0, 0), (1, 0), (2, 0)], care);
         let stored = all.iter().filter(|seen| matches!(seen.verdict, Verdict::Store { .. }));
         assert_eq!(stored.count(), 1);
@@ -128,9 +133,9 @@ fn first_contributions(care: Care) {
 }
 
 /// The contribution that completes a block, and repetitions of one that is in it already.
-fn completion_and_repetitions(care: Care) {
+fn completion_and_repetitions(care: Care, reduction: Reduction) {
     loom::model(move || {
-        let slot = Slot::new(0b11);
+        let slot = Slot::new(0b11, reduction);
         slot.receive(0, 0, Care::Locked);
         at_once(&slot, &[(1, 0), (0, 0), (0, 0)], care);
     });
@@ -138,9 +143,9 @@ fn completion_and_repetitions(care: Care) {
 
 /// The block of the next generation takes the slot over while a late repetition of the block that
 /// it holds comes in.
-fn takeover_and_late_duplicate(care: Care) {
+fn takeover_and_late_duplicate(care: Care, reduction: Reduction) {
     loom::model(move || {
-        let slot = Slot::new(0b11);
+        let slot = Slot::new(0b11, reduction);
         slot.receive(0, 0, Care::Locked);
         slot.receive(1, 0, Care::Locked);
         let all = at_once(&slot, &[(0, 8), (1, 0), (1, 8)], care);
@@ -151,45 +156,51 @@ fn takeover_and_late_duplicate(care: Care) {
 
 #[test]
 fn first_contributions_sum_exactly() {
-    first_contributions(Care::Locked);
+    for reduction in [Reduction::Add, Reduction::Max16] {
+        first_contributions(Care::Locked, reduction);
+    }
 }
 
 #[test]
 fn a_repetition_gets_the_whole_sum_or_none() {
-    completion_and_repetitions(Care::Locked);
+    for reduction in [Reduction::Add, Reduction::Max16] {
+        completion_and_repetitions(Care::Locked, reduction);
+    }
 }
 
 #[test]
 fn a_late_duplicate_meets_its_own_generation_or_nothing() {
-    takeover_and_late_duplicate(Care::Locked);
+    for reduction in [Reduction::Add, Reduction::Max16] {
+        takeover_and_late_duplicate(Care::Locked, reduction);
+    }
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_lock_first_contributions_race() {
-    first_contributions(Care::Unlocked);
+    first_contributions(Care::Unlocked, Reduction::Add);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_lock_a_takeover_races() {
-    takeover_and_late_duplicate(Care::Unlocked);
+    takeover_and_late_duplicate(Care::Unlocked, Reduction::Add);
 }
 
 #[test]
 #[should_panic(expected = "not the whole sum")]
 fn with_a_lock_around_each_half_contributions_get_lost() {
-    first_contributions(Care::Split);
+    first_contributions(Care::Split, Reduction::Add);
 }
 
 #[test]
 #[should_panic(expected = "not the whole sum")]
 fn with_a_lock_around_each_half_a_repetition_gets_a_part() {
-    completion_and_repetitions(Care::Split);
+    completion_and_repetitions(Care::Split, Reduction::Add);
 }
 
 #[test]
 #[should_panic(expected = "not the whole sum")]
 fn with_a_lock_around_each_half_a_late_duplicate_gets_the_next_generation() {
-    takeover_and_late_duplicate(Care::Split);
+    takeover_and_late_duplicate(Care::Split, Reduction::Add);
 }

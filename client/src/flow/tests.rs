@@ -221,7 +221,9 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
             while let Some(block) = flow.poll_transmit(now) {
                 assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
                 let rank = rank as u16;
-                let packet = Contribution { rank, epoch: 1, tag: 1, chunks: 1, flags: 0, block };
+                let reduction = Default::default();
+                let packet =
+                    Contribution { rank, epoch: 1, tag: 1, chunks: 1, flags: 0, reduction, block };
                 put(&mut queue, now, &|| Packet::Up(packet, value(rank, block)));
             }
         }

@@ -99,6 +99,7 @@ impl Machine {
         let header = Header {
             kind: Kind::Probe,
             flags: 0,
+            reduction: Default::default(),
             job: admitted.job_id,
             cookie: admitted.cookie,
             epoch: admitted.epoch,
@@ -137,6 +138,7 @@ impl Machine {
         let mut fields = Header {
             kind: Kind::Contribution,
             flags: 0,
+            reduction: Default::default(),
             job: admitted.job_id,
             cookie: admitted.cookie,
             epoch: admitted.epoch,

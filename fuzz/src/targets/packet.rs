@@ -14,7 +14,7 @@ use xdp_agg_common::admission::{Source, check_job, check_member};
 use xdp_agg_common::frame::{IP_LEN, Ipv4};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, Member, Reject};
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::everywhere;
 use crate::script::Script;
@@ -144,6 +144,7 @@ impl World {
             let header = Header {
                 kind: Kind::Probe,
                 flags: 0,
+                reduction: Reduction::Add,
                 job: job.setup.job_id,
                 rank: *rank,
                 cookie: job.setup.conf.cookie,
@@ -240,13 +241,15 @@ impl World {
         assert!(is_complete, "a sum without {:?}", job.setup.members.keys());
         self.outcome.note(1);
         let sum = &out[HEADER_LEN..HEADER_LEN + len];
-        let mut expected = vec![0; *len];
-        for payload in taken.values() {
-            add(&mut expected, payload);
+        let mut payloads = taken.values();
+        let mut expected = payloads.next().cloned().unwrap_or_default();
+        for payload in payloads {
+            combine(header.reduction, &mut expected, payload);
         }
         assert_eq!(sum, expected, "block {}", header.block);
         assert_eq!((result.kind, result.block), (Kind::Result, header.block));
         assert_eq!((result.cookie, result.epoch), (header.cookie, header.epoch));
+        assert_eq!(result.reduction, header.reduction);
         let again = job.sums.insert(header.block, expected);
         assert!(again.is_none(), "block {} was completed twice", header.block);
     }
@@ -293,8 +296,9 @@ impl World {
         let cookie = u64::from_be_bytes(header[4..12].try_into().ok()?);
         let epoch = u16::from_be_bytes(header[12..14].try_into().ok()?);
         let at = job.setup.members.get(&rank)?;
-        let fits = header[1] <= 1
-            && cookie == conf.cookie
+        // Bit 0 is a flag, the next three are one of seven reductions.
+        let reduction = Reduction::ALL.get(usize::from(header[1] / 2)).copied()?;
+        let fits = cookie == conf.cookie
             && epoch == conf.epoch
             && source(*at) == from
             && payload > 0
@@ -305,7 +309,8 @@ impl World {
         block[2..].copy_from_slice(&header[14..20]);
         let header = Header {
             kind,
-            flags: header[1],
+            flags: header[1] & 1,
+            reduction,
             job: header[2].into(),
             rank,
             cookie,
@@ -317,12 +322,21 @@ impl World {
     }
 }
 
-/// Adds lanes, 32 bits each, carrying into the upper one of a pair as the engines do: whoever sends
-/// what an honest worker does not, gets what an honest worker would not.
-fn add(sum: &mut [u8], payload: &[u8]) {
-    for (to, from) in sum.chunks_exact_mut(8).zip(payload.chunks_exact(8)) {
-        let word = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |w, b| w << 8 | u64::from(*b));
-        to.copy_from_slice(&word(to).wrapping_add(word(from)).to_le_bytes());
+/// Combines lanes one by one. What is added carries on within a word as in the engines: whoever
+/// sends what an honest worker does not, gets what an honest worker would not.
+fn combine(reduction: Reduction, held: &mut [u8], payload: &[u8]) {
+    let (len, pick): (usize, fn(u64, u64) -> u64) = match reduction {
+        Reduction::Add => (8, u64::wrapping_add),
+        Reduction::Min16 => (2, u64::min),
+        Reduction::Min32 => (4, u64::min),
+        Reduction::Min64 => (8, u64::min),
+        Reduction::Max16 => (2, u64::max),
+        Reduction::Max32 => (4, u64::max),
+        Reduction::Max64 => (8, u64::max),
+    };
+    for (to, from) in held.chunks_exact_mut(len).zip(payload.chunks_exact(len)) {
+        let lane = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |w, b| w << 8 | u64::from(*b));
+        to.copy_from_slice(&pick(lane(to), lane(from)).to_le_bytes()[..len]);
     }
 }
 
@@ -375,16 +389,22 @@ fn run(input: &[u8]) -> Outcome {
             continue;
         }
         let conf = world.jobs[index].setup.conf;
-        let header = Header {
+        let mut header = Header {
             kind: if script.below(16) == 15 { Kind::Probe } else { Kind::Contribution },
             flags: script.below(2),
+            reduction: Reduction::Add,
             job: index as u16,
             rank,
             cookie: conf.cookie,
             epoch: conf.epoch,
             block: script.number(),
-            tag: u16::from(script.below(32) == 31),
+            tag: 0,
         };
+        // Mostly as the block's other contributions.
+        let odd = script.below(32);
+        header.tag = u16::from(odd == 31);
+        let reduction = header.block.wrapping_add(u64::from(odd == 30)) % 7;
+        header.reduction = Reduction::ALL[reduction as usize];
         let chunks = 1 + u16::from(script.below(MAX_CHUNKS as u8));
         let mut bytes = packet(&header, chunks, script.byte());
         // Half of the rest are damaged in some places.

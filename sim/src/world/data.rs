@@ -7,7 +7,7 @@ use rand::Rng;
 use xdp_agg::engine::sum::Answer;
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 
 use super::{Event, World};
 use crate::check::Origin;
@@ -135,7 +135,9 @@ impl World {
         let before = self.checker.before(&sums, source, &bytes, origin);
         let answer = sums.packet(source, &mut bytes, Duration::from_nanos(self.now));
         self.checker.after(&before, &sums, &answer, &bytes, origin);
-        self.answer(&sums, answer, source, &mut bytes);
+        if origin != Origin::Foreign {
+            self.answer(&sums, answer, source, &mut bytes);
+        }
         self.daemon.sums = Some(sums);
     }
 
@@ -213,7 +215,8 @@ impl World {
         }
     }
 
-    /// A member sends a block that it must not send yet: it would need a slot that is in use.
+    /// A member sends what it must not send: a block that would need a slot that is in use, or one
+    /// that is to be combined otherwise than the others' contributions to it.
     fn overreach(&mut self, index: usize) {
         if self.daemon.is_stopped() {
             return; // it would come later, when it may be allowed
@@ -228,16 +231,21 @@ impl World {
         let Some((slot, conf)) = slot.filter(|(slot, _)| slot.epoch == header.epoch) else {
             return;
         };
-        // The next generation, where this one is not finished; or one beyond the next.
-        let unfinished = slot.seen != conf.members && self.rng.random_bool(0.5);
-        let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
-        header.block = slot.block + generations * u64::from(conf.slots);
+        if slot.block == header.block && self.rng.random_bool(0.5) {
+            let other = header.reduction as usize + self.rng.random_range(1..Reduction::ALL.len());
+            header.reduction = Reduction::ALL[other % Reduction::ALL.len()];
+        } else {
+            // The next generation, where this one is not finished; or one beyond the next.
+            let unfinished = slot.seen != conf.members && self.rng.random_bool(0.5);
+            let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
+            header.block = slot.block + generations * u64::from(conf.slots);
+        }
         if let Some(place) = bytes.first_chunk_mut::<HEADER_LEN>() {
             header.emit(place);
         }
         self.stats.hostile += 1;
         self.note(&[18, worker as u64], || {
-            format!("{} → daemon  {}  (beyond its window)", Party::Stranger, describe(&header))
+            format!("{} → daemon  {}  (against the rules)", Party::Stranger, describe(&header))
         });
         self.at_daemon(source, bytes, Origin::Foreign);
     }
@@ -261,7 +269,8 @@ impl World {
             header.emit(place);
             match self.rng.random_range(0..8) {
                 0 => place[0] ^= 1 << self.rng.random_range(4..8),
-                1 => place[1] |= 1 << self.rng.random_range(1..8),
+                // Reduction 7, or a bit that has no meaning.
+                1 => place[1] |= [0x0e, 0x10, 0x20, 0x40, 0x80][self.rng.random_range(0..5)],
                 _ if !was_foreign => *source = Source { addr: STRANGER, port: source.port },
                 _ => {}
             }

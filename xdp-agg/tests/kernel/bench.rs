@@ -14,7 +14,7 @@ fn every_case_is_measured_and_the_account_adds_up() {
     let config = BenchConfig { chunks: vec![1, 54], slots: 64, samples: 5 };
     // The benchmark pins its thread to a CPU; this thread is the test's own.
     let rows = kernel_bench(&config).expect("it measures, and the packets did what they should");
-    let cases = 11;
+    let cases = 13;
     assert_eq!(rows.len(), 2 * cases, "{rows:?}");
     for payload in [64, 3456] {
         let mut seen: Vec<_> =

@@ -6,10 +6,11 @@ use std::net::SocketAddrV4;
 use proptest::prelude::*;
 use xdp_agg::engine::JobSetup;
 use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg_common::frame::PAYLOAD_OFFSET;
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, Header, Kind, Reduction};
 
-use crate::frames::{Decoded, Frame, OUR_MAC, payload, worker_mac};
+use crate::frames::{Decoded, Frame, OUR_MAC, noise, worker_mac};
 use crate::model::{Model, Reaction, bytes_of};
 use crate::setup::{
     AGGREGATOR, DROP, POOL, PORT, REDIRECT, counters, engine, header, job, start, worker,
@@ -43,7 +44,9 @@ fn step(workers: u16) -> impl Strategy<Value = Step> {
 
 /// The header and source of a step, spoilt in one of the ways that its number says.
 fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
-    let mut header = Header { flags: step.flags, ..header(job, step.rank, step.block) };
+    // Blocks take turns in how they are combined.
+    let reduction = Reduction::ALL[(step.block % 7) as usize];
+    let mut header = Header { flags: step.flags, reduction, ..header(job, step.rank, step.block) };
     let mut from = worker(step.rank);
     match step.spoil {
         0 => header.cookie ^= 1,
@@ -51,6 +54,7 @@ fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
         2 => header.job += 1,
         3 => header.rank = job.conf.workers,
         4 => header.tag ^= 1,
+        10 => header.reduction = Reduction::Min64,
         5 => from.set_port(from.port() + 1),
         6 => from.set_ip([10, 1, 0, 77].into()),
         7 => header.kind = Kind::Result,
@@ -76,6 +80,11 @@ fn check(
         Reaction::Nothing => {
             assert_eq!(action, DROP);
             assert_eq!(out, sent, "a packet that is dropped is not changed");
+        }
+        Reaction::Counted(payload) => {
+            let mut left = sent.bytes[..PAYLOAD_OFFSET].to_vec();
+            left.extend(payload);
+            assert_eq!((action, &out.bytes), (DROP, &left), "counted, without its padding");
         }
         Reaction::ToSender(header, payload) => {
             let mac_to = worker_mac(step.rank);
@@ -110,7 +119,7 @@ fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step])
     let mut model = Model::new(job);
     for (at, step) in steps.iter().enumerate() {
         let (header, from) = packet(job, step);
-        let data = payload(step.rank, header.block, step.chunks);
+        let data = noise(step.rank, header.block, step.chunks);
         let to = SocketAddrV4::new(AGGREGATOR, PORT);
         let mut sent = Frame::new(worker_mac(step.rank), from, to, &header, &data);
         // What pads a frame is not part of the packet, and must not come back in an answer.
@@ -119,7 +128,7 @@ fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step])
         let mut out = sent.clone();
         let action = engine.test_run(&mut out.bytes, 1).expect("it runs").action;
         let reaction = model.receive(from, &header, &data);
-        // A contribution that is only counted leaves as it came but for its padding.
+        // What changes nothing leaves as it came, but perhaps for its padding.
         if reaction == Reaction::Nothing && action == DROP && out.bytes.len() < sent.bytes.len() {
             sent.bytes.truncate(out.bytes.len());
         }

@@ -41,6 +41,16 @@ pub(crate) fn payload(rank: u16, block: u64, chunks: u16) -> Vec<u8> {
         .collect()
 }
 
+/// As [`payload`], with all bits in use: sums carry, and every bit may decide which is larger.
+pub(crate) fn noise(rank: u16, block: u64, chunks: u16) -> Vec<u8> {
+    let seed = (block as u32).wrapping_mul(31) ^ u32::from(rank);
+    (0..u32::from(chunks) * 16)
+        .map(|lane| (lane.wrapping_mul(97) ^ seed).wrapping_mul(2_654_435_761).rotate_left(13))
+        .map(|lane| lane.wrapping_mul(2_246_822_519) ^ lane >> 15)
+        .flat_map(u32::to_le_bytes)
+        .collect()
+}
+
 impl Frame {
     /// What worker `rank` sends with this header: `chunks` chunks of [`payload`].
     pub(crate) fn from_worker(rank: u16, header: &Header, chunks: u16) -> Self {

@@ -8,13 +8,16 @@ use xdp_agg_common::admission::{Request, Source, check_job, check_member};
 use xdp_agg_common::lanes::{self, Chunk, Lane};
 use xdp_agg_common::maps::{JobConf, JobCounters, Member, Phase, Reject};
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::{Header, Kind, Reduction};
 
 /// What goes out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reaction {
     /// Nothing; the packet is gone.
     Nothing,
+    /// Nothing; the packet was counted, and its payload is this now, which nobody sees: where lanes
+    /// are compared, the packet takes part in it whether it goes out or not.
+    Counted(Vec<u8>),
     /// Header and payload, back to the sender.
     ToSender(Header, Vec<u8>),
     /// Header (without a rank) and payload, to all members.
@@ -100,7 +103,12 @@ impl Model {
                 complete
             }
             Verdict::Add { complete } => {
-                slot.iter_mut().zip(&mut packet).for_each(|(s, p)| lanes::add_and_return(s, p));
+                for (slot, packet) in slot.iter_mut().zip(&mut packet) {
+                    *slot = combined(c.reduction, slot, packet);
+                    if complete || c.reduction != Reduction::Add {
+                        *packet = *slot;
+                    }
+                }
                 complete
             }
             Verdict::Resend => {
@@ -131,7 +139,7 @@ impl Model {
         };
         counters.contributions += 1;
         if !complete {
-            return Reaction::Nothing;
+            return Reaction::Counted(bytes_of(&packet));
         }
         counters.blocks += 1;
         Reaction::ToAll(
@@ -139,6 +147,24 @@ impl Model {
             bytes_of(&packet),
         )
     }
+}
+
+/// Lane by lane, not as the program does it.
+fn combined(reduction: Reduction, slot: &Chunk, packet: &Chunk) -> Chunk {
+    let (bits, pick): (u32, fn(u64, u64) -> u64) = match reduction {
+        Reduction::Add => (64, u64::wrapping_add),
+        Reduction::Min16 => (16, u64::min),
+        Reduction::Min32 => (32, u64::min),
+        Reduction::Min64 => (64, u64::min),
+        Reduction::Max16 => (16, u64::max),
+        Reduction::Max32 => (32, u64::max),
+        Reduction::Max64 => (64, u64::max),
+    };
+    std::array::from_fn(|i| {
+        let lane = |word: Lane, at: u32| word.bits() >> (at * bits) & u64::MAX >> (64 - bits);
+        let lanes = (0..64 / bits).map(|at| (at, pick(lane(slot[i], at), lane(packet[i], at))));
+        Lane::new(lanes.fold(0, |word, (at, lane)| word | lane << (at * bits)))
+    })
 }
 
 pub(crate) fn chunks_of(bytes: &[u8]) -> Vec<Chunk> {

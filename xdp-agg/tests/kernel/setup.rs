@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::{Header, Kind, Reduction};
 
 use crate::frames::Frame;
 
@@ -68,6 +68,7 @@ pub(crate) fn header(job: &JobSetup, rank: u16, block: u64) -> Header {
     Header {
         kind: Kind::Contribution,
         flags: 0,
+        reduction: Reduction::Add,
         job: job.job_id,
         cookie: job.conf.cookie,
         epoch: job.conf.epoch,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, JobSetup, Started};
 use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
-use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 
 use crate::PORT;
 use crate::namespaces::{AGGREGATOR, Network, address};
@@ -110,6 +110,7 @@ impl Worker {
         let header = Header {
             kind,
             flags: 0,
+            reduction: Reduction::Add,
             job: JOB,
             cookie: COOKIE,
             epoch: 1,

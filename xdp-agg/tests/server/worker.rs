@@ -10,7 +10,7 @@ use xdp_agg_common::control::{
 };
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES};
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_tls::{ClientTls, ControlStream};
 
 use crate::daemon::PATIENCE;
@@ -260,7 +260,8 @@ impl Worker {
 
     pub(crate) fn header(&self, kind: Kind, block: u64) -> Header {
         let Admitted { job_id, cookie, epoch, .. } = self.admitted;
-        Header { kind, flags: 0, job: job_id, cookie, epoch, rank: self.rank, block, tag: 7 }
+        let (rank, reduction) = (self.rank, Reduction::Add);
+        Header { kind, flags: 0, reduction, job: job_id, cookie, epoch, rank, block, tag: 7 }
     }
 
     pub(crate) fn send(&self, kind: Kind, block: u64, payload: &[u8]) {

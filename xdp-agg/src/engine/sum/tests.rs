@@ -1,5 +1,7 @@
 use std::net::Ipv4Addr;
 
+use xdp_agg_common::wire::Reduction;
+
 use super::*;
 
 const COOKIE: u64 = 0xdead_beef_0bad_cafe;
@@ -40,7 +42,9 @@ fn running() -> Sums {
 }
 
 fn bytes(kind: Kind, rank: u16, block: u64, value: u32) -> Vec<u8> {
-    let header = Header { kind, flags: 0, job: 3, cookie: COOKIE, epoch: 1, rank, block, tag: 9 };
+    let reduction = Reduction::Add;
+    let header =
+        Header { kind, flags: 0, reduction, job: 3, cookie: COOKIE, epoch: 1, rank, block, tag: 9 };
     let mut head = [0; HEADER_LEN];
     header.emit(&mut head);
     let mut packet = head.to_vec();

@@ -7,25 +7,27 @@
 //! turns packet by packet, so every packet meets another slot.
 
 mod counts;
+mod feeder;
 
 use std::time::Duration;
 
-use aya::maps::{Array, ProgramArray};
-use aya::{EbpfLoader, programs::Xdp};
 use serde::Serialize;
 use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
-use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, Lane, MAX_CHUNKS};
+use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
-use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS};
+use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS, Reduction};
 
+use self::feeder::{Feeder, Next, Rounds};
 use super::XdpEngine;
-use super::object::{self, other};
-use super::sys::{self, Step};
+use super::object::other;
+use super::sys;
 use crate::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/bench.bpfel.o");
 /// Repetitions of a packet that changes nothing.
 const REPEATS: u32 = 4096;
+/// The cases whose lanes are compared and not added.
+const COMPARING: [(BenchCase, Reduction); 2] =
+    [(BenchCase::Max16, Reduction::Max16), (BenchCase::Min32, Reduction::Min32)];
 /// Rounds of a case that many ranks take part in; rank 0 goes first, three ranks come last.
 const MIDDLE: u16 = MAX_WORKERS as u16 - 4;
 const AGGREGATOR: u32 = 0x0a01_00fe;
@@ -76,6 +78,10 @@ pub enum BenchCase {
     Resend,
     /// A contribution to a block that is past.
     Stale,
+    /// As `Add`, where the largest of 16-bit lanes are wanted.
+    Max16,
+    /// As `Add`, where the smallest of 32-bit lanes are wanted.
+    Min32,
 }
 
 impl BenchCase {
@@ -94,6 +100,8 @@ impl BenchCase {
             Self::Pending => "pending",
             Self::Resend => "resend",
             Self::Stale => "stale",
+            Self::Max16 => "max16",
+            Self::Min32 => "min32",
         }
     }
 }
@@ -150,8 +158,13 @@ pub fn kernel_bench(config: &BenchConfig) -> Result<Vec<BenchRow>, EngineError> 
     sys::pin_to_cpu(0).map_err(|error| other("pinning to a CPU", error))?;
     let mut bench = Bench::open(config)?;
     let mut rows = Vec::new();
-    for (epoch, chunks) in config.chunks.iter().enumerate() {
-        rows.extend(bench.measure(epoch as u16 + 1, *chunks)?);
+    let mut epochs = 1..;
+    for chunks in &config.chunks {
+        rows.extend(bench.measure(epochs.next().unwrap_or(1), *chunks)?);
+        for (case, reduction) in COMPARING {
+            let epoch = epochs.next().unwrap_or(1);
+            rows.push(bench.measure_comparing(epoch, *chunks, case, reduction)?);
+        }
     }
     Ok(rows)
 }
@@ -229,6 +242,36 @@ impl Bench {
         counts::check(&before, &after, self.slots, self.samples)?;
         let payload = u32::from(chunks) * CHUNK_LEN as u32;
         Ok(samples.into_iter().map(|(case, all)| row(case, payload, self.slots, all)).collect())
+    }
+
+    /// Blocks whose contributions are compared: all ranks' contributions, of which most are timed.
+    fn measure_comparing(
+        &mut self,
+        epoch: u16,
+        chunks: u16,
+        case: BenchCase,
+        reduction: Reduction,
+    ) -> Result<BenchRow, EngineError> {
+        self.start_job(epoch, chunks)?;
+        let before = self.counted()?;
+        let frame = frame(&Header { reduction, ..header(epoch, Kind::Contribution) }, chunks);
+        let mut samples = Vec::new();
+        for generation in 0..=u64::from(self.samples) {
+            let block = generation * u64::from(self.slots);
+            self.feeder.step_floor(&frame, self.slots)?;
+            let mut run = |rank, rounds| {
+                let rounds = Rounds { block, rank, rounds, next: Next::Rank };
+                self.feeder.run(&frame, self.slots, rounds)
+            };
+            run(0, 1)?;
+            samples.push(run(1, MIDDLE)?);
+            run(MIDDLE + 1, MAX_WORKERS as u16 - MIDDLE - 1)?;
+        }
+        self.engine.stop(0)?;
+        counts::check_comparing(&before, &self.counted()?, self.slots, self.samples)?;
+        // The first finds cold caches.
+        samples.remove(0);
+        Ok(row(case, u32::from(chunks) * CHUNK_LEN as u32, self.slots, samples))
     }
 
     fn counted(&mut self) -> Result<JobCounters, EngineError> {
@@ -332,109 +375,9 @@ impl Bench {
     }
 }
 
-/// Rounds of contributions: one packet a slot, then the next round.
-struct Rounds {
-    block: u64,
-    rank: u16,
-    rounds: u16,
-    next: Next,
-}
-
-/// What the next round is about.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    /// The same blocks, the next rank.
-    Rank,
-    /// The blocks that take over the slots, the same rank.
-    Generation,
-}
-
-/// The program `step`, its maps, and the program that it goes on in.
-struct Feeder {
-    bpf: aya::Ebpf,
-    step: Array<aya::maps::MapData, Step>,
-    headers: Array<aya::maps::MapData, Chunk>,
-    next: ProgramArray<aya::maps::MapData>,
-    aggregator: aya::programs::ProgramFd,
-    floor: aya::programs::ProgramFd,
-    floor_ns: f64,
-}
-
-impl Feeder {
-    fn open(engine: &XdpEngine) -> Result<Self, EngineError> {
-        const WHAT: &str = "the benchmark's program";
-        let mut bpf = EbpfLoader::new().load(OBJECT).map_err(object::load_error)?;
-        for name in ["step", "floor"] {
-            let program = object::xdp_mut(&mut bpf, name)?;
-            program.load().map_err(|error| object::load_error(error.into()))?;
-        }
-        let floor = program_fd(object::xdp(&bpf, "floor")?)?;
-        let aggregator = program_fd(engine.object.ingress()?)?;
-        let mut take = |name| bpf.take_map(name).ok_or_else(|| object::no_such(name));
-        Ok(Self {
-            step: take("STEP")?.try_into().map_err(|error| other(WHAT, error))?,
-            headers: take("HEADERS")?.try_into().map_err(|error| other(WHAT, error))?,
-            next: take("NEXT")?.try_into().map_err(|error| other(WHAT, error))?,
-            bpf,
-            aggregator,
-            floor,
-            floor_ns: 0.0,
-        })
-    }
-
-    /// What a test run of nothing takes.
-    fn floor(&self, mut frame: Vec<u8>) -> Result<f64, EngineError> {
-        let program = object::xdp(&self.bpf, "floor")?;
-        Ok(nanos(object::test_run(program, &mut frame, REPEATS)?.1))
-    }
-
-    /// Measures what `step` itself takes, which [`Self::run`] takes off.
-    fn step_floor(&mut self, frame: &[u8], slots: u32) -> Result<(), EngineError> {
-        self.go_on_in(false)?;
-        self.floor_ns = 0.0;
-        let rounds = Rounds { block: 0, rank: 0, rounds: MIDDLE, next: Next::Rank };
-        self.floor_ns = self.run(frame, slots, rounds)?;
-        self.go_on_in(true)
-    }
-
-    /// Mean time of a contribution in these rounds.
-    fn run(&mut self, frame: &[u8], slots: u32, rounds: Rounds) -> Result<f64, EngineError> {
-        let step = Step {
-            done: 0,
-            first_block: rounds.block,
-            blocks_log2: slots.trailing_zeros(),
-            first_rank: rounds.rank,
-            first_port: WORKER_PORT,
-            frame_len: frame.len() as u32,
-            blocks_per_round: if rounds.next == Next::Generation { slots as u16 } else { 0 },
-            ranks_per_round: u16::from(rounds.next == Next::Rank),
-        };
-        let set = |error| other("the benchmark's maps", error);
-        self.step.set(0, step, 0).map_err(set)?;
-        self.headers.set(0, front(frame), 0).map_err(set)?;
-        let program = object::xdp(&self.bpf, "step")?;
-        let mut frame = frame.to_vec();
-        let packets = slots * u32::from(rounds.rounds);
-        let (action, duration) = object::test_run(program, &mut frame, packets)?;
-        if action == 0 {
-            return Err(super::wrong("the benchmark's program could not go on".into()));
-        }
-        Ok(nanos(duration) - self.floor_ns)
-    }
-
-    fn go_on_in(&mut self, aggregator: bool) -> Result<(), EngineError> {
-        let program = if aggregator { &self.aggregator } else { &self.floor };
-        self.next.set(0, program, 0).map_err(|error| other("the benchmark's maps", error))
-    }
-}
-
-fn program_fd(program: &Xdp) -> Result<aya::programs::ProgramFd, EngineError> {
-    let fd = program.fd().map_err(|error| other("a program", error))?;
-    fd.try_clone().map_err(|error| other("a program", error))
-}
-
 fn header(epoch: u16, kind: Kind) -> Header {
-    Header { kind, flags: 0, job: 0, cookie: 0x5eed, epoch, rank: 0, block: 0, tag: 1 }
+    let reduction = Reduction::Add;
+    Header { kind, flags: 0, reduction, job: 0, cookie: 0x5eed, epoch, rank: 0, block: 0, tag: 1 }
 }
 
 /// A frame of the worker at [`WORKER`]; all lanes are 1.
@@ -452,14 +395,6 @@ fn frame(header: &Header, chunks: u16) -> Vec<u8> {
     frame[HEADER_OFFSET..].copy_from_slice(&ours);
     frame.extend(1_u32.to_le_bytes().repeat(payload / 4));
     frame
-}
-
-fn front(frame: &[u8]) -> Chunk {
-    let mut chunk = Chunk::default();
-    for (lane, bytes) in chunk.iter_mut().zip(frame.as_chunks::<8>().0) {
-        *lane = Lane::new(u64::from_le_bytes(*bytes));
-    }
-    chunk
 }
 
 fn nanos(duration: Duration) -> f64 {

@@ -79,7 +79,7 @@ mod tests {
     use xdp_agg_common::admission::{Request, Source, check_job, check_member};
     use xdp_agg_common::maps::Member;
     use xdp_agg_common::slot::{Pool, SlotState};
-    use xdp_agg_common::wire::{Header, Kind};
+    use xdp_agg_common::wire::{Header, Kind, Reduction};
 
     use super::*;
 
@@ -214,6 +214,7 @@ mod tests {
             let header = Header {
                 kind: Kind::Contribution,
                 flags: 0,
+                reduction: Reduction::Add,
                 job: 3,
                 rank: 0,
                 cookie: epoch.into(),

@@ -23,7 +23,7 @@ pub(super) fn check(
         of(after) - of(before)
     };
     let repeated = generations * u64::from(REPEATS);
-    let rows = [
+    compare(&[
         ("stored or added", after.contributions - before.contributions, 64 * slots * generations),
         ("completed", after.blocks - before.blocks, slots * generations),
         // The first generation has none before it.
@@ -31,7 +31,28 @@ pub(super) fn check(
         ("refused (cookie)", rejected(Reject::Cookie), repeated),
         ("refused (size)", rejected(Reject::Size), repeated),
         ("refused (window)", rejected(Reject::Window), repeated),
-    ];
+    ])
+}
+
+/// As [`check`], where nothing but contributions was sent.
+///
+/// # Errors
+/// Another number than the rounds make.
+pub(super) fn check_comparing(
+    before: &JobCounters,
+    after: &JobCounters,
+    slots: u32,
+    samples: u32,
+) -> Result<(), EngineError> {
+    let blocks = u64::from(slots) * (u64::from(samples) + 1);
+    compare(&[
+        ("stored or compared", after.contributions - before.contributions, 64 * blocks),
+        ("completed", after.blocks - before.blocks, blocks),
+    ])
+}
+
+/// What was counted, and what should have been.
+fn compare(rows: &[(&str, u64, u64)]) -> Result<(), EngineError> {
     match rows.iter().find(|(_, counted, expected)| counted != expected) {
         None => Ok(()),
         Some((what, counted, expected)) => Err(super::super::wrong(format!(

@@ -200,6 +200,8 @@ impl Model {
                     packet.set_chunks(&chunks);
                     packet.answer_all(&conf, outcome.flags);
                 } else {
+                    // Nobody sees it any more; where lanes are compared it was changed.
+                    packet.set_chunks(&chunks);
                     action = DROP;
                 }
             }

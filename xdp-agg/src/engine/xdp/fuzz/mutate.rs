@@ -4,7 +4,7 @@ use rand::Rng as _;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom as _;
 use xdp_agg_common::frame::Ipv4;
-use xdp_agg_common::wire::{Header, Kind};
+use xdp_agg_common::wire::{Header, Kind, Reduction};
 
 use super::model::{MAX_CHUNKS, Model, POOL, PORT, WORKERS};
 use crate::engine::JobSetup;
@@ -95,11 +95,18 @@ impl Mutator {
         let joins = state.epoch == conf.epoch && block == held;
         let first = (1 + (block % u64::from(MAX_CHUNKS)) as u16, 7);
         let (usual, tag) = if joins { (state.chunks, state.tag) } else { first };
+        let kinds = Reduction::ALL.len() as u8;
+        let first = (block % u64::from(kinds)) as u8;
+        let mut reduction = if joins { state.reduction } else { first };
+        if self.rng.random_ratio(1, 40) {
+            reduction = self.rng.random_range(0..kinds);
+        }
         let odd = self.rng.random_ratio(1, 40);
         let chunks = if odd { self.rng.random_range(0..=MAX_CHUNKS + 1) } else { usual };
         let header = Header {
             kind: if self.rng.random_ratio(1, 20) { Kind::Probe } else { Kind::Contribution },
             flags: u8::from(self.rng.random_ratio(1, 8)),
+            reduction: Reduction::from_number(reduction).unwrap_or_default(),
             job: setup.job_id,
             rank,
             cookie: conf.cookie,
@@ -167,6 +174,7 @@ pub(super) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
     let header = Header {
         kind: Kind::Probe,
         flags: 0,
+        reduction: Reduction::Add,
         job: setup.job_id,
         rank,
         cookie: setup.conf.cookie,

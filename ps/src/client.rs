@@ -1,0 +1,407 @@
+//! A worker of a job: pushes its vector to `p` servers, and takes the sums in.
+
+mod link;
+mod stream;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use self::link::Link;
+use self::stream::Expected;
+pub use self::stream::Piece;
+use crate::bytes;
+use crate::element::{Element, average};
+use crate::error::Error;
+use crate::frame::{HEADER_LEN, Header, Hello, Kind, MAX_NAME, MAX_PIECE, MAX_WORLD, Step};
+use crate::socket::{self, awaited};
+
+/// Elements of a block, where nothing else is said: 64 KiB of `f32`.
+pub const DEFAULT_BLOCK: usize = 16 * 1024;
+/// How much longer than its deadline a call waits for a server to name who is missing.
+const GRACE: Duration = Duration::from_millis(500);
+/// How long a worker stays connected to all servers after an error.
+const LINGER: Duration = Duration::from_millis(300);
+/// How long a rank that is still taken is asked for: an earlier run may be about to end.
+const TAKEN: Duration = Duration::from_secs(2);
+/// Reads of one server before the next is looked at.
+const STEPS: usize = 32;
+
+/// What becomes of the workers' elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    /// Their sum.
+    Sum = 0,
+    /// The sum divided by the number of workers; integers towards zero.
+    Average = 1,
+}
+
+/// The name of the operation in a header's `call`.
+pub(crate) const fn operation_name(call: u64) -> &'static str {
+    match call as u8 {
+        0 => "sum",
+        1 => "average",
+        _ => "pieces",
+    }
+}
+
+/// Who a worker is, and how it works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Name of the job, the same at all workers and servers.
+    pub job: String,
+    /// This worker, below `world`.
+    pub rank: u16,
+    /// Number of workers.
+    pub world: u16,
+    /// How long joining, and each call, may take.
+    pub deadline: Duration,
+    /// Elements of a block. Block `j` goes to server `j mod p`; all workers must choose the same.
+    pub block: usize,
+    /// Bytes that may wait in this process for a server to take them, for pieces that are pushed
+    /// one by one.
+    pub queue: usize,
+}
+
+impl Options {
+    /// A worker with a deadline of 30 s, blocks of [`DEFAULT_BLOCK`] and a queue of 1 MiB a server.
+    #[must_use]
+    pub fn new(job: impl Into<String>, rank: u16, world: u16) -> Self {
+        let (job, deadline) = (job.into(), Duration::from_secs(30));
+        Self { job, rank, world, deadline, block: DEFAULT_BLOCK, queue: 1 << 20 }
+    }
+
+    fn check(&self, servers: usize) -> Result<(), Error> {
+        let wrong =
+            |name, value: String, expected| Err(Error::InvalidSetting { name, value, expected });
+        if self.job.is_empty() || self.job.len() > MAX_NAME {
+            return wrong("the job's name", format!("{:?}", self.job), "1 to 200 bytes");
+        }
+        if self.world == 0 || self.world > MAX_WORLD {
+            return wrong("the world size", self.world.to_string(), "1 to 256 workers");
+        }
+        if self.rank >= self.world {
+            return wrong("the rank", self.rank.to_string(), "a number below the world size");
+        }
+        if self.block == 0 || self.block > MAX_PIECE / 8 {
+            return wrong("the block", self.block.to_string(), "1 to 131072 elements");
+        }
+        if self.deadline.is_zero() || self.deadline > Duration::from_secs(1 << 22) {
+            return wrong("the deadline", format!("{:?}", self.deadline), "up to 48 days, not 0");
+        }
+        if servers == 0 {
+            return wrong("the list of servers", "empty".into(), "at least one address");
+        }
+        Ok(())
+    }
+}
+
+/// One worker of a job at `p` parameter servers.
+///
+/// Calls block, and all workers make the same ones in the same order. After an error the workers
+/// are out of step, so all further calls fail with [`Error::Broken`].
+#[derive(Debug)]
+pub struct PsClient {
+    links: Vec<Link>,
+    options: Options,
+    sequence: u64,
+    broken: Option<String>,
+    /// Pieces that were pushed one by one and whose sums have not come, in order, by server.
+    expected: Vec<Expected>,
+    /// Number of pieces of the call that was begun last.
+    pieces: u64,
+}
+
+impl PsClient {
+    /// Joins a job: waits until all workers have, and returns then.
+    ///
+    /// # Errors
+    /// No server at one of the addresses, its refusal, or the others do not come in time.
+    pub fn connect(
+        servers: &[SocketAddr],
+        job: &str,
+        rank: u16,
+        world: u16,
+        deadline: Duration,
+    ) -> Result<Self, Error> {
+        Self::connect_with(servers, Options { deadline, ..Options::new(job, rank, world) })
+    }
+
+    /// As [`Self::connect`], with all settings.
+    ///
+    /// # Errors
+    /// As there, and settings out of their range.
+    pub fn connect_with(servers: &[SocketAddr], options: Options) -> Result<Self, Error> {
+        options.check(servers.len())?;
+        let end = Instant::now() + options.deadline;
+        let mut links = Vec::with_capacity(servers.len());
+        for server in servers {
+            links.push(Link::connect(*server, &options.hello(), options.deadline, end)?);
+        }
+        let knocked = Instant::now();
+        for link in &mut links {
+            while let Err(error) = await_welcome(link, end, options.deadline) {
+                let taken = matches!(&error, Error::Refused { reason, .. }
+                    if reason.ends_with("connected already"));
+                if !taken || knocked.elapsed() > TAKEN {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                *link = Link::connect(link.server, &options.hello(), options.deadline, end)?;
+            }
+        }
+        let expected = links.iter().map(|_| Expected::default()).collect();
+        Ok(Self { links, options, sequence: 0, broken: None, expected, pieces: 0 })
+    }
+
+    /// This worker's rank.
+    #[must_use]
+    pub const fn rank(&self) -> u16 {
+        self.options.rank
+    }
+
+    /// Number of workers.
+    #[must_use]
+    pub const fn world(&self) -> u16 {
+        self.options.world
+    }
+
+    /// How long each call may take from now on.
+    pub const fn set_deadline(&mut self, deadline: Duration) {
+        self.options.deadline = deadline;
+    }
+
+    /// Replaces the elements by the workers' sums or averages: the same bits at all of them, those
+    /// of additions in order of rank.
+    ///
+    /// # Errors
+    /// Another worker is lost or late or calls differently, or a server is lost: all workers get
+    /// an error. What `data` holds then is not defined.
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), Error> {
+        self.check_usable()?;
+        if self.expected.iter().any(|expected| !expected.is_empty()) {
+            let what = "take the sums of all pushed pieces in before another call".into();
+            return Err(Error::OutOfTurn { what });
+        }
+        self.sequence += 1;
+        let header = Header {
+            kind: Kind::Push,
+            element: Some(T::TYPE),
+            len: 0,
+            sequence: self.sequence,
+            piece: 0,
+            call: (data.len() as u64) << 8 | op as u64,
+        };
+        let block = self.options.block * size_of::<T>();
+        let mut call = Call { header, block, links: self.links.len(), flows: Vec::new() };
+        call.flows.extend((0..self.links.len()).map(Flow::new));
+        let done = self.run(&mut call, bytes::of_mut(data));
+        self.keep(done)?;
+        if op == Op::Average {
+            average(data, self.options.world);
+        }
+        Ok(())
+    }
+
+    fn check_usable(&self) -> Result<(), Error> {
+        match &self.broken {
+            Some(reason) => Err(Error::Broken { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers an error: the workers are out of step. Who is told by one server lets the others
+    /// hear it there, before its end is what they hear of at another.
+    fn keep<R>(&mut self, result: Result<R, Error>) -> Result<R, Error> {
+        if let Err(error) = &result {
+            self.broken = Some(error.to_string());
+            if self.links.len() > 1 {
+                std::thread::sleep(LINGER);
+            }
+        }
+        result
+    }
+
+    fn run(&mut self, call: &mut Call, data: &mut [u8]) -> Result<(), Error> {
+        let end = Instant::now() + self.options.deadline + GRACE;
+        loop {
+            let mut moved = false;
+            for (link, flow) in self.links.iter_mut().zip(0..) {
+                moved |= call.write(link, flow, data)?;
+                moved |= call.read(link, flow, data)?;
+            }
+            if call.is_done(data.len()) {
+                return Ok(());
+            }
+            if moved {
+                continue;
+            }
+            let now = Instant::now();
+            if now >= end {
+                let outstanding = call.outstanding(data.len());
+                return Err(Error::Deadline { waited: self.options.deadline, outstanding });
+            }
+            let mut fds: Vec<_> = (self.links.iter().zip(&call.flows))
+                .map(|(link, flow)| {
+                    let read = call.at(flow.received) < data.len();
+                    let write = call.at(flow.sent) < data.len() && link.listens();
+                    awaited(&link.stream, read, write)
+                })
+                .collect();
+            let what = "waiting for the servers";
+            socket::wait(&mut fds, end - now).map_err(|source| Error::System { what, source })?;
+        }
+    }
+
+    /// The sockets, for the caller's own poll; the flag: whether there is something to write, too.
+    pub fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        self.links.iter().map(|link| (link.stream.as_fd(), link.wants_write()))
+    }
+}
+
+impl Drop for PsClient {
+    fn drop(&mut self) {
+        if self.broken.is_none() && self.expected.iter().all(Expected::is_empty) {
+            self.links.iter_mut().for_each(Link::bye);
+        }
+    }
+}
+
+impl Options {
+    fn hello(&self) -> Hello {
+        let deadline_ms = u32::try_from(self.deadline.as_millis()).unwrap_or(u32::MAX);
+        Hello { rank: self.rank, world: self.world, deadline_ms, job: self.job.clone() }
+    }
+}
+
+fn await_welcome(link: &mut Link, end: Instant, deadline: Duration) -> Result<(), Error> {
+    loop {
+        match link.step()? {
+            Step::Payload(header) if header.kind == Kind::Welcome => return Ok(()),
+            Step::Payload(header) => return Err(link.notice(&header)),
+            Step::Blocked => {}
+            _ => continue,
+        }
+        let now = Instant::now();
+        if now >= end {
+            let reason = format!("not all workers joined within {} s", deadline.as_secs_f32());
+            return Err(Error::Missing { ranks: Vec::new(), server: link.server, reason });
+        }
+        let what = "waiting for the other workers";
+        socket::wait(&mut [awaited(&link.stream, true, false)], end - now)
+            .map_err(|source| Error::System { what, source })?;
+    }
+}
+
+/// A call under way: the vector's blocks, dealt out to the servers.
+struct Call {
+    header: Header,
+    /// Bytes of a block.
+    block: usize,
+    links: usize,
+    flows: Vec<Flow>,
+}
+
+/// How far a call is with one server.
+struct Flow {
+    /// The next block that has not left as a whole.
+    sent: usize,
+    /// Bytes of its frame that have left.
+    sent_at: usize,
+    /// The next block whose sum is awaited.
+    received: usize,
+}
+
+impl Flow {
+    const fn new(first: usize) -> Self {
+        Self { sent: first, sent_at: 0, received: first }
+    }
+}
+
+impl Call {
+    /// Where a block begins.
+    const fn at(&self, block: usize) -> usize {
+        block.saturating_mul(self.block)
+    }
+
+    fn header(&self, block: usize, len: usize) -> Header {
+        let size = self.block.min(len.saturating_sub(self.at(block)));
+        Header { piece: block as u64, len: size as u32, ..self.header }
+    }
+
+    fn is_done(&self, len: usize) -> bool {
+        self.flows.iter().all(|flow| self.at(flow.received) >= len)
+    }
+
+    fn outstanding(&self, len: usize) -> u64 {
+        let all = len.div_ceil(self.block);
+        let left = |flow: &Flow| all.saturating_sub(flow.received).div_ceil(self.links);
+        self.flows.iter().map(left).sum::<usize>() as u64
+    }
+
+    /// Pushes to one server what it takes now.
+    fn write(&mut self, link: &mut Link, flow: usize, data: &[u8]) -> Result<bool, Error> {
+        let mut moved = false;
+        loop {
+            let Flow { sent, sent_at, .. } = self.flows[flow];
+            if self.at(sent) >= data.len() {
+                return Ok(moved);
+            }
+            let blocks = (sent..).step_by(self.links).take_while(|j| self.at(*j) < data.len());
+            let frames = blocks.map(|block| {
+                let header = self.header(block, data.len());
+                (header, &data[self.at(block)..][..header.len as usize])
+            });
+            let Some(written) = link.write_frames(frames, sent_at)? else { return Ok(moved) };
+            moved = true;
+            let mut at = sent_at + written;
+            let mut block = sent;
+            while self.at(block) < data.len() {
+                let frame = HEADER_LEN + self.header(block, data.len()).len as usize;
+                if at < frame {
+                    break;
+                }
+                at -= frame;
+                block += self.links;
+            }
+            (self.flows[flow].sent, self.flows[flow].sent_at) = (block, at);
+        }
+    }
+
+    /// Takes in what one server has sent. A sum overwrites what was pushed for it, which has left.
+    fn read(&mut self, link: &mut Link, flow: usize, data: &mut [u8]) -> Result<bool, Error> {
+        let mut moved = false;
+        for _ in 0..STEPS {
+            let Flow { sent, received, .. } = self.flows[flow];
+            // What comes behind the last sum is about the next call.
+            if self.at(received) >= data.len() {
+                break;
+            }
+            let expected = Header { kind: Kind::Result, ..self.header(received, data.len()) };
+            let is_sum = link.inbox.current().is_some_and(|header| header.kind == Kind::Result);
+            let step = if is_sum {
+                let at = self.at(received);
+                link.step_into(&mut data[at..][..expected.len as usize])?
+            } else {
+                link.step()?
+            };
+            match step {
+                Step::Header(header) if header.kind != Kind::Result => {}
+                Step::Header(header) => {
+                    let is_due = received < sent;
+                    if !is_due || header != expected {
+                        let what = format!("it sends {}", header.describe());
+                        return Err(Error::Protocol { server: link.server, what });
+                    }
+                }
+                Step::Payload(_) if is_sum => self.flows[flow].received += self.links,
+                Step::Payload(header) => return Err(link.notice(&header)),
+                Step::Partial => {}
+                Step::Blocked | Step::Closed => return Ok(moved),
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+}

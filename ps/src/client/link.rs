@@ -1,0 +1,203 @@
+//! A worker's connection to one server.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::bytes::Aligned;
+use crate::error::Error;
+use crate::frame::{Failure, HEADER_LEN, Header, Hello, Inbox, Kind, Step};
+use crate::socket::{self, Stream};
+
+/// Frames that one write takes.
+const FRAMES_PER_WRITE: usize = 8;
+/// How long a worker waits before it knocks again.
+const RETRY: Duration = Duration::from_millis(30);
+
+/// A connection to a server.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) server: SocketAddr,
+    pub(super) stream: Stream,
+    pub(super) inbox: Inbox,
+    /// Where payloads go that belong nowhere else.
+    pub(super) scratch: Aligned,
+    /// Frames that were pushed and have not left.
+    queue: VecDeque<Vec<u8>>,
+    queue_at: usize,
+    queued: usize,
+    /// The other side takes nothing any more; what it has said may still be here.
+    deaf: Option<io::Error>,
+}
+
+impl Link {
+    /// Connects and says who we are. A server that is not there yet is asked again until `end`.
+    pub(super) fn connect(
+        server: SocketAddr,
+        hello: &Hello,
+        deadline: Duration,
+        end: Instant,
+    ) -> Result<Self, Error> {
+        let stream = loop {
+            let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            match Stream::connect_timeout(&server, left) {
+                Ok(stream) => break stream,
+                Err(source) if Instant::now() + RETRY >= end => {
+                    return Err(Error::Unreachable { server, waited: deadline, source });
+                }
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        };
+        let lost = |source| Error::ServerLost { server, source };
+        socket::prepare(&stream).map_err(lost)?;
+        let payload = hello.emit();
+        let header = Header::plain(Kind::Hello, payload.len()).emit();
+        // A fresh connection has room for that.
+        socket::write(&stream, &[IoSlice::new(&header), IoSlice::new(&payload)]).map_err(lost)?;
+        Ok(Self {
+            server,
+            stream,
+            inbox: Inbox::default(),
+            scratch: Aligned::default(),
+            queue: VecDeque::new(),
+            queue_at: 0,
+            queued: 0,
+            deaf: None,
+        })
+    }
+
+    /// Bytes that were pushed and have not left.
+    pub(super) const fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// A frame to leave behind those that were pushed before.
+    pub(super) fn enqueue(&mut self, header: &Header, payload: &[u8]) {
+        let mut frame = Vec::with_capacity(HEADER_LEN + payload.len());
+        frame.extend(header.emit());
+        frame.extend(payload);
+        self.queued += frame.len();
+        self.queue.push_back(frame);
+    }
+
+    /// Writes what was pushed, as far as there is room. True: something has left.
+    pub(super) fn write_queue(&mut self) -> Result<bool, Error> {
+        let mut some = false;
+        while !self.queue.is_empty() && self.deaf.is_none() {
+            let frames = self.queue.iter().take(FRAMES_PER_WRITE).enumerate();
+            let places: Vec<_> = frames
+                .map(|(i, frame)| {
+                    IoSlice::new(if i == 0 { &frame[self.queue_at..] } else { frame })
+                })
+                .collect();
+            let written = socket::write(&self.stream, &places);
+            drop(places);
+            let Some(written) = self.written(written)? else { break };
+            some = true;
+            self.queued -= written;
+            self.queue_at += written;
+            while let Some(frame) = self.queue.front()
+                && self.queue_at >= frame.len()
+            {
+                self.queue_at -= frame.len();
+                self.queue.pop_front();
+            }
+        }
+        Ok(some)
+    }
+
+    /// Writes frames that lie in the caller's memory: whole ones from the first on, of which `at`
+    /// bytes have left. Bytes that left now; None: no room.
+    pub(super) fn write_frames<'a>(
+        &mut self,
+        frames: impl Iterator<Item = (Header, &'a [u8])>,
+        at: usize,
+    ) -> Result<Option<usize>, Error> {
+        if self.deaf.is_some() {
+            return Ok(None);
+        }
+        let frames: Vec<_> =
+            frames.take(FRAMES_PER_WRITE).map(|(header, bytes)| (header.emit(), bytes)).collect();
+        let mut places = Vec::with_capacity(2 * FRAMES_PER_WRITE);
+        let mut skip = at;
+        for (header, payload) in &frames {
+            for part in [&header[..], payload] {
+                let left = &part[skip.min(part.len())..];
+                skip -= skip.min(part.len());
+                if !left.is_empty() {
+                    places.push(IoSlice::new(left));
+                }
+            }
+        }
+        let written = socket::write(&self.stream, &places);
+        self.written(written)
+    }
+
+    /// A server that takes nothing may have said why: that is read first.
+    fn written(&mut self, written: io::Result<Option<usize>>) -> Result<Option<usize>, Error> {
+        match written {
+            Ok(written) => Ok(written),
+            Err(source) => {
+                self.deaf = Some(source);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether there is something to write, and somebody to take it.
+    pub(super) fn wants_write(&self) -> bool {
+        !self.queue.is_empty() && self.deaf.is_none()
+    }
+
+    /// Whether writing makes sense at all.
+    pub(super) const fn listens(&self) -> bool {
+        self.deaf.is_none()
+    }
+
+    /// Reads once into the scratch memory.
+    pub(super) fn step(&mut self) -> Result<Step, Error> {
+        let len = self.inbox.current().map_or(0, |header| header.len as usize);
+        let step = self.inbox.step(&self.stream, self.scratch.bytes(len));
+        self.stepped(step)
+    }
+
+    /// Reads once into `payload`.
+    pub(super) fn step_into(&mut self, payload: &mut [u8]) -> Result<Step, Error> {
+        let step = self.inbox.step(&self.stream, payload);
+        self.stepped(step)
+    }
+
+    fn stepped(&mut self, step: io::Result<Step>) -> Result<Step, Error> {
+        let server = self.server;
+        match step {
+            Ok(Step::Closed) => {
+                let ended = || io::Error::from(io::ErrorKind::UnexpectedEof);
+                Err(Error::ServerLost { server, source: self.deaf.take().unwrap_or_else(ended) })
+            }
+            Ok(step) => Ok(step),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(Error::Protocol { server, what: error.to_string() })
+            }
+            Err(source) => Err(Error::ServerLost { server, source }),
+        }
+    }
+
+    /// What a frame that is no result says, when its payload is in the scratch memory.
+    pub(super) fn notice(&mut self, header: &Header) -> Error {
+        let server = self.server;
+        let bytes = self.scratch.bytes(header.len as usize);
+        match Failure::parse(bytes).filter(|_| header.kind == Kind::Failed) {
+            Some(failure) => Error::told(server, failure),
+            None => Error::Protocol { server, what: format!("an unexpected {:?}", header.kind) },
+        }
+    }
+
+    /// Says that nothing more is pushed, where that can be said.
+    pub(super) fn bye(&mut self) {
+        if self.queue.is_empty() {
+            let header = Header::plain(Kind::Bye, 0).emit();
+            drop(socket::write(&self.stream, &[IoSlice::new(&header)]));
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A worker's connection, as its job's thread sees it.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::frame::{HEADER_LEN, Header, Inbox, Kind, Step};
+use crate::socket::{self, Stream};
+
+/// Frames that one write takes.
+const FRAMES_PER_WRITE: usize = 8;
+/// Bytes that are read from one worker before it is the others' turn.
+const TURN: usize = 1 << 20;
+
+/// A frame on its way out.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    header: [u8; HEADER_LEN],
+    payload: Arc<Vec<u8>>,
+    /// Whether it gives window back to this worker when it has left.
+    is_result: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(header: &Header, payload: Arc<Vec<u8>>) -> Self {
+        let is_result = header.kind == Kind::Result;
+        Self { header: header.emit(), payload, is_result }
+    }
+
+    fn len(&self) -> usize {
+        HEADER_LEN + self.payload.len()
+    }
+}
+
+/// Where a worker is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It takes part.
+    Here,
+    /// It has said that it pushes no more.
+    Leaving,
+    /// Its connection has ended.
+    Gone,
+}
+
+/// A worker of a job.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) stream: Stream,
+    pub(super) deadline: Duration,
+    pub(super) state: State,
+    /// Pieces that it has pushed.
+    pub(super) pushed: u64,
+    /// Bytes that it has pushed and whose sums have not left to it.
+    held: usize,
+    inbox: Inbox,
+    payload: Vec<u8>,
+    out: VecDeque<Outgoing>,
+    /// Bytes of the first frame that have left.
+    out_at: usize,
+}
+
+/// What comes from a worker.
+pub(super) enum Event {
+    /// A part.
+    Part(Header, Vec<u8>),
+    /// It leaves.
+    Bye,
+    /// Its connection has ended, for this reason.
+    Lost(String),
+}
+
+impl Peer {
+    pub(super) fn new(stream: Stream, deadline: Duration) -> Self {
+        Self {
+            stream,
+            deadline,
+            state: State::Here,
+            pushed: 0,
+            held: 0,
+            inbox: Inbox::default(),
+            payload: Vec::new(),
+            out: VecDeque::new(),
+            out_at: 0,
+        }
+    }
+
+    /// Whether it may be read from: what it is ahead is bounded.
+    pub(super) fn wants_read(&self, window: usize) -> bool {
+        self.state != State::Gone && self.held < window
+    }
+
+    pub(super) fn wants_write(&self) -> bool {
+        self.state != State::Gone && !self.out.is_empty()
+    }
+
+    pub(super) fn send(&mut self, frame: Outgoing) {
+        if self.state != State::Gone {
+            self.out.push_back(frame);
+        }
+    }
+
+    /// Reads what is there, within its window and its turn. `spare` are buffers to be used again.
+    pub(super) fn read(
+        &mut self,
+        window: usize,
+        spare: &mut Vec<Vec<u8>>,
+        mut event: impl FnMut(Event),
+    ) {
+        let turn_ends = self.pushed_bytes_limit(window);
+        while self.wants_read(window) && self.held < turn_ends {
+            match self.inbox.step(&self.stream, &mut self.payload) {
+                Ok(Step::Blocked) => return,
+                Ok(Step::Partial) => {}
+                Ok(Step::Header(header)) if matches!(header.kind, Kind::Push | Kind::Bye) => {
+                    self.payload = spare.pop().unwrap_or_default();
+                    self.payload.resize(header.len as usize, 0);
+                }
+                Ok(Step::Header(header)) => {
+                    return event(Event::Lost(format!("it sent a {:?}", header.kind)));
+                }
+                Ok(Step::Payload(header)) if header.kind == Kind::Bye => event(Event::Bye),
+                Ok(Step::Payload(header)) => {
+                    self.pushed += 1;
+                    self.held += header.len as usize;
+                    event(Event::Part(header, std::mem::take(&mut self.payload)));
+                }
+                Ok(Step::Closed) => {
+                    return event(Event::Lost("its connection has ended".into()));
+                }
+                Err(error) => return event(Event::Lost(error.to_string())),
+            }
+        }
+    }
+
+    fn pushed_bytes_limit(&self, window: usize) -> usize {
+        window.min(self.held + TURN)
+    }
+
+    /// Writes what there is room for. Payloads that nobody else has come back into `spare`.
+    pub(super) fn write(&mut self, spare: &mut Vec<Vec<u8>>) -> io::Result<()> {
+        while self.wants_write() {
+            let mut places: Vec<IoSlice<'_>> = Vec::with_capacity(2 * FRAMES_PER_WRITE);
+            let mut skip = self.out_at;
+            for frame in self.out.iter().take(FRAMES_PER_WRITE) {
+                for part in [&frame.header[..], &frame.payload] {
+                    let left = &part[skip.min(part.len())..];
+                    skip -= skip.min(part.len());
+                    if !left.is_empty() {
+                        places.push(IoSlice::new(left));
+                    }
+                }
+            }
+            let Some(written) = socket::write(&self.stream, &places)? else { return Ok(()) };
+            self.out_at += written;
+            while let Some(frame) = self.out.front()
+                && self.out_at >= frame.len()
+            {
+                self.out_at -= frame.len();
+                let frame = self.out.pop_front();
+                let Some(Outgoing { payload, is_result, .. }) = frame else { break };
+                if is_result {
+                    self.held -= payload.len().min(self.held);
+                }
+                spare.extend(Arc::try_unwrap(payload));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes from it, and nothing goes to it.
+    pub(super) fn end(&mut self, state: State) {
+        self.state = state;
+        if state == State::Gone {
+            self.out.clear();
+            self.out_at = 0;
+        }
+    }
+
+    /// Reads and forgets. False: the connection has ended.
+    pub(super) fn discard(&self, scratch: &mut [u8]) -> bool {
+        loop {
+            match socket::read(&self.stream, scratch, &mut []) {
+                Ok(None) => return true,
+                Ok(Some(0)) | Err(_) => return false,
+                Ok(Some(_)) => {}
+            }
+        }
+    }
+}

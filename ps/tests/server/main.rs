@@ -1,0 +1,5 @@
+//! Servers and workers over the loopback: sums, and what happens when somebody errs or dies.
+
+mod common;
+mod faults;
+mod sums;
