@@ -1,15 +1,14 @@
-//! One all-reduce in flight: its elements, its blocks, what is left of it.
-
-use std::ops::Range;
+//! One all-reduce in flight: its blocks, and what is left of it.
 
 use serde::Serialize;
 use xdp_agg_common::control::{self, Held};
-use xdp_agg_common::lanes::{CHUNK_LANES, CHUNK_LEN};
-use xdp_agg_common::wire::flags;
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_common::wire::{Reduction, flags};
+use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
-use crate::buffer::Buffer;
-use crate::collective::Op;
-use crate::quantise::{Numbers, payload_for};
+use crate::blocks::Blocks;
+use crate::error::Error;
+use crate::layout::{Layout, Part};
 
 /// Over what a call's blocks were summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -27,8 +26,10 @@ pub enum Path {
 /// What became of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Blocks that the call was cut into.
+    /// Blocks that the call was cut into, those of exponents included.
     pub blocks: u64,
+    /// Of these, blocks of exponents (block scaling).
+    pub exponent_blocks: u64,
     /// Elements of this worker that did not fit the fixed-point numbers and were clamped. Choose a
     /// smaller scale if this is not zero.
     pub saturated: u64,
@@ -43,14 +44,34 @@ pub struct Report {
     pub reforms: u32,
     /// Over what its blocks were summed.
     pub path: Path,
+    /// Processes that one bit of `contributors` and `partial` stands for: those of a host, where
+    /// they form a group. Rank `r` is in bit `r / processes` then.
+    pub processes: u16,
 }
 
 impl Report {
+    /// What became of two parts of one call.
+    pub(crate) fn joined(self, other: Self) -> Self {
+        let all = self.contributors & other.contributors;
+        let any = self.contributors | self.partial | other.contributors | other.partial;
+        Self {
+            blocks: self.blocks + other.blocks,
+            exponent_blocks: self.exponent_blocks + other.exponent_blocks,
+            saturated: self.saturated + other.saturated,
+            non_finite_blocks: self.non_finite_blocks + other.non_finite_blocks,
+            contributors: all,
+            partial: any & !all,
+            reforms: self.reforms.max(other.reforms),
+            path: if self.path == other.path { self.path } else { Path::Mixed },
+            processes: self.processes.max(other.processes),
+        }
+    }
+
     /// The ranks of a world of this size whose contribution is missing in at least one block, in
     /// ascending order.
     pub fn missing_ranks(&self, world_size: u16) -> impl Iterator<Item = u16> + use<> {
-        let contributors = self.contributors;
-        (0..world_size).filter(move |rank| rank_bit(*rank) & contributors == 0)
+        let (contributors, processes) = (self.contributors, self.processes.max(1));
+        (0..world_size).filter(move |rank| rank_bit(*rank / processes) & contributors == 0)
     }
 }
 
@@ -59,55 +80,11 @@ pub(crate) const fn rank_bit(rank: u16) -> u64 {
     1 << (rank & 63)
 }
 
-/// The elements of a call, by type.
-#[derive(Debug)]
-pub enum Elements {
-    /// 32-bit floats.
-    F32(Buffer<f32>),
-    /// 32-bit integers.
-    I32(Buffer<i32>),
-}
-
-impl Elements {
-    /// How many.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(buffer) => buffer.as_slice().len(),
-            Self::I32(buffer) => buffer.as_slice().len(),
-        }
-    }
-
-    /// True for none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    const fn name(&self) -> &'static str {
-        match self {
-            Self::F32(_) => "f32",
-            Self::I32(_) => "i32",
-        }
-    }
-}
-
-impl From<Vec<f32>> for Elements {
-    fn from(elements: Vec<f32>) -> Self {
-        Self::F32(Buffer::owned(elements))
-    }
-}
-
-impl From<Vec<i32>> for Elements {
-    fn from(elements: Vec<i32>) -> Self {
-        Self::I32(Buffer::owned(elements))
-    }
-}
-
 /// A call in flight, or just finished.
 ///
 /// It is cut into blocks when the job lets it begin (`Self::begin`), because block numbers and
-/// sizes are the job's. Its blocks go by their numbers in the job's life.
+/// sizes are the job's. Its blocks go by their numbers in the job's life; [`Layout`] says what each
+/// holds.
 #[derive(Debug)]
 pub struct Call {
     pub(crate) sequence: u64,
@@ -116,12 +93,15 @@ pub struct Call {
     pub(crate) report: Report,
     /// Nobody waits for it: it is dropped when it is done.
     pub(crate) abandoned: bool,
-    elements: Elements,
-    op: Op,
-    numbers: Numbers,
-    scale: f64,
-    /// Elements of a full block; 0 before the call began.
-    block_len: usize,
+    blocks: Box<dyn Blocks>,
+    layout: Layout,
+    /// The agreed key of each data block, where its group's keys are known.
+    keys: Vec<u16>,
+    /// By group: its keys are known.
+    known: Vec<bool>,
+    /// Blocks below this one, counted from the call's first, may be sent.
+    released: u64,
+    begun: bool,
     left: u64,
     /// One past the last block whose clamped elements were counted.
     counted: u64,
@@ -129,27 +109,37 @@ pub struct Call {
     usual: u64,
     /// Finished blocks with other contributors, as far as neighbours come one after the other.
     unusual: Vec<Held>,
+    /// Data blocks that are finished.
+    data_done: u64,
+}
+
+/// What a block's packet says in its header besides its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub(crate) flags: u8,
+    pub(crate) reduction: Reduction,
 }
 
 impl Call {
     /// A call that has not begun.
-    pub(crate) fn new(sequence: u64, elements: Elements, op: Op, workers: u16, scale: f64) -> Self {
-        let scale = if matches!(elements, Elements::I32(_)) { 1.0 } else { scale };
+    pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {
         let mut call = Self {
             sequence,
             first_block: 0,
             tag: 0,
             report: Report::default(),
             abandoned: false,
-            elements,
-            op,
-            numbers: Numbers::new(workers, scale),
-            scale,
-            block_len: 0,
+            blocks,
+            layout: Layout::new(0, 0),
+            keys: Vec::new(),
+            known: Vec::new(),
+            released: 0,
+            begun: false,
             left: 0,
             counted: 0,
             usual: 0,
             unusual: Vec::new(),
+            data_done: 0,
         };
         call.tag = digest(&call.describe());
         call
@@ -157,12 +147,40 @@ impl Call {
 
     /// Cuts the call into blocks of `chunks` chunks, numbered from `first_block`. `members` are
     /// those of the epoch.
-    pub(crate) fn begin(&mut self, first_block: u64, chunks: u16, members: u64) {
-        self.block_len = usize::from(chunks) * CHUNK_LANES;
+    pub(crate) fn begin(
+        &mut self,
+        first_block: u64,
+        chunks: u16,
+        members: u64,
+    ) -> Result<(), Error> {
+        let data = self.blocks.cut(chunks)?;
+        let group = if self.blocks.format().needs_exponents() {
+            u64::from(chunks) * KEYS_PER_CHUNK as u64
+        } else {
+            0
+        };
+        self.layout = Layout::new(data, group);
+        self.keys = vec![0; if group > 0 { data as usize } else { 0 }];
+        self.known = vec![false; self.layout.groups() as usize];
         self.first_block = first_block;
-        self.report.blocks = self.elements.len().div_ceil(self.block_len) as u64;
+        self.report.blocks = self.layout.blocks();
+        self.report.exponent_blocks = self.layout.groups();
         self.report.contributors = members;
         self.left = self.report.blocks;
+        self.begun = true;
+        if self.left == 0 {
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// All blocks are finished.
+    fn settle(&mut self) {
+        self.blocks.all_reduced(&self.report);
+        // Else `work` will finish it.
+        if self.blocks.finished() {
+            self.blocks.complete(&mut self.report);
+        }
     }
 
     /// Number of the call in the job's life, from 0.
@@ -206,23 +224,29 @@ impl Call {
 
     /// The arguments that must agree between workers.
     pub(crate) fn describe(&self) -> control::Call {
+        let format = self.blocks.format();
         control::Call {
             sequence: self.sequence,
-            count: self.elements.len() as u64,
-            element: self.elements.name().into(),
-            operation: self.op.name().into(),
-            scale: self.scale,
+            count: self.blocks.vector_len() as u64,
+            element: format.element().name().into(),
+            operation: format.op().name().into(),
+            numbers: numbers(format),
         }
     }
 
-    /// True when all its blocks are finished.
+    /// True when all its blocks are finished, and what is to be done besides.
     #[must_use]
-    pub const fn is_done(&self) -> bool {
-        self.has_begun() && self.left == 0
+    pub fn is_done(&self) -> bool {
+        self.is_reduced() && self.blocks.finished()
+    }
+
+    /// True when all its blocks are finished.
+    pub(crate) const fn is_reduced(&self) -> bool {
+        self.begun && self.left == 0
     }
 
     pub(crate) const fn has_begun(&self) -> bool {
-        self.block_len > 0
+        self.begun
     }
 
     pub(crate) const fn holds(&self, block: u64) -> bool {
@@ -236,56 +260,129 @@ impl Call {
 
     /// Its elements: the result, where it is done.
     #[must_use]
-    pub fn into_elements(self) -> Elements {
-        self.elements
+    pub fn into_blocks(self) -> Box<dyn Blocks> {
+        self.blocks
+    }
+
+    /// Does a piece of what is to be done besides sending and receiving; see [`Blocks::work`].
+    pub(crate) fn work(&mut self) -> Result<bool, Error> {
+        let did = self.blocks.work()?;
+        if did && self.is_done() {
+            self.blocks.complete(&mut self.report);
+        }
+        Ok(did)
+    }
+
+    /// It will not end well.
+    pub(crate) fn abort(&mut self, error: &Error) {
+        if !self.is_done() {
+            self.blocks.abort(error);
+        }
+    }
+
+    /// One past the last block that may be sent: its input is in place, and its exponent known. It
+    /// never goes back.
+    pub(crate) fn release(&mut self) -> u64 {
+        if self.released < self.report.blocks {
+            let (scanned, staged) = (self.blocks.scanned(), self.blocks.staged());
+            while self.released < self.report.blocks
+                && self.is_ready(self.released, scanned, staged)
+            {
+                self.released += 1;
+            }
+        }
+        self.first_block + self.released
+    }
+
+    fn is_ready(&self, index: u64, scanned: u64, staged: u64) -> bool {
+        self.knows(self.first_block + index)
+            && match self.layout.part(index) {
+                Part::Keys(group) => self.layout.group_range(group).1 <= scanned,
+                Part::Data(data) => data < staged,
+            }
+    }
+
+    /// Everything that the workers must agree on before this block is known.
+    pub(crate) fn knows(&self, block: u64) -> bool {
+        match self.part(block) {
+            Part::Data(data) if !self.known.is_empty() => {
+                self.known[self.layout.group_of(data) as usize]
+            }
+            _ => true,
+        }
+    }
+
+    /// Most blocks whose input can be in place at once, while none of them is finished.
+    pub(crate) fn most_at_once(&self) -> u64 {
+        self.blocks.most_at_once()
     }
 
     /// Payload bytes of a block.
     pub(crate) fn payload_len(&self, block: u64) -> usize {
-        payload_for(self.range(block).len())
+        let chunks = match self.part(block) {
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                ((to - from) as usize).div_ceil(KEYS_PER_CHUNK)
+            }
+            Part::Data(data) => {
+                let lanes = self.blocks.format().lanes_per_chunk();
+                self.blocks.elements(data).div_ceil(lanes)
+            }
+        };
+        chunks * CHUNK_LEN
     }
 
-    /// Writes a block's payload and returns the flags of its header. The result is the same at
-    /// every transmission: the elements change only when the block's result is here.
-    pub(crate) fn encode(&mut self, block: u64, first_time: bool, payload: &mut [u8]) -> u8 {
-        let range = self.range(block);
-        match &self.elements {
-            Elements::F32(buffer) => {
-                let encoded = self.numbers.encode_f32(&buffer.as_slice()[range], payload);
-                // A block that is summed again in a later epoch has been counted.
-                if first_time && block >= self.counted {
-                    self.counted = block + 1;
-                    self.report.saturated += u64::from(encoded.saturated);
-                }
-                if encoded.non_finite { flags::NON_FINITE } else { 0 }
+    /// Writes a block's payload; what its header says. The result is the same at every
+    /// transmission: the elements change only when the block's result is here.
+    pub(crate) fn encode(&mut self, block: u64, first_time: bool, payload: &mut [u8]) -> Marks {
+        let data = match self.part(block) {
+            Part::Data(data) => data,
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                let keys: Vec<u16> = (from..to).map(|data| self.blocks.key(data)).collect();
+                encode_keys(&keys, payload);
+                return Marks { flags: 0, reduction: Reduction::Max16 };
             }
-            Elements::I32(buffer) => {
-                self.numbers.encode_i32(&buffer.as_slice()[range], payload);
-                0
-            }
+        };
+        let encoded = self.blocks.encode(data, self.key(data), payload);
+        // A block that is summed again in a later epoch has been counted.
+        if first_time && block >= self.counted {
+            self.counted = block + 1;
+            self.report.saturated += u64::from(encoded.saturated);
+        }
+        let flags = if encoded.non_finite { flags::NON_FINITE } else { 0 };
+        Marks { flags, reduction: self.blocks.format().reduction() }
+    }
+
+    /// How the aggregator makes one of a block's contributions.
+    pub(crate) fn reduction(&self, block: u64) -> Reduction {
+        match self.part(block) {
+            Part::Keys(_) => Reduction::Max16,
+            Part::Data(_) => self.blocks.format().reduction(),
         }
     }
 
-    /// Takes in the sum of a block over these members: `payload` has the length of
+    /// Takes in the result of a block over these members: `payload` has the length of
     /// [`Self::payload_len`].
     pub(crate) fn decode(&mut self, block: u64, result_flags: u8, payload: &[u8], members: u64) {
-        let range = self.range(block);
-        self.note_contributors(block, members);
+        let part = self.part(block);
+        self.note_contributors(block, members, matches!(part, Part::Data(_)));
         self.left -= 1;
-        match &mut self.elements {
-            Elements::F32(buffer) => {
-                let to = &mut buffer.as_mut_slice()[range];
-                if result_flags & flags::NON_FINITE != 0 {
-                    self.report.non_finite_blocks += 1;
-                    to.fill(f32::NAN);
-                } else {
-                    self.numbers.decode_f32(payload, self.op, members.count_ones(), to);
-                }
+        match part {
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                decode_keys(payload, &mut self.keys[from as usize..to as usize]);
+                self.known[group as usize] = true;
             }
-            Elements::I32(buffer) => {
-                let to = &mut buffer.as_mut_slice()[range];
-                self.numbers.decode_i32(payload, self.op, members.count_ones(), to);
+            Part::Data(data) => {
+                let finite = result_flags & flags::NON_FINITE == 0;
+                self.report.non_finite_blocks += u64::from(!finite);
+                let lanes = finite.then_some(payload);
+                self.blocks.decode(data, self.key(data), lanes, members.count_ones());
             }
+        }
+        if self.left == 0 {
+            self.settle();
         }
     }
 
@@ -298,191 +395,60 @@ impl Call {
         }
     }
 
-    fn note_contributors(&mut self, block: u64, members: u64) {
+    /// A report names who is in the data; who is in the exponents alone added nothing.
+    fn note_contributors(&mut self, block: u64, members: u64, is_data: bool) {
         if self.left == self.report.blocks {
             self.usual = members;
-            self.report.contributors = members;
+        }
+        if is_data {
+            let report = &mut self.report;
+            let first = self.data_done == 0;
+            let any = if first { members } else { report.contributors | report.partial | members };
+            report.contributors = if first { members } else { report.contributors & members };
+            report.partial = any & !report.contributors;
+            self.data_done += 1;
         }
         if members == self.usual {
             return;
         }
-        let report = &mut self.report;
-        let any = report.contributors | report.partial | members;
-        report.contributors &= members;
-        report.partial = any & !report.contributors;
         match self.unusual.last_mut() {
             Some(last) if last.members == members && last.from + last.len == block => last.len += 1,
             _ => self.unusual.push(Held { from: block, len: 1, members }),
         }
     }
 
-    fn range(&self, block: u64) -> Range<usize> {
-        let from = (block - self.first_block) as usize * self.block_len;
-        from..(from + self.block_len).min(self.elements.len())
+    const fn part(&self, block: u64) -> Part {
+        self.layout.part(block - self.first_block)
+    }
+
+    fn key(&self, data: u64) -> u16 {
+        self.keys.get(data as usize).copied().unwrap_or_default()
+    }
+}
+
+/// How a format's numbers travel, in words.
+pub(crate) fn numbers(format: &Format) -> String {
+    let width = format.width();
+    match format.scaling() {
+        Some(scaling) => format!("{scaling} in {width}-bit lanes"),
+        None => format!("as {width}-bit integers"),
     }
 }
 
 /// 16 bits of FNV-1a over a call's arguments.
 fn digest(call: &control::Call) -> u16 {
-    let control::Call { sequence, count, element, operation, scale } = call;
+    let control::Call { sequence, count, element, operation, numbers } = call;
     let bytes = sequence
         .to_be_bytes()
         .into_iter()
         .chain(count.to_be_bytes())
-        .chain(scale.to_bits().to_be_bytes())
         .chain(element.bytes())
-        .chain(operation.bytes());
+        .chain(operation.bytes())
+        .chain(numbers.bytes());
     let hash = bytes
         .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     (hash >> 16) as u16 ^ hash as u16
 }
 
-const _: () = assert!(CHUNK_LEN == CHUNK_LANES * 4);
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn call(len: usize) -> Call {
-        let mut call = Call::new(0, vec![1.0_f32; len].into(), Op::Sum, 2, 1e6);
-        assert!(!call.is_done());
-        call.begin(0, 22, 0b11);
-        call
-    }
-
-    #[test]
-    fn blocks_cover_the_elements_once() {
-        for (len, blocks, last) in
-            [(0, 0, 0), (1, 1, 64), (351, 1, 1408), (352, 1, 1408), (353, 2, 64), (704, 2, 1408)]
-        {
-            let call = call(len);
-            assert_eq!(call.report.blocks, blocks, "{len}");
-            assert_eq!(call.is_done(), len == 0);
-            if blocks > 0 {
-                assert_eq!(call.payload_len(blocks - 1), last, "{len}");
-                let covered: usize = (0..blocks).map(|block| call.range(block).len()).sum();
-                assert_eq!(covered, len);
-            }
-        }
-    }
-
-    #[test]
-    fn contributors_are_told_by_block() {
-        let mut call = call(352 * 5);
-        let payload = vec![0; 1408];
-        for (block, members) in [(1, 0b11), (3, 0b01), (4, 0b01), (0, 0b11), (2, 0b01)] {
-            call.decode(block, 0, &payload, members);
-        }
-        assert!(call.is_done());
-        let runs = [Held { from: 0, len: 2, members: 0b11 }, Held { from: 2, len: 3, members: 1 }];
-        assert_eq!(call.contributors(), runs);
-        assert_eq!((call.report.contributors, call.report.partial), (0b01, 0b10));
-        assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
-    }
-
-    #[test]
-    fn every_argument_changes_the_tag() {
-        let make = |sequence, len, op, scale| {
-            Call::new(sequence, vec![0.0_f32; len].into(), op, 2, scale).tag
-        };
-        let tags = [
-            make(0, 10, Op::Sum, 1.0),
-            make(1, 10, Op::Sum, 1.0),
-            make(0, 11, Op::Sum, 1.0),
-            make(0, 10, Op::Average, 1.0),
-            make(0, 10, Op::Sum, 2.0),
-            Call::new(0, vec![0_i32; 10].into(), Op::Sum, 2, 1.0).tag,
-        ];
-        for (i, tag) in tags.iter().enumerate() {
-            assert!(!tags[..i].contains(tag), "{i}");
-        }
-    }
-
-    /// What the aggregator does with the blocks of some workers of a world, as each gets it back.
-    fn all_reduce(inputs: &[Vec<f32>], world: u16, op: Op, scale: f64) -> Vec<(Report, Vec<f32>)> {
-        let members = (1_u64 << inputs.len()) - 1;
-        let mut calls: Vec<_> = inputs
-            .iter()
-            .map(|input| {
-                let mut call = Call::new(0, input.clone().into(), op, world, scale);
-                call.begin(0, 1, members);
-                call
-            })
-            .collect();
-        for block in 0..calls[0].report.blocks {
-            let mut sum = [0_u8; 64];
-            let mut flags = 0;
-            for call in &mut calls {
-                let mut payload = vec![0xee; call.payload_len(block)];
-                flags |= call.encode(block, true, &mut payload);
-                for (sum, lane) in sum.as_chunks_mut().0.iter_mut().zip(payload.as_chunks().0) {
-                    let total = u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane));
-                    *sum = total.to_le_bytes();
-                }
-            }
-            for call in &mut calls {
-                let len = call.payload_len(block);
-                call.decode(block, flags, &sum[..len], members);
-            }
-        }
-        let ended = calls.into_iter().map(|call| {
-            let report = call.report;
-            let Elements::F32(elements) = call.into_elements() else { panic!("floats went in") };
-            (report, elements.into_owned())
-        });
-        ended.collect()
-    }
-
-    const WORLDS: [(u16, usize); 6] = [(1, 1), (2, 2), (3, 2), (8, 8), (64, 5), (64, 63)];
-
-    /// Invariant 6: a NaN or an infinity of any worker makes its block NaN at every worker, and no
-    /// other block; also where not all of the world contribute.
-    #[test]
-    fn non_finite_values_reach_every_worker() {
-        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
-            for ((world, members), op) in
-                WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
-            {
-                for (at, of) in [(0, 0), (15, members / 2), (33, members - 1)] {
-                    let mut inputs = vec![vec![0.5_f32; 34]; members];
-                    inputs[of][at] = odd;
-                    for (report, output) in all_reduce(&inputs, world, op, 1024.0) {
-                        assert_eq!(report.non_finite_blocks, 1);
-                        for (i, value) in output.iter().enumerate() {
-                            assert_eq!(value.is_nan(), i / 16 == at / 16, "{odd} {world} {op:?}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// What is finite stays finite: what is too small becomes (positive) zero, what is too large
-    /// the nearest number that fits, and is counted at its owner.
-    #[test]
-    fn extreme_finite_values_are_rounded_or_clamped() {
-        let tiny = [0.0, -0.0, f32::from_bits(1), -f32::from_bits(1), f32::MIN_POSITIVE / 2.0];
-        for ((world, members), op) in
-            WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
-        {
-            for scale in [1.0, 1e7, 1e30] {
-                let inputs = vec![tiny.to_vec(); members];
-                for (report, output) in all_reduce(&inputs, world, op, scale) {
-                    assert_eq!((report.saturated, report.non_finite_blocks), (0, 0));
-                    assert_eq!(output.iter().map(|x| x.to_bits()).max(), Some(0), "{output:?}");
-                }
-                let mut inputs = vec![vec![0.0, 0.0]; members];
-                inputs[0] = vec![f32::MAX, f32::MIN];
-                let limit = Numbers::new(world, scale).float_limit();
-                let share = if op == Op::Average { members as f64 } else { 1.0 };
-                let all = all_reduce(&inputs, world, op, scale);
-                assert!(all.iter().all(|(_, output)| *output == all[0].1));
-                let [most, least] = all[0].1[..] else { panic!("two went in") };
-                let near = |got: f32, want: f64| (f64::from(got) / want - 1.0).abs() < 1e-6;
-                assert!(near(most, limit / share) && near(least, -limit / share), "{most} {least}");
-                assert_eq!(all[0].0.saturated, 2);
-                assert!(all[1..].iter().all(|(report, _)| report.saturated == 0));
-            }
-        }
-    }
-}
+mod tests;

@@ -1,36 +1,6 @@
 //! What every implementation of all-reduce offers, so that programs and benchmarks can swap them.
 
-use serde::{Deserialize, Serialize};
-
-/// How the workers' values become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
-    /// The sum.
-    Sum,
-    /// The sum divided by the world size, after summing. Integers are divided towards zero.
-    Average,
-}
-
-impl Op {
-    /// The name in messages and tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Average => "average",
-        }
-    }
-}
-
-/// Element types that can be all-reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ElementType {
-    /// 32-bit floats.
-    F32,
-    /// 32-bit integers.
-    I32,
-}
+pub use xdp_agg_numbers::{ElementType, Op};
 
 /// An all-reduce among the workers of one job. Blocking, in place; every worker makes the same
 /// calls in the same order with the same lengths.

@@ -1,32 +1,34 @@
 //! The worker's view: connect, all-reduce, wait.
 
 use std::marker::PhantomData;
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AggregatorLoss, Policy};
+use parking_lot::Mutex;
+use xdp_agg_common::control::Policy;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Shape};
+use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
+use crate::blocks::{Blocks, Local, Share};
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
-use crate::element::Element;
-use crate::engine::Engine;
 use crate::error::Error;
-use crate::machine::{Config, Counters, State};
-use crate::session::{self, Dial};
-use crate::settings::Builder;
+use crate::grouped::{self, Feed, Grouped};
+use crate::handle::{Handle, Lent, fail, globally};
+use crate::machine::{Counters, State};
+use crate::settings::{Builder, Place};
 use crate::shared::Shared;
-use crate::udp::DataSocket;
+use crate::stripe::Stripe;
 
-/// Longest wait for a route to the daemon.
-const ROUTE: Duration = Duration::from_secs(10);
-
-/// A worker's membership in a job: all-reduces with the other workers through the aggregator.
+/// A worker's membership in a job: all-reduces with the other workers through one or more
+/// aggregators.
+///
+/// Where a host has several processes, they sum over shared memory first, and one copy of the
+/// vector leaves the host (PASSING): see [`Builder::local`].
 ///
 /// Calls may be made from several threads; all workers must make the same calls in the same order.
 /// Dropping it leaves the job.
@@ -41,10 +43,17 @@ const ROUTE: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct Communicator {
-    shared: Arc<Shared>,
-    progress: Option<JoinHandle<()>>,
-    rank: u16,
-    world_size: u16,
+    /// One for each aggregator.
+    stripes: Arc<[Stripe]>,
+    /// The processes of this host, where there are several.
+    group: Option<Arc<Group>>,
+    /// Calls have the same number at all aggregators.
+    starting: Mutex<()>,
+    place: Place,
+    /// Chunks of a block, where several flows must agree on it.
+    chunks: u16,
+    scaling: Scaling,
+    lanes: Option<LaneWidth>,
     mode: ResultMode,
     deadline: Duration,
 }
@@ -65,73 +74,59 @@ impl Communicator {
     }
 
     pub(crate) fn connect(settings: Builder) -> Result<Self, Error> {
-        let (rank, world_size) = settings.place()?;
-        let scale = settings.checked_scale()?;
-        let aggregator = settings.aggregator.ok_or_else(|| Error::Config {
-            name: "XDP_AGG_ADDR",
-            problem: "not set; expected host:port of the daemon's control service".into(),
-        })?;
-        let patience = settings.join_deadline.min(ROUTE);
-        let (local, max_chunks) = session::path(aggregator, settings.mtu, patience)?;
-        let socket =
-            DataSocket::bind(local).map_err(Error::io("opening a UDP socket for the data path"))?;
-        let ring = match settings.policy.aggregator_loss {
-            AggregatorLoss::Ring => Some(
-                TcpListener::bind((local, 0))
-                    .map_err(Error::io("opening a listener for the ring"))?,
-            ),
-            AggregatorLoss::Fail | AggregatorLoss::Resume => None,
+        let place = settings.place()?;
+        let Builder { scaling, lanes, deadline, .. } = settings;
+        // What no call could have is told before anybody is waited for.
+        Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
+        let stripes = Stripe::open_all(&settings, &place)?;
+        let mut mode = ResultMode::Ports;
+        let mut chunks = u16::MAX;
+        for stripe in &*stripes {
+            mode = stripe.shared.wait_until_joined().map_err(|error| globally(error, &place))?;
+            let admitted = stripe.shared.lock().machine.admitted().map(|admitted| admitted.chunks);
+            chunks = chunks.min(admitted.unwrap_or(u16::MAX));
+        }
+        let group = match place.local_size {
+            1 => None,
+            _ => Some(join_group(&settings, &place, chunks)?),
         };
-        let ring_port = ring.as_ref().and_then(|listener| listener.local_addr().ok());
-        let room = socket.receive_room().map_err(Error::io("reading the receive buffer"))?;
-        let config = Config {
-            scale,
-            slots: settings.slots,
-            result_mode: settings.result_mode,
-            policy: settings.policy,
-            token: settings.token.clone(),
-            aggregator,
-            data_port: socket.port().map_err(Error::io("reading the data port"))?,
-            ring_port: ring_port.map(|address| address.port()),
-            max_chunks,
-            window_room: u32::try_from(room).unwrap_or(u32::MAX),
-            rate: settings.rate,
-            rto_min: settings.rto_min,
-            join_deadline: settings.join_deadline,
-            fallback_after: settings.fallback_after,
-            ..Config::new(settings.job.clone(), rank, world_size)
-        };
-        let dead_after = settings.dead_after_or_default();
-        let dial = Dial { address: aggregator, dead_after, tls: settings.load_tls(aggregator)? };
-        let engine = Engine::new(config, dial, socket);
-        let shared = Arc::new(Shared::new(engine, ring, settings.deadline)?);
-        let progress = Arc::clone(&shared);
-        let progress = std::thread::Builder::new()
-            .name("xdp-agg progress".into())
-            .spawn(move || progress.progress())
-            .map_err(Error::io("starting the progress thread"))?;
-        let mut communicator = Self {
-            shared,
-            progress: Some(progress),
-            rank,
-            world_size,
-            mode: ResultMode::Ports,
-            deadline: settings.deadline,
-        };
-        communicator.mode = communicator.shared.wait_until_joined()?;
-        Ok(communicator)
+        for stripe in &*stripes {
+            if let Some(group) = &group {
+                stripe.shared.watch(group)?;
+            }
+        }
+        let starting = Mutex::new(());
+        Ok(Self { stripes, group, starting, place, chunks, scaling, lanes, mode, deadline })
     }
 
     /// This worker's number.
     #[must_use]
     pub const fn rank(&self) -> u16 {
-        self.rank
+        self.place.rank
     }
 
     /// Number of workers.
     #[must_use]
     pub const fn world_size(&self) -> u16 {
-        self.world_size
+        self.place.world_size
+    }
+
+    /// Number of this host's processes that sum over shared memory first; 1: each for itself.
+    #[must_use]
+    pub const fn local_size(&self) -> u16 {
+        self.place.local_size
+    }
+
+    /// Longest time for one call.
+    #[must_use]
+    pub const fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Number of aggregators.
+    #[must_use]
+    pub fn aggregators(&self) -> usize {
+        self.stripes.len()
     }
 
     /// How results come to this job.
@@ -140,56 +135,67 @@ impl Communicator {
         self.mode
     }
 
-    /// What sums: `xdp (native)`, `xdp (generic)` or `userspace`.
+    /// What sums: `xdp (native)`, `xdp (generic)` or `userspace`; the first aggregator's word.
     #[must_use]
     pub fn engine(&self) -> String {
-        self.shared.lock().machine.engine().to_owned()
+        self.first().lock().machine.engine().to_owned()
     }
 
     /// Payload bytes of a full block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        let engine = self.shared.lock();
-        engine.machine.admitted().map_or(0, |admitted| usize::from(admitted.chunks)) * CHUNK_LEN
+        if self.is_single() {
+            let engine = self.first().lock();
+            let admitted = engine.machine.admitted();
+            return admitted.map_or(0, |admitted| usize::from(admitted.chunks)) * CHUNK_LEN;
+        }
+        usize::from(self.chunks) * CHUNK_LEN
     }
 
-    /// What was sent, received and lost so far.
+    /// What was sent, received and lost so far, at all aggregators together.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        self.shared.lock().machine.counters()
+        let mut all = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.counters());
+        let first = all.next().unwrap_or_default();
+        all.fold(first, Counters::joined)
     }
 
     /// The ranks that are members now, in ascending order.
     #[must_use]
     pub fn members(&self) -> Vec<u16> {
-        let members = self.shared.lock().machine.members();
-        (0..MAX_WORKERS as u16).filter(|rank| members & (1 << rank) != 0).collect()
+        let machines = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.members());
+        let members = machines.fold(u64::MAX, |all, members| all & members);
+        let hosts = (0..MAX_WORKERS as u16).filter(|host| members & (1 << host) != 0);
+        let size = self.place.local_size;
+        hosts.flat_map(|host| host * size..(host + 1) * size).collect()
     }
 
     /// Number of the membership: it grows whenever members are lost or join, and when another
-    /// daemon takes up the job.
+    /// daemon takes up the job. Of several aggregators, the first one's.
     #[must_use]
     pub fn epoch(&self) -> u16 {
-        self.shared.lock().machine.counters().epoch
+        self.first().lock().machine.counters().epoch
     }
 
     /// Number of the next call. Not 0 at first where this worker has joined a running job: the
     /// others come to this call next.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
-        self.shared.lock().machine.next_sequence()
+        self.first().lock().machine.next_sequence()
     }
 
     /// What happens when somebody is lost.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        self.shared.lock().machine.policy()
+        self.first().lock().machine.policy()
     }
 
-    /// What the communicator is doing.
+    /// What the communicator is doing. Of several aggregators, one with which it is not running
+    /// counts first.
     #[must_use]
     pub fn state(&self) -> State {
-        self.shared.lock().machine.state()
+        let mut states = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.state());
+        states.find(|state| *state != State::Running).unwrap_or(State::Running)
     }
 
     /// All-reduces in place and waits for it, at most for the configured deadline.
@@ -200,12 +206,13 @@ impl Communicator {
     /// `data` are unspecified and the communicator is unusable.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<Report, Error> {
         #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
-        // SAFETY: `Lent` below waits for the call's end, or takes the call out of the engine when
-        // this function ends in any other way, before the borrow of `data` ends.
+        // SAFETY: `Lent` below waits for the call's end, or takes the call out of all engines when
+        // this function ends in any other way, before the borrow of `data` ends; and where the call
+        // could not be started nothing holds it.
         let buffer = unsafe { Buffer::lend(data) };
-        let sequence = self.shared.start(T::wrap(buffer), op)?;
-        let lent = Lent { shared: &self.shared, sequence };
-        lent.wait(self.deadline)
+        let sequence = self.begin(buffer, op)?;
+        let lent = Lent { stripes: &self.stripes, sequence };
+        lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
     }
 
     /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several
@@ -214,31 +221,182 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
-        let sequence = self.shared.start(T::wrap(Buffer::owned(data)), op)?;
-        self.shared.nudge.ring();
-        let shared = Arc::clone(&self.shared);
-        Ok(Handle { shared, sequence, waited: false, elements: PhantomData })
+        let sequence = self.begin(Buffer::owned(data), op)?;
+        self.first().nudge.ring();
+        let (stripes, place) = (Arc::clone(&self.stripes), self.place);
+        Ok(Handle { stripes, place, sequence, waited: false, elements: PhantomData })
     }
+
+    fn first(&self) -> &Shared {
+        &self.stripes[0].shared
+    }
+
+    /// One flow carries all blocks, as it likes to cut them.
+    fn is_single(&self) -> bool {
+        self.stripes.len() == 1 && self.group.is_none()
+    }
+
+    /// Starts a call at all aggregators; its number.
+    fn begin<T: Element>(&self, buffer: Buffer<T>, op: Op) -> Result<u64, Error> {
+        let format =
+            Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
+        if self.is_single() {
+            return self.first().start(Box::new(Local::new(buffer, format)));
+        }
+        let _order = self.starting.lock();
+        let sequence = self.agreed_sequence()?;
+        let parts = match &self.group {
+            None => self.parts(buffer, format),
+            Some(group) => self.grouped_parts(group, buffer, format, sequence)?,
+        };
+        for (stripe, part) in self.stripes.iter().zip(parts) {
+            if let Err(error) = stripe.shared.start(part) {
+                self.fail(&error);
+                return Err(globally(error, &self.place));
+            }
+        }
+        for stripe in &self.stripes[1..] {
+            stripe.shared.nudge.ring();
+        }
+        Ok(sequence)
+    }
+
+    /// The configured width, where this type has a choice.
+    fn lanes_of<T: Element>(&self, op: Op) -> Option<LaneWidth> {
+        let chooses = T::TYPE.is_float() && op.adds() && size_of::<T>() < 8;
+        self.lanes.filter(|_| chooses)
+    }
+
+    /// The next call's number. All aggregators count alike, unless this worker has come to a
+    /// running job between two calls' beginnings.
+    fn agreed_sequence(&self) -> Result<u64, Error> {
+        let mut all =
+            self.stripes.iter().map(|stripe| stripe.shared.lock().machine.next_sequence());
+        let first = all.next().unwrap_or_default();
+        if all.all(|next| next == first) {
+            return Ok(first);
+        }
+        let error = Error::Protocol(
+            "the aggregators are at different calls: a worker cannot join a running job over \
+             several aggregators while calls begin; connect again"
+                .into(),
+        );
+        self.fail(&error);
+        Err(error)
+    }
+
+    /// A vector in this process's own memory, in a part for each aggregator.
+    fn parts<T: Element>(&self, buffer: Buffer<T>, format: Format) -> Vec<Box<dyn Blocks>> {
+        let shares = shares(self.stripes.len());
+        let mut parts: Vec<Box<dyn Blocks>> = Vec::with_capacity(shares.len());
+        for share in &shares[1..] {
+            #[expect(unsafe_code, reason = "parts of one vector")]
+            // SAFETY: the shares of a vector are disjoint, and a part reads and writes the blocks
+            // of its own share alone.
+            let memory = unsafe { buffer.share() };
+            parts.push(Box::new(Local::part(memory, format, *share, self.chunks)));
+        }
+        parts.insert(0, Box::new(Local::part(buffer, format, shares[0], self.chunks)));
+        parts
+    }
+
+    /// A vector of the processes of this host, in a part for each aggregator.
+    fn grouped_parts<T: Element>(
+        &self,
+        group: &Arc<Group>,
+        buffer: Buffer<T>,
+        format: Format,
+        sequence: u64,
+    ) -> Result<Vec<Box<dyn Blocks>>, Error> {
+        let block = usize::from(self.chunks) * format.lanes_per_chunk();
+        let place = grouped::Place {
+            local_rank: group.local_rank(),
+            local_size: group.local_size(),
+            chunks: self.chunks,
+            slice_blocks: group.slice_blocks(block * size_of::<T>()),
+        };
+        let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
+        let description =
+            format!("call {sequence}: {} of {} {}", format.op(), buffer.len(), T::TYPE);
+        let shape = Shape {
+            sequence,
+            len: buffer.len(),
+            element_size: size_of::<T>(),
+            digest: digest(&format!("{description}, {}", crate::call::numbers(&format))),
+            description,
+            wants_peaks: format.needs_exponents(),
+        };
+        let begun: Result<(Feeder, Arc<Exchange>), _> = group.begin(&shape, geometry);
+        let (feeder, exchange) = begun.map_err(|error| {
+            let error = Error::Host(error);
+            self.fail(&error);
+            error
+        })?;
+        let mut feed = Some(Feed { feeder, buffer });
+        let parts = shares(self.stripes.len()).into_iter().map(|share| {
+            let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
+            Box::new(part) as Box<dyn Blocks>
+        });
+        Ok(parts.collect())
+    }
+
+    /// Ends the membership at all aggregators.
+    fn fail(&self, error: &Error) {
+        fail(&self.stripes, error);
+    }
+}
+
+/// Parts of a vector, one an aggregator.
+fn shares(count: usize) -> Vec<Share> {
+    let of = count as u64;
+    (0..of).map(|index| Share { index, of }).collect()
+}
+
+/// FNV-1a.
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
+    let group = u64::from(chunks) * xdp_agg_numbers::KEYS_PER_CHUNK as u64;
+    let mut options = xdp_agg_host::Options::new(
+        settings.job.clone(),
+        place.local_rank.into(),
+        place.local_size.into(),
+    );
+    options.segment = settings.segment;
+    if let Some(directory) = &settings.segment_dir {
+        options.place = xdp_agg_host::Place::Directory(directory.clone());
+    }
+    options.scan_ahead = crate::layout::looked_ahead(group) as usize;
+    options.digest = digest(&format!(
+        "{chunks} {} {:?} {}",
+        settings.scaling,
+        settings.lanes,
+        settings.aggregators.len()
+    ));
+    options.join_within = settings.join_deadline;
+    options.wait_within = settings.deadline;
+    Ok(Group::join(&options)?)
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.shared.close()
-            && let Some(thread) = self.progress.take()
-        {
-            // A panic of that thread was reported by itself.
-            let _ = thread.join();
+        for stripe in &*self.stripes {
+            stripe.close();
         }
     }
 }
 
 impl Collective for Communicator {
     fn rank(&self) -> u16 {
-        self.rank
+        self.place.rank
     }
 
     fn world_size(&self) -> u16 {
-        self.world_size
+        self.place.world_size
     }
 
     fn system(&self) -> &'static str {
@@ -253,61 +411,5 @@ impl Collective for Communicator {
     fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
         self.all_reduce(data, op)?;
         Ok(())
-    }
-}
-
-/// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
-/// and throws its result away.
-#[derive(Debug)]
-pub struct Handle<T: Element> {
-    shared: Arc<Shared>,
-    sequence: u64,
-    waited: bool,
-    elements: PhantomData<T>,
-}
-
-impl<T: Element> Handle<T> {
-    /// Number of the call in the communicator's life, from 0.
-    #[must_use]
-    pub const fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
-    /// Waits for the result, at most so long, and gives the elements back.
-    ///
-    /// # Errors
-    /// As [`Communicator::all_reduce`].
-    pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
-        self.waited = true;
-        let call = self.shared.drive(self.sequence, deadline)?;
-        let report = *call.report();
-        Ok((T::unwrap(call.into_elements()), report))
-    }
-}
-
-impl<T: Element> Drop for Handle<T> {
-    fn drop(&mut self) {
-        if !self.waited {
-            self.shared.lock().machine.abandon(self.sequence);
-        }
-    }
-}
-
-/// A call on a caller's memory. It is out of the engine when this is gone.
-struct Lent<'a> {
-    shared: &'a Shared,
-    sequence: u64,
-}
-
-impl Lent<'_> {
-    fn wait(self, deadline: Duration) -> Result<Report, Error> {
-        Ok(*self.shared.drive(self.sequence, deadline)?.report())
-    }
-}
-
-impl Drop for Lent<'_> {
-    fn drop(&mut self) {
-        // After `drive` there is nothing left to take; after a panic in it there is.
-        self.shared.lock().machine.remove(self.sequence);
     }
 }

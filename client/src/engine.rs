@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xdp_agg_host::Waker;
 use xdp_agg_tls::OpenError;
 
 use crate::error::Error;
@@ -47,6 +48,8 @@ pub(crate) struct Engine {
     batch: Vec<u8>,
     /// Bytes of the batch that the socket would not take yet.
     unsent: usize,
+    /// Tells what the other processes of the host do.
+    waker: Option<Waker>,
 }
 
 impl Engine {
@@ -62,7 +65,13 @@ impl Engine {
             receiver: Receiver::new(1),
             batch: Vec::new(),
             unsent: 0,
+            waker: None,
         }
+    }
+
+    /// Looks after what the other processes of the host do, too.
+    pub(crate) fn watch(&mut self, waker: Waker) {
+        self.waker = Some(waker);
     }
 
     /// Leaves the job and says so.
@@ -144,9 +153,26 @@ impl Engine {
         if arrived >= BATCH || self.machine.has_news() {
             return Ok(false);
         }
-        if self.receive_soon()? {
+        if self.machine.work() || self.receive_soon()? {
             return Ok(false);
         }
+        // From here on the other processes ring; what they did before is seen by one more look.
+        if let Some(waker) = &self.waker {
+            waker.arm();
+        }
+        let woken = if self.machine.look_again(self.now()) {
+            Ok(false)
+        } else {
+            self.sleep(patience, wake)
+        };
+        if let Some(waker) = &self.waker {
+            waker.disarm();
+        }
+        woken
+    }
+
+    /// Sleeps until something may have happened. True: `wake` was rung.
+    fn sleep(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<bool, Error> {
         let patience = self.patience(patience);
         let (first, second) = self.socket.sockets();
         let mut interests = [
@@ -154,6 +180,7 @@ impl Engine {
             Interest::read(self.session.as_ref().map_or(wake, Session::fd)),
             Interest::read(first).also_write(self.unsent > 0),
             Interest::read(second.unwrap_or(first)),
+            Interest::read(self.waker.as_ref().map_or(wake, Waker::fd)),
         ];
         sys::wait(&mut interests, patience).map_err(Error::io("waiting for packets"))?;
         let [woken, told, ..] = interests.map(|interest| interest.ready);

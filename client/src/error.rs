@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
+use xdp_agg_numbers::{FormatError, OutOfRange};
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
@@ -96,23 +97,18 @@ pub enum Error {
         /// What is known of the others'.
         theirs: String,
     },
-    /// An integer is too large for the sum to stay within 32 bits.
-    #[error(
-        "element {index} is {value}: with {workers} workers integers must lie between {min} and \
-         {max}, so that no sum leaves 32 bits"
-    )]
-    OutOfRange {
-        /// Index of the element.
-        index: usize,
-        /// Its value.
-        value: i32,
-        /// World size.
-        workers: u16,
-        /// Smallest allowed.
-        min: i32,
-        /// Largest allowed.
-        max: i32,
-    },
+    /// An integer is too large for the sum to stay within its bits.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    /// What was called cannot be done with these settings.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The parameter servers of a baseline.
+    #[error("{0}")]
+    Ps(std::sync::Arc<xdp_agg_ps::Error>),
+    /// The processes of this host.
+    #[error(transparent)]
+    Host(#[from] xdp_agg_host::Error),
     /// The communicator is closed.
     #[error("the communicator was closed while this call was in flight; wait for it before")]
     Closed,
@@ -150,8 +146,39 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same with other numbers for the ranks that it names.
+    pub(crate) fn map_ranks(self, map: impl Fn(u16) -> u16) -> Self {
+        let all = |ranks: Vec<u16>| ranks.into_iter().map(&map).collect();
+        match self {
+            Self::Deadline { sequence, waited, ranks, known } => {
+                Self::Deadline { sequence, waited, ranks: all(ranks), known }
+            }
+            Self::Ring { ranks, reason } => Self::Ring { ranks: all(ranks), reason },
+            Self::Aborted(reason) => Self::Aborted(match reason {
+                AbortReason::MemberLost { rank } => AbortReason::MemberLost { rank: map(rank) },
+                AbortReason::CallMismatch { rank, call } => {
+                    AbortReason::CallMismatch { rank: map(rank), call }
+                }
+                AbortReason::Member { rank, reason } => {
+                    AbortReason::Member { rank: map(rank), reason }
+                }
+                AbortReason::Timeout { ranks, step } => {
+                    AbortReason::Timeout { ranks: all(ranks), step }
+                }
+                other => other,
+            }),
+            other => other,
+        }
+    }
+
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { what, reason: error.to_string() }
+    }
+}
+
+impl From<xdp_agg_ps::Error> for Error {
+    fn from(error: xdp_agg_ps::Error) -> Self {
+        Self::Ps(std::sync::Arc::new(error))
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::Progress;
+use xdp_agg_common::wire::Reduction;
 
 use crate::collective::Op;
 use crate::error::Error;
-use crate::machine::Seat;
+use crate::machine::{Lanes, Seat};
 use crate::ring::{self, Ring};
 
 /// Lanes that are summed in one piece, at most, when members tell each other what they have: more
@@ -99,8 +100,15 @@ impl Fallback {
         Ok(all)
     }
 
-    /// Sums lanes over all members, wrapping.
-    pub(crate) fn sum(&mut self, lanes: &mut [i32]) -> Result<(), Error> {
+    /// Makes one of all members' lanes.
+    pub(crate) fn reduce(&mut self, lanes: &mut Lanes, reduction: Reduction) -> Result<(), Error> {
+        let reduced = self.ring.reduce_words(&mut lanes.words, reduction);
+        reduced.map_err(|error| explain(&error, &self.seat))?;
+        self.sum(&mut lanes.marks)
+    }
+
+    /// Sums integers over all members, wrapping.
+    fn sum(&mut self, lanes: &mut [i32]) -> Result<(), Error> {
         self.ring.all_reduce(lanes, Op::Sum).map_err(|error| explain(&error, &self.seat))
     }
 

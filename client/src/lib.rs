@@ -3,36 +3,43 @@
 //! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings,
 //!   [`Handle`] a call in flight.
 //! * [`ring`]: the baseline, a TCP ring all-reduce.
+//! * [`baseline`]: parameter servers, PSRing and an ATP-like system, to compare with.
 //! * [`collective`]: what both offer: [`Collective`], [`Op`].
 //! * [`machine`]: the whole protocol of a worker, and [`flow`] in it: when to send which block (no
 //!   sockets, no clock).
-//! * [`quantise`]: floats to fixed-point lanes and back.
 #![deny(unsafe_code)]
 
+pub mod baseline;
+mod blocks;
 mod buffer;
 mod call;
 pub mod collective;
 mod communicator;
-mod element;
 mod engine;
 pub mod error;
 mod fallback;
 pub mod flow;
+mod grouped;
+mod handle;
+mod layout;
 pub mod machine;
-pub mod quantise;
 pub mod ring;
 mod session;
 mod settings;
 mod shared;
+mod stripe;
 mod sys;
 mod udp;
 
 pub use call::{Path, Report};
 pub use collective::{Collective, Op};
-pub use communicator::{Communicator, Handle};
-pub use element::Element;
+pub use communicator::Communicator;
 pub use error::Error;
+pub use handle::Handle;
 pub use machine::{Counters, State};
-pub use settings::{Builder, DEFAULT_SCALE};
+pub use settings::Builder;
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
+pub use xdp_agg_numbers::{
+    Element, ElementType, Format, FormatError, LaneWidth, OutOfRange, Scaling, bf16, f16,
+};

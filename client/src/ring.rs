@@ -26,12 +26,15 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 pub use call::Call;
-pub use element::Element;
+pub use element::{Element, What};
 pub use error::Error;
+
+use xdp_agg_common::wire::Reduction;
 
 use crate::collective::{BoxError, Collective, Op};
 use call::Notice;
-use element::{as_bytes, finish};
+use element::as_bytes;
+use element::sealed::Sealed;
 use links::Links;
 use plan::Plan;
 use rendezvous::Meeting;
@@ -134,10 +137,23 @@ impl Ring {
     /// Another rank makes a different call or is gone, or the deadline passes. The buffer's
     /// contents are then unspecified.
     pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), Error> {
+        self.reduce(data, What::Elements(T::TYPE, op))
+    }
+
+    /// Makes one of all ranks' words of lanes, in place.
+    pub(crate) fn reduce_words(
+        &mut self,
+        words: &mut [u64],
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        self.reduce(element::as_words(words), What::Words(reduction))
+    }
+
+    fn reduce<T: Sealed + Copy>(&mut self, data: &mut [T], what: What) -> Result<(), Error> {
         if let Some(reason) = &self.broken {
             return Err(Error::Broken { reason: reason.clone() });
         }
-        let result = self.reduce_on_links(data, op);
+        let result = self.reduce_on_links(data, what);
         self.sequence += 1;
         if let Err(error) = &result {
             self.give_up(error);
@@ -145,7 +161,11 @@ impl Ring {
         result
     }
 
-    fn reduce_on_links<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), Error> {
+    fn reduce_on_links<T: Sealed + Copy>(
+        &mut self,
+        data: &mut [T],
+        what: What,
+    ) -> Result<(), Error> {
         let (rank, world) = (self.rank, self.world_size);
         // A world of one: the sum and the average of one value are that value.
         let Some(links) = &mut self.links else {
@@ -153,25 +173,25 @@ impl Ring {
         };
         let (count, sequence) = (data.len(), self.sequence);
         let whole = size_of_val(data) <= self.short_bytes;
-        let call = Call { sequence, count: count as u64, element: T::TYPE, op, whole };
+        let call = Call { sequence, count: count as u64, what, whole };
         let (started, deadline) = (Instant::now(), self.deadline);
         let scratch = &mut self.scratch;
         let context = Context { rank, world, links, scratch, started, deadline };
         let data = as_bytes(data);
         if !whole {
-            let plan = Plan::reduce_scatter(rank, world, count);
-            return Transfer::<T>::new(context, plan, call, op, data).run();
+            let plan = Plan::reduce_scatter(rank, world, count, size_of::<T>());
+            return Transfer::<T>::new(context, plan, call, data).run();
         }
-        let plan = Plan::gather(rank, world, count);
+        let plan = Plan::gather(rank, world, count, size_of::<T>());
         let all = &mut self.gathered;
         all.resize(data.len() * usize::from(world), 0);
         all[plan.sent(0)].copy_from_slice(data);
-        Transfer::<T>::new(context, plan, call, op, all).run()?;
+        Transfer::<T>::new(context, plan, call, all).run()?;
         let mut vectors = all.chunks_exact(data.len().max(1));
         // By rank from 0 on every rank, so that rounding is the same on all.
         data.copy_from_slice(vectors.next().unwrap_or_default());
-        vectors.for_each(|vector| element::add::<T>(data, vector));
-        finish::<T>(data, op, world);
+        vectors.for_each(|vector| T::combine(what, data, vector));
+        T::finish(what, data, world);
         Ok(())
     }
 

@@ -6,18 +6,20 @@
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_host::Group;
 
-use crate::call::{Call, Elements};
-use crate::collective::Op;
+use crate::blocks::Blocks;
+use crate::call::Call;
 use crate::engine::{Engine, Errand};
 use crate::error::Error;
 use crate::fallback::Fallback;
-use crate::machine::{Seat, State};
+use crate::machine::{Lanes, Seat, State};
 use crate::session::Session;
 use crate::sys::{self, Interest};
 
@@ -116,8 +118,15 @@ impl Shared {
         engine
     }
 
-    pub(crate) fn start(&self, elements: Elements, op: Op) -> Result<u64, Error> {
-        self.lock().machine.start(elements, op)
+    /// Looks after what the other processes of the host do, too.
+    pub(crate) fn watch(&self, group: &Arc<Group>) -> Result<(), Error> {
+        let waker = group.waker()?;
+        self.lock().watch(waker);
+        Ok(())
+    }
+
+    pub(crate) fn start(&self, blocks: Box<dyn Blocks>) -> Result<u64, Error> {
+        self.lock().machine.start(blocks)
     }
 
     /// Waits for the end of joining: the machine's deadlines bound it.
@@ -239,7 +248,7 @@ impl Shared {
             self.sleep(None);
             return;
         };
-        let mut lanes = Vec::new();
+        let mut lanes = Lanes::default();
         let Some(batch) = engine.machine.ring_batch(&mut lanes) else {
             drop(engine);
             self.sleep(None);
@@ -247,7 +256,7 @@ impl Shared {
         };
         drop(engine);
         // Without the engine: a call's deadline may pass meanwhile.
-        let summed = self.busy(|| ring.sum(&mut lanes));
+        let summed = self.busy(|| ring.reduce(&mut lanes, batch.reduction));
         let mut engine = self.lock();
         match summed {
             Ok(()) => engine.machine.ring_result(batch, &lanes),

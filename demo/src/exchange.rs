@@ -1,9 +1,8 @@
 //! How gradients become their average: over a network, or in one process.
 
 use xdp_agg_client::collective::BoxError;
-use xdp_agg_client::quantise::{Numbers, payload_for};
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Collective, Communicator, Op};
+use xdp_agg_client::{Collective, Communicator, ElementType, Format, FormatError, Op, Scaling};
 
 /// Where the gradients of a step are averaged.
 #[derive(Debug)]
@@ -24,15 +23,19 @@ pub enum Exchange {
 #[derive(Debug)]
 pub struct Emulated {
     workers: u16,
-    numbers: Numbers,
+    format: Format,
     saturated: u64,
 }
 
 impl Emulated {
     /// Of so many workers, with fixed-point numbers of this scale.
-    #[must_use]
-    pub fn new(workers: u16, scale: f64) -> Self {
-        Self { workers, numbers: Numbers::new(workers, scale), saturated: 0 }
+    ///
+    /// # Errors
+    /// A scale or a number of workers that makes no sense.
+    pub fn new(workers: u16, scale: f64) -> Result<Self, FormatError> {
+        let scaling = Scaling::Fixed(scale);
+        let format = Format::new(ElementType::F32, Op::Average, scaling, None, workers)?;
+        Ok(Self { workers, format, saturated: 0 })
     }
 
     /// Leaves the average in the first vector.
@@ -40,11 +43,11 @@ impl Emulated {
         let Some(first) = vectors.first() else {
             return;
         };
-        let (count, len) = (first.len(), payload_for(first.len()));
+        let (count, len) = (first.len(), self.format.payload(first.len()));
         let mut sum = vec![0; len];
         let mut payload = vec![0; len];
         for vector in vectors.iter() {
-            let encoded = self.numbers.encode_f32(vector, &mut payload);
+            let encoded = self.format.encode(0, &[vector], &mut payload);
             self.saturated += u64::from(encoded.saturated);
             let lanes = payload.as_chunks::<4>().0;
             for (sum, lane) in sum.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
@@ -52,12 +55,8 @@ impl Emulated {
                 *sum = both.to_le_bytes();
             }
         }
-        self.numbers.decode_f32(
-            &sum,
-            Op::Average,
-            u32::from(self.workers),
-            &mut vectors[0][..count],
-        );
+        let workers = u32::from(self.workers);
+        self.format.decode(0, &sum, workers, workers, &mut vectors[0][..count]);
     }
 }
 
@@ -161,7 +160,7 @@ mod tests {
 
     #[test]
     fn an_emulated_average_is_exact_up_to_the_scale() {
-        let mut emulated = Emulated::new(3, 1e6);
+        let mut emulated = Emulated::new(3, 1e6).expect("it makes sense");
         let mut vectors: Vec<Vec<f32>> =
             (0..3).map(|r| (0..100).map(|i| ((i * 7 + r) as f32).sin()).collect()).collect();
         let expected: Vec<f64> =

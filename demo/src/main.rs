@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use xdp_agg_client::Builder;
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Builder, DEFAULT_SCALE};
 use xdp_agg_demo::exchange::{Emulated, Exchange};
 use xdp_agg_demo::plot;
 use xdp_agg_demo::record::{Options, Record};
@@ -15,6 +15,9 @@ use xdp_agg_demo::report::{Report, Run};
 use xdp_agg_demo::training::{Progress, train};
 
 /// Data-parallel training of a small network on 1797 handwritten digits.
+/// Seven decimal digits behind the point, and room for sums up to 214: gradients are smaller.
+const DEFAULT_SCALE: f64 = 1e7;
+
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -125,7 +128,7 @@ fn run_worker(worker: &Worker) -> Result<()> {
 fn connect(worker: &Worker) -> Result<Exchange> {
     Ok(match worker.system {
         System::Single => Exchange::Single,
-        System::Emulated => Exchange::Emulated(Emulated::new(worker.workers, worker.scale)),
+        System::Emulated => Exchange::Emulated(Emulated::new(worker.workers, worker.scale)?),
         System::TcpRing => {
             Exchange::Ring(Box::new(Ring::from_env().context("cannot build the TCP ring")?))
         }

@@ -177,7 +177,8 @@ mod tests {
             Run::new(vec![train(options, scale, &mut exchange, |_| ()).unwrap()]).unwrap()
         };
         let single = run(Exchange::Single, None);
-        let emulated = run(Exchange::Emulated(Emulated::new(4, 1e4)), Some(1e4));
+        let emulated =
+            run(Exchange::Emulated(Emulated::new(4, 1e4).expect("it makes sense")), Some(1e4));
         let runs = [emulated];
         let report = Report::new(&single, &runs).unwrap();
         let svg = draw(&single, &runs, &report).unwrap();

@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn runs_repeat_bit_for_bit() {
         let emulated = || {
-            let mut exchange = Exchange::Emulated(Emulated::new(4, 1e7));
+            let mut exchange = Exchange::Emulated(Emulated::new(4, 1e7).expect("it makes sense"));
             train(SHORT, Some(1e7), &mut exchange, |_| ()).unwrap()
         };
         let (a, b) = (emulated(), emulated());
@@ -288,7 +288,7 @@ mod tests {
         assert!(matches!(with(Options { epochs: 0, ..SHORT }), TrainingError::NoEpochs));
         let diverging = with(Options { learning_rate: 3e38, ..SHORT });
         assert!(matches!(diverging, TrainingError::Diverged { .. }), "{diverging}");
-        let mut three = Exchange::Emulated(Emulated::new(3, 1e7));
+        let mut three = Exchange::Emulated(Emulated::new(3, 1e7).expect("it makes sense"));
         let uneven = train(SHORT, None, &mut three, |_| ()).unwrap_err();
         assert!(uneven.to_string().contains("64 images cannot be divided"), "{uneven}");
     }

@@ -94,7 +94,9 @@ impl FromStr for ElementType {
 }
 
 /// An element type as a Rust type: `f32`, [`f16`], [`bf16`], `f64`, `i32` or `i64`.
-pub trait Element: sealed::Kernels + Copy + Debug + PartialEq + Send + Sync + 'static {
+pub trait Element:
+    sealed::Kernels + bytemuck::Pod + Copy + Debug + PartialEq + Send + Sync + 'static
+{
     /// Which one.
     const TYPE: ElementType;
     /// Zero.

@@ -1,7 +1,7 @@
 //! A format: what the elements of a call travel as.
 
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_common::wire::{MAX_WORKERS, Reduction};
 
 use crate::bound;
 use crate::element::{Element, ElementType};
@@ -9,7 +9,7 @@ use crate::keys::{key_of, parts_of};
 use crate::range::{self, OutOfRange};
 use crate::scale::{LaneBias, Scale, exponent_for};
 use crate::simd::Simd;
-use crate::types::{LaneWidth, Op, Reduction, Scaling};
+use crate::types::{LaneWidth, Op, Scaling};
 
 /// Factors of `fixed` lie between this and its reciprocal: both are ordinary floats.
 const LARGEST_SCALE: f64 = 1e300;

@@ -8,7 +8,7 @@
 
 use xdp_agg_common::lanes::CHUNK_LEN;
 
-use crate::types::Reduction;
+use xdp_agg_common::wire::Reduction;
 
 /// Keys in 64 bytes of an exponent block.
 pub const KEYS_PER_CHUNK: usize = CHUNK_LEN / 2;

@@ -28,4 +28,5 @@ pub use format::{Encoded, Format, FormatError};
 pub use half::{bf16, f16};
 pub use keys::{KEY_REDUCTION, KEYS_PER_CHUNK, decode_keys, encode_keys, keys_payload};
 pub use range::OutOfRange;
-pub use types::{LaneWidth, Op, Reduction, Scaling, UnknownName};
+pub use types::{LaneWidth, Op, Scaling, UnknownName};
+pub use xdp_agg_common::wire::Reduction;

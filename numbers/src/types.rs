@@ -59,27 +59,6 @@ impl FromStr for Op {
     }
 }
 
-/// What an aggregator does with lanes: adds them, or keeps the smaller or larger of unsigned
-/// little-endian ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Reduction {
-    /// Adds; senders leave room so that no lane carries, whatever its width.
-    Add = 0,
-    /// The smaller of 16-bit lanes.
-    Min16 = 1,
-    /// The smaller of 32-bit lanes.
-    Min32 = 2,
-    /// The smaller of 64-bit lanes.
-    Min64 = 3,
-    /// The larger of 16-bit lanes.
-    Max16 = 4,
-    /// The larger of 32-bit lanes.
-    Max32 = 5,
-    /// The larger of 64-bit lanes.
-    Max64 = 6,
-}
-
 /// How floats become integers, and back, where they are added.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -115,12 +115,13 @@ impl Claim<'_> {
     /// The bits of a result whose sum is this, of these ranks.
     fn bits_of(&self, sum: i32, ranks: u64) -> u32 {
         let count = ranks.count_ones().max(1);
-        match (self.shape.floats, self.shape.op) {
-            (false, Op::Sum) => sum as u32,
-            (false, Op::Average) => (sum / count.cast_signed()) as u32,
-            (true, op) => {
+        let average = self.shape.op == Op::Average;
+        match self.shape.floats {
+            false if average => (sum / count.cast_signed()) as u32,
+            false => sum as u32,
+            true => {
                 // As `docs` of the client say: one division of the whole sum, rounded once.
-                let divisor = if op == Op::Average { SCALE * f64::from(count) } else { SCALE };
+                let divisor = if average { SCALE * f64::from(count) } else { SCALE };
                 ((f64::from(sum) * SCALE * (1.0 / divisor)) as f32).to_bits()
             }
         }

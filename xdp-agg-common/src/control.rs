@@ -33,7 +33,7 @@ use crate::maps::{JobCounters, ResultMode};
 pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 2;
+pub const CONTROL_VERSION: u32 = 3;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.
@@ -243,18 +243,18 @@ pub struct Call {
     pub sequence: u64,
     /// Elements.
     pub count: u64,
-    /// `f32` or `i32`.
+    /// Type of the elements: `f32`, `i32`, …
     pub element: String,
-    /// `sum` or `average`.
+    /// `sum`, `average`, `min` or `max`.
     pub operation: String,
-    /// Scale of the fixed-point numbers; 1 for integers.
-    pub scale: f64,
+    /// How the numbers travel: scaling, and width of the lanes.
+    pub numbers: String,
 }
 
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { sequence, count, element, operation, scale } = self;
-        write!(f, "call {sequence}: {operation} of {count} {element}, scale {scale}")
+        let Self { sequence, count, element, operation, numbers } = self;
+        write!(f, "call {sequence}: {operation} of {count} {element}, {numbers}")
     }
 }
 

@@ -10,7 +10,6 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
 
 use crate::flow;
-use crate::settings::DEFAULT_SCALE;
 
 /// Settings of a [`super::Machine`].
 #[derive(Clone, Debug)]
@@ -21,8 +20,6 @@ pub struct Config {
     pub world_size: u16,
     /// Name of the job.
     pub job: String,
-    /// Scale of the fixed-point numbers: positive and finite.
-    pub scale: f64,
     /// Slots that are asked for; none: the daemon's default.
     pub slots: Option<u32>,
     /// How results shall come; none: the daemon chooses.
@@ -60,7 +57,6 @@ impl Config {
             rank,
             world_size,
             job: job.into(),
-            scale: DEFAULT_SCALE,
             slots: None,
             result_mode: None,
             policy: Policy::default(),
@@ -158,4 +154,21 @@ pub struct Counters {
     pub reforms: u64,
     /// Times that the daemon was lost and found again.
     pub resumes: u64,
+}
+
+impl Counters {
+    /// Of two aggregators together. Calls are the same ones, and so is the epoch of the first.
+    #[must_use]
+    pub fn joined(mut self, other: Self) -> Self {
+        self.flow.merge(&other.flow);
+        self.ring_calls = self.ring_calls.max(other.ring_calls);
+        self.saturated += other.saturated;
+        self.non_finite_blocks += other.non_finite_blocks;
+        self.foreign += other.foreign;
+        self.window = self.window.saturating_add(other.window);
+        self.round_trip_ns = self.round_trip_ns.max(other.round_trip_ns);
+        self.reforms += other.reforms;
+        self.resumes += other.resumes;
+        self
+    }
 }

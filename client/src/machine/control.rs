@@ -187,7 +187,7 @@ impl Machine {
         let flow = self.flow_for(&admitted)?;
         let next = match &self.epoch {
             None => Epoch::first(admitted, flow, self.keeps_results())?,
-            Some(epoch) => epoch.next(admitted, flow, self.config.rank, self.end)?,
+            Some(epoch) => epoch.next(admitted, flow, self.config.rank, self.released)?,
         };
         match &self.epoch {
             Some(old) => {
@@ -206,6 +206,7 @@ impl Machine {
                 self.next_sequence = plan.map_or(0, |plan| plan.next_sequence);
                 self.next_to_begin = self.next_sequence;
                 self.end = plan.map_or(0, |plan| plan.from);
+                self.released = self.end;
             }
         }
         let (epoch, members) = (next.admitted.epoch, next.admitted.members);
@@ -353,7 +354,8 @@ impl Machine {
 
     /// All calls before the gate are done: the next epoch begins there.
     pub(super) fn end_epoch_if_done(&mut self) {
-        let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
+        let idle = self.released == self.end
+            && self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         if self.run_to && self.gate == Some(self.next_to_begin) && idle {
             self.run_to = false;
             self.report_progress();
@@ -418,6 +420,7 @@ impl Machine {
             self.not_joined();
             return;
         }
+        self.release();
         self.fall_back_if_due(now);
         if self.gate_until.is_some_and(|until| now >= until) {
             self.open_gate();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use xdp_agg_common::control::{Request, RunKind};
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
 use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
@@ -42,6 +42,7 @@ impl Machine {
         let call = self.calls.iter_mut().find(|call| call.holds(block));
         if let RunKind::Copy { members, .. } = kind {
             let ours = on_copy(epoch, call, header, payload, members, now);
+            self.release();
             self.after_a_call();
             return ours;
         }
@@ -57,9 +58,11 @@ impl Machine {
                     let members = epoch.admitted.members;
                     call.decode(block, header.flags, payload, members);
                     epoch.history.put(number, members, header.flags, payload);
-                    if call.is_done() {
+                    if call.is_reduced() {
                         self.after_a_call();
                     }
+                    // It may have been the exponents that others wait for.
+                    self.release();
                 }
             }
             Kind::Pending => epoch.flow.on_pending(number, now),
@@ -99,7 +102,7 @@ impl Machine {
         let header = Header {
             kind: Kind::Probe,
             flags: 0,
-            reduction: Default::default(),
+            reduction: Reduction::Add,
             job: admitted.job_id,
             cookie: admitted.cookie,
             epoch: admitted.epoch,
@@ -138,7 +141,7 @@ impl Machine {
         let mut fields = Header {
             kind: Kind::Contribution,
             flags: 0,
-            reduction: Default::default(),
+            reduction: Reduction::Add,
             job: admitted.job_id,
             cookie: admitted.cookie,
             epoch: admitted.epoch,
@@ -160,7 +163,8 @@ impl Machine {
             (_, Some(call)) => {
                 let first = epoch.flow.is_first_transmission(fields.block);
                 let len = call.payload_len(block);
-                fields.flags = call.encode(block, first, &mut payload[..len]);
+                let marks = call.encode(block, first, &mut payload[..len]);
+                (fields.flags, fields.reduction) = (marks.flags, marks.reduction);
                 fields.tag = call.tag;
                 Some(len)
             }

@@ -59,7 +59,7 @@ impl Epoch {
     }
 
     /// The epoch that follows, with what this worker has of the blocks that its plan hands on.
-    /// `end`: one past the last block of this worker's calls.
+    /// `end`: one past the last block that this worker could send.
     pub(super) fn next(
         &self,
         admitted: Admitted,

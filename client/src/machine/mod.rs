@@ -29,13 +29,12 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
 
+pub use crate::blocks::{Blocks, Local, Share};
 pub use crate::buffer::Buffer;
-pub use crate::call::{Call, Elements, Path, Report};
+pub use crate::call::{Call, Path, Report};
 pub use config::{Config, Control, Counters, Endpoint, State};
-pub use ring::{Batch, Seat};
+pub use ring::{Batch, Lanes, Seat};
 
-use crate::collective::Op;
-use crate::element;
 use crate::error::Error;
 use crate::flow;
 use epoch::Epoch;
@@ -114,6 +113,8 @@ pub struct Machine {
     next_to_begin: u64,
     /// One past the last block of all calls that have begun.
     end: u64,
+    /// One past the last of these that may be sent: its input is there. What the flow knows of.
+    released: u64,
     /// Calls from this one on must wait: a rank wants to join.
     gate: Option<u64>,
     /// The gate is final; the epoch ends there.
@@ -164,6 +165,7 @@ impl Machine {
             next_sequence: 0,
             next_to_begin: 0,
             end: 0,
+            released: 0,
             gate: None,
             run_to: false,
             gate_until: None,
@@ -287,14 +289,14 @@ impl Machine {
     ///
     /// # Errors
     /// Not a member (yet); an integer that does not fit, which ends the membership.
-    pub fn start(&mut self, elements: Elements, op: Op) -> Result<u64, Error> {
-        let Config { world_size, scale, .. } = self.config;
+    pub fn start(&mut self, mut blocks: Box<dyn Blocks>) -> Result<u64, Error> {
         if let Some(mut error) = self.failed.clone() {
+            blocks.abort(&error);
             if let Error::CallMismatch { ours, .. } = &mut error
                 && ours == NO_CALL
             {
                 // The others found out before this worker came to the call.
-                let call = Call::new(self.next_sequence, elements, op, world_size, scale);
+                let call = Call::new(self.next_sequence, blocks);
                 *ours = call.describe().to_string();
             }
             return Err(error);
@@ -302,16 +304,15 @@ impl Machine {
         if !self.has_run {
             return Err(Error::NotJoined);
         }
-        if let Elements::I32(buffer) = &elements
-            && let Err(error) = element::check(buffer.as_slice(), world_size)
-        {
+        if let Err(error) = blocks.check() {
             // The others would wait for it.
+            blocks.abort(&error);
             self.fail(error.clone());
             return Err(error);
         }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.calls.push_back(Call::new(sequence, elements, op, world_size, scale));
+        self.calls.push_back(Call::new(sequence, blocks));
         self.begin_calls();
         Ok(sequence)
     }
@@ -320,18 +321,71 @@ impl Machine {
     fn begin_calls(&mut self) {
         let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
         let may_begin = runs && self.freeze == Freeze::No;
-        let Some(epoch) = self.epoch.as_mut().filter(|_| may_begin) else { return };
+        let Some(epoch) = self.epoch.as_ref().filter(|_| may_begin) else { return };
         for call in self.calls.iter_mut().filter(|call| !call.has_begun()) {
             if self.gate.is_some_and(|gate| call.sequence >= gate) {
                 break;
             }
-            call.begin(self.end, epoch.admitted.chunks, epoch.admitted.members);
+            let Admitted { chunks, members, .. } = epoch.admitted;
+            if let Err(error) = call.begin(self.end, chunks, members) {
+                return self.fail(error);
+            }
             self.end = call.end();
             self.next_to_begin = call.sequence + 1;
-            epoch.flow.extend(call.report.blocks);
             self.news |= call.is_done();
         }
+        self.release();
         self.end_epoch_if_done();
+    }
+
+    /// Lets the flow have the blocks whose input has come in place.
+    fn release(&mut self) {
+        let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
+        let may = self.released < self.end && runs && self.freeze == Freeze::No;
+        let Some(epoch) = self.epoch.as_mut().filter(|_| may) else { return };
+        for call in self.calls.iter_mut().filter(|call| call.has_begun()) {
+            if call.end() <= self.released {
+                continue;
+            }
+            let ready = call.release();
+            epoch.flow.extend(ready - self.released);
+            self.released = ready;
+            if ready < call.end() {
+                break;
+            }
+        }
+    }
+
+    /// True if there is something to send or to do that there was not before: another process of
+    /// the host has come further.
+    pub fn look_again(&mut self, now: Duration) -> bool {
+        let before = self.released;
+        self.on_timeout(now);
+        self.released != before || self.work()
+    }
+
+    /// Does a piece of the work that calls have besides sending and receiving. True if there was
+    /// any: there may be more.
+    pub fn work(&mut self) -> bool {
+        let mut did = false;
+        let mut wrong = None;
+        for call in &mut self.calls {
+            let was_done = call.is_done();
+            match call.work() {
+                Ok(worked) => did |= worked,
+                Err(error) => wrong = Some(error),
+            }
+            self.news |= !was_done && call.is_done();
+        }
+        if let Some(error) = wrong {
+            self.fail(error);
+            return false;
+        }
+        if did {
+            self.release();
+            self.drop_abandoned();
+        }
+        did
     }
 
     /// A call's end, once: its elements and report, or why there will be none.
@@ -361,7 +415,9 @@ impl Machine {
     /// Takes a call out, whatever its state: its memory is no longer there.
     pub fn remove(&mut self, sequence: u64) {
         if let Some(index) = self.calls.iter().position(|call| call.sequence == sequence) {
-            self.calls.remove(index);
+            if let Some(mut call) = self.calls.remove(index) {
+                call.abort(&Error::Closed);
+            }
             // Its blocks can be sent no more, so the job cannot go on.
             self.fail(Error::Closed);
         }
@@ -407,10 +463,18 @@ impl Machine {
 
     /// Ends the membership, and tells the others why.
     pub fn fail(&mut self, error: Error) {
-        if self.failed.is_none() {
-            self.say(Request::Abort { reason: error.to_string() });
-            self.end_with(error);
+        if self.failed.is_some() {
+            return;
         }
+        let host_is_lost = matches!(error, Error::Host(_));
+        if host_is_lost && self.config.policy.worker_loss == WorkerLoss::Shrink {
+            // As if this process were dead, too: a host is one worker, and the others go on without
+            // it.
+            self.disconnect = true;
+        } else {
+            self.say(Request::Abort { reason: error.to_string() });
+        }
+        self.end_with(error);
     }
 
     /// Leaves the job in good order, so that the others do not take this worker for dead.
@@ -422,6 +486,9 @@ impl Machine {
     }
 
     fn end_with(&mut self, error: Error) {
+        for call in &mut self.calls {
+            call.abort(&error);
+        }
         self.failed.get_or_insert(error);
         self.news = true;
         if self.link != Link::Up {
@@ -436,7 +503,7 @@ impl Machine {
         let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         match self.phase {
             _ if self.failed.is_some() => false,
-            Phase::Running => !idle,
+            Phase::Running => !idle || self.calls.iter().any(|call| !call.is_done()),
             Phase::Ring(_) => false, // the ring's driver knows
             _ => true,
         }

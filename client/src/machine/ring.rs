@@ -1,8 +1,9 @@
 //! Going on without an aggregator: the same blocks, summed over a ring of the members.
 //!
 //! The ring is the caller's: it gathers what all members have ([`Machine::enter_ring`]), and then
-//! sums lanes, batch by batch ([`Machine::ring_batch`], [`Machine::ring_result`]). All members cut
-//! the same batches, because blocks, plan and calls are the same at all.
+//! reduces lanes, batch by batch ([`Machine::ring_batch`], [`Machine::ring_result`]). All members
+//! cut the same batches, because blocks, plan and calls are the same at all, and so is what may be
+//! sent.
 
 use std::net::SocketAddrV4;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use xdp_agg_common::control::{AbortReason, AggregatorLoss, Plan, Progress, RunKind};
 use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::reform::PlanError;
-use xdp_agg_common::wire::{MAX_WORKERS, flags};
+use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
 use super::data::{COPY_TAG, copy};
 use super::{Freeze, Machine, Phase};
@@ -33,13 +34,24 @@ pub struct Seat {
     pub epoch: (u16, u64),
 }
 
-/// Blocks that are summed together.
+/// Blocks that are reduced together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
+    /// How the members' words become one.
+    pub reduction: Reduction,
     first: u64,
     blocks: u64,
     /// Sum of the blocks' tags.
     tags: i32,
+}
+
+/// What travels for a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lanes {
+    /// The blocks' payloads, end to end, eight bytes to a word: reduced as the batch says.
+    pub words: Vec<u64>,
+    /// What the headers would say: summed.
+    pub marks: Vec<i32>,
 }
 
 impl Machine {
@@ -110,7 +122,7 @@ impl Machine {
     }
 
     /// The next blocks to sum over the ring: their lanes go to `lanes`. None: no call has any.
-    pub fn ring_batch(&mut self, lanes: &mut Vec<i32>) -> Option<Batch> {
+    pub fn ring_batch(&mut self, lanes: &mut Lanes) -> Option<Batch> {
         let Phase::Ring(Some(first)) = self.phase else { return None };
         let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
         let end = match epoch.runs_end() {
@@ -118,25 +130,44 @@ impl Machine {
             _ => {
                 let (block, _) = epoch.locate(first);
                 let call = self.calls.iter().find(|call| call.holds(block))?;
-                first + (call.end() - block)
+                first + (call.end() - block).min(call.most_at_once())
             }
         };
-        let blocks = (end - first).min(BATCH);
-        lanes.clear();
-        let mut marks = Vec::with_capacity(blocks as usize + 1);
+        let end = end.min(first + BATCH);
+        let reduction = self.ring_reduction(first)?;
+        let mut blocks = 1;
+        while first + blocks < end && self.ring_reduction(first + blocks) == Some(reduction) {
+            blocks += 1;
+        }
+        // Which blocks a batch has must not depend on how far this worker's input is.
+        if epoch.locate(first + blocks - 1).0 >= self.released {
+            return None;
+        }
+        lanes.words.clear();
+        lanes.marks.clear();
         let mut tags = 0_i32;
         for number in first..first + blocks {
-            let (flags, tag) = self.ring_block(number, lanes)?;
-            marks.push(i32::from(flags & flags::NON_FINITE));
+            let (flags, tag) = self.ring_block(number, &mut lanes.words)?;
+            lanes.marks.push(i32::from(flags & flags::NON_FINITE));
             tags = tags.wrapping_add(i32::from(tag));
         }
-        marks.push(tags);
-        lanes.append(&mut marks);
-        Some(Batch { first, blocks, tags })
+        lanes.marks.push(tags);
+        Some(Batch { reduction, first, blocks, tags })
+    }
+
+    /// How a block's contributions become one. None: it cannot be sent before an earlier block's
+    /// result is here.
+    fn ring_reduction(&self, number: u64) -> Option<Reduction> {
+        let (block, kind) = self.epoch.as_ref()?.locate(number);
+        let call = self.calls.iter().find(|call| call.holds(block));
+        match kind {
+            RunKind::Copy { .. } => Some(Reduction::Add),
+            _ => call.filter(|call| call.knows(block)).map(|call| call.reduction(block)),
+        }
     }
 
     /// Appends a block's lanes; its flags and tag.
-    fn ring_block(&mut self, number: u64, lanes: &mut Vec<i32>) -> Option<(u8, u16)> {
+    fn ring_block(&mut self, number: u64, words: &mut Vec<u64>) -> Option<(u8, u16)> {
         let mut payload = [0; MAX_PAYLOAD];
         let epoch = self.epoch.as_ref()?;
         let (block, kind) = epoch.locate(number);
@@ -149,7 +180,7 @@ impl Machine {
             }
             (_, Some(call)) => {
                 let len = call.payload_len(block);
-                Some((len, call.encode(block, true, &mut payload[..len]), call.tag))
+                Some((len, call.encode(block, true, &mut payload[..len]).flags, call.tag))
             }
             (_, None) => None,
         };
@@ -157,18 +188,17 @@ impl Machine {
             self.fail(Error::Protocol(format!("block {block} belongs to no call")));
             return None;
         };
-        lanes.extend(payload[..len].as_chunks().0.iter().map(|lane| i32::from_le_bytes(*lane)));
+        words.extend(payload[..len].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
         Some((flags, tag))
     }
 
-    /// The sums of a batch.
-    pub fn ring_result(&mut self, batch: Batch, lanes: &[i32]) {
+    /// The results of a batch.
+    pub fn ring_result(&mut self, batch: Batch, lanes: &Lanes) {
         if self.phase != Phase::Ring(Some(batch.first)) || self.failed.is_some() {
             return;
         }
         let members = self.members();
-        let marks = lanes.len().saturating_sub(batch.blocks as usize + 1);
-        let (mut lanes, marks) = lanes.split_at(marks);
+        let (mut words, marks) = (&lanes.words[..], &lanes.marks[..]);
         let count = members.count_ones() as i32;
         if marks.last() != Some(&batch.tags.wrapping_mul(count)) {
             return self.calls_differ(batch.first);
@@ -182,15 +212,15 @@ impl Machine {
             let Some(len) = call.as_ref().map(|call| call.payload_len(block)).or(kept) else {
                 return;
             };
-            let (block_lanes, rest) = lanes.split_at((len / 4).min(lanes.len()));
-            lanes = rest;
+            let (block_words, rest) = words.split_at((len / 8).min(words.len()));
+            words = rest;
             let members = match kind {
                 RunKind::Copy { .. } if epoch.is_mine(block) => continue,
                 RunKind::Copy { members, .. } => members,
                 _ => members,
             };
-            for (bytes, lane) in payload.as_chunks_mut().0.iter_mut().zip(block_lanes) {
-                *bytes = lane.to_le_bytes();
+            for (bytes, word) in payload.as_chunks_mut().0.iter_mut().zip(block_words) {
+                *bytes = word.to_le_bytes();
             }
             if let Some(call) = call {
                 call.goes_over_ring();
@@ -199,6 +229,7 @@ impl Machine {
             }
         }
         self.phase = Phase::Ring(Some(batch.first + batch.blocks));
+        self.release();
         self.news = true;
         self.drop_abandoned();
     }

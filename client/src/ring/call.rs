@@ -7,7 +7,10 @@
 
 use std::fmt;
 
-use crate::collective::{ElementType, Op};
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_numbers::{ElementType, Op};
+
+use super::element::What;
 
 /// Bytes of a [`Call`] on the wire.
 pub(super) const HEADER_LEN: usize = 24;
@@ -15,6 +18,8 @@ const MAGIC: u32 = 0x5244_4158; // "XADR"
 /// Longest reason that a [`Notice`] carries, in bytes.
 const MAX_REASON: usize = 600;
 const NOTICE_HEADER_LEN: usize = 5;
+/// The number in an element type's place that stands for words of lanes.
+const WORDS: u8 = 0xff;
 
 /// One all-reduce, as every worker must call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +28,8 @@ pub struct Call {
     pub sequence: u64,
     /// Number of elements.
     pub count: u64,
-    /// Their type.
-    pub element: ElementType,
-    /// What is done with them.
-    pub op: Op,
+    /// Their type, and what is done with them.
+    pub what: What,
     /// Whether the vectors go round whole; see
     /// [`Builder::short_bytes`](super::Builder::short_bytes).
     pub whole: bool,
@@ -34,13 +37,16 @@ pub struct Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let element = match self.element {
-            ElementType::F32 => "f32",
-            ElementType::I32 => "i32",
-        };
-        let Self { sequence, count, op, .. } = self;
+        let Self { sequence, count, what, .. } = self;
         let whole = if self.whole { " (as a short vector)" } else { "" };
-        write!(f, "number {sequence}: {} of {count} × {element}{whole}", op.name())
+        match what {
+            What::Elements(element, op) => {
+                write!(f, "number {sequence}: {op} of {count} × {element}{whole}")
+            }
+            What::Words(reduction) => {
+                write!(f, "number {sequence}: {} of {count} words{whole}", reduction.name())
+            }
+        }
     }
 }
 
@@ -50,13 +56,9 @@ impl Call {
     pub(super) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4] = match self.element {
-            ElementType::F32 => 0,
-            ElementType::I32 => 1,
-        };
-        bytes[5] = match self.op {
-            Op::Sum => 0,
-            Op::Average => 1,
+        (bytes[4], bytes[5]) = match self.what {
+            What::Elements(element, op) => (place(&ElementType::ALL, element), place(&Op::ALL, op)),
+            What::Words(reduction) => (WORDS, reduction as u8),
         };
         bytes[6] = u8::from(self.whole);
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
@@ -69,19 +71,21 @@ impl Call {
         if bytes[0..4] != MAGIC.to_le_bytes() || bytes[6] > 1 || bytes[7] != 0 {
             return None;
         }
-        let element = match bytes[4] {
-            0 => ElementType::F32,
-            1 => ElementType::I32,
-            _ => return None,
-        };
-        let op = match bytes[5] {
-            0 => Op::Sum,
-            1 => Op::Average,
-            _ => return None,
+        let what = match bytes[4] {
+            WORDS => What::Words(Reduction::from_number(bytes[5])?),
+            element => What::Elements(
+                *ElementType::ALL.get(usize::from(element))?,
+                *Op::ALL.get(usize::from(bytes[5]))?,
+            ),
         };
         let (sequence, count) = (word(&bytes[8..16]), word(&bytes[16..24]));
-        Some(Self { sequence, count, element, op, whole: bytes[6] == 1 })
+        Some(Self { sequence, count, what, whole: bytes[6] == 1 })
     }
+}
+
+/// Where a value is among all.
+fn place<T: PartialEq>(all: &[T], value: T) -> u8 {
+    all.iter().position(|one| *one == value).unwrap_or(all.len()) as u8
 }
 
 /// The first eight bytes as a little-endian number.
@@ -143,22 +147,23 @@ mod tests {
 
     #[test]
     fn calls_survive_the_wire() {
-        for element in [ElementType::F32, ElementType::I32] {
-            for op in [Op::Sum, Op::Average] {
-                for whole in [false, true] {
-                    let (sequence, count) = (u64::MAX - 1, 0x0102_0304_0506);
-                    let call = Call { sequence, count, element, op, whole };
-                    assert_eq!(Call::decode(&call.encode()), Some(call));
-                }
+        let elements = ElementType::ALL
+            .into_iter()
+            .flat_map(|element| Op::ALL.into_iter().map(move |op| What::Elements(element, op)));
+        for what in elements.chain(Reduction::ALL.map(What::Words)) {
+            for whole in [false, true] {
+                let (sequence, count) = (u64::MAX - 1, 0x0102_0304_0506);
+                let call = Call { sequence, count, what, whole };
+                assert_eq!(Call::decode(&call.encode()), Some(call));
             }
         }
     }
 
     #[test]
     fn other_bytes_are_no_call() {
-        let (element, op) = (ElementType::F32, Op::Sum);
-        let call = Call { sequence: 1, count: 2, element, op, whole: false };
-        for (at, value) in [(0, 0), (4, 2), (5, 2), (6, 2), (7, 1)] {
+        let what = What::Elements(ElementType::F32, Op::Sum);
+        let call = Call { sequence: 1, count: 2, what, whole: false };
+        for (at, value) in [(0, 0), (4, 6), (5, 4), (6, 2), (7, 1)] {
             let mut bytes = call.encode();
             bytes[at] = value;
             assert_eq!(Call::decode(&bytes), None, "byte {at}");

@@ -10,6 +10,8 @@
 pub(super) struct Plan {
     rank: usize,
     world: usize,
+    /// Bytes of an element.
+    element: usize,
     /// Elements of the shortest piece, and how many pieces have one more.
     short: usize,
     longer: usize,
@@ -19,23 +21,20 @@ pub(super) struct Plan {
     pub(super) steps: usize,
 }
 
-/// Bytes of an element.
-pub(super) const ELEMENT: usize = 4;
-
 impl Plan {
     /// Reduce-scatter, then all-gather, over a region of `count` elements: `2 (N - 1)` steps that
     /// move the fewest bytes.
-    pub(super) fn reduce_scatter(rank: u16, world: u16, count: usize) -> Self {
+    pub(super) fn reduce_scatter(rank: u16, world: u16, count: usize, element: usize) -> Self {
         let (rank, world) = (usize::from(rank), usize::from(world));
         let (short, longer) = (count / world, count % world);
-        Self { rank, world, short, longer, reducing: world - 1, steps: 2 * (world - 1) }
+        Self { rank, world, element, short, longer, reducing: world - 1, steps: 2 * (world - 1) }
     }
 
     /// Everybody's whole vector to everybody, in a region of `world * count` elements: half the
     /// steps, more bytes. For vectors so short that steps are all that counts.
-    pub(super) fn gather(rank: u16, world: u16, count: usize) -> Self {
+    pub(super) fn gather(rank: u16, world: u16, count: usize, element: usize) -> Self {
         let (rank, world) = (usize::from(rank), usize::from(world));
-        Self { rank, world, short: count, longer: 0, reducing: 0, steps: world - 1 }
+        Self { rank, world, element, short: count, longer: 0, reducing: 0, steps: world - 1 }
     }
 
     /// Where the piece that is sent in `step` lies in the region, in bytes.
@@ -43,7 +42,7 @@ impl Plan {
         let piece = (self.rank + 2 * self.world - step % self.world) % self.world;
         let start = piece * self.short + piece.min(self.longer);
         let len = self.short + usize::from(piece < self.longer);
-        start * ELEMENT..(start + len) * ELEMENT
+        start * self.element..(start + len) * self.element
     }
 
     /// Where the piece that is received in `step` lies in the region, in bytes.
@@ -93,8 +92,8 @@ mod tests {
         for world in 1..=7_u16 {
             for count in [0, 1, 2, 5, 6, 7, 100] {
                 for rank in 0..world {
-                    let plan = Plan::reduce_scatter(rank, world, count);
-                    let before = Plan::reduce_scatter((rank + world - 1) % world, world, count);
+                    let plan = Plan::reduce_scatter(rank, world, count, 4);
+                    let before = Plan::reduce_scatter((rank + world - 1) % world, world, count, 4);
                     for step in 0..plan.steps {
                         assert_eq!(plan.received(step), before.sent(step));
                     }
@@ -107,7 +106,7 @@ mod tests {
     fn pieces_cover_the_region_once() {
         for world in 1..=7_u16 {
             for count in [0, 1, 6, 7, 100] {
-                let plan = Plan::reduce_scatter(0, world, count);
+                let plan = Plan::reduce_scatter(0, world, count, 4);
                 let mut pieces: Vec<_> = (0..usize::from(world)).map(|k| plan.sent(k)).collect();
                 pieces.sort_by_key(|p| (p.start, p.end));
                 let mut at = 0;
@@ -115,7 +114,7 @@ mod tests {
                     assert_eq!(piece.start, at);
                     at = piece.end;
                 }
-                assert_eq!(at, count * ELEMENT);
+                assert_eq!(at, count * 4);
             }
         }
     }

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use socket2::SockRef;
 
 use super::call::{Call, HEADER_LEN};
-use super::element::{Element, add, finish};
+use super::element::sealed::Sealed;
 use super::error::Error;
 use super::links::{Links, Side, State};
-use super::plan::{Cursor, ELEMENT, Plan};
+use super::plan::{Cursor, Plan};
 use super::poll::{Interest, poll};
-use crate::collective::Op;
 
 /// Most bytes of one receive, and so of one reduction: it should still lie in the cache when it is
 /// sent on, and leave room for the other direction to be served between two of them.
@@ -46,8 +45,6 @@ pub(super) struct Transfer<'a, T> {
     context: Context<'a>,
     plan: Plan,
     call: Call,
-    /// What reducing leaves to do at the end of a reducing piece's way.
-    op: Op,
     region: &'a mut [u8],
     header: [u8; HEADER_LEN],
     header_sent: usize,
@@ -67,14 +64,8 @@ pub(super) struct Transfer<'a, T> {
     element: PhantomData<T>,
 }
 
-impl<'a, T: Element> Transfer<'a, T> {
-    pub(super) fn new(
-        context: Context<'a>,
-        plan: Plan,
-        call: Call,
-        op: Op,
-        region: &'a mut [u8],
-    ) -> Self {
+impl<'a, T: Sealed> Transfer<'a, T> {
+    pub(super) fn new(context: Context<'a>, plan: Plan, call: Call, region: &'a mut [u8]) -> Self {
         let sum = |piece: &dyn Fn(usize) -> std::ops::Range<usize>| {
             (0..plan.steps).map(|k| piece(k).len()).sum::<usize>()
         };
@@ -86,7 +77,6 @@ impl<'a, T: Element> Transfer<'a, T> {
             context,
             plan,
             call,
-            op,
             region,
             header: call.encode(),
             header_sent: 0,
@@ -240,16 +230,16 @@ impl<'a, T: Element> Transfer<'a, T> {
         Ok(())
     }
 
-    /// Adds the whole elements among the scratch buffer's `fresh` new bytes; how many bytes that
+    /// Reduces the whole elements among the scratch buffer's `fresh` new bytes; how many bytes that
     /// is.
     fn reduce(&mut self, fresh: usize) -> usize {
         let held = self.partial + fresh;
-        let whole = held - held % ELEMENT;
+        let whole = held - held % size_of::<T>();
         let at = self.plan.received(self.receive.step).start + self.receive.offset;
         let into = &mut self.region[at..at + whole];
-        add::<T>(into, &self.context.scratch[..whole]);
+        T::combine(self.call.what, into, &self.context.scratch[..whole]);
         if self.receive.step + 1 == self.plan.reducing {
-            finish::<T>(into, self.op, self.context.world);
+            T::finish(self.call.what, into, self.context.world);
         }
         self.context.scratch.copy_within(whole..held, 0);
         self.partial = held - whole;

@@ -74,7 +74,7 @@ pub(super) const TOKENS: [&str; 96] = [
     "operation",
     "sum",
     "average",
-    "scale",
+    "numbers",
     "abort",
     "reason",
     "missing",

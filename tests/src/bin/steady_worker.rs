@@ -102,7 +102,16 @@ fn success(
     bits: Vec<u32>,
     ms: f64,
 ) -> Line {
-    let Report { contributors, partial, reforms, path, .. } = *report;
+    let Report { reforms, path, processes, .. } = *report;
+    // Where the processes of a host are one worker, a bit stands for all of them.
+    let ranks = |bits: u64| match processes {
+        0 | 1 => bits,
+        n => (0..64)
+            .filter(|rank| bits >> (rank / u64::from(n)) & 1 == 1)
+            .map(|rank| 1 << rank)
+            .sum(),
+    };
+    let (contributors, partial) = (ranks(report.contributors), ranks(report.partial));
     let shape = Shape::of(cli.seed, sequence, cli.longest);
     let block_len = communicator.block_bytes() / 4;
     let claim = Claim { bits: &bits, shape, sequence, contributors, partial, block_len };
@@ -131,6 +140,7 @@ fn failure(sequence: u64, error: &Error, start: Instant) -> Line {
         Error::Unreachable { .. } => ("unreachable", vec![]),
         Error::Deadline { ranks, .. } => ("deadline", ranks.clone()),
         Error::Refused { .. } => ("refused", vec![]),
+        Error::Host(_) => ("host", vec![]),
         _ => ("other", vec![]),
     };
     let (kind, text) = (kind.into(), error.to_string());

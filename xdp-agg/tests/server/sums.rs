@@ -196,7 +196,7 @@ fn another_call_is_answered_and_ends_the_job_by_name() {
         count: 9,
         element: "f32".into(),
         operation: "sum".into(),
-        scale: 1.5,
+        numbers: "block in 32-bit lanes".into(),
     };
     workers[1].client.say(&Request::CallMismatch { call: call.clone() });
     for worker in &mut workers {

@@ -8,7 +8,7 @@ use xdp_agg_common::control::{
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
-use crate::collective::Op;
+use super::world::integers;
 use crate::error::Error;
 use crate::machine::{Config, Control, Machine, State};
 
@@ -67,7 +67,7 @@ impl Alone {
     }
 
     fn call(&mut self, blocks: usize) -> u64 {
-        self.machine.start(vec![1_i32; blocks * BLOCK].into(), Op::Sum).expect("it runs")
+        self.machine.start(integers(vec![1_i32; blocks * BLOCK], 3)).expect("it runs")
     }
 
     fn said(&mut self) -> Vec<Request> {

@@ -8,8 +8,10 @@ use rand::{Rng, SeedableRng};
 use xdp_agg_common::control::{AggregatorLoss, Join, Policy, Progress, Reply, WorkerLoss};
 use xdp_agg_common::slot::SlotState;
 
-use crate::collective::Op;
-use crate::machine::{Config, Control, Machine, Path, State};
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+
+use crate::machine::{Blocks, Buffer, Config, Control, Lanes, Local, Machine, Path, State};
 
 pub(super) const SLOTS: u32 = 16;
 pub(super) const CHUNKS: u16 = 2;
@@ -64,6 +66,12 @@ pub(super) struct World {
 /// Element `i` of a rank's input to a call.
 pub(super) fn element(sequence: u64, rank: u16, i: usize) -> i32 {
     (sequence as i32 + 1) * (i as i32 + 1) * (i32::from(rank) + 1) - 999
+}
+
+/// A call's integers, to be summed by a world of this size.
+pub(super) fn integers(data: Vec<i32>, world: u16) -> Box<dyn Blocks> {
+    let format = Format::new(ElementType::I32, Op::Sum, Scaling::Block, None, world);
+    Box::new(Local::new(Buffer::owned(data), format.expect("it makes sense")))
 }
 
 impl World {
@@ -122,8 +130,9 @@ impl World {
     /// A rank starts its next call, of `len` elements.
     pub(super) fn call(&mut self, rank: u16, len: usize) -> u64 {
         let sequence = self.at(rank).next_sequence();
+        let size = self.machines.len() as u16;
         let data: Vec<i32> = (0..len).map(|i| element(sequence, rank, i)).collect();
-        let started = self.at(rank).start(data.into(), Op::Sum).expect("it runs");
+        let started = self.at(rank).start(integers(data, size)).expect("it runs");
         assert_eq!(started, sequence);
         self.calls.push((rank, sequence));
         sequence
@@ -241,10 +250,9 @@ impl World {
             let contributors = call.contributors();
             let each = contributors.iter().flat_map(|held| (0..held.len).map(|_| held.members));
             let each = each.collect();
-            let crate::machine::Elements::I32(sums) = call.into_elements() else {
-                panic!("integers went in")
-            };
-            self.outcomes.insert((*sequence, *rank), (each, sums.into_owned()));
+            let local = call.into_blocks().into_any().downcast::<Local<i32>>();
+            let sums = local.expect("integers went in").into_buffer().into_owned();
+            self.outcomes.insert((*sequence, *rank), (each, sums));
             false
         });
         self.calls.append(&mut calls);
@@ -287,12 +295,17 @@ impl World {
     /// One batch, if all have one.
     fn sum_over_ring(&mut self) -> bool {
         let mut batches = Vec::new();
-        let mut sums: Vec<i32> = Vec::new();
+        let mut sums = Lanes::default();
         for rank in self.alive() {
-            let mut lanes = Vec::new();
+            let mut lanes = Lanes::default();
             let Some(batch) = self.at(rank).ring_batch(&mut lanes) else { return false };
-            sums.resize(lanes.len(), 0);
-            sums.iter_mut().zip(&lanes).for_each(|(sum, lane)| *sum = sum.wrapping_add(*lane));
+            assert_eq!(batch.reduction, Reduction::Add, "integers are summed");
+            sums.words.resize(lanes.words.len(), 0);
+            sums.marks.resize(lanes.marks.len(), 0);
+            let words = sums.words.iter_mut().zip(&lanes.words);
+            words.for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+            let marks = sums.marks.iter_mut().zip(&lanes.marks);
+            marks.for_each(|(sum, mark)| *sum = sum.wrapping_add(*mark));
             batches.push((rank, batch));
         }
         for (rank, batch) in batches {

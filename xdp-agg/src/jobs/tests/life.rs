@@ -77,8 +77,13 @@ fn a_death_while_the_job_forms_frees_the_rank() {
 
 #[test]
 fn a_mismatch_and_a_surrender_end_the_job() {
-    let call =
-        Call { sequence: 3, count: 10, element: "f32".into(), operation: "sum".into(), scale: 1.0 };
+    let call = Call {
+        sequence: 3,
+        count: 10,
+        element: "f32".into(),
+        operation: "sum".into(),
+        numbers: "block".into(),
+    };
     let mut world = World::new();
     let members = world.run("train", 2);
     let reason = AbortReason::CallMismatch { rank: 1, call: call.clone() };

@@ -309,7 +309,13 @@ fn missing(block: u64, ranks: &[u16]) -> Reply {
 }
 
 fn any_call() -> Call {
-    Call { sequence: 0, count: 1, element: "i32".into(), operation: "sum".into(), scale: 1.0 }
+    Call {
+        sequence: 0,
+        count: 1,
+        element: "i32".into(),
+        operation: "sum".into(),
+        numbers: "block".into(),
+    }
 }
 
 /// Has all blocks before `base`, and can hand on the last two of them.

@@ -1,0 +1,150 @@
+//! An aggregator that has too few slots, and parameter servers for what finds none.
+
+use std::net::SocketAddr;
+
+use super::ps::Ps;
+use crate::collective::{BoxError, Collective, Op};
+use crate::communicator::Communicator;
+use crate::error::Error;
+use crate::settings::Builder;
+
+/// Slots of the aggregator unless set otherwise ([`Builder::slots`]).
+const SLOTS: u32 = 512;
+
+/// As ATP (NSDI 2021) deals with scarce memory: a block is hashed to a slot; if a block that is
+/// still under way has that slot, it passes the aggregator unsummed and the parameter server sums
+/// it.
+///
+/// A real switch finds collisions as they happen. Here they are decided beforehand, from the
+/// block's number and the window, so that all workers decide alike: which blocks collide follows
+/// the same law, and both parts travel at the same time.
+#[derive(Debug)]
+pub struct Atp {
+    communicator: Communicator,
+    servers: Ps,
+    slots: u32,
+    /// By block of the last length: who sums it.
+    fates: (usize, Vec<Fate>),
+}
+
+/// Who sums a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The aggregator.
+    Network,
+    /// A parameter server.
+    Server,
+}
+
+impl Fate {
+    /// Of so many blocks, where half of the slots are under way at a time.
+    #[must_use]
+    pub fn of_blocks(blocks: u64, slots: u32) -> Vec<Self> {
+        let window = u64::from(slots / 2).max(1);
+        // The last block that took each slot.
+        let mut taken: Vec<Option<u64>> = vec![None; slots as usize];
+        (0..blocks)
+            .map(|block| {
+                let slot = &mut taken[(mix(block) % u64::from(slots)) as usize];
+                if slot.is_some_and(|holder| block - holder < window) {
+                    return Self::Server;
+                }
+                *slot = Some(block);
+                Self::Network
+            })
+            .collect()
+    }
+}
+
+/// The finaliser of SplitMix64.
+const fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+impl Atp {
+    /// Joins the job of these settings at the aggregator and at these servers: every process for
+    /// itself.
+    ///
+    /// # Errors
+    /// Settings that are missing, an aggregator or servers that do not answer, others that do not
+    /// come.
+    pub fn connect(settings: Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
+        let slots = settings.slots.unwrap_or(SLOTS);
+        let servers = Ps::connect(&settings, servers)?;
+        let communicator = settings.slots(slots).in_host(false).connect()?;
+        Ok(Self { communicator, servers, slots, fates: (0, Vec::new()) })
+    }
+
+    /// What sums in the network.
+    #[must_use]
+    pub const fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+}
+
+impl Collective for Atp {
+    fn rank(&self) -> u16 {
+        self.communicator.rank()
+    }
+
+    fn world_size(&self) -> u16 {
+        self.communicator.world_size()
+    }
+
+    fn system(&self) -> &'static str {
+        "atp"
+    }
+
+    fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
+        let block = (self.communicator.block_bytes() / 4).max(1);
+        if self.fates.0 != data.len() {
+            let blocks = data.len().div_ceil(block) as u64;
+            self.fates = (data.len(), Fate::of_blocks(blocks, self.slots));
+        }
+        let fates = &self.fates.1;
+        let of = |data: &[f32], fate| -> Vec<f32> {
+            let blocks = data.chunks(block).zip(fates).filter(|(_, found)| **found == fate);
+            blocks.flat_map(|(block, _)| block).copied().collect()
+        };
+        let mut served = of(data, Fate::Server);
+        let handle = self.communicator.start(of(data, Fate::Network), op)?;
+        if !served.is_empty() {
+            self.servers.all_reduce_f32(&mut served, op)?;
+        }
+        let (summed, _) = handle.wait(self.communicator.deadline())?;
+        let (mut summed, mut served) = (&summed[..], &served[..]);
+        for (block, fate) in data.chunks_mut(block).zip(fates) {
+            let from = if *fate == Fate::Network { &mut summed } else { &mut served };
+            let (sums, rest) = from.split_at(block.len());
+            block.copy_from_slice(sums);
+            *from = rest;
+        }
+        Ok(())
+    }
+
+    fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
+        // Small calls of programs that use it, which need no second path.
+        self.communicator.all_reduce(data, op)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_collide_as_hashes_do() {
+        let fates = Fate::of_blocks(100_000, 512);
+        let served = fates.iter().filter(|fate| **fate == Fate::Server).count();
+        // A slot is taken by a block of the last 256 with probability x, where x is what finds
+        // its own free, spread over twice as many slots: x = (1 - x) / 2 for many slots.
+        let share = served as f64 / fates.len() as f64;
+        assert!((0.28..0.36).contains(&share), "{share}");
+        assert_eq!(fates, Fate::of_blocks(100_000, 512), "all workers decide alike");
+        assert!(Fate::of_blocks(1, 2) == [Fate::Network]);
+    }
+}

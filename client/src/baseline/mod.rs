@@ -1,0 +1,41 @@
+//! The systems that PASSING is compared with, as far as they are not elsewhere: [`crate::ring`] is
+//! a ring over all processes, and a [`crate::Communicator`] with [`crate::Builder::in_host`] off is
+//! SwitchML.
+//!
+//! * [`Ps`]: every process pushes its whole vector to the parameter servers.
+//! * [`PsRing`]: PASSING's first step (section 4.1): the processes of a host sum first, and push
+//!   one copy.
+//! * [`Atp`]: an aggregator with few slots; blocks that find theirs taken go to the servers.
+//!
+//! They sum floats, blocking, and are tuned as far as they go: full duplex, all servers at once.
+
+mod atp;
+mod ps;
+mod psring;
+
+pub use atp::{Atp, Fate};
+pub use ps::Ps;
+pub use psring::PsRing;
+
+use std::net::SocketAddr;
+
+use crate::error::Error;
+use crate::settings::addresses;
+
+/// Where parameter servers listen unless an address says otherwise.
+pub const PS_PORT: u16 = 9880;
+
+/// The parameter servers of the environment: `XDP_AGG_PS_ADDRS`, separated by commas.
+///
+/// # Errors
+/// Not set, or not understood.
+pub fn servers_from_env() -> Result<Vec<SocketAddr>, Error> {
+    const NAME: &str = "XDP_AGG_PS_ADDRS";
+    let missing = || Error::Config {
+        name: NAME,
+        problem: "not set; expected host:port of each parameter server (`xdp-agg ps`), separated \
+                  by commas"
+            .into(),
+    };
+    addresses(NAME, &std::env::var(NAME).map_err(|_| missing())?, PS_PORT)
+}

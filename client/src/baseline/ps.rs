@@ -1,0 +1,64 @@
+//! Parameter servers alone.
+
+use std::net::SocketAddr;
+
+use xdp_agg_ps::PsClient;
+
+use crate::collective::{BoxError, Collective, Op};
+use crate::error::Error;
+use crate::settings::Builder;
+
+/// Every process pushes its whole vector to `p` parameter servers, and takes the sums in:
+/// `T_PS` of PASSING's section 4.1.
+#[derive(Debug)]
+pub struct Ps {
+    client: PsClient,
+}
+
+impl Ps {
+    /// Joins the job of these settings at these servers.
+    ///
+    /// # Errors
+    /// Settings that are missing, servers that do not answer, others that do not come.
+    pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
+        let place = settings.each_for_itself()?;
+        let options = xdp_agg_ps::Options {
+            deadline: settings.deadline.max(settings.join_deadline),
+            ..xdp_agg_ps::Options::new(settings.job.clone(), place.rank, place.world_size)
+        };
+        let mut client = PsClient::connect_with(servers, options)?;
+        client.set_deadline(settings.deadline);
+        Ok(Self { client })
+    }
+}
+
+/// What the servers do of an operation.
+pub(super) fn operation(op: Op) -> Result<xdp_agg_ps::Op, BoxError> {
+    match op {
+        Op::Sum => Ok(xdp_agg_ps::Op::Sum),
+        Op::Average => Ok(xdp_agg_ps::Op::Average),
+        Op::Min | Op::Max => Err(format!("parameter servers sum; {op} is not theirs").into()),
+    }
+}
+
+impl Collective for Ps {
+    fn rank(&self) -> u16 {
+        self.client.rank()
+    }
+
+    fn world_size(&self) -> u16 {
+        self.client.world()
+    }
+
+    fn system(&self) -> &'static str {
+        "ps"
+    }
+
+    fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
+        Ok(self.client.all_reduce(data, operation(op)?)?)
+    }
+
+    fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
+        Ok(self.client.all_reduce(data, operation(op)?)?)
+    }
+}

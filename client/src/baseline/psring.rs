@@ -1,0 +1,196 @@
+//! Processes of a host first, then parameter servers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Marks, Shape, Waker};
+use xdp_agg_numbers::{Element, Format, Scaling};
+use xdp_agg_ps::PsClient;
+
+use super::ps::operation;
+use crate::collective::{BoxError, Collective, Op};
+use crate::error::Error;
+use crate::settings::{Builder, Place};
+use crate::sys::{self, Interest};
+
+/// Elements of a block: what one frame to a server carries.
+const BLOCK: usize = 4096;
+/// Longest sleep.
+const NAP: Duration = Duration::from_millis(100);
+
+/// PASSING's first step, PSRing: the processes of a host sum over shared memory, each pushes the
+/// slices that it owns to `p` parameter servers, and all gather the results (section 4.1).
+pub struct PsRing {
+    place: Place,
+    group: Arc<Group>,
+    waker: Waker,
+    client: PsClient,
+    sequence: u64,
+    deadline: Duration,
+    sum: Vec<u8>,
+}
+
+impl std::fmt::Debug for PsRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PsRing").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl PsRing {
+    /// Joins the job of these settings at these servers, and the other processes of this host.
+    ///
+    /// # Errors
+    /// Settings that are missing, servers that do not answer, others that do not come.
+    pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
+        let place = settings.place()?;
+        let mut options = xdp_agg_host::Options::new(
+            settings.job.clone(),
+            place.local_rank.into(),
+            place.local_size.into(),
+        );
+        options.segment = settings.segment;
+        if let Some(directory) = &settings.segment_dir {
+            options.place = xdp_agg_host::Place::Directory(directory.clone());
+        }
+        options.join_within = settings.join_deadline;
+        options.wait_within = settings.deadline;
+        let group = Group::join(&options)?;
+        let job = format!("{}/{}", settings.job, place.local_rank);
+        let options = xdp_agg_ps::Options {
+            deadline: settings.deadline.max(settings.join_deadline),
+            ..xdp_agg_ps::Options::new(job, place.host, place.hosts)
+        };
+        let mut client = PsClient::connect_with(servers, options)?;
+        client.set_deadline(settings.deadline);
+        let (waker, deadline) = (group.waker()?, settings.deadline);
+        Ok(Self { place, group, waker, client, sequence: 0, deadline, sum: Vec::new() })
+    }
+
+    fn all_reduce<T: Element + xdp_agg_ps::Element>(
+        &mut self,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<(), BoxError> {
+        operation(op)?;
+        let slice_blocks = self.group.slice_blocks(BLOCK * size_of::<T>());
+        let geometry = Geometry::new(data.len(), BLOCK, slice_blocks, self.place.local_size.into());
+        let description =
+            format!("call {}: {op} of {} {}", self.sequence, data.len(), <T as Element>::TYPE);
+        let shape = Shape {
+            sequence: self.sequence,
+            len: data.len(),
+            element_size: size_of::<T>(),
+            digest: 0,
+            description,
+            wants_peaks: false,
+        };
+        self.sequence += 1;
+        let (feeder, exchange) = self.group.begin(&shape, geometry)?;
+        let outcome = self.carry::<T>(bytemuck::cast_slice_mut(data), feeder, &exchange);
+        if let Err(error) = &outcome {
+            exchange.fail(0, &error.to_string());
+        }
+        outcome
+    }
+
+    /// Feeds this process's vector, pushes the host's sums of its slices, and takes results in.
+    fn carry<T: Element + xdp_agg_ps::Element>(
+        &mut self,
+        data: &mut [u8],
+        mut feeder: Feeder,
+        exchange: &Exchange,
+    ) -> Result<(), BoxError> {
+        let until = Instant::now() + self.deadline;
+        let format = Format::new(<T as Element>::TYPE, Op::Sum, Scaling::Block, None, 1)?;
+        self.client.start(exchange.own_blocks())?;
+        let mut pushed = 0;
+        let mut full = false;
+        loop {
+            let mut did = feeder.poll(data, &mut |_| 0.0)?.did;
+            while !full && pushed < exchange.staged() {
+                self.sum_of::<T>(&format, exchange, pushed);
+                full = !self.client.push::<T>(pushed, bytemuck::cast_slice(&self.sum))?;
+                if !full {
+                    pushed += 1;
+                    did = true;
+                }
+            }
+            let sums = self.client.poll::<T>(Duration::ZERO, |piece| {
+                exchange.with_output(piece.piece, |to| {
+                    to.copy_from_slice(bytemuck::cast_slice(piece.values));
+                });
+                exchange.finish(piece.piece, Marks::default());
+            })?;
+            full &= sums == 0;
+            if feeder.done() {
+                return Ok(());
+            }
+            if !did && sums == 0 {
+                if Instant::now() > until {
+                    let waiting = feeder.waiting_for();
+                    return Err(format!(
+                        "no result after {:?}: {} sums are outstanding at the servers, and local \
+                         ranks {waiting:?} are waited for",
+                        self.deadline,
+                        self.client.outstanding()
+                    )
+                    .into());
+                }
+                self.sleep(&feeder, exchange, pushed)?;
+                full = false;
+            }
+        }
+    }
+
+    /// The processes' sum of a block that this one owns.
+    fn sum_of<T: Element>(&mut self, format: &Format, exchange: &Exchange, block: u64) {
+        let inputs = exchange.inputs(block);
+        let sources: Vec<&[T]> = inputs.iter().map(|input| bytemuck::cast_slice(input)).collect();
+        self.sum.resize(size_of_val(sources[0]), 0);
+        format.reduce(&sources, bytemuck::cast_slice_mut(&mut self.sum));
+    }
+
+    /// Sleeps until a server or another process of the host has done something.
+    fn sleep(&self, feeder: &Feeder, exchange: &Exchange, pushed: u64) -> Result<(), Error> {
+        self.waker.arm();
+        if !feeder.can() && pushed >= exchange.staged() {
+            let mut interests = vec![Interest::read(self.waker.fd())];
+            let sockets = self.client.fds();
+            interests.extend(sockets.map(|(fd, write)| Interest::read(fd).also_write(write)));
+            sys::wait(&mut interests, NAP).map_err(Error::io("waiting for the servers"))?;
+        }
+        self.waker.disarm();
+        Ok(())
+    }
+}
+
+impl Collective for PsRing {
+    fn rank(&self) -> u16 {
+        self.place.rank
+    }
+
+    fn world_size(&self) -> u16 {
+        self.place.world_size
+    }
+
+    fn system(&self) -> &'static str {
+        "psring"
+    }
+
+    fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
+        self.all_reduce(data, op)?;
+        if op == Op::Average {
+            data.iter_mut().for_each(|sum| *sum /= f32::from(self.place.world_size));
+        }
+        Ok(())
+    }
+
+    fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
+        self.all_reduce(data, op)?;
+        if op == Op::Average {
+            data.iter_mut().for_each(|sum| *sum /= i32::from(self.place.world_size));
+        }
+        Ok(())
+    }
+}

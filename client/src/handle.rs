@@ -1,0 +1,136 @@
+//! Waiting for a call, in whatever way it was started.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use xdp_agg_numbers::Element;
+
+use crate::blocks::Local;
+use crate::buffer::Buffer;
+use crate::call::{Call, Report};
+use crate::error::Error;
+use crate::grouped::Grouped;
+use crate::settings::Place;
+use crate::stripe::Stripe;
+
+/// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
+/// and throws its result away.
+#[derive(Debug)]
+pub struct Handle<T: Element> {
+    pub(crate) stripes: Arc<[Stripe]>,
+    pub(crate) place: Place,
+    pub(crate) sequence: u64,
+    pub(crate) waited: bool,
+    pub(crate) elements: PhantomData<T>,
+}
+
+impl<T: Element> Handle<T> {
+    /// Number of the call in the communicator's life, from 0.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Waits for the result, at most so long, and gives the elements back.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
+        self.waited = true;
+        let finished = finish(&self.stripes, self.sequence, deadline);
+        let calls = finished.map_err(|error| globally(error, &self.place))?;
+        let report = joined(&calls);
+        let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
+        // The last of them has the memory.
+        let last = buffers.pop();
+        drop(buffers);
+        Ok((last.map(Buffer::into_owned).unwrap_or_default(), report))
+    }
+}
+
+/// The vector of a call's part, if it has it.
+fn buffer_of<T: Element>(call: Call) -> Option<Buffer<T>> {
+    let any: Box<dyn Any> = call.into_blocks().into_any();
+    match any.downcast::<Local<T>>() {
+        Ok(local) => Some(local.into_buffer()),
+        Err(any) => any.downcast::<Grouped<T>>().ok().and_then(|part| part.into_buffer()),
+    }
+}
+
+impl<T: Element> Drop for Handle<T> {
+    fn drop(&mut self) {
+        if !self.waited {
+            for stripe in &*self.stripes {
+                stripe.shared.lock().machine.abandon(self.sequence);
+            }
+        }
+    }
+}
+
+/// A call on a caller's memory. It is out of the engines when this is gone.
+pub(crate) struct Lent<'a> {
+    pub(crate) stripes: &'a [Stripe],
+    pub(crate) sequence: u64,
+}
+
+impl Lent<'_> {
+    pub(crate) fn wait(self, deadline: Duration) -> Result<Report, Error> {
+        Ok(joined(&finish(self.stripes, self.sequence, deadline)?))
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        for stripe in self.stripes {
+            // After `finish` there is nothing left to take; after a panic in it there is.
+            stripe.shared.lock().machine.remove(self.sequence);
+        }
+    }
+}
+
+/// Waits for a call at all aggregators; the finished parts. An error at one ends it at all.
+fn finish(stripes: &[Stripe], sequence: u64, deadline: Duration) -> Result<Vec<Call>, Error> {
+    let until = Instant::now() + deadline;
+    let mut calls = Vec::with_capacity(stripes.len());
+    for stripe in stripes {
+        let left = until.saturating_duration_since(Instant::now());
+        match stripe.shared.drive(sequence, left) {
+            Ok(call) => calls.push(call),
+            Err(Error::Deadline { sequence, ranks, known, .. }) => {
+                let error = Error::Deadline { sequence, waited: deadline, ranks, known };
+                fail(stripes, &error);
+                return Err(error);
+            }
+            Err(error) => {
+                fail(stripes, &error);
+                return Err(error);
+            }
+        }
+    }
+    Ok(calls)
+}
+
+/// What became of all parts.
+fn joined(calls: &[Call]) -> Report {
+    let mut reports = calls.iter().map(|call| *call.report());
+    let first = reports.next().unwrap_or_default();
+    reports.fold(first, Report::joined)
+}
+
+/// An error in terms of the world's ranks, where an aggregator knows hosts.
+pub(crate) fn globally(error: Error, place: &Place) -> Error {
+    if place.local_size == 1 {
+        return error;
+    }
+    error.map_ranks(|host| place.fellow(host))
+}
+
+/// Ends the membership at all aggregators.
+pub(crate) fn fail(stripes: &[Stripe], error: &Error) {
+    for stripe in stripes {
+        stripe.shared.lock().machine.fail(error.clone());
+        stripe.shared.nudge.ring();
+    }
+}

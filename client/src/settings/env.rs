@@ -1,0 +1,227 @@
+//! Settings from the environment.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Token, WorkerLoss};
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_numbers::Scaling;
+use xdp_agg_tls::{ClientFiles, SecretError, read_token};
+
+use super::{Builder, Target};
+use crate::error::Error;
+
+impl Builder {
+    /// Settings from the environment, as `torchrun` and MPI launchers set it: `RANK` (or
+    /// `OMPI_COMM_WORLD_RANK`, `PMI_RANK`), `WORLD_SIZE` (or `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`),
+    /// `LOCAL_RANK` (or `OMPI_COMM_WORLD_LOCAL_RANK`, `MPI_LOCALRANKID`), `LOCAL_WORLD_SIZE` (or
+    /// `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`), `GROUP_RANK`; and ours: `XDP_AGG_ADDR`
+    /// (host or host:port of the daemon; several, separated by commas), `XDP_AGG_JOB`,
+    /// `XDP_AGG_IN_HOST` (`on`, `off`), `XDP_AGG_SEGMENT` (bytes), `XDP_AGG_SEGMENT_DIR`,
+    /// `XDP_AGG_SCALING` (`block`, `fixed:1e7`) or `XDP_AGG_SCALE` (a fixed scale), `XDP_AGG_LANES`
+    /// (16, 32), `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` (seconds), `XDP_AGG_MTU` (bytes),
+    /// `XDP_AGG_JOB_SLOTS`, `XDP_AGG_RESULT_MODE` (`ports`, `fanout`, `multicast`), `XDP_AGG_RATE`
+    /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
+    /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
+    /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, and for TLS the files `XDP_AGG_TLS_CA`,
+    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`.
+    ///
+    /// # Errors
+    /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// The same from any source of names and values.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
+        let first = |names: &[&'static str]| {
+            names.iter().find_map(|name| lookup(name).map(|value| (*name, value)))
+        };
+        let mut builder = Self::default();
+        if let Some((name, value)) = first(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]) {
+            builder.rank = Some(parse(name, &value, "a number from 0")?);
+        }
+        if let Some((name, value)) = first(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]) {
+            builder.world_size = Some(parse(name, &value, "a number from 1")?);
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_ADDR"]) {
+            builder.aggregators = targets(name, &value)?;
+        }
+        if let Some((_, value)) = first(&["XDP_AGG_JOB"]) {
+            builder.job = value;
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_DEADLINE"]) {
+            builder.deadline = seconds(name, &value)?;
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_JOIN_DEADLINE"]) {
+            builder.join_deadline = seconds(name, &value)?;
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_MTU"]) {
+            builder.mtu = Some(parse(name, &value, "bytes, such as 1500")?);
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_JOB_SLOTS"]) {
+            builder.slots = Some(parse(name, &value, "a power of two, such as 1024")?);
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_RATE"]) {
+            builder.rate = Some(parse(name, &value, "bits per second, such as 1000000000")?);
+        }
+        if let Some((name, value)) = first(&["XDP_AGG_RESULT_MODE"]) {
+            builder.result_mode = result_mode(name, &value)?;
+        }
+        builder.read_local(&lookup)?;
+        builder.read_numbers(&lookup)?;
+        builder.read_policy(&lookup)?;
+        Ok(builder)
+    }
+
+    /// The processes of this host.
+    fn read_local(
+        &mut self,
+        lookup: &impl Fn(&'static str) -> Option<String>,
+    ) -> Result<(), Error> {
+        let number = |names: &[&'static str]| {
+            let found = names.iter().find_map(|name| lookup(name).map(|value| (*name, value)));
+            found.map(|(name, value)| parse(name, &value, "a number")).transpose()
+        };
+        self.local_rank = number(&["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"])?;
+        self.local_size =
+            number(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])?;
+        self.group_rank = number(&["GROUP_RANK"])?;
+        if let Some(value) = lookup("XDP_AGG_IN_HOST") {
+            self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
+        }
+        if let Some(value) = lookup("XDP_AGG_SEGMENT") {
+            self.segment = parse("XDP_AGG_SEGMENT", &value, "bytes, such as 33554432")?;
+        }
+        self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);
+        Ok(())
+    }
+
+    /// How numbers travel.
+    fn read_numbers(
+        &mut self,
+        lookup: &impl Fn(&'static str) -> Option<String>,
+    ) -> Result<(), Error> {
+        if let Some(value) = lookup("XDP_AGG_SCALE") {
+            let scale = parse("XDP_AGG_SCALE", &value, "a number above 0, such as 1e7")?;
+            self.scaling = Scaling::Fixed(scale);
+        }
+        if let Some(value) = lookup("XDP_AGG_SCALING") {
+            self.scaling = parse("XDP_AGG_SCALING", &value, "block or fixed:SCALE")?;
+        }
+        if let Some(value) = lookup("XDP_AGG_LANES") {
+            self.lanes = Some(parse("XDP_AGG_LANES", &value, "16, 32 or 64")?);
+        }
+        Ok(())
+    }
+
+    /// What shall happen when somebody is lost, the token, and files for TLS.
+    fn read_policy(
+        &mut self,
+        lookup: &impl Fn(&'static str) -> Option<String>,
+    ) -> Result<(), Error> {
+        let read = |name: &'static str| lookup(name).map(|value| (name, value));
+        if let Some((name, value)) = read("XDP_AGG_ON_WORKER_LOSS") {
+            let all = [WorkerLoss::Fail, WorkerLoss::Shrink].map(|loss| (loss.name(), loss));
+            self.policy.worker_loss = one_of(name, &value, &all)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_ON_AGGREGATOR_LOSS") {
+            let all = [AggregatorLoss::Fail, AggregatorLoss::Resume, AggregatorLoss::Ring];
+            self.policy.aggregator_loss = one_of(name, &value, &all.map(|l| (l.name(), l)))?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_FALLBACK_AFTER") {
+            self.fallback_after = seconds(name, &value)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_DEAD_AFTER") {
+            self.dead_after = Some(seconds(name, &value)?);
+        }
+        if let Some((_, value)) = read("XDP_AGG_TOKEN") {
+            self.token = Some(Token(value));
+        } else if let Some((name, path)) = read("XDP_AGG_TOKEN_FILE") {
+            let token = read_token(Path::new(&path));
+            let wrong = |error: SecretError| Error::Config { name, problem: error.to_string() };
+            self.token = Some(token.map_err(wrong)?);
+        }
+        let file = |name| read(name).map(|(_, path)| PathBuf::from(path));
+        self.tls = ClientFiles {
+            ca: file("XDP_AGG_TLS_CA"),
+            certificate: file("XDP_AGG_TLS_CERT"),
+            key: file("XDP_AGG_TLS_KEY"),
+            name: lookup("XDP_AGG_TLS_NAME"),
+        };
+        Ok(())
+    }
+}
+
+fn parse<T: FromStr>(name: &'static str, value: &str, expected: &str) -> Result<T, Error> {
+    value
+        .trim()
+        .parse()
+        .map_err(|_| Error::Config { name, problem: format!("{value:?} is not {expected}") })
+}
+
+fn seconds(name: &'static str, value: &str) -> Result<Duration, Error> {
+    let expected = "seconds, such as 30 or 0.5";
+    let number: f64 = parse(name, value, expected)?;
+    Duration::try_from_secs_f64(number)
+        .map_err(|_| Error::Config { name, problem: format!("{value:?} is not {expected}") })
+}
+
+fn result_mode(name: &'static str, value: &str) -> Result<Option<ResultMode>, Error> {
+    let modes = [ResultMode::Ports, ResultMode::Fanout, ResultMode::Multicast];
+    match modes.into_iter().find(|mode| mode.name() == value) {
+        Some(mode) => Ok(Some(mode)),
+        None if value == "auto" => Ok(None),
+        None => Err(Error::Config {
+            name,
+            problem: format!("{value:?} is not one of auto, ports, fanout, multicast"),
+        }),
+    }
+}
+
+fn one_of<T: Copy>(name: &'static str, value: &str, all: &[(&str, T)]) -> Result<T, Error> {
+    let found = all.iter().find(|(known, _)| *known == value);
+    found.map(|(_, found)| *found).ok_or_else(|| {
+        let known: Vec<_> = all.iter().map(|(known, _)| *known).collect();
+        Error::Config { name, problem: format!("{value:?} is not one of {}", known.join(", ")) }
+    })
+}
+
+/// Daemons, separated by commas.
+fn targets(name: &'static str, value: &str) -> Result<Vec<Target>, Error> {
+    let all = value.split(',').map(str::trim).filter(|part| !part.is_empty());
+    all.map(|part| {
+        let address = resolve(name, part, CONTROL_PORT)?;
+        let host = part.rsplit_once(':').map_or(part, |(host, _)| host);
+        Ok(Target { address, host: Some(host.to_owned()) })
+    })
+    .collect()
+}
+
+/// Addresses, separated by commas: `host` or `host:port`.
+pub(crate) fn addresses(
+    name: &'static str,
+    value: &str,
+    port: u16,
+) -> Result<Vec<SocketAddr>, Error> {
+    let all = value.split(',').map(str::trim).filter(|part| !part.is_empty());
+    all.map(|part| resolve(name, part, port)).collect()
+}
+
+/// `host`, `host:port` or an address: the first IPv4 address it stands for.
+fn resolve(name: &'static str, value: &str, port: u16) -> Result<SocketAddr, Error> {
+    let with_port = if value.contains(':') { value.to_owned() } else { format!("{value}:{port}") };
+    let problem = |detail: String| Error::Config {
+        name,
+        problem: format!("{value:?} {detail}; expected host or host:port, such as 10.0.0.1:9870"),
+    };
+    let mut addresses = with_port
+        .to_socket_addrs()
+        .map_err(|error| problem(format!("cannot be resolved ({error})")))?;
+    addresses.find(SocketAddr::is_ipv4).ok_or_else(|| problem("has no IPv4 address".into()))
+}

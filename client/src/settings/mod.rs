@@ -1,0 +1,323 @@
+//! What a communicator needs to know, from the builder or from the environment.
+
+mod env;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
+use xdp_agg_common::maps::ResultMode;
+use xdp_agg_numbers::{LaneWidth, Scaling};
+use xdp_agg_tls::{ClientFiles, ClientTls};
+
+use crate::communicator::Communicator;
+use crate::error::Error;
+pub(crate) use env::addresses;
+pub(crate) use place::Place;
+
+/// An aggregator as it was named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Its control service.
+    pub(crate) address: SocketAddr,
+    /// The name of its host, where it was given by name.
+    pub(crate) host: Option<String>,
+}
+
+/// Bytes of the shared segment of a host.
+const DEFAULT_SEGMENT: usize = 32 << 20;
+
+/// Settings of a [`Communicator`]; `connect` makes it.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    pub(crate) aggregators: Vec<Target>,
+    pub(crate) job: String,
+    pub(crate) rank: Option<u16>,
+    pub(crate) world_size: Option<u16>,
+    pub(crate) local_rank: Option<u16>,
+    pub(crate) local_size: Option<u16>,
+    pub(crate) group_rank: Option<u16>,
+    /// The processes of a host sum among themselves first.
+    pub(crate) in_host: bool,
+    pub(crate) segment: usize,
+    pub(crate) segment_dir: Option<PathBuf>,
+    pub(crate) scaling: Scaling,
+    pub(crate) lanes: Option<LaneWidth>,
+    pub(crate) deadline: Duration,
+    pub(crate) join_deadline: Duration,
+    pub(crate) mtu: Option<u32>,
+    pub(crate) slots: Option<u32>,
+    pub(crate) result_mode: Option<ResultMode>,
+    pub(crate) rate: Option<u64>,
+    pub(crate) rto_min: Duration,
+    pub(crate) policy: Policy,
+    pub(crate) fallback_after: Duration,
+    pub(crate) dead_after: Option<Duration>,
+    pub(crate) token: Option<Token>,
+    pub(crate) tls: ClientFiles,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            aggregators: Vec::new(),
+            job: "default".into(),
+            rank: None,
+            world_size: None,
+            local_rank: None,
+            local_size: None,
+            group_rank: None,
+            in_host: true,
+            segment: DEFAULT_SEGMENT,
+            segment_dir: None,
+            scaling: Scaling::Block,
+            lanes: None,
+            deadline: Duration::from_secs(30),
+            join_deadline: Duration::from_secs(60),
+            mtu: None,
+            slots: None,
+            result_mode: None,
+            rate: None,
+            rto_min: Duration::from_millis(4),
+            policy: Policy::default(),
+            fallback_after: Duration::from_secs(2),
+            dead_after: None,
+            token: None,
+            tls: ClientFiles::default(),
+        }
+    }
+}
+
+impl Builder {
+    /// Control address of the daemon.
+    #[must_use]
+    pub fn aggregator(self, address: SocketAddr) -> Self {
+        self.aggregators([address])
+    }
+
+    /// Control addresses of several daemons: the vector is split over them (PASSING, Algorithm 1),
+    /// block `j` to the `j mod p`-th. The same at all workers, in the same order.
+    #[must_use]
+    pub fn aggregators(mut self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        let targets = addresses.into_iter().map(|address| Target { address, host: None });
+        self.aggregators = targets.collect();
+        self
+    }
+
+    /// Name of the job; workers of one name sum together. Default `default`.
+    #[must_use]
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = name.into();
+        self
+    }
+
+    /// This worker's number, below the world size.
+    #[must_use]
+    pub const fn rank(mut self, rank: u16) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Number of workers, at most 64.
+    #[must_use]
+    pub const fn world_size(mut self, world_size: u16) -> Self {
+        self.world_size = Some(world_size);
+        self
+    }
+
+    /// This process among those of its host, and how many there are: they sum over shared memory
+    /// first, and one copy of the vector leaves the host. Default: one process a host.
+    #[must_use]
+    pub const fn local(mut self, rank: u16, size: u16) -> Self {
+        self.local_rank = Some(rank);
+        self.local_size = Some(size);
+        self
+    }
+
+    /// False: every process is a worker of its own at the aggregator, as in SwitchML, also where a
+    /// host has several.
+    #[must_use]
+    pub const fn in_host(mut self, in_host: bool) -> Self {
+        self.in_host = in_host;
+        self
+    }
+
+    /// Bytes of the segment that the processes of a host share. Default 32 MiB.
+    #[must_use]
+    pub const fn segment(mut self, bytes: usize) -> Self {
+        self.segment = bytes;
+        self
+    }
+
+    /// Puts the shared segment into a file without a name in this directory, such as `/dev/shm`.
+    /// Default: anonymous memory.
+    #[must_use]
+    pub fn segment_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.segment_dir = Some(directory.into());
+        self
+    }
+
+    /// How floats become the integers that are summed (`docs/numerics.md`). Default
+    /// [`Scaling::Block`].
+    #[must_use]
+    pub const fn scaling(mut self, scaling: Scaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// As [`Self::scaling`] with [`Scaling::Fixed`]: `round(x * scale)` is summed, so the
+    /// resolution is `1 / scale` and every `|x|` must stay below `2^31 / (N * scale)`. As large as
+    /// possible without overflow (PASSING uses 1e8 for VGG19 and ResNet50).
+    #[must_use]
+    pub const fn scale(self, scale: f64) -> Self {
+        self.scaling(Scaling::Fixed(scale))
+    }
+
+    /// Width of a lane: 16 bits halve the bytes of 32-bit floats. Default: what loses least.
+    #[must_use]
+    pub const fn lanes(mut self, width: LaneWidth) -> Self {
+        self.lanes = Some(width);
+        self
+    }
+
+    /// Longest time for one call. Default 30 s.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Longest time to wait for the daemon and for the other workers. Default 60 s.
+    #[must_use]
+    pub const fn join_deadline(mut self, deadline: Duration) -> Self {
+        self.join_deadline = deadline;
+        self
+    }
+
+    /// Largest IP packet in bytes, if smaller than what the path allows.
+    #[must_use]
+    pub const fn mtu(mut self, bytes: u32) -> Self {
+        self.mtu = Some(bytes);
+        self
+    }
+
+    /// Slots of the job's pool, a power of two; half of them is the largest window.
+    #[must_use]
+    pub const fn slots(mut self, slots: u32) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// How results shall come, if not as the daemon chooses.
+    #[must_use]
+    pub const fn result_mode(mut self, mode: ResultMode) -> Self {
+        self.result_mode = Some(mode);
+        self
+    }
+
+    /// Pace in bits per second on the wire. Default: as fast as results come back.
+    #[must_use]
+    pub const fn rate(mut self, bits_per_second: u64) -> Self {
+        self.rate = Some(bits_per_second);
+        self
+    }
+
+    /// Shortest retransmission timeout. Default 4 ms: above the scheduling delays of a busy host.
+    #[must_use]
+    pub const fn rto_min(mut self, timeout: Duration) -> Self {
+        self.rto_min = timeout;
+        self
+    }
+
+    /// What shall happen when a worker is lost; the same at all workers. Default: calls fail.
+    #[must_use]
+    pub const fn on_worker_loss(mut self, action: WorkerLoss) -> Self {
+        self.policy.worker_loss = action;
+        self
+    }
+
+    /// What shall happen when the daemon is lost; the same at all workers. Default: calls fail.
+    #[must_use]
+    pub const fn on_aggregator_loss(mut self, action: AggregatorLoss) -> Self {
+        self.policy.aggregator_loss = action;
+        self
+    }
+
+    /// How long no daemon could be reached before the workers go on over a TCP ring, with
+    /// [`AggregatorLoss::Ring`]. Default 2 s.
+    #[must_use]
+    pub const fn fallback_after(mut self, time: Duration) -> Self {
+        self.fallback_after = time;
+        self
+    }
+
+    /// After how long without a sign of life the daemon's host counts as dead. Default 2 s, and 8 s
+    /// where every loss ends the job.
+    #[must_use]
+    pub const fn dead_after(mut self, time: Duration) -> Self {
+        self.dead_after = Some(time);
+        self
+    }
+
+    /// The secret that the daemon's operator gave out.
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(Token(token.into()));
+        self
+    }
+
+    /// Connects to the daemon over TLS: its certificate must be signed by the authority in this
+    /// file (PEM). Without it the connection is plain.
+    #[must_use]
+    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Self {
+        self.tls.ca = Some(file.into());
+        self
+    }
+
+    /// A certificate and its key (PEM), to be shown to a daemon that asks for one.
+    #[must_use]
+    pub fn tls_identity(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.tls.certificate = Some(certificate.into());
+        self.tls.key = Some(key.into());
+        self
+    }
+
+    /// The name in the daemon's certificate, if it is not the host of `XDP_AGG_ADDR`, or the IP
+    /// address of [`Self::aggregator`].
+    #[must_use]
+    pub fn tls_name(mut self, name: impl Into<String>) -> Self {
+        self.tls.name = Some(name.into());
+        self
+    }
+
+    /// Joins the job and waits until all its workers are there.
+    ///
+    /// # Errors
+    /// A missing or impossible setting; no daemon; the daemon's refusal; no way through the data
+    /// path; another worker that does not come.
+    pub fn connect(self) -> Result<Communicator, Error> {
+        Communicator::connect(self)
+    }
+
+    /// TLS, if it is wanted.
+    pub(crate) fn load_tls(&self, target: &Target) -> Result<Option<ClientTls>, Error> {
+        let host = target.host.clone().unwrap_or_else(|| target.address.ip().to_string());
+        self.tls
+            .load(&host)
+            .map_err(|error| Error::Config { name: "XDP_AGG_TLS_*", problem: error.to_string() })
+    }
+
+    /// See [`Self::dead_after`].
+    pub(crate) fn dead_after_or_default(&self) -> Duration {
+        let patient = self.policy == Policy::default();
+        self.dead_after.unwrap_or(Duration::from_secs(if patient { 8 } else { 2 }))
+    }
+}

@@ -1,0 +1,123 @@
+//! Which process this is: in the world, and on its host.
+
+use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_host::MAX_PROCESSES;
+
+use super::Builder;
+use crate::error::Error;
+
+/// This process in the world and on its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) rank: u16,
+    pub(crate) world_size: u16,
+    /// Among the processes that form a group; 0 of 1 without groups.
+    pub(crate) local_rank: u16,
+    pub(crate) local_size: u16,
+    /// Number of the group: the worker that it is at the aggregators.
+    pub(crate) host: u16,
+    /// Groups.
+    pub(crate) hosts: u16,
+}
+
+impl Place {
+    /// The rank of this process's fellow in another group.
+    pub(crate) const fn fellow(&self, host: u16) -> u16 {
+        host * self.local_size + self.local_rank
+    }
+}
+
+impl Builder {
+    /// Where this process is, checked.
+    pub(crate) fn place(&self) -> Result<Place, Error> {
+        let missing = |name, method| Error::Config {
+            name,
+            problem: format!("not set; launchers such as torchrun set it, or use {method}"),
+        };
+        let rank = self.rank.ok_or_else(|| missing("RANK", "Builder::rank"))?;
+        let world_size =
+            self.world_size.ok_or_else(|| missing("WORLD_SIZE", "Builder::world_size"))?;
+        if world_size == 0 || rank >= world_size {
+            return Err(Error::Config {
+                name: if world_size == 0 { "WORLD_SIZE" } else { "RANK" },
+                problem: format!("rank {rank} of {world_size} workers; ranks count from 0"),
+            });
+        }
+        let (local_rank, local_size, host) = match self.local_size {
+            Some(size) if self.in_host => self.group(rank, world_size, size)?,
+            _ => (0, 1, rank),
+        };
+        let hosts = world_size / local_size;
+        if usize::from(hosts) > MAX_WORKERS {
+            let what = if local_size == 1 { "workers" } else { "hosts" };
+            return Err(Error::Config {
+                name: "WORLD_SIZE",
+                problem: format!(
+                    "{hosts} {what}; a job has 1 to {MAX_WORKERS}. Where hosts have several \
+                     processes, LOCAL_WORLD_SIZE makes one worker of them"
+                ),
+            });
+        }
+        Ok(Place { rank, world_size, local_rank, local_size, host, hosts })
+    }
+
+    /// Where this process is if each is a worker of its own, however many there are: for systems
+    /// without a limit.
+    pub(crate) fn each_for_itself(&self) -> Result<Place, Error> {
+        let group = Self { local_size: None, ..self.clone() };
+        let (rank, world_size) =
+            (group.rank.unwrap_or_default(), group.world_size.unwrap_or_default());
+        if rank < world_size {
+            return Ok(Place {
+                rank,
+                world_size,
+                local_rank: 0,
+                local_size: 1,
+                host: rank,
+                hosts: world_size,
+            });
+        }
+        group.place()
+    }
+
+    /// Local rank, local size, and number of the host.
+    fn group(&self, rank: u16, world_size: u16, size: u16) -> Result<(u16, u16, u16), Error> {
+        let wrong = |name, problem| Err(Error::Config { name, problem });
+        if size == 0 || usize::from(size) > MAX_PROCESSES || !world_size.is_multiple_of(size) {
+            return wrong(
+                "LOCAL_WORLD_SIZE",
+                format!(
+                    "{size} processes on this host in a world of {world_size}: every host must \
+                     have equally many, 1 to {MAX_PROCESSES}, so WORLD_SIZE is a multiple of it; \
+                     or set XDP_AGG_IN_HOST=off, and every process is a worker of its own"
+                ),
+            );
+        }
+        let local = match self.local_rank {
+            Some(local) => local,
+            None if size == 1 => 0,
+            None => {
+                let problem = "not set, but LOCAL_WORLD_SIZE is; launchers set both";
+                return wrong("LOCAL_RANK", problem.into());
+            }
+        };
+        if local >= size {
+            return wrong(
+                "LOCAL_RANK",
+                format!("{local}, with LOCAL_WORLD_SIZE={size}; local ranks count from 0"),
+            );
+        }
+        let host = self.group_rank.unwrap_or(rank / size);
+        if u32::from(host) * u32::from(size) + u32::from(local) != u32::from(rank) {
+            return wrong(
+                "LOCAL_RANK",
+                format!(
+                    "{local} of {size} on host {host} is not rank {rank}: ranks must be numbered \
+                     host by host (rank = host * LOCAL_WORLD_SIZE + LOCAL_RANK), as torchrun and \
+                     `mpirun --map-by slot` do; or set XDP_AGG_IN_HOST=off"
+                ),
+            );
+        }
+        Ok((local, size, host))
+    }
+}

@@ -1,0 +1,128 @@
+//! Tests of the settings.
+
+use xdp_agg_common::control::CONTROL_PORT;
+
+use super::*;
+
+fn with(pairs: &'static [(&'static str, &'static str)]) -> Result<Builder, Error> {
+    Builder::from_lookup(|name| {
+        pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+    })
+}
+
+#[test]
+fn launchers_are_understood() {
+    let builder = with(&[
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("XDP_AGG_ADDR", "127.0.0.1"),
+        ("XDP_AGG_DEADLINE", "0.5"),
+        ("XDP_AGG_RESULT_MODE", "fanout"),
+    ])
+    .expect("all is well");
+    let place = builder.place().expect("set");
+    assert_eq!((place.rank, place.world_size, place.local_size), (3, 4, 1));
+    assert_eq!(builder.aggregators[0].address, ([127, 0, 0, 1], CONTROL_PORT).into());
+    assert_eq!(builder.deadline, Duration::from_millis(500));
+    assert_eq!(builder.result_mode, Some(ResultMode::Fanout));
+}
+
+#[test]
+fn what_follows_a_loss_is_understood() {
+    let builder = with(&[
+        ("XDP_AGG_ON_WORKER_LOSS", "shrink"),
+        ("XDP_AGG_ON_AGGREGATOR_LOSS", "ring"),
+        ("XDP_AGG_FALLBACK_AFTER", "0.5"),
+        ("XDP_AGG_TOKEN", "secret"),
+    ])
+    .expect("all is well");
+    assert_eq!(builder.policy.worker_loss, WorkerLoss::Shrink);
+    assert_eq!(builder.policy.aggregator_loss, AggregatorLoss::Ring);
+    assert_eq!(builder.fallback_after, Duration::from_millis(500));
+    assert_eq!(builder.dead_after_or_default(), Duration::from_secs(2));
+    assert_eq!(builder.token, Some(Token("secret".into())));
+    assert!(!format!("{builder:?}").contains("secret"));
+    assert_eq!(Builder::default().dead_after_or_default(), Duration::from_secs(8));
+}
+
+#[test]
+fn nonsense_is_named() {
+    for (pairs, words) in [
+        (&[("RANK", "first")][..], "RANK: \"first\""),
+        (&[("XDP_AGG_DEADLINE", "-1")][..], "XDP_AGG_DEADLINE"),
+        (&[("XDP_AGG_RESULT_MODE", "carrier pigeon")][..], "ports, fanout, multicast"),
+        (&[("XDP_AGG_ADDR", "10.0.0.1:port")][..], "host:port"),
+        (&[("XDP_AGG_ON_WORKER_LOSS", "panic")][..], "fail, shrink"),
+        (&[("XDP_AGG_ON_AGGREGATOR_LOSS", "panic")][..], "fail, resume, ring"),
+        (&[("XDP_AGG_TOKEN_FILE", "/does/not/exist")][..], "cannot read"),
+    ] {
+        let error = with(pairs).expect_err(words).to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn places_are_checked() {
+    let place = |rank, size| Builder::default().rank(rank).world_size(size).place();
+    assert!(place(0, 0).is_err());
+    assert!(place(0, 65).is_err());
+    assert!(place(4, 4).is_err());
+    assert!(place(63, 64).is_ok());
+    assert!(Builder::default().rank(0).place().is_err());
+}
+
+#[test]
+fn processes_of_a_host_are_one_worker() {
+    let place = |rank, world, local, size| {
+        Builder::default().rank(rank).world_size(world).local(local, size).place()
+    };
+    let found = place(6, 8, 2, 4).expect("it fits");
+    assert_eq!((found.host, found.hosts, found.local_rank, found.local_size), (1, 2, 2, 4));
+    assert_eq!(found.fellow(0), 2);
+    // More than a job has workers, but not more hosts.
+    assert!(place(255, 256, 3, 4).is_ok());
+    for (rank, world, local, size, words) in [
+        (0, 6, 0, 4, "LOCAL_WORLD_SIZE: 4 processes on this host in a world of 6"),
+        (0, 4, 0, 0, "LOCAL_WORLD_SIZE: 0 processes"),
+        (1, 4, 2, 2, "LOCAL_RANK: 2, with LOCAL_WORLD_SIZE=2"),
+        (1, 4, 0, 2, "LOCAL_RANK: 0 of 2 on host 0 is not rank 1"),
+    ] {
+        let error = place(rank, world, local, size).expect_err(words).to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let own = Builder::default().rank(1).world_size(6).local(0, 4).in_host(false);
+    assert_eq!(own.place().expect("each for itself").hosts, 6);
+}
+
+#[test]
+fn numbers_are_understood() {
+    let scaled = with(&[("XDP_AGG_SCALE", "1e8"), ("XDP_AGG_LANES", "16")]).expect("it is well");
+    assert_eq!(scaled.scaling, Scaling::Fixed(1e8));
+    assert_eq!(scaled.lanes, Some(LaneWidth::W16));
+    let block = with(&[("XDP_AGG_SCALING", "block")]).expect("it is well");
+    assert_eq!(block.scaling, Scaling::Block);
+    for pairs in [
+        &[("XDP_AGG_SCALING", "fixed")][..],
+        &[("XDP_AGG_LANES", "8")][..],
+        &[("XDP_AGG_IN_HOST", "yes")][..],
+    ] {
+        let error = with(pairs).expect_err("nonsense").to_string();
+        assert!(error.contains(pairs[0].0), "{error}");
+    }
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let builder = Builder::default().rank(0).world_size(1).scale(scale);
+        let error = builder.connect().expect_err("no scale").to_string();
+        assert!(error.contains("scale of"), "{error}");
+    }
+}
+
+#[test]
+fn several_aggregators_are_understood() {
+    let builder = with(&[("XDP_AGG_ADDR", "127.0.0.1:1000, 127.0.0.2")]).expect("it is well");
+    let addresses: Vec<_> = builder.aggregators.iter().map(|target| target.address).collect();
+    let expected = [([127, 0, 0, 1], 1000).into(), ([127, 0, 0, 2], CONTROL_PORT).into()];
+    assert_eq!(addresses, expected);
+    let twice = with(&[("XDP_AGG_ADDR", "127.0.0.1,127.0.0.1")]).expect("it is well");
+    let error = twice.rank(0).world_size(1).connect().expect_err("twice").to_string();
+    assert!(error.contains("named twice"), "{error}");
+}

@@ -1,0 +1,118 @@
+//! One aggregator of a communicator: a connection, a flow, and the thread that keeps them going.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use xdp_agg_common::control::AggregatorLoss;
+
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::machine::Config;
+use crate::session::{self, Dial};
+use crate::settings::{Builder, Place, Target};
+use crate::shared::Shared;
+use crate::udp::DataSocket;
+
+/// Longest wait for a route to the daemon.
+const ROUTE: Duration = Duration::from_secs(10);
+
+/// One aggregator.
+#[derive(Debug)]
+pub(crate) struct Stripe {
+    pub(crate) shared: Arc<Shared>,
+    progress: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Stripe {
+    /// Begins to join the job at all aggregators.
+    pub(crate) fn open_all(settings: &Builder, place: &Place) -> Result<Arc<[Self]>, Error> {
+        let wrong = |problem| Error::Config { name: "XDP_AGG_ADDR", problem };
+        let targets = &settings.aggregators;
+        if targets.is_empty() {
+            return Err(wrong(
+                "not set; expected host:port of the daemon's control service".into(),
+            ));
+        }
+        for (index, target) in targets.iter().enumerate() {
+            if targets[..index].iter().any(|other| other.address == target.address) {
+                let problem = format!(
+                    "{} is named twice; each part of a vector goes to an \
+                                       aggregator of its own",
+                    target.address
+                );
+                return Err(wrong(problem));
+            }
+        }
+        targets.iter().map(|target| Self::open(settings, place, target)).collect()
+    }
+
+    fn open(settings: &Builder, place: &Place, target: &Target) -> Result<Self, Error> {
+        let patience = settings.join_deadline.min(ROUTE);
+        let (local, max_chunks) = session::path(target.address, settings.mtu, patience)?;
+        let socket =
+            DataSocket::bind(local).map_err(Error::io("opening a UDP socket for the data path"))?;
+        let ring = match settings.policy.aggregator_loss {
+            AggregatorLoss::Ring => Some(
+                TcpListener::bind((local, 0))
+                    .map_err(Error::io("opening a listener for the ring"))?,
+            ),
+            AggregatorLoss::Fail | AggregatorLoss::Resume => None,
+        };
+        let ring_port = ring.as_ref().and_then(|listener| listener.local_addr().ok());
+        let room = socket.receive_room().map_err(Error::io("reading the receive buffer"))?;
+        let config = Config {
+            slots: settings.slots,
+            result_mode: settings.result_mode,
+            policy: settings.policy,
+            token: settings.token.clone(),
+            aggregator: target.address,
+            data_port: socket.port().map_err(Error::io("reading the data port"))?,
+            ring_port: ring_port.map(|address| address.port()),
+            max_chunks,
+            window_room: u32::try_from(room).unwrap_or(u32::MAX),
+            rate: settings.rate,
+            rto_min: settings.rto_min,
+            join_deadline: settings.join_deadline,
+            fallback_after: settings.fallback_after,
+            ..Config::new(job(settings, place), place.host, place.hosts)
+        };
+        let dead_after = settings.dead_after_or_default();
+        let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
+        let engine = Engine::new(config, dial, socket);
+        let shared = Arc::new(Shared::new(engine, ring, settings.deadline)?);
+        let progress = Arc::clone(&shared);
+        let progress = std::thread::Builder::new()
+            .name("xdp-agg progress".into())
+            .spawn(move || progress.progress())
+            .map_err(Error::io("starting the progress thread"))?;
+        Ok(Self { shared, progress: Mutex::new(Some(progress)) })
+    }
+
+    /// Leaves the job, and waits for the thread if it can end at once.
+    pub(crate) fn close(&self) {
+        if self.shared.close()
+            && let Some(thread) = self.progress.lock().take()
+        {
+            // A panic of that thread was reported by itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Stripe {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The job at the aggregator. Where a host has several processes, each of them sums its own slices
+/// with its fellows of the other hosts: a job of one worker a host.
+fn job(settings: &Builder, place: &Place) -> String {
+    match place.local_size {
+        1 => settings.job.clone(),
+        _ => format!("{}/{}", settings.job, place.local_rank),
+    }
+}

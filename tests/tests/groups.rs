@@ -1,0 +1,308 @@
+//! Several processes of a host as one worker, and vectors over several aggregators.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{LIMIT, Lab, check_sums, network, on_all};
+use xdp_agg_client::{Builder, Communicator, Element, Error, LaneWidth, Op, Scaling, bf16, f16};
+use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_tests::{Process, program};
+
+/// How long the others may take to say, or to go on, after a process was killed.
+const PROMISED: Duration = Duration::from_secs(3);
+
+/// A whole job of `hosts` hosts with `size` processes each, in order of rank.
+fn connect(
+    lab: &Lab,
+    job: &str,
+    hosts: u16,
+    size: u16,
+    tune: impl Fn(Builder) -> Builder + Sync,
+) -> Vec<Communicator> {
+    let connect = |rank: u16| {
+        let settings = lab.worker(job, rank, hosts * size).local(rank % size, size);
+        lab.connect_one(rank / size, tune(settings))
+            .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
+    };
+    thread::scope(|scope| {
+        let connect = &connect;
+        let threads: Vec<_> =
+            (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
+    })
+}
+
+/// A second daemon in the aggregator's namespace, of the user-space engine.
+fn second_daemon(lab: &Lab) -> (Process, SocketAddr) {
+    let control = SocketAddr::new(lab.topology.aggregator_addr().into(), 9871);
+    let mut command =
+        lab.topology.aggregator().command(program("xdp-agg").expect("the programs are built"));
+    command.args(["serve", "--engine", "userspace", "--data-port", "48900"]);
+    command.args(["--control", &control.to_string()]);
+    command.args(["--data-addr", &lab.topology.aggregator_addr().to_string()]);
+    let daemon = Process::spawn("second xdp-agg serve", command).expect("it starts");
+    daemon
+        .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
+        .expect("it gets ready");
+    (daemon, control)
+}
+
+#[test]
+fn processes_of_a_host_sum_as_one_worker() {
+    need_root!();
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        for size in [2, 4] {
+            for scaling in [Scaling::Fixed(1024.0), Scaling::Block] {
+                let job = format!("group of {size}, {scaling}");
+                let workers = connect(&lab, &job, 2, size, |settings| settings.scaling(scaling));
+                for len in [1, 352, 353, 5000, 1_000_003] {
+                    check_sums(&workers, len);
+                }
+                assert_eq!(workers[0].members().len(), 2 * usize::from(size));
+            }
+        }
+    }
+}
+
+/// Real numbers, whose sums are rounded.
+fn reals(rank: u16, len: usize) -> Vec<f32> {
+    let number = |i: usize| ((i as f32 + 1.0) * (f32::from(rank) + 0.7)).sin() * 1e-3;
+    (0..len).map(|i| number(i) * 2_f32.powi((i / 1000 % 40) as i32 - 20)).collect()
+}
+
+fn bits_of(workers: &[Communicator], len: usize) -> Vec<Vec<u32>> {
+    on_all(workers, |worker| {
+        let mut data = reals(worker.rank(), len);
+        worker.all_reduce(&mut data, Op::Average).expect("it ends");
+        data.iter().map(|x| x.to_bits()).collect()
+    })
+}
+
+/// Invariant 2: the same bits at all workers, whatever the engine, the number of slots, and the
+/// number of aggregators.
+#[test]
+fn bits_depend_on_nothing_but_the_input() {
+    need_root!();
+    let mut expected: Option<Vec<u32>> = None;
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        let (_daemon, second) = second_daemon(&lab);
+        let first = lab.control();
+        let both = |settings: Builder| settings.aggregators([first, second]);
+        let slots = |settings: Builder| settings.slots(16);
+        let plain = |settings: Builder| settings.scaling(Scaling::Block);
+        let tunes: [(&str, &(dyn Fn(Builder) -> Builder + Sync)); 3] =
+            [("plain", &plain), ("slots", &|s| slots(plain(s))), ("both", &|s| both(plain(s)))];
+        for (name, tune) in tunes {
+            for round in 0..2 {
+                let workers = connect(&lab, &format!("{name} {round}"), 2, 2, tune);
+                for bits in bits_of(&workers, 300_000) {
+                    let expected = expected.get_or_insert_with(|| bits.clone());
+                    assert!(bits == *expected, "{engine}, {name}");
+                }
+            }
+        }
+    }
+}
+
+/// A vector over two aggregators, each process for itself.
+#[test]
+fn a_vector_is_split_over_aggregators() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let (_daemon, second) = second_daemon(&lab);
+    let first = lab.control();
+    let workers = lab.connect("split", 3, |settings| settings.aggregators([first, second]));
+    for len in [0, 1, 352, 353, 704, 100_000] {
+        check_sums(&workers, len);
+    }
+    on_all(&workers, |worker| {
+        let data: Vec<f32> = (0..5000).map(|i| (i + i32::from(worker.rank())) as f32).collect();
+        let handles: Vec<_> =
+            (0..4).map(|_| worker.start(data.clone(), Op::Sum).expect("it starts")).collect();
+        for handle in handles {
+            let (sum, report) = handle.wait(LIMIT).expect("it ends");
+            assert_eq!(report.contributors, 0b111);
+            assert!(sum.iter().enumerate().all(|(i, x)| *x == (3 * i + 3) as f32));
+        }
+    });
+}
+
+fn check_type<T: Element>(workers: &[Communicator], of: impl Fn(i32) -> T + Sync) {
+    let world = workers.len() as i32;
+    on_all(workers, |worker| {
+        let rank = i32::from(worker.rank());
+        let input: Vec<T> = (0..3000).map(|i| of((i % 10) * (rank + 1) - 12)).collect();
+        let all = |i: i32| (0..world).map(move |rank| (i % 10) * (rank + 1) - 12);
+        for op in [Op::Sum, Op::Min, Op::Max] {
+            let mut data = input.clone();
+            worker.all_reduce(&mut data, op).unwrap_or_else(|error| panic!("{op}: {error}"));
+            for (i, got) in (0..).zip(&data) {
+                let expected = match op {
+                    Op::Min => all(i).min(),
+                    Op::Max => all(i).max(),
+                    _ => Some(all(i).sum()),
+                };
+                assert_eq!(*got, of(expected.unwrap_or_default()), "{op} of {}, {i}", T::TYPE);
+            }
+        }
+    });
+}
+
+/// All types and operations; sums of small whole numbers are exact in all of them.
+#[test]
+fn all_types_and_operations() {
+    need_root!();
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        let workers = connect(&lab, "types", 2, 2, |settings| settings.scaling(Scaling::Block));
+        check_type(&workers, |x| x as f32);
+        check_type(&workers, f64::from);
+        check_type(&workers, |x| f16::from_f32(x as f32));
+        check_type(&workers, |x| bf16::from_f32(x as f32));
+        check_type(&workers, |x| x);
+        check_type(&workers, i64::from);
+    }
+}
+
+/// What leaves a host is one copy of the vector, whatever the number of its processes.
+#[test]
+fn one_copy_leaves_a_host() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    for size in [1, 2, 4] {
+        for (width, share) in [(LaneWidth::W32, 1.0), (LaneWidth::W16, 0.5)] {
+            let tune = |settings: Builder| settings.scaling(Scaling::Block).lanes(width);
+            let workers = connect(&lab, &format!("bytes {size} {share}"), 2, size, tune);
+            let sent = || lab.topology.host_counters(0).expect("an interface").tx_bytes;
+            let before = sent();
+            let len = 2_000_000;
+            on_all(&workers, |worker| {
+                let mut data = vec![1.0_f32; len];
+                worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+                assert!(data.iter().all(|x| *x == 2.0 * f32::from(size)));
+            });
+            let repeated: u64 = workers
+                .iter()
+                .filter(|worker| worker.rank() < size)
+                .map(|worker| worker.counters().flow)
+                .map(|flow| flow.gap_retransmissions + flow.timer_retransmissions)
+                .sum();
+            let vector = len as f64 * 4.0 * share;
+            let blocks = (vector / 1408.0).ceil();
+            // Ethernet, IPv4, UDP, our header, and what was sent again.
+            let allowed = (vector + blocks * 64.0) * 1.01 + repeated as f64 * 1472.0;
+            let sent = (sent() - before) as f64;
+            assert!(sent <= allowed, "{size} processes: {sent} bytes, {allowed} are allowed");
+            assert!(sent >= vector, "{sent}");
+        }
+    }
+}
+
+/// Workers of a job of three hosts with two processes each.
+fn steady_hosts(lab: &Lab, job: &str, policy: &str) -> Vec<Steady> {
+    let work = Work { longest: 150_000, ..Work::default() };
+    let start = |rank: u16| {
+        let program = program("steady_worker").expect("the tests' programs are built");
+        let mut command = lab.topology.worker((rank / 2).into()).command(program);
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "6")
+            .env("LOCAL_RANK", (rank % 2).to_string())
+            .env("LOCAL_WORLD_SIZE", "2")
+            .env("XDP_AGG_ADDR", lab.control().to_string())
+            .env("XDP_AGG_JOB", job)
+            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
+            .env("XDP_AGG_ON_WORKER_LOSS", policy);
+        Steady::spawn(&format!("rank {rank}"), command, &work).expect("it starts")
+    };
+    let workers: Vec<_> = (0..6).map(start).collect();
+    for worker in &workers {
+        worker.wait_calls(1, LIMIT).expect("the job begins");
+    }
+    workers
+}
+
+fn failure(worker: &Steady, since: Instant) -> (Duration, String, String) {
+    let is_it = |at, line: &Line| at > since && matches!(line, Line::Failed { .. });
+    match worker.wait("an error", LIMIT, is_it).unwrap_or_else(|error| panic!("{error}")) {
+        (at, Line::Failed { kind, text, .. }) => (at - since, kind, text),
+        (_, other) => panic!("{other:?}"),
+    }
+}
+
+/// A killed process takes its host out of the job: its fellows there say whom they lost, and the
+/// other hosts go on, or say so, as the policy wants.
+#[test]
+fn a_killed_process_is_a_lost_host() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    for (round, policy) in ["shrink", "fail", "shrink", "fail"].into_iter().enumerate() {
+        let mut workers = steady_hosts(&lab, &format!("host {round}"), policy);
+        thread::sleep(Duration::from_millis(11 * round as u64));
+        let victim = 2 + round % 2;
+        let since = Instant::now();
+        let dead = workers.remove(victim);
+        let mut said = vec![dead.said()];
+        drop(dead);
+        let fellow = workers.remove(2);
+        let (after, kind, text) = failure(&fellow, since);
+        assert!(after < PROMISED && kind == "host", "{after:?} {text}");
+        assert!(text.contains(&format!("local rank {}", victim - 2)), "{text}");
+        for worker in &workers {
+            if policy == "fail" {
+                let (after, _, text) = failure(worker, since);
+                assert!(after < PROMISED, "{after:?} {text}");
+                assert!(text.contains("rank 2") || text.contains("rank 3"), "{text}");
+            } else {
+                let without = |at, line: &Line| {
+                    at > since
+                        && matches!(line, Line::Call { contributors: 0b11_0011, partial: 0, .. })
+                };
+                let (at, _) =
+                    worker.wait("a call of two hosts", LIMIT, without).expect("it goes on");
+                assert!(at - since < PROMISED, "{:?}", at - since);
+            }
+        }
+        said.extend(workers.iter().chain([&fellow]).map(Steady::said));
+        let verdict = judge(&said);
+        if verdict.wrong > 0 {
+            for (at, lines) in said.iter().enumerate() {
+                for (_, line) in lines {
+                    if let Line::Call { wrong: 1.., .. } = line {
+                        eprintln!("{at}: {line:?}");
+                    }
+                }
+            }
+        }
+        assert_eq!(verdict.wrong, 0, "{policy} {verdict:?}");
+    }
+}
+
+/// Ranks that call differently all get an error that says so; nobody a sum.
+#[test]
+fn calls_that_differ_within_a_host_are_refused() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    for (round, odd) in [0, 1, 3].into_iter().enumerate() {
+        let tune = |settings: Builder| settings.deadline(Duration::from_secs(5));
+        let workers = connect(&lab, &format!("differ {round}"), 2, 2, tune);
+        let errors = on_all(&workers, |worker| {
+            let len = if worker.rank() == odd { 999 } else { 1000 };
+            worker.all_reduce(&mut vec![1.0_f32; len], Op::Sum).expect_err("it differs")
+        });
+        let said = |error: &Error| {
+            matches!(error, Error::CallMismatch { .. } | Error::Host(_) | Error::Aborted(_))
+        };
+        assert!(errors.iter().all(said), "{errors:?}");
+        let named = |error: &&Error| {
+            let text = error.to_string();
+            text.contains("999") && text.contains("1000")
+        };
+        assert!(errors.iter().filter(named).count() >= 2, "{errors:?}");
+    }
+}
