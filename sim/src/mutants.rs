@@ -16,7 +16,8 @@ pub const SEEDS: u64 = 8000;
 /// Seeds that the unchanged program has to pass.
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
-const CRATES: [&str; 5] = ["xdp-agg-common", "tls", "xdp-agg", "client", "sim"];
+const CRATES: [&str; 8] =
+    ["xdp-agg-common", "numbers", "tls", "xdp-agg", "host", "ps", "client", "sim"];
 /// What an edit writes where the switch of its mutant is asked.
 const SWITCH: &str = "MUTANT";
 

@@ -13,8 +13,8 @@ use crate::time::{MICRO, MILLI, Nanos, SECOND};
 
 /// Most workers of one job.
 pub const WORLD_MAX: u16 = 6;
-/// Most blocks of a call.
-pub const BLOCKS_MAX: u64 = 40;
+/// Most data blocks of a call that is not long.
+pub const BLOCKS_MAX: u64 = 72;
 /// Slots of the aggregator.
 pub const SLOTS: u32 = 40;
 
@@ -67,9 +67,11 @@ pub struct JobPlan {
     pub calls: u64,
     /// Longest time between two calls of a worker.
     pub think: Nanos,
-    /// Most blocks of a call.
+    /// Most data blocks of a call.
     pub blocks: u64,
-    /// Floats, some of them NaN or infinite, instead of integers only.
+    /// The first call is of more blocks than that: more than go with the keys that come first.
+    pub long: bool,
+    /// Floats, some of them NaN or infinite, besides integers.
     pub floats: bool,
     /// Longest time for a call.
     pub deadline: Nanos,
@@ -99,6 +101,8 @@ pub enum When {
     At(Nanos),
     /// Soon after so many data packets were sent: while something is under way.
     After(u64),
+    /// Soon after so many data packets with keys were sent.
+    AfterKeys(u64),
 }
 
 /// Something bad. Workers are counted through all jobs.
@@ -237,6 +241,9 @@ impl Scenario {
 
     fn draw_faults(&mut self, rng: &mut SmallRng, trouble: f64) {
         let victims = if self.witness { usize::from(self.jobs[0].world) } else { self.workers() };
+        // So that faults fall into all of a long call.
+        let long = self.jobs.iter().any(|job| job.long);
+        let packets = if long { 20_000 } else { 400 };
         for kind in 0..Fault::KINDS.len() {
             if !rng.random_bool(trouble * 0.6) {
                 continue;
@@ -253,7 +260,10 @@ impl Scenario {
                 let when = match rng.random_range(0..8) {
                     0 => When::At(rng.random_range(0..self.heal_at)),
                     1 => When::At(magnitude(rng, 100 * MICRO, self.heal_at)),
-                    _ => When::After(magnitude(rng, 8, 400)),
+                    2..4 if self.jobs.iter().any(|job| job.floats) => {
+                        When::AfterKeys(magnitude(rng, 1, 200))
+                    }
+                    _ => When::After(magnitude(rng, 8, packets)),
                 };
                 self.faults.push((when, fault));
             }
@@ -296,17 +306,20 @@ impl JobPlan {
             if rng.random_bool(0.65) { AggregatorLoss::Resume } else { AggregatorLoss::Fail };
         let policy = Policy { worker_loss, aggregator_loss };
         let most = magnitude(rng, 2, BLOCKS_MAX);
+        let long = rng.random_bool(0.01);
+        let deadline = magnitude(rng, 500 * MILLI, 20 * SECOND);
         Self {
             world: if rng.random_bool(0.04) { 1 } else { rng.random_range(2..=WORLD_MAX) },
-            slots: 1 << rng.random_range(1..=4),
+            slots: if long { 16 } else { 1 << rng.random_range(1..=4) },
             chunks: rng.random_range(1..=2),
             policy,
             in_flight: [1, 1, 2, 3][rng.random_range(0..4)],
             calls,
             think: magnitude(rng, 2 * MICRO, think.max(20 * MICRO)),
             blocks: most,
-            floats: rng.random_bool(0.4),
-            deadline: magnitude(rng, 500 * MILLI, 20 * SECOND),
+            long,
+            floats: rng.random_bool(0.6),
+            deadline: if long { 60 * SECOND } else { deadline },
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
 
+use crate::check::KeyCounts;
 use crate::scenario::Fault;
 
 /// Counts of one run or of many.
@@ -50,6 +51,14 @@ pub struct Stats {
     pub redone: u64,
     /// Workers that left in good order.
     pub leaves: u64,
+    /// Blocks of keys that were agreed upon.
+    pub keys: u64,
+    /// Of these, behind data of their call: what a call begins with is not enough for it.
+    pub keys_behind: u64,
+    /// Of these, again: in another epoch than the first time, because no member had them.
+    pub keys_again: u64,
+    /// Blocks of keys that were handed on to members of a new epoch.
+    pub keys_copied: u64,
 }
 
 impl Stats {
@@ -76,6 +85,10 @@ impl Stats {
             copies,
             redone,
             leaves,
+            keys,
+            keys_behind,
+            keys_again,
+            keys_copied,
         } = other;
         let pairs = [
             (&mut self.runs, runs),
@@ -96,6 +109,10 @@ impl Stats {
             (&mut self.copies, copies),
             (&mut self.redone, redone),
             (&mut self.leaves, leaves),
+            (&mut self.keys, keys),
+            (&mut self.keys_behind, keys_behind),
+            (&mut self.keys_again, keys_again),
+            (&mut self.keys_copied, keys_copied),
         ];
         for (mine, theirs) in pairs.into_iter().chain(self.faults.iter_mut().zip(faults)) {
             *mine += theirs;
@@ -103,6 +120,15 @@ impl Stats {
         for (kind, count) in errors {
             *self.errors.entry(kind).or_default() += count;
         }
+    }
+
+    /// Takes over what the checker has counted.
+    pub(crate) const fn count_keys(&mut self, counts: KeyCounts) {
+        let KeyCounts { agreed, again, copied, behind } = counts;
+        self.keys = agreed;
+        self.keys_again = again;
+        self.keys_copied = copied;
+        self.keys_behind = behind;
     }
 
     pub(crate) fn count_error(&mut self, error: &Error) {
@@ -162,6 +188,11 @@ impl Stats {
         ));
         let Self { copies, redone, .. } = self;
         lines.push(format!("plans       {copies} blocks handed on, {redone} summed again"));
+        let Self { keys, keys_behind, keys_again, keys_copied, .. } = self;
+        lines.push(format!(
+            "keys        {keys} blocks agreed upon, {keys_behind} of them behind data, \
+             {keys_again} in a later epoch; {keys_copied} handed on"
+        ));
         lines
     }
 }

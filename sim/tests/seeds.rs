@@ -21,6 +21,10 @@ fn seeds_keep_every_promise() {
         ("jobs taken over by a restarted daemon", stats.taken_over),
         ("members told that a rank joins", stats.pauses),
         ("blocks handed on", stats.copies),
+        ("blocks of keys", stats.keys),
+        ("blocks of keys behind data", stats.keys_behind),
+        ("blocks of keys agreed upon in a later epoch", stats.keys_again),
+        ("blocks of keys handed on", stats.keys_copied),
     ] {
         assert!(count > 0, "{what}: none");
     }

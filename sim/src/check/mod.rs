@@ -14,12 +14,16 @@
 //!   That is all that can be promised, and it is what [`Checker::begins`] compares each plan with:
 //!   no block is skipped that a member lacks, none is done again that a member has, and what is
 //!   copied is what all holders have.
+//! * With block scaling a call has blocks of keys, and each data block goes with the keys of its
+//!   **group**: with those that its contributors were given as the result of that block, over
+//!   whomever that was. Nobody contributes data without.
 //! * A **slot** is taken over only when every member of the epoch holds the result that it held
 //!   (invariant 7, with the knowledge that no party of the protocol has).
 
 mod errors;
 mod path;
 mod results;
+mod sums;
 
 use std::collections::BTreeMap;
 
@@ -50,6 +54,20 @@ pub(crate) struct Checker {
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
     answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
+    keys: KeyCounts,
+}
+
+/// Blocks of keys that were completed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeyCounts {
+    /// Their keys were agreed upon.
+    pub(crate) agreed: u64,
+    /// Of these, by the plan of a later epoch than the one that they were first sent in.
+    pub(crate) again: u64,
+    /// Handed on to members that lacked them.
+    pub(crate) copied: u64,
+    /// Of these that were agreed upon, those that stood behind data.
+    pub(crate) behind: u64,
 }
 
 /// What a member got for a call: the completion of each block, and a digest of the elements.
@@ -109,6 +127,8 @@ struct Completion {
     members: u64,
     flags: u8,
     lanes: Vec<u8>,
+    /// Which keys its lanes were made with, if any.
+    keys: u32,
 }
 
 /// What is handed on from epoch to epoch.
@@ -137,7 +157,13 @@ impl Checker {
             path: [const { None }; MAX_JOBS],
             answers: BTreeMap::new(),
             problem: None,
+            keys: KeyCounts::default(),
         }
+    }
+
+    /// How many blocks of keys there were.
+    pub(crate) const fn key_counts(&self) -> KeyCounts {
+        self.keys
     }
 
     /// The first contradiction.
@@ -395,7 +421,7 @@ impl Checker {
         while self.lineages[lineage].firsts.len() as u64 <= sequence {
             let Lineage { job, chunks, firsts, .. } = &self.lineages[lineage];
             let call = firsts.len() as u64 - 1;
-            let next = firsts[firsts.len() - 1] + self.shape(*job, call).blocks(*chunks);
+            let next = firsts[firsts.len() - 1] + self.shape(*job, call).layout(*chunks).blocks();
             self.lineages[lineage].firsts.push(next);
         }
         self.lineages[lineage].firsts[sequence as usize]

@@ -9,8 +9,6 @@ use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, MAX_WORKERS, flags};
 
 use super::{Checker, Completion, NONE};
-use crate::reference::{Inputs, bytes_of, lanes_of};
-use xdp_agg_common::control::RunKind;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,44 +186,14 @@ impl Checker {
         }
         state.seen |= bit;
         match self.due(epoch, block, rank) {
-            Ok((lanes, odd)) => {
-                if odd && header.flags & flags::NON_FINITE == 0 {
+            Ok(due) => {
+                if due.odd && header.flags & flags::NON_FINITE == 0 {
                     self.fail(|| format!("rank {rank} does not mark block {block} as non-finite"));
-                } else if !odd && lanes != before.lanes {
+                } else if !due.odd && due.payload != before.lanes {
                     self.fail(|| format!("rank {rank} contributes wrong lanes to block {block}"));
                 }
             }
             Err(problem) => self.fail(|| problem),
-        }
-    }
-
-    /// What a rank has to contribute to a block of an epoch, and whether that is non-finite.
-    fn due(&mut self, epoch: usize, block: u64, rank: u16) -> Result<(Vec<u8>, bool), String> {
-        let (job_block, kind) = self.epochs[epoch].map.to_job(block);
-        let Some(lineage) = self.epochs[epoch].lineage else {
-            return Err("a contribution before all members were admitted".into());
-        };
-        let (sequence, index) = self.locate(lineage, job_block);
-        let (job, chunks) = (self.epochs[epoch].job, self.epochs[epoch].admitted.chunks);
-        let shape = self.shape(job, sequence);
-        let mut lanes = vec![0; lanes_of(&shape, index, chunks)];
-        let Some(life) = self.epochs[epoch].who.get(usize::from(rank)).copied().flatten() else {
-            return Err(format!("rank {rank} is no member of this epoch"));
-        };
-        match kind {
-            RunKind::Copy { source, .. } if source == rank => {
-                let completion = self.lives[life].result(job_block);
-                let completion = completion.ok_or("the source of a copy has no result")?;
-                let Completion { lanes, flags, .. } = &self.completions[completion as usize];
-                Ok((lanes.clone(), flags & flags::NON_FINITE != 0))
-            }
-            RunKind::Copy { .. } => Ok((bytes_of(&lanes), false)),
-            _ => {
-                let world = self.jobs[job].1.world;
-                let inputs = Inputs::new(life, world, sequence, shape);
-                let odd = inputs.add_lanes(index, chunks, &mut lanes);
-                Ok((bytes_of(&lanes), odd))
-            }
         }
     }
 
@@ -283,41 +251,6 @@ impl Checker {
             Kind::Mismatch => self.fail(|| format!("block {block} is answered MISMATCH")),
             _ => {}
         }
-    }
-
-    /// A block is complete: its sum is compared with the exact one, and kept.
-    fn complete(&mut self, epoch: usize, block: u64, result_flags: u8, payload: &[u8]) {
-        let members = self.epochs[epoch].admitted.members;
-        let mut sum = vec![0_u8; payload.len()];
-        let mut any = false;
-        for rank in (0..MAX_WORKERS as u16).filter(|rank| members >> rank & 1 == 1) {
-            let (lanes, odd) = match self.due(epoch, block, rank) {
-                Ok(due) => due,
-                Err(problem) => return self.fail(|| problem),
-            };
-            any |= odd;
-            for (sum, lane) in sum.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0) {
-                *sum =
-                    u32::from_le_bytes(*sum).wrapping_add(u32::from_le_bytes(*lane)).to_le_bytes();
-            }
-        }
-        let marked = result_flags & flags::NON_FINITE != 0;
-        if marked != any {
-            return self
-                .fail(|| format!("block {block} is marked non-finite: {marked}, not {any}"));
-        }
-        if !any && sum != payload {
-            return self.fail(|| format!("the sum of block {block} is wrong"));
-        }
-        let (job_block, kind) = self.epochs[epoch].map.to_job(block);
-        let members = match kind {
-            RunKind::Copy { members, .. } => members,
-            _ => members,
-        };
-        let (lanes, flags) = (payload.to_vec(), result_flags);
-        let number = self.completions.len() as u32;
-        self.completions.push(Completion { block: job_block, members, flags, lanes });
-        self.epochs[epoch].block(block).completion = number;
     }
 
     /// What a slot holds of a finished block is its sum.

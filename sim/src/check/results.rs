@@ -1,11 +1,26 @@
 //! What a worker may send, take in, and hand to its caller.
 
-use xdp_agg_client::machine::{Call, Elements};
+use xdp_agg_client::machine::{Call, Local, Report};
 use xdp_agg_common::control::RunKind;
 use xdp_agg_common::wire::Header;
 
 use super::{Checker, Completion, Epoch, Life, NONE};
-use crate::reference::{Shape, float_of, integer_of, mix};
+use crate::reference::{Layout, Part, Shape, mix};
+
+/// What a caller is given.
+enum Elements {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl Elements {
+    const fn len(&self) -> usize {
+        match self {
+            Self::I32(all) => all.len(),
+            Self::F32(all) => all.len(),
+        }
+    }
+}
 
 impl Checker {
     /// A worker sends a contribution: within its window, which is half of the pool (invariant 7).
@@ -22,13 +37,16 @@ impl Checker {
         let base = bases[usize::from(rank)];
         let window = u64::from(admitted.slots / 2);
         if header.block >= base + window {
-            self.fail(|| {
+            return self.fail(|| {
                 format!(
                     "rank {rank} sends block {} without the result of block {base}: beyond its \
                      window of {window}",
                     header.block
                 )
             });
+        }
+        if let Err(problem) = self.place(index, header.block).and_then(|p| self.keys(life, &p)) {
+            self.fail(|| format!("rank {rank} sends too early: {problem}"));
         }
     }
 
@@ -111,7 +129,8 @@ impl Checker {
         let shape = self.shape(job, sequence);
         let chunks = self.lineages[lineage].chunks;
         let first = self.first_block(lineage, sequence);
-        let blocks = shape.blocks(chunks);
+        let layout = shape.layout(chunks);
+        let blocks = layout.blocks();
         let contributors = call.contributors();
         let told = contributors.iter().map(|held| held.len).sum::<u64>();
         if told != blocks || blocks > 0 && call.first_block() != first {
@@ -138,13 +157,21 @@ impl Checker {
                 completions.push(number);
             }
         }
-        let elements = call.into_elements();
+        if let Err(problem) = self.check_report(&layout, &completions, call.report()) {
+            return self.fail(|| format!("call {sequence} of rank {rank}: {problem}"));
+        }
+        let any = call.into_blocks().into_any();
+        let elements = match any.downcast::<Local<i32>>() {
+            Ok(local) => Elements::I32(local.into_buffer().into_owned()),
+            Err(any) => match any.downcast::<Local<f32>>() {
+                Ok(local) => Elements::F32(local.into_buffer().into_owned()),
+                Err(_) => return self.fail(|| "a call has come back as another one".into()),
+            },
+        };
         let digest = match self.check_elements(job, &shape, chunks, &completions, &elements) {
             Ok(digest) => digest,
-            Err(index) => {
-                return self.fail(|| {
-                    format!("element {index} of call {sequence} of rank {rank} is wrong")
-                });
+            Err(problem) => {
+                return self.fail(|| format!("{problem} of call {sequence} of rank {rank}"));
             }
         };
         self.compare(lineage, sequence, completions, digest);
@@ -163,7 +190,33 @@ impl Checker {
         self.answers.entry((lineage, sequence)).or_default().push((completions, digest));
     }
 
-    /// Compares each element with the exact one; a digest of all, or which one is wrong.
+    /// What a caller is told of its call besides its elements.
+    fn check_report(
+        &self,
+        layout: &Layout,
+        completions: &[u32],
+        report: &Report,
+    ) -> Result<(), String> {
+        let data = (0..).zip(completions).filter(|(index, _)| {
+            // Whose keys alone are in a call has not contributed to it.
+            matches!(layout.part(*index), Part::Data(_))
+        });
+        let data = || data.clone().map(|(_, number)| &self.completions[*number as usize]);
+        let odd = data().filter(|completion| completion.is_odd()).count() as u64;
+        let all = data().fold(u64::MAX, |all, completion| all & completion.members);
+        let any = data().fold(0, |any, completion| any | completion.members);
+        let told = [report.blocks, report.exponent_blocks, report.non_finite_blocks];
+        if told != [layout.blocks(), layout.groups(), odd] || report.saturated != 0 {
+            return Err(format!("{odd} blocks are not finite, and the report is {report:?}"));
+        }
+        let truth = (all, any & !all);
+        if layout.data > 0 && (report.contributors, report.partial) != truth {
+            return Err(format!("{truth:?} contributed, and the report is {report:?}"));
+        }
+        Ok(())
+    }
+
+    /// Compares each element with the exact one; a digest of all, or what is wrong.
     fn check_elements(
         &self,
         job: usize,
@@ -171,34 +224,43 @@ impl Checker {
         chunks: u16,
         completions: &[u32],
         elements: &Elements,
-    ) -> Result<u64, usize> {
+    ) -> Result<u64, String> {
         if elements.len() != shape.len {
-            return Err(elements.len());
+            return Err(format!("the number of elements, {},", elements.len()));
         }
         let world = self.jobs[job].1.world;
+        let layout = shape.layout(chunks);
         let mut digest = 0;
-        for (block, number) in completions.iter().enumerate() {
-            let Completion { members, flags, lanes, .. } = &self.completions[*number as usize];
-            let contributors = members.count_ones();
-            let odd = flags & xdp_agg_common::wire::flags::NON_FINITE != 0;
-            let (from, to) = shape.range(block as u64, chunks);
+        for (index, number) in (0..).zip(completions) {
+            let Part::Data(data) = layout.part(index) else { continue };
+            let completion = &self.completions[*number as usize];
+            let Completion { members, lanes, keys, .. } = completion;
+            let key = match layout.key_of(data) {
+                Some((at, _)) if !self.same_as(*keys, completions[at as usize]) => {
+                    return Err(format!("block {data} has other keys than it was summed with:"));
+                }
+                Some((_, place)) => self.key(*keys, place),
+                None => 0,
+            };
+            let (contributors, scale) = (members.count_ones(), shape.scale(key, world));
+            let (from, to) = shape.range(data, chunks);
             for (index, lane) in (from..to).zip(lanes.as_chunks::<4>().0) {
                 let lane = u32::from_le_bytes(*lane);
                 let (right, bits) = match elements {
                     Elements::I32(all) => {
-                        let value = all.as_slice()[index];
-                        let exact = integer_of(lane, world, contributors, shape.average);
-                        (value == exact, value as u32)
+                        let value = all[index];
+                        (value == shape.integer(lane, world, contributors), value as u32)
                     }
                     Elements::F32(all) => {
-                        let value = all.as_slice()[index];
-                        let exact = float_of(lane, world, contributors, shape.average);
-                        let right = if odd { value.is_nan() } else { value == exact };
+                        let value = all[index];
+                        let exact = shape.float(lane, world, contributors, scale);
+                        let same = value.to_bits() == exact.to_bits();
+                        let right = if completion.is_odd() { value.is_nan() } else { same };
                         (right, value.to_bits())
                     }
                 };
                 if !right {
-                    return Err(index);
+                    return Err(format!("wrong element {index}"));
                 }
                 digest = mix(digest ^ u64::from(bits));
             }

@@ -2,10 +2,11 @@
 
 use rand::Rng;
 use xdp_agg_client::Error;
-use xdp_agg_client::machine::State;
+use xdp_agg_client::machine::{Blocks, Buffer, Local, State};
+use xdp_agg_client::{Element, Format, Scaling};
 
 use super::World;
-use crate::reference::Inputs;
+use crate::reference::{Inputs, SCALE, Shape};
 use crate::time::{MILLI, Nanos, SECOND, duration};
 use crate::trace::Party;
 
@@ -19,6 +20,13 @@ pub(super) struct InFlight {
     pub(super) due: Nanos,
     /// The caller has asked who is missing, and waits for the answer until then.
     pub(super) asked: Option<Nanos>,
+}
+
+/// A call's elements.
+fn blocks<T: Element>(elements: Vec<T>, shape: &Shape, world: u16) -> Box<dyn Blocks> {
+    let scaling = if shape.block { Scaling::Block } else { Scaling::Fixed(SCALE) };
+    let format = Format::new(T::TYPE, shape.op, scaling, None, world);
+    Box::new(Local::new(Buffer::owned(elements), format.expect("a world of workers, and a scale")))
 }
 
 impl World {
@@ -90,8 +98,12 @@ impl World {
         }
         let shape = self.checker.shape(job, sequence);
         let inputs = Inputs::new(life, world, sequence, shape);
-        let elements = if shape.float { inputs.floats().into() } else { inputs.integers().into() };
-        let started = process.machine.start(elements, shape.op());
+        let blocks = if shape.float {
+            blocks(inputs.floats(), &shape, world)
+        } else {
+            blocks(inputs.integers(), &shape, world)
+        };
+        let started = process.machine.start(blocks);
         process.next = Some(sequence + 1);
         process.think_until = now + think;
         process.calls.push(InFlight { sequence, due: now + deadline, asked: None });

@@ -11,7 +11,7 @@ use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 
 use super::{Event, World};
 use crate::check::Origin;
-use crate::scenario::magnitude;
+use crate::scenario::{When, magnitude};
 use crate::time::{MICRO, MILLI, Nanos};
 use crate::trace::{Party, describe};
 
@@ -89,7 +89,7 @@ impl World {
             *arrival = Some(self.now + delay);
         }
         self.stats.packets += 1;
-        self.trigger_faults();
+        self.trigger_faults(bytes);
         self.stats.lost += u64::from(lost);
         self.stats.duplicated += u64::from(!lost && twice);
         let numbers = [4, worker as u64, u64::from(up), arrivals[0].unwrap_or(0)];
@@ -113,13 +113,22 @@ impl World {
     }
 
     /// Faults that waited for this packet happen soon.
-    fn trigger_faults(&mut self) {
-        let sent = self.stats.packets;
-        if self.pending.iter().any(|(packets, _)| *packets == sent) {
-            let due: Vec<_> =
-                self.pending.extract_if(.., |(packets, _)| *packets == sent).collect();
-            for (_, index) in due {
-                let soon = self.now + self.rng.random_range(0..200 * MICRO);
+    fn trigger_faults(&mut self, bytes: &[u8]) {
+        let keys = header(bytes).is_some_and(|header| header.reduction == Reduction::Max16);
+        self.key_packets += u64::from(keys);
+        let (sent, sent_keys) = (self.stats.packets, self.key_packets);
+        let is_due = |when: When| match when {
+            When::After(packets) => packets == sent,
+            When::AfterKeys(packets) => keys && packets == sent_keys,
+            When::At(_) => false,
+        };
+        if self.pending.iter().any(|(when, _)| is_due(*when)) {
+            let due: Vec<_> = self.pending.extract_if(.., |(when, _)| is_due(*when)).collect();
+            for (when, index) in due {
+                // While the keys, or what comes of them, are on their way.
+                let trips =
+                    matches!(when, When::AfterKeys(_)).then_some(4 * self.scenario.link.base);
+                let soon = self.now + self.rng.random_range(0..trips.unwrap_or(200 * MICRO));
                 self.queue.push(soon, Event::Fault(index));
             }
         }

@@ -75,7 +75,9 @@ pub(crate) struct World {
     /// Workers leave as soon as they are done.
     leave: bool,
     /// Faults that wait for so many packets to be sent.
-    pending: Vec<(u64, usize)>,
+    pending: Vec<(When, usize)>,
+    /// Packets with keys that were sent.
+    key_packets: u64,
     /// Packets that a stranger might have seen.
     seen: VecDeque<data::Seen>,
     buffer: Vec<u8>,
@@ -104,6 +106,7 @@ impl World {
             closing: false,
             leave,
             pending: Vec::new(),
+            key_packets: 0,
             seen: VecDeque::new(),
             buffer: vec![0; 4096],
             rng,
@@ -122,7 +125,7 @@ impl World {
         for (index, (when, _)) in self.scenario.faults.iter().enumerate() {
             match when {
                 When::At(at) => self.queue.push(*at, Event::Fault(index)),
-                When::After(packets) => self.pending.push((*packets, index)),
+                When::After(_) | When::AfterKeys(_) => self.pending.push((*when, index)),
             }
         }
         self.queue.push(self.scenario.heal_at, Event::Heal);
@@ -161,6 +164,7 @@ impl World {
         self.check_witness();
         self.stats.runs = 1;
         self.stats.events = events;
+        self.stats.count_keys(self.checker.key_counts());
         let violation = self.checker.problem().map(str::to_owned);
         self.stats.violations = u64::from(violation.is_some());
         if let Some(violation) = &violation {

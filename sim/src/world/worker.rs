@@ -10,7 +10,6 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 use super::caller::InFlight;
 use super::control::{self, End};
 use super::{Event, World};
-use crate::reference::SCALE;
 use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
 use crate::trace::{Party, describe};
 
@@ -119,7 +118,6 @@ impl World {
         let port = 20_000 + self.workers[worker].ports;
         let plan = &self.scenario.jobs[job];
         let mut config = Config::new(format!("job {job}"), rank, plan.world);
-        config.scale = SCALE;
         config.slots = Some(plan.slots);
         config.policy = plan.policy;
         config.data_port = port;
