@@ -2,11 +2,14 @@
 //!
 //! Runs in every worker, with rank and world size from the environment. All ranks agree on the
 //! result through the collective itself, so rank 0 prints the whole: the columns of nccl-tests.
+//! With a strategy it replays iterations of training instead ([`replay`]).
 
 mod measure;
 mod pattern;
+mod replay;
 mod report;
 mod size;
+mod strategy;
 mod usage;
 
 use std::path::PathBuf;
@@ -17,9 +20,12 @@ use clap::ValueEnum;
 use xdp_agg_client::collective::BoxError;
 use xdp_agg_client::ring::Ring;
 use xdp_agg_client::{Builder, Collective, Communicator};
+use xdp_agg_workloads::{Network, Workload};
 
 use measure::Plan;
+use replay::{Load, Phase};
 use report::{Report, Row};
+use strategy::Strategy;
 
 /// Measure all-reduce as one worker of a job.
 ///
@@ -28,11 +34,31 @@ use report::{Report, Row};
 /// MASTER_PORT. Rank 0 prints the columns of nccl-tests. The vector is summed in place; before and
 /// after timing it holds a pattern whose sum is known exactly, and #wrong counts elements that
 /// differ from it. Exits with 1 where there are any.
+///
+/// With --strategy it replays iterations of training: the gradients of --workload in buckets, from
+/// the last layer to the first, or each of --bytes as one bucket. LOCAL_RANK and LOCAL_WORLD_SIZE
+/// tell who shares a host; XDP_AGG_PS_ADDRS where parameter servers are.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value_t = System::XdpAgg)]
     system: System,
+    /// Replay iterations of training over this: ps, psring, switchml, atp, ring or passing.
+    #[arg(long, conflicts_with = "system")]
+    strategy: Option<Strategy>,
+    /// Whose gradients to replay: resnet50, vgg16, vgg19 or bert. Default: each of --bytes.
+    #[arg(long, requires = "strategy", conflicts_with = "bytes")]
+    workload: Option<Network>,
+    /// Scale every tensor to this share of its elements.
+    #[arg(long, requires = "workload", default_value_t = 1.0, value_parser = fraction)]
+    fraction: f64,
+    /// Iterations to replay, separated by commas: how many, and the seconds that an iteration
+    /// computes; `+overlap` sums buckets while layers before them are computed.
+    #[arg(long, requires = "strategy", value_delimiter = ',', default_value = "10x0")]
+    phase: Vec<Phase>,
+    /// Say on standard output when a phase begins and ends, and pause there.
+    #[arg(long, hide = true)]
+    marks: bool,
     /// Sizes of the vector, separated by commas: bytes, or with K, M, G (1024-based), as `-b` of
     /// nccl-tests.
     #[arg(long, value_delimiter = ',', value_parser = size::parse, default_value = "4K,64K,1M,16M")]
@@ -117,6 +143,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(odd) = args.bytes.iter().find(|bytes| *bytes % 4 != 0) {
         bail!("--bytes {odd}: elements have four bytes, so a size is a multiple of 4");
     }
+    if let Some(strategy) = args.strategy {
+        return replay_all(args, strategy);
+    }
     let mut connected = Connected::open(args.system)?;
     let (rank, world_size) = {
         let collective = connected.collective();
@@ -150,6 +179,30 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         0 => Ok(ExitCode::SUCCESS),
         wrong => bail!("{wrong} elements are wrong: the sums cannot be trusted"),
     }
+}
+
+/// Replays the workload, or each size, over a strategy.
+fn replay_all(args: &Args, strategy: Strategy) -> Result<ExitCode> {
+    let loads: Vec<Load> = match args.workload {
+        Some(network) => vec![Load::of(&Workload::new(network, args.fraction))],
+        None => args.bytes.iter().map(|bytes| Load::of_bytes(*bytes)).collect(),
+    };
+    let mut opened = strategy::open(strategy)?;
+    let plan = replay::Plan { strategy, phases: &args.phase, marks: args.marks };
+    let report = replay::run(opened.as_mut(), &plan, &loads)?;
+    if let Some(file) = &args.json {
+        report.write(file)?;
+    }
+    match report.wrong() {
+        0 => Ok(ExitCode::SUCCESS),
+        wrong => bail!("{wrong} elements are wrong on this rank: the sums cannot be trusted"),
+    }
+}
+
+/// A share above 0, at most 1.
+fn fraction(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| format!("{text:?} is no share; expected a number above 0, at most 1"))
 }
 
 fn measure_one(

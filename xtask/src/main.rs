@@ -40,7 +40,7 @@ enum Command {
     Test(test::Args),
     /// Train a small network on four hosts in network namespaces, summed by the XDP program.
     Demo(lab::Args),
-    /// Measure: `bench links`, `bench latency`, `bench kernel`; `bench links --help` for options.
+    /// Measure: `bench links`, `latency`, `passing`, `kernel`, …; `bench links --help` for options.
     Bench(lab::Args),
     /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
     Sim(sim::Args),

@@ -9,8 +9,10 @@ use xdp_agg_tests::{CpuMeter, CpuTime, LinkReport};
 
 use super::bound;
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
+use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
-use super::row::{Row, quantile};
+use super::report::Report;
+use super::row::{Row, heading, quantile, write_json};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::workers::{self, Bench, Measured};
 
@@ -68,6 +70,9 @@ pub(crate) struct Common {
     /// Draw the plot here. Default: target/bench/SCENARIO.svg.
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
+    /// Write the plot, the rows and a report (Markdown and HTML) into this directory.
+    #[arg(long, value_name = "DIR", conflicts_with = "plot")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 impl Common {
@@ -80,6 +85,33 @@ impl Common {
         let Self { workers, mtu, loss, topology: mode, .. } = *self;
         let offloads = !self.no_offloads;
         Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads }
+    }
+
+    /// Where the plot of a scenario goes.
+    pub(crate) fn plot_file(&self, scenario: &str) -> PathBuf {
+        let name = format!("{scenario}.svg");
+        match (&self.report, &self.plot) {
+            (Some(directory), _) => directory.join(name),
+            (None, Some(file)) => file.clone(),
+            (None, None) => PathBuf::from("target/bench").join(name),
+        }
+    }
+
+    /// Writes the report of a scenario whose plot is drawn, where one is asked for.
+    pub(crate) fn write_report(&self, scenario: &str, title: &str, rows: &[Row]) -> Result<()> {
+        let Some(directory) = &self.report else { return Ok(()) };
+        let mut report = Report::new(format!("{scenario}: {title}"), &Facts::gather());
+        report.plot(format!("{scenario}.svg"), title);
+        let lines: Vec<String> = rows.iter().map(Row::line).collect();
+        report.code(format!("{}\n{}", heading(), lines.join("\n")));
+        let complaints = complaints(rows);
+        if !complaints.is_empty() {
+            report.text(format!("Not a result: {}.", complaints.join("; ")));
+        }
+        write_json(&directory.join("rows.json"), rows)?;
+        report.write(directory)?;
+        println!("# report: {}", directory.join("report.html").display());
+        Ok(())
     }
 
     /// The systems to measure; says which one is left out, and why.

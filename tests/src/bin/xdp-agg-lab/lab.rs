@@ -18,7 +18,7 @@ use xdp_agg_tests::{
 use super::setting::{Loss, Rate};
 
 /// Port of the ring's rendezvous on worker 0.
-const RENDEZVOUS_PORT: u16 = 29_500;
+pub(crate) const RENDEZVOUS_PORT: u16 = 29_500;
 
 /// How results reach the workers, which decides where the aggregator sits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,10 +160,19 @@ impl Lab {
 
     /// The same with further arguments.
     pub(crate) fn start_daemon_with(&self, extra: &[String]) -> Result<Daemon<'_>> {
+        self.start_daemon_on(&self.topology.aggregator_interfaces(), extra)
+    }
+
+    /// The same on some of the aggregator's interfaces only.
+    pub(crate) fn start_daemon_on(
+        &self,
+        interfaces: &[String],
+        extra: &[String],
+    ) -> Result<Daemon<'_>> {
         let mut command = self.topology.aggregator().command(program("xdp-agg")?);
         command.arg("serve");
-        for interface in self.topology.aggregator_interfaces() {
-            command.args(["--interface", &interface]);
+        for interface in interfaces {
+            command.args(["--interface", interface]);
         }
         let engine = self.plan.engine.name();
         command

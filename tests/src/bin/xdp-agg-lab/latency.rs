@@ -1,7 +1,5 @@
 //! `bench latency`: short vectors.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common, System};
@@ -50,10 +48,11 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if let Some(file) = &common.json {
         write_json(file, &rows)?;
     }
-    let plot = common.plot.clone().unwrap_or_else(|| PathBuf::from("target/bench/latency.svg"));
+    let plot = common.plot_file("latency");
     let labels = Labels { title: &title, x: "bytes", y: "median time of a call (µs)" };
     lines(&plot, &labels, Axes::Logarithmic, &series(&systems, &rows))?;
     println!("# plot: {}", plot.display());
+    common.write_report("latency", &title, &rows)?;
     let complaints = compare::complaints(&rows);
     if !complaints.is_empty() {
         bail!("not a result: {}", complaints.join("; "));

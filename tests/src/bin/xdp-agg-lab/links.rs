@@ -1,7 +1,5 @@
 //! `bench links`: long vectors over links of one rate.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common};
@@ -25,7 +23,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "500mbit")]
     rate: Rate,
     /// With --loss: measure without loss, too, in turns, and print the ratio of the rates.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "report")]
     loss_compare: bool,
 }
 
@@ -61,7 +59,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if let Some(file) = &common.json {
         write_json(file, &rows)?;
     }
-    let plot = common.plot.clone().unwrap_or_else(|| PathBuf::from("target/bench/links.svg"));
+    let plot = common.plot_file("links");
     let bar = |row: &Row| Bar {
         name: format!("{} {}", row.system, short_bytes(row.bytes)),
         value: row.time_us_median / 1e3,
@@ -74,6 +72,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     };
     bars(&plot, &labels, &rows.iter().map(bar).collect::<Vec<_>>())?;
     println!("# plot: {}", plot.display());
+    common.write_report("links", &title, &rows)?;
     let complaints = compare::complaints(&rows);
     if !complaints.is_empty() {
         bail!("not a result: {}", complaints.join("; "));

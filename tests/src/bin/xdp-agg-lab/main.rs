@@ -11,8 +11,11 @@ mod kill;
 mod lab;
 mod latency;
 mod links;
+mod machine;
 mod openmpi;
+mod passing;
 mod plot;
+mod report;
 mod row;
 mod scratch;
 mod setting;
@@ -47,6 +50,7 @@ enum Scenario {
     Kernel(kernel::Args),
     Kill(kill::Args),
     Flood(flood::Args),
+    Passing(passing::Args),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
         Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
+        Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });
     match result {

@@ -51,6 +51,15 @@ pub(crate) struct Bar {
     pub(crate) bound: Option<f64>,
 }
 
+/// Bars that belong together, such as those of one setting.
+pub(crate) struct Group {
+    /// Below them.
+    pub(crate) name: String,
+    /// One for each series; none where nothing was measured. With the mark of what is possible at
+    /// best.
+    pub(crate) bars: Vec<Option<(f64, Option<f64>)>>,
+}
+
 /// How the axes are divided.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Axes {
@@ -118,6 +127,77 @@ pub(crate) fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<()>
         root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
         Ok(())
     })
+}
+
+/// Draws groups of bars beside each other, a colour a series.
+pub(crate) fn groups(
+    file: &Path,
+    labels: &Labels<'_>,
+    series: &[String],
+    groups: &[Group],
+) -> Result<()> {
+    let all = || groups.iter().flat_map(|group| group.bars.iter().flatten());
+    let highest = all().map(|(value, bound)| value.max(bound.unwrap_or(0.0))).fold(0.0, f64::max);
+    if highest <= 0.0 {
+        return Err(anyhow!("nothing was measured, so there is nothing to draw"));
+    }
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption(labels.title, ("sans-serif", 18))
+            .margin(15)
+            .x_label_area_size(45)
+            .y_label_area_size(75)
+            .build_cartesian_2d(0.0..groups.len() as f64, 0.0..highest * 1.35)?;
+        chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(labels.y).draw()?;
+        let width = 0.9 / series.len().max(1) as f64;
+        let place = |group: usize, bar: usize| group as f64 + 0.05 + bar as f64 * width;
+        for (i, (name, colour)) in series.iter().zip(COLOURS.iter().cycle()).enumerate() {
+            let heights = groups.iter().enumerate().filter_map(|(g, group)| {
+                let (value, _) = group.bars.get(i).copied().flatten()?;
+                Some((place(g, i), value))
+            });
+            let bars = heights.map(|(left, value)| {
+                Rectangle::new([(left, 0.0), (left + width * 0.85, value)], colour.filled())
+            });
+            chart.draw_series(bars)?.label(name).legend(move |(x, y)| {
+                Rectangle::new([(x, y - 5), (x + 15, y + 5)], colour.filled())
+            });
+        }
+        for (g, group) in groups.iter().enumerate() {
+            for (i, bar) in group.bars.iter().enumerate() {
+                let Some((value, bound)) = bar else { continue };
+                let left = place(g, i);
+                let above = (left, value + highest * 0.04);
+                chart.draw_series([Text::new(three(*value), above, ("sans-serif", 11))])?;
+                if let Some(bound) = bound {
+                    let mark = [(left, *bound), (left + width * 0.85, *bound)];
+                    chart.draw_series([PathElement::new(mark, BLACK.stroke_width(3))])?;
+                }
+            }
+            let below = (g as f64 + 0.3, -highest * 0.03);
+            chart.draw_series([Text::new(group.name.clone(), below, ("sans-serif", 15))])?;
+        }
+        let mut legend = chart.configure_series_labels();
+        legend
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()?;
+        root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
+        Ok(())
+    })
+}
+
+/// A number above a bar: three digits that count.
+fn three(value: f64) -> String {
+    let digits = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.digits$}")
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -211,6 +291,18 @@ mod tests {
         for text in ["a title", "ring", "12.5"] {
             assert!(svg.contains(text), "bars: {text}");
         }
+    }
+
+    #[test]
+    fn groups_have_a_bar_a_series_and_their_marks() {
+        let series = ["ours".to_owned(), "theirs".to_owned()];
+        let group = Group { name: "2x2".into(), bars: vec![Some((1.5, Some(1.0))), None] };
+        let svg = drawn("groups", |file| groups(file, &LABELS, &series, &[group]));
+        for text in ["a title", "2x2", "ours", "theirs", "1.50", "polyline"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        let empty = [Group { name: "2x2".into(), bars: vec![None] }];
+        assert!(groups(Path::new("/nonexistent/x.svg"), &LABELS, &series, &empty).is_err());
     }
 
     #[test]

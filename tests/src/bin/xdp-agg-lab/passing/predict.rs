@@ -1,0 +1,173 @@
+//! How long a run will take, from the models; so that it need not be tried.
+
+use xdp_agg_workloads::model::{self, Setting, System};
+use xdp_agg_workloads::{Network, claims};
+
+/// A network, its services and its processes start and end in so many seconds.
+const START_S: f64 = 2.5;
+/// What systems take over the least that links allow, TCP's many-to-one included.
+const SLOWER: f64 = 1.3;
+/// All buckets are summed so often besides the phases: to verify them before and after.
+const VERIFICATIONS: f64 = 2.0;
+/// Copies of the gradient that a process holds at a time, in flight and in buffers.
+const COPIES: f64 = 6.0;
+
+/// Computation of an iteration, as a person asks for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Compute {
+    /// So many seconds.
+    Seconds(f64),
+    /// The paper's, for this gradient and this rate.
+    Paper,
+}
+
+impl std::str::FromStr for Compute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "paper" {
+            return Ok(Self::Paper);
+        }
+        let seconds = text.parse().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
+        let expected = || format!("{text:?} is no time; expected paper, or seconds such as 0.5");
+        seconds.map(Self::Seconds).ok_or_else(expected)
+    }
+}
+
+impl Compute {
+    /// In seconds, for a gradient of so many bytes over links of so many bytes a second.
+    pub(crate) fn seconds(self, network: Network, bytes: f64, link: f64) -> f64 {
+        match self {
+            Self::Seconds(seconds) => seconds,
+            Self::Paper => claims::compute_in_transfers(network) * bytes / link,
+        }
+    }
+}
+
+/// A phase whose computation is not known in seconds yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Phase {
+    pub(crate) iters: u32,
+    pub(crate) compute: Compute,
+    pub(crate) overlap: bool,
+}
+
+impl Phase {
+    /// As `xdp-agg bench --phase` reads it.
+    pub(crate) fn argument(&self, network: Network, bytes: f64, link: f64) -> String {
+        let seconds = self.compute.seconds(network, bytes, link);
+        let overlap = if self.overlap { "+overlap" } else { "" };
+        format!("{}x{seconds:.6}{overlap}", self.iters)
+    }
+}
+
+/// What is run for one network.
+pub(crate) struct Run<'a> {
+    pub(crate) systems: &'a [System],
+    pub(crate) settings: &'a [Setting],
+    pub(crate) phases: &'a [Phase],
+}
+
+impl Run<'_> {
+    /// Seconds of one system in one setting.
+    pub(crate) fn cell_seconds(
+        &self,
+        network: Network,
+        bytes: f64,
+        system: System,
+        setting: &Setting,
+    ) -> f64 {
+        let communication = SLOWER * model::bound_seconds(system, setting, bytes, 1.05);
+        let phases = self.phases.iter().map(|phase| {
+            let compute = phase.compute.seconds(network, bytes, setting.link);
+            f64::from(phase.iters) * (compute + communication)
+        });
+        START_S + VERIFICATIONS * communication + phases.sum::<f64>()
+    }
+
+    /// Seconds of all systems in all settings.
+    pub(crate) fn seconds(&self, network: Network, bytes: f64) -> f64 {
+        let of = |setting: &Setting| -> f64 {
+            let systems = self.systems.iter();
+            systems.map(|system| self.cell_seconds(network, bytes, *system, setting)).sum()
+        };
+        self.settings.iter().map(of).sum()
+    }
+
+    /// The fraction of a network, rounded down to two digits, with which all of it takes no longer
+    /// than so many seconds and so many bytes of memory; none if nothing is that short.
+    pub(crate) fn fraction(&self, network: Network, limit_s: f64, memory: f64) -> Option<f64> {
+        let whole = network.gradient_bytes() as f64;
+        let fixed = self.seconds(network, 0.0);
+        // Time grows in proportion to the bytes, apart from what is fixed.
+        let a_byte = self.seconds(network, 1.0) - fixed;
+        let by_time = if a_byte > 0.0 { (limit_s - fixed) / a_byte } else { f64::INFINITY };
+        let bytes = by_time.min(memory / self.memory_bytes(1.0));
+        let fraction = (bytes / whole).min(1.0);
+        (fraction > 1e-7).then(|| two_digits(fraction))
+    }
+
+    /// Bytes of memory of all processes of the largest setting.
+    pub(crate) fn memory_bytes(&self, bytes: f64) -> f64 {
+        let most = self.settings.iter().map(Setting::world).max().unwrap_or(1);
+        f64::from(most) * COPIES * bytes
+    }
+}
+
+fn two_digits(value: f64) -> f64 {
+    let unit = 10_f64.powf(value.log10().floor() - 1.0);
+    // A little more, so that 0.37 does not become 0.36; through text, so that it is the number
+    // that its digits say.
+    let digits = (value / unit + 1e-6).floor();
+    format!("{:.1e}", digits * unit).parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTING: Setting =
+        Setting { hosts: 4, processes: 4, servers: 1, link: 1e7, in_host: 1e10 };
+
+    #[test]
+    fn a_cell_is_its_start_its_checks_and_its_iterations() {
+        let phase =
+            |iters, seconds| Phase { iters, compute: Compute::Seconds(seconds), overlap: false };
+        let phases = [phase(10, 0.0), phase(2, 3.0)];
+        let run = Run { systems: &[System::Ps], settings: &[SETTING], phases: &phases };
+        // 16 times 10 MB over 10 MB/s: 16 s, and 5 % of headers, 1.3 times as long: 21.84.
+        let seconds = run.seconds(Network::Vgg19, 1e7);
+        assert!((seconds - (2.5 + 14.0 * 21.84 + 6.0)).abs() < 1e-9, "{seconds}");
+    }
+
+    #[test]
+    fn a_fraction_uses_the_time_and_no_more() {
+        let phases = [Phase { iters: 3, compute: Compute::Paper, overlap: true }];
+        let run = Run { systems: &System::ALL, settings: &[SETTING], phases: &phases };
+        let fraction = run.fraction(Network::Vgg19, 120.0, 1e12).expect("it is long enough");
+        let bytes = fraction * Network::Vgg19.gradient_bytes() as f64;
+        let seconds = run.seconds(Network::Vgg19, bytes);
+        assert!((105.0..=120.0).contains(&seconds), "{seconds}");
+        assert_eq!(run.fraction(Network::Vgg19, 10.0, 1e12), None);
+        let small = run.fraction(Network::Vgg19, 1e9, 1e6).expect("memory for some");
+        let bytes = small * Network::Vgg19.gradient_bytes() as f64;
+        assert!(run.memory_bytes(bytes) <= 1e6);
+    }
+
+    #[test]
+    fn fractions_are_short() {
+        for (value, text) in [(0.0123, "0.012"), (0.37, "0.37"), (1.0, "1"), (0.000_999, "0.00099")]
+        {
+            assert_eq!(two_digits(value).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn computation_is_read() {
+        assert_eq!("paper".parse(), Ok(Compute::Paper));
+        assert_eq!("0.5".parse(), Ok(Compute::Seconds(0.5)));
+        assert!("-1".parse::<Compute>().is_err());
+        let paper = Compute::Paper.seconds(Network::Vgg19, 1e6, 1e7);
+        assert!((paper - 2.9).abs() < 0.01, "{paper}");
+    }
+}

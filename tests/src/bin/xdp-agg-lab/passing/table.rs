@@ -1,0 +1,300 @@
+//! What was measured, as a person reads it: rows, savings, efficiency, and the paper's figures
+//! beside them. The same tables are printed and go into the report.
+
+use xdp_agg_workloads::Network;
+use xdp_agg_workloads::claims::{self, MOST_OVER_PS};
+use xdp_agg_workloads::model::System;
+
+use super::row::{Kind, Row};
+
+/// A table: names of columns, and rows of as many cells.
+pub(crate) struct Table {
+    pub(crate) heading: Vec<&'static str>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+/// Columns of [`line`].
+pub(crate) const HEADING: [&str; 18] = [
+    "system",
+    "s x n",
+    "compute",
+    "time",
+    "min",
+    "max",
+    "exposed",
+    "bound",
+    "time/bound",
+    "paper",
+    "out/K",
+    "out/copy",
+    "link",
+    "idle",
+    "cpu",
+    "limit",
+    "wrong",
+    "caps",
+];
+
+/// What the columns of [`HEADING`] mean.
+pub(crate) const LEGEND: &str = "\
+compute, time, min, max, exposed: ms of an iteration (median, spread), and its part that is not \
+computation; a + says that buckets are summed during the backward pass. bound: ms that the \
+busiest direction of a link needs at its rate; paper: ms by equations (1) to (4), one direction \
+after the other; out/K: bytes on the wire out of a host over those of one gradient; out/copy: \
+the same over one gradient and the headers of its blocks; link: share of its rate that the \
+busiest direction carried while nothing but communication went on; idle: share of the \
+processors' time; cpu: ms of processor time of the whole machine an iteration; limit: link (90 % \
+of its rate), machine (idle below 10 %), compute (it hides communication) or neither; caps: no \
+link carried more than its rate";
+
+/// One row's cells.
+pub(crate) fn line(row: &Row) -> Vec<String> {
+    let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
+    let optional = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    let percent = |share: f64| format!("{:.0}%", share * 100.0);
+    let least = row.times_s.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = row.times_s.iter().copied().fold(0.0, f64::max);
+    let compute = match row.kind() {
+        Kind::Overlapped => format!("{}+", ms(row.compute_s)),
+        Kind::Communication | Kind::After => ms(row.compute_s),
+    };
+    let times_bound = row.bound_s.filter(|_| row.kind() == Kind::Communication);
+    vec![
+        row.system.name().to_owned(),
+        format!("{}x{}", row.hosts, row.processes),
+        compute,
+        ms(row.time_s),
+        ms(least),
+        ms(most),
+        ms(row.exposed_s),
+        optional(row.bound_s.map(ms)),
+        optional(times_bound.map(|bound| format!("{:.2}", row.time_s / bound))),
+        optional(row.paper_s.map(ms)),
+        format!("{:.3}", row.host_out_bytes / row.bytes as f64),
+        format!("{:.3}", row.host_out_bytes / row.one_copy_bytes),
+        optional(row.link_share.map(percent)),
+        percent(row.idle_share),
+        ms(row.cpu_s),
+        row.limit.to_owned(),
+        row.wrong.to_string(),
+        match row.caps_kept {
+            None => "-".to_owned(),
+            Some(true) => "yes".to_owned(),
+            Some(false) => "NO".to_owned(),
+        },
+    ]
+}
+
+/// A line of a table of fixed widths.
+pub(crate) fn aligned(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    const WIDTHS: [usize; 18] = [9, 6, 9, 9, 9, 9, 9, 9, 11, 9, 7, 9, 6, 6, 9, 9, 6, 5];
+    let mut text = String::new();
+    for (cell, width) in cells.into_iter().zip(WIDTHS) {
+        let cell = cell.as_ref();
+        text +=
+            &if text.is_empty() { format!("{cell:<width$}") } else { format!("{cell:>width$}") };
+    }
+    text
+}
+
+/// What PASSING and PSRing save of each other system's time, a row a setting and kind.
+pub(crate) fn savings(rows: &[Row]) -> Table {
+    let mut table = Table {
+        heading: vec![
+            "workload",
+            "s x n",
+            "iterations",
+            "system",
+            "over",
+            "saved",
+            "by the bounds",
+            "by equations (1) to (4)",
+        ],
+        rows: Vec::new(),
+    };
+    for fast in rows.iter().filter(|row| row.system.reduces_in_host()) {
+        for slow in rows.iter().filter(|row| row.compares_with(fast)) {
+            let worth = slow.system != fast.system
+                && !(fast.system == System::Psring && slow.system != System::Ps);
+            if worth {
+                let bounds = fast.modelled_saving_over(slow, |row| row.bound_s);
+                let equations = fast.modelled_saving_over(slow, |row| row.paper_s);
+                table.rows.push(vec![
+                    fast.workload.clone(),
+                    format!("{}x{}", fast.hosts, fast.processes),
+                    fast.kind().name().to_owned(),
+                    fast.system.name().to_owned(),
+                    slow.system.name().to_owned(),
+                    percent_or_dash(Some(fast.saving_over(slow))),
+                    percent_or_dash(bounds),
+                    percent_or_dash(equations),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+/// Scaling efficiency: speed-up over one process, over the number of processes.
+pub(crate) fn efficiencies(rows: &[Row]) -> Table {
+    let mut heading = vec!["workload", "s x n", "iterations"];
+    heading.extend(System::ALL.map(System::name));
+    let mut table = Table { heading, rows: Vec::new() };
+    let computing = |row: &&Row| row.efficiency.is_some();
+    let mut done: Vec<&Row> = Vec::new();
+    for row in rows.iter().filter(computing) {
+        if done.iter().any(|other| other.compares_with(row)) {
+            continue;
+        }
+        done.push(row);
+        let mut cells = vec![
+            row.workload.clone(),
+            format!("{}x{}", row.hosts, row.processes),
+            row.kind().name().to_owned(),
+        ];
+        cells.extend(System::ALL.map(|system| {
+            let found = find(rows, row, system).and_then(|row| row.efficiency);
+            percent_or_dash(found.map(|value| value * 100.0))
+        }));
+        table.rows.push(cells);
+    }
+    table
+}
+
+fn percent_or_dash(percent: Option<f64>) -> String {
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1} %"))
+}
+
+fn find<'a>(rows: &'a [Row], like: &Row, system: System) -> Option<&'a Row> {
+    rows.iter().find(|row| row.system == system && row.compares_with(like))
+}
+
+/// The paper's figures beside ours, for every setting and network that was measured.
+pub(crate) fn claims(rows: &[Row]) -> Table {
+    let mut table = Table {
+        heading: vec![
+            "workload",
+            "s x n",
+            "claim",
+            "paper",
+            "ours, communication only",
+            "ours, computation first",
+            "ours, overlapped",
+        ],
+        rows: Vec::new(),
+    };
+    let mut done: Vec<(&str, u16, u16)> = Vec::new();
+    for row in rows {
+        let key = (row.workload.as_str(), row.hosts, row.processes);
+        let Ok(network) = row.workload.parse::<Network>() else { continue };
+        if done.contains(&key) {
+            continue;
+        }
+        done.push(key);
+        let here: Vec<&Row> = rows
+            .iter()
+            .filter(|row| (row.workload.as_str(), row.hosts, row.processes) == key)
+            .collect();
+        let start = [row.workload.clone(), format!("{}x{}", row.hosts, row.processes)];
+        let mut add = |claim: String, paper: String, ours: [Option<f64>; 3]| {
+            let ours = ours.map(percent_or_dash);
+            let cells = start.iter().cloned().chain([claim, paper]).chain(ours);
+            table.rows.push(cells.collect());
+        };
+        for claim in claims::savings(network, row.hosts, row.processes) {
+            let text = format!(
+                "time that {} saves over {} (figure {}, {} Gbit/s)",
+                claim.system, claim.over, claim.figure, claim.gbits
+            );
+            let ours = Kind::ALL.map(|kind| saving(&here, kind, claim.system, claim.over));
+            add(text, format!("{} %", claim.percent), ours);
+        }
+        let ours = Kind::ALL.map(|kind| saving(&here, kind, System::Passing, System::Ps));
+        let most = "time that passing saves over ps, at most (abstract)".to_owned();
+        add(most, format!("{MOST_OVER_PS} %"), ours);
+        let same = |claim: &&claims::Efficiency| {
+            (claim.network, claim.hosts, claim.processes) == (network, row.hosts, row.processes)
+        };
+        for claim in claims::EFFICIENCIES.iter().filter(same) {
+            let text = format!("passing's scaling efficiency over ps' (figure {})", claim.figure);
+            let ours = Kind::ALL.map(|kind| efficiency_gain(&here, kind));
+            add(text, format!("+{} %", claim.percent_over_ps), ours);
+        }
+    }
+    table
+}
+
+fn of_kind<'a>(rows: &[&'a Row], kind: Kind, system: System) -> Option<&'a Row> {
+    rows.iter().copied().find(|row| row.kind() == kind && row.system == system)
+}
+
+fn saving(rows: &[&Row], kind: Kind, system: System, over: System) -> Option<f64> {
+    Some(of_kind(rows, kind, system)?.saving_over(of_kind(rows, kind, over)?))
+}
+
+fn efficiency_gain(rows: &[&Row], kind: Kind) -> Option<f64> {
+    let efficiency = |system| of_kind(rows, kind, system)?.efficiency;
+    Some(100.0 * (efficiency(System::Passing)? / efficiency(System::Ps)? - 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::row::tests::example;
+    use super::*;
+
+    fn rows() -> Vec<Row> {
+        System::ALL
+            .into_iter()
+            .zip([2.0, 1.4, 1.25, 1.2, 1.0, 0.8])
+            .map(|(system, time_s)| {
+                let mut row = example(system);
+                (row.hosts, row.processes, row.compute_s, row.time_s) = (4, 4, 0.4, time_s);
+                row.efficiency = Some(row.compute_s / time_s);
+                row
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_row_fits_its_heading() {
+        assert_eq!(line(&rows()[0]).len(), HEADING.len());
+        let text = aligned(HEADING);
+        assert!(text.starts_with("system") && text.ends_with("caps") && text.len() > 100);
+    }
+
+    #[test]
+    fn savings_compare_what_the_paper_compares() {
+        let table = savings(&rows());
+        // PASSING over the five others, PSRing over the parameter server alone.
+        assert_eq!(table.rows.len(), 6);
+        let find = |system: &str, over: &str| {
+            table.rows.iter().find(|row| row[3] == system && row[4] == over).expect("a row")[5]
+                .clone()
+        };
+        assert_eq!(find("passing", "ps"), "60.0 %");
+        assert_eq!(find("psring", "ps"), "30.0 %");
+        assert_eq!(find("passing", "switchml"), "36.0 %");
+    }
+
+    #[test]
+    fn efficiency_is_of_one_process() {
+        let table = efficiencies(&rows());
+        assert_eq!(table.rows.len(), 1);
+        assert_eq!(
+            table.rows[0][3..],
+            ["20.0 %", "28.6 %", "32.0 %", "33.3 %", "40.0 %", "50.0 %"]
+        );
+    }
+
+    #[test]
+    fn claims_stand_beside_our_figures() {
+        let table = claims(&rows());
+        let row = |text: &str| {
+            table.rows.iter().find(|row| row[2].contains(text)).expect("it is claimed").clone()
+        };
+        let psring = row("psring saves over ps (figure 14");
+        assert_eq!(psring[3..], ["36.52 %", "-", "30.0 %", "-"]);
+        assert_eq!(row("scaling efficiency")[3..], ["+82.54 %", "-", "150.0 %", "-"]);
+        assert_eq!(row("at most")[3..], ["65.25 %", "-", "60.0 %", "-"]);
+    }
+}

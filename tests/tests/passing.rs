@@ -1,0 +1,59 @@
+//! `bench passing` end to end: two hosts of two processes, tiny gradients, all systems.
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+fn number(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"))
+}
+
+/// Rows are complete and exact, links kept their rate, and what left a host is what the system has
+/// to send: a ring of four three halves of the gradient, systems without groups one a process,
+/// those with groups one.
+#[test]
+fn six_systems_are_compared() {
+    need_root!();
+    let directory = tempfile::tempdir().expect("a directory");
+    let lab = Command::new(env!("CARGO_BIN_EXE_xdp-agg-lab"))
+        .args(["bench", "passing", "--setting", "2x2"])
+        .args(["--workload", "vgg19", "--fraction", "0.0005", "--rate", "100mbit"])
+        .args(["--iters", "3", "--compute", "0,0.1", "--compute-iters", "2"])
+        .arg("--report")
+        .arg(directory.path())
+        .output()
+        .expect("the lab is built");
+    let said = String::from_utf8_lossy(&lab.stderr);
+    assert!(lab.status.success(), "{said}{}", String::from_utf8_lossy(&lab.stdout));
+    let json = fs::read(directory.path().join("rows.json")).expect("rows are written");
+    let rows: Vec<Value> = serde_json::from_slice(&json).expect("it is JSON");
+    let systems: Vec<_> = rows.iter().map(|row| row["system"].as_str().expect("a name")).collect();
+    let names = ["ps", "psring", "switchml", "atp", "ring", "passing"];
+    let expected: Vec<_> = names.into_iter().flat_map(|name| [name; 3]).collect();
+    assert_eq!(systems, expected);
+    for row in &rows {
+        assert_eq!(row["wrong"], 0, "{row}");
+        assert_eq!(row["caps_kept"], true, "{row}");
+        let time = number(row, "time_s");
+        assert!(time >= number(row, "compute_s"), "{row}");
+        let copies = number(row, "host_out_bytes") / number(row, "bytes");
+        let expected = match row["system"].as_str() {
+            Some("ring") => 1.5,
+            Some("psring" | "passing") => 1.0,
+            _ => 2.0,
+        };
+        // Headers take 4.5 %; acknowledgements, barriers and repetitions little.
+        assert!((expected * 1.03..expected * 1.2).contains(&copies), "{copies}: {row}");
+        if row["compute_s"] == 0.0 {
+            // Neither can be faster than its links; the burst of a shaper is a small part.
+            assert!(time > 0.8 * number(row, "bound_s"), "{row}");
+        }
+    }
+    for file in ["report.md", "report.html", "vgg19-communication.svg", "vgg19-efficiency.svg"] {
+        let text = fs::read_to_string(directory.path().join(file)).expect(file);
+        assert!(text.contains("switchml"), "{file}");
+    }
+}

@@ -1,0 +1,233 @@
+//! How long synchronisation takes, from bytes and bandwidths alone.
+//!
+//! Two views of each system:
+//!
+//! * [`paper_seconds`]: equations (1) to (4) of PASSING, section 4.1, and the same reasoning for
+//!   the other systems: what is pushed and what is pulled pass one after the other (factor 2).
+//! * [`bound_seconds`]: both directions of a link at once, as a pipelined system uses it: the bytes
+//!   of the busiest direction of any link over its rate. Nothing can be faster.
+//!
+//! Notation of the paper: `n` processes in a host, `s` hosts, `p` parameter servers or aggregators,
+//! `K` bytes of gradient.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A way to sum gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum System {
+    /// Every process pushes its whole gradient to `p` parameter servers.
+    Ps,
+    /// PASSING's first step: reduced in the host, then pushed to `p` parameter servers.
+    Psring,
+    /// Every process is a worker of its own of the aggregator, behind its host's one link.
+    Switchml,
+    /// An aggregator with few slots; what finds none free goes to a parameter server.
+    Atp,
+    /// A ring of all processes.
+    Ring,
+    /// Reduced in the host, then by the aggregator.
+    Passing,
+}
+
+impl System {
+    /// All, in the order of the paper's figures.
+    pub const ALL: [Self; 6] =
+        [Self::Ps, Self::Psring, Self::Switchml, Self::Atp, Self::Ring, Self::Passing];
+
+    /// The name on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ps => "ps",
+            Self::Psring => "psring",
+            Self::Switchml => "switchml",
+            Self::Atp => "atp",
+            Self::Ring => "ring",
+            Self::Passing => "passing",
+        }
+    }
+
+    /// Whether it sends anything to parameter servers.
+    #[must_use]
+    pub const fn uses_servers(self) -> bool {
+        matches!(self, Self::Ps | Self::Psring | Self::Atp)
+    }
+
+    /// Whether it needs the aggregator.
+    #[must_use]
+    pub const fn uses_aggregator(self) -> bool {
+        matches!(self, Self::Switchml | Self::Atp | Self::Passing)
+    }
+
+    /// Whether the processes of a host reduce among themselves first.
+    #[must_use]
+    pub const fn reduces_in_host(self) -> bool {
+        matches!(self, Self::Psring | Self::Passing)
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for System {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|system| system.name() == text);
+        let names = || Self::ALL.map(Self::name).join(", ");
+        found.ok_or_else(|| format!("{text:?} is no system; expected one of {}", names()))
+    }
+}
+
+/// Where a job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Setting {
+    /// `s`: hosts.
+    pub hosts: u16,
+    /// `n`: processes in a host.
+    pub processes: u16,
+    /// `p`: parameter servers.
+    pub servers: u16,
+    /// Bytes a second of a host's link and of a server's, in each direction: `min(B_NIC, B_link)`.
+    pub link: f64,
+    /// Bytes a second between two processes of a host: `min(B_PCIe, B_UPI)`; here what one process
+    /// copies through shared memory. Infinity where its time shall not count.
+    pub in_host: f64,
+}
+
+impl Setting {
+    /// All processes.
+    #[must_use]
+    pub const fn world(&self) -> u16 {
+        self.hosts * self.processes
+    }
+}
+
+/// Equation (1): reduce-scatter round the ring of a host's processes.
+#[must_use]
+pub fn in_host_seconds(setting: &Setting, bytes: f64) -> f64 {
+    let n = f64::from(setting.processes);
+    (n - 1.0) * bytes / (n * setting.in_host)
+}
+
+/// Equation (2): one copy of the gradient a host, pushed and pulled.
+#[must_use]
+pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
+    2.0 * f64::from(setting.hosts) * bytes / (f64::from(setting.servers) * setting.link)
+}
+
+/// What the paper's reasoning says of a system, in seconds: equation (4) for [`System::Ps`], (3)
+/// for [`System::Psring`]. For the others it gives no equation; in the same terms:
+///
+/// * an aggregator in the network makes the host's link the narrowest: `2 n K / B` for
+///   [`System::Switchml`] and [`System::Atp`] (none of whose blocks has to go to a server), and
+///   equation (1) `+ 2 K / B` for [`System::Passing`];
+/// * a ring of `N` sends `2 (N - 1) / N K` over each link (section 2.1).
+#[must_use]
+pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
+    let n = f64::from(setting.processes);
+    match system {
+        System::Ps => n * between_hosts_seconds(setting, bytes),
+        System::Psring => in_host_seconds(setting, bytes) + between_hosts_seconds(setting, bytes),
+        System::Switchml | System::Atp => 2.0 * n * bytes / setting.link,
+        System::Passing => in_host_seconds(setting, bytes) + 2.0 * bytes / setting.link,
+        System::Ring => ring_bytes(setting, bytes) / setting.link,
+    }
+}
+
+/// The least time that the links allow, in seconds. `overhead`: bytes on the wire for one byte of
+/// gradient, above 1 for headers.
+#[must_use]
+pub fn bound_seconds(system: System, setting: &Setting, bytes: f64, overhead: f64) -> f64 {
+    let host = host_bytes(system, setting, bytes);
+    let server = server_bytes(system, setting, bytes);
+    host.max(server) * overhead / setting.link
+}
+
+/// Bytes of gradient that leave a host in an iteration, and that come in.
+#[must_use]
+pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
+    match system {
+        System::Ps | System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
+        System::Psring | System::Passing => bytes,
+        System::Ring => ring_bytes(setting, bytes),
+    }
+}
+
+/// Bytes of gradient that come in at a parameter server in an iteration, and that leave it.
+#[must_use]
+pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
+    let p = f64::from(setting.servers);
+    match system {
+        System::Ps => f64::from(setting.world()) * bytes / p,
+        System::Psring => f64::from(setting.hosts) * bytes / p,
+        // What the aggregator had no slot for is not known beforehand.
+        System::Switchml | System::Atp | System::Ring | System::Passing => 0.0,
+    }
+}
+
+/// What one rank of a ring sends. Only a host's last process has its neighbour on another host.
+fn ring_bytes(setting: &Setting, bytes: f64) -> f64 {
+    let world = f64::from(setting.world());
+    if setting.hosts == 1 { 0.0 } else { 2.0 * (world - 1.0) / world * bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The paper's testbed: 4 hosts of 4, one server, links of 1 GB/s here for round numbers.
+    const SETTING: Setting =
+        Setting { hosts: 4, processes: 4, servers: 1, link: 1e9, in_host: 10e9 };
+
+    fn near(got: f64, want: f64) {
+        assert!((got - want).abs() <= want.abs() * 1e-12, "{got}, not {want}");
+    }
+
+    /// K = 1 GB. Worked out by hand from equations (1) to (4).
+    #[test]
+    fn equations_1_to_4() {
+        near(in_host_seconds(&SETTING, 1e9), 0.075); // 3 / (4 * 10)
+        near(between_hosts_seconds(&SETTING, 1e9), 8.0); // 2 * 4 / 1
+        near(paper_seconds(System::Psring, &SETTING, 1e9), 8.075);
+        near(paper_seconds(System::Ps, &SETTING, 1e9), 32.0); // 2 * 4 * 4 / 1
+        let two = Setting { servers: 2, ..SETTING };
+        near(paper_seconds(System::Ps, &two, 1e9), 16.0);
+        near(paper_seconds(System::Psring, &two, 1e9), 4.075);
+    }
+
+    #[test]
+    fn the_other_systems_in_the_same_terms() {
+        near(paper_seconds(System::Switchml, &SETTING, 1e9), 8.0);
+        near(paper_seconds(System::Passing, &SETTING, 1e9), 2.075);
+        near(paper_seconds(System::Ring, &SETTING, 1e9), 1.875); // 2 * 15 / 16
+    }
+
+    #[test]
+    fn bounds_use_both_directions_at_once() {
+        near(bound_seconds(System::Ps, &SETTING, 1e9, 1.0), 16.0);
+        near(bound_seconds(System::Psring, &SETTING, 1e9, 1.0), 4.0);
+        near(bound_seconds(System::Switchml, &SETTING, 1e9, 1.05), 4.2);
+        near(bound_seconds(System::Passing, &SETTING, 1e9, 1.0), 1.0);
+        // With many servers the hosts' own links are the narrowest.
+        let many = Setting { servers: 16, ..SETTING };
+        near(bound_seconds(System::Ps, &many, 1e9, 1.0), 4.0);
+        let alone = Setting { hosts: 1, ..SETTING };
+        near(bound_seconds(System::Ring, &alone, 1e9, 1.0), 0.0);
+    }
+
+    #[test]
+    fn names_survive_their_text() {
+        for system in System::ALL {
+            assert_eq!(system.name().parse(), Ok(system));
+        }
+        assert!("nccl".parse::<System>().is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! Networks by name, and what their tensors are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{bert, resnet, vgg};
+
+/// A parameter tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Its name in `torchvision` or Hugging Face `transformers`, such as `layer1.0.conv1.weight`.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Floating-point operations of its layer in a forward pass of one sample; all of a layer's are
+    /// with its weight, none with its bias.
+    pub flops: f64,
+}
+
+impl Tensor {
+    pub(crate) fn new(name: impl Into<String>, shape: &[usize], flops: f64) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), flops }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A network whose gradients can be replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Network {
+    /// ResNet-50 (He et al. 2016) as in torchvision: 1000 classes, images of 224 x 224.
+    Resnet50,
+    /// VGG-16 without batch normalisation (Simonyan and Zisserman 2015), the same input.
+    Vgg16,
+    /// VGG-19 likewise.
+    Vgg19,
+    /// BERT-base, uncased (Devlin et al. 2019), as `transformers.BertModel`: with the pooler and
+    /// without any head, sequences of 128 tokens.
+    Bert,
+}
+
+impl Network {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Resnet50, Self::Vgg16, Self::Vgg19, Self::Bert];
+
+    /// The name on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Resnet50 => "resnet50",
+            Self::Vgg16 => "vgg16",
+            Self::Vgg19 => "vgg19",
+            Self::Bert => "bert",
+        }
+    }
+
+    /// Its parameter tensors, from the first layer to the last.
+    #[must_use]
+    pub fn tensors(self) -> Vec<Tensor> {
+        match self {
+            Self::Resnet50 => resnet::resnet50(),
+            Self::Vgg16 => vgg::vgg(&vgg::VGG16),
+            Self::Vgg19 => vgg::vgg(&vgg::VGG19),
+            Self::Bert => bert::bert_base(),
+        }
+    }
+
+    /// Number of parameters.
+    #[must_use]
+    pub fn parameters(self) -> usize {
+        self.tensors().iter().map(Tensor::elements).sum()
+    }
+
+    /// Bytes of the gradient in 32-bit floats: `K` of the paper.
+    #[must_use]
+    pub fn gradient_bytes(self) -> usize {
+        self.parameters() * size_of::<f32>()
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no network's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownNetwork(String);
+
+impl fmt::Display for UnknownNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Network::ALL.map(Network::name).join(", ");
+        write!(f, "{:?} is no network; expected one of {names}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownNetwork {}
+
+impl FromStr for Network {
+    type Err = UnknownNetwork;
+
+    fn from_str(text: &str) -> Result<Self, UnknownNetwork> {
+        let found = Self::ALL.into_iter().find(|network| network.name() == text);
+        found.ok_or_else(|| UnknownNetwork(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers that torchvision and `transformers` publish.
+    #[test]
+    fn totals_are_the_published_ones() {
+        assert_eq!(Network::Resnet50.parameters(), 25_557_032);
+        assert_eq!(Network::Vgg16.parameters(), 138_357_544);
+        assert_eq!(Network::Vgg19.parameters(), 143_667_240);
+        assert_eq!(Network::Bert.parameters(), 109_482_240);
+    }
+
+    #[test]
+    fn numbers_of_tensors_are_those_of_the_frameworks() {
+        let count = |network: Network| network.tensors().len();
+        assert_eq!(count(Network::Resnet50), 161);
+        assert_eq!(count(Network::Vgg16), 32);
+        assert_eq!(count(Network::Vgg19), 38);
+        assert_eq!(count(Network::Bert), 199);
+    }
+
+    /// Published multiply-adds of one image: 4.09, 15.47 and 19.63 billion (torchvision's model
+    /// pages, "GFLOPS"); an operation here is a multiplication or an addition.
+    #[test]
+    fn arithmetic_is_close_to_what_is_published() {
+        for (network, giga_macs) in
+            [(Network::Resnet50, 4.09), (Network::Vgg16, 15.47), (Network::Vgg19, 19.63)]
+        {
+            let flops: f64 = network.tensors().iter().map(|tensor| tensor.flops).sum();
+            let ratio = flops / 2e9 / giga_macs;
+            assert!((0.98..1.02).contains(&ratio), "{network}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_survive_their_text() {
+        for network in Network::ALL {
+            assert_eq!(network.name().parse(), Ok(network));
+            let mut names: Vec<_> = network.tensors().into_iter().map(|t| t.name).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), network.tensors().len(), "{network}");
+        }
+        assert!("alexnet".parse::<Network>().is_err());
+    }
+}
