@@ -83,7 +83,7 @@ pub(crate) const fn rank_bit(rank: u16) -> u64 {
 /// A call in flight, or just finished.
 ///
 /// It is cut into blocks when the job lets it begin (`Self::begin`), because block numbers and
-/// sizes are the job's. Its blocks go by their numbers in the job's life; [`Layout`] says what each
+/// sizes are the job's. Its blocks go by their numbers in the job's life; `Layout` says what each
 /// holds.
 #[derive(Debug)]
 pub struct Call {

@@ -36,7 +36,7 @@ impl<T: Element> Handle<T> {
     /// Waits for the result, at most so long, and gives the elements back.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
         self.waited = true;
         let finished = finish(&self.stripes, self.sequence, deadline);

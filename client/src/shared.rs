@@ -25,6 +25,8 @@ use crate::sys::{self, Interest};
 
 /// Longest sleep of a thread that drives the calls.
 const NAP: Duration = Duration::from_millis(100);
+/// How often a thread that carries a ring looks whether a call's input is there.
+const GLANCE: Duration = Duration::from_millis(1);
 /// Attempts to hand the engine to who wants it, before the next step.
 const COURTESY: u32 = 20;
 /// Longest wait for the daemon's word on who is missing.
@@ -248,10 +250,15 @@ impl Shared {
             self.sleep(None);
             return;
         };
+        if engine.machine.work() {
+            return;
+        }
         let mut lanes = Lanes::default();
         let Some(batch) = engine.machine.ring_batch(&mut lanes) else {
+            // Other processes of the host do not ring here.
+            let patience = if engine.machine.has_calls() { GLANCE } else { NAP };
             drop(engine);
-            self.sleep(None);
+            self.sleep_for(None, patience);
             return;
         };
         drop(engine);

@@ -93,7 +93,7 @@ impl FromStr for ElementType {
     }
 }
 
-/// An element type as a Rust type: `f32`, [`f16`], [`bf16`], `f64`, `i32` or `i64`.
+/// An element type as a Rust type: `f32`, [`struct@f16`], [`struct@bf16`], `f64`, `i32` or `i64`.
 pub trait Element:
     sealed::Kernels + bytemuck::Pod + Copy + Debug + PartialEq + Send + Sync + 'static
 {

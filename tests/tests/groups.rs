@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, check_sums, network, on_all};
-use xdp_agg_client::{Builder, Communicator, Element, Error, LaneWidth, Op, Scaling, bf16, f16};
+use xdp_agg_client::{
+    AggregatorLoss, Builder, Communicator, Element, Error, LaneWidth, Op, Path, Scaling, bf16, f16,
+};
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 use xdp_agg_tests::{Process, program};
 
@@ -305,4 +307,76 @@ fn calls_that_differ_within_a_host_are_refused() {
         };
         assert!(errors.iter().filter(named).count() >= 2, "{errors:?}");
     }
+}
+
+/// One of two aggregators is lost: what follows is the job's choice, as with a single one.
+#[test]
+fn a_lost_aggregator_of_two_is_dealt_with() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let first = lab.control();
+    for loss in [AggregatorLoss::Fail, AggregatorLoss::Resume, AggregatorLoss::Ring] {
+        let (daemon, second) = second_daemon(&lab);
+        let tune = |settings: Builder| {
+            settings
+                .aggregators([first, second])
+                .on_aggregator_loss(loss)
+                .fallback_after(Duration::from_millis(500))
+                .dead_after(Duration::from_secs(2))
+        };
+        let workers = connect(&lab, loss.name(), 2, 2, tune);
+        check_sums(&workers, 20_000);
+        daemon.kill().expect("it was running");
+        if loss == AggregatorLoss::Fail {
+            let since = Instant::now();
+            on_all(&workers, |worker| {
+                let error = (0..1000)
+                    .find_map(|_| worker.all_reduce(&mut vec![1.0_f32; 20_000], Op::Sum).err());
+                let text = error.expect("half of the vector has no aggregator").to_string();
+                assert!(text.contains("aggregator is gone") || text.contains("gave up"), "{text}");
+            });
+            assert!(since.elapsed() < PROMISED, "{:?}", since.elapsed());
+            continue;
+        }
+        let handles: Vec<_> = workers
+            .iter()
+            .map(|worker| {
+                let data: Vec<f32> = vec![f32::from(worker.rank()) + 1.0; 50_000];
+                worker.start(data, Op::Sum).expect("it starts")
+            })
+            .collect();
+        let again = (loss == AggregatorLoss::Resume).then(|| second_daemon(&lab));
+        for handle in handles {
+            let (sum, report) = handle.wait(LIMIT).expect("it goes on");
+            assert!(sum.iter().all(|x| *x == 10.0));
+            let over_ring = loss == AggregatorLoss::Ring;
+            assert_eq!(report.path != Path::Aggregator, over_ring, "{loss:?} {report:?}");
+        }
+        check_sums(&workers, 20_000);
+        drop(again);
+    }
+}
+
+/// A segment that cannot be is told before anything else, and so are lanes that make no sense.
+#[test]
+fn what_cannot_be_is_told_at_once() {
+    need_root!();
+    let lab = Lab::start(network(1, "ports"), "xdp");
+    let connect = |tune: &(dyn Fn(Builder) -> Builder + Sync)| {
+        let start = |rank: u16| {
+            let settings = lab.worker("odd", rank, 2).local(rank, 2);
+            lab.connect_one(0, tune(settings.join_deadline(Duration::from_secs(5))))
+        };
+        thread::scope(|scope| {
+            let both: Vec<_> = (0..2).map(|rank| scope.spawn(move || start(rank))).collect();
+            let ended = both.into_iter().map(|thread| thread.join().expect("no panic"));
+            ended.map(|worker| worker.map(|_| ()).expect_err("refused").to_string()).collect()
+        })
+    };
+    let nowhere: Vec<String> = connect(&|settings| settings.segment_dir("/does/not/exist"));
+    assert!(nowhere.iter().any(|text| text.contains("/does/not/exist")), "{nowhere:?}");
+    let small: Vec<String> = connect(&|settings| settings.segment(1000));
+    assert!(small.iter().all(|text| text.contains("segment: 1000 bytes")), "{small:?}");
+    let wide: Vec<String> = connect(&|settings| settings.lanes(LaneWidth::W64));
+    assert!(wide.iter().all(|text| text.contains("64-bit lanes")), "{wide:?}");
 }

@@ -482,6 +482,11 @@ impl Machine {
             }
             State::Probing => format!("epoch {epoch} did not begin: a member's path is not open"),
             _ if self.gate.is_some() => "this call waits for a rank that joins".into(),
+            _ if self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle()) => {
+                "all that was sent has its result; other processes of this host, or another \
+                 aggregator, are waited for"
+                    .into()
+            }
             _ => String::new(),
         }
     }

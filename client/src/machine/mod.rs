@@ -436,7 +436,8 @@ impl Machine {
     pub fn ask_for_missing(&mut self) -> bool {
         self.missing = None;
         let can = self.link == Link::Up && self.phase == Phase::Running;
-        let Some(epoch) = self.epoch.as_ref().filter(|_| can && self.failed.is_none()) else {
+        let waits = |epoch: &&Epoch| can && self.failed.is_none() && !epoch.flow.is_idle();
+        let Some(epoch) = self.epoch.as_ref().filter(waits) else {
             return false;
         };
         self.requests.push_back(Request::Missing { block: epoch.flow.base() });
@@ -503,10 +504,16 @@ impl Machine {
         let idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         match self.phase {
             _ if self.failed.is_some() => false,
-            Phase::Running => !idle || self.calls.iter().any(|call| !call.is_done()),
+            Phase::Running => !idle || self.has_calls(),
             Phase::Ring(_) => false, // the ring's driver knows
             _ => true,
         }
+    }
+
+    /// True while a call is under way.
+    #[must_use]
+    pub fn has_calls(&self) -> bool {
+        self.calls.iter().any(|call| !call.is_done())
     }
 
     /// Blocks that were sent and whose result is awaited.

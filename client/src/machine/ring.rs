@@ -124,6 +124,8 @@ impl Machine {
     /// The next blocks to sum over the ring: their lanes go to `lanes`. None: no call has any.
     pub fn ring_batch(&mut self, lanes: &mut Lanes) -> Option<Batch> {
         let Phase::Ring(Some(first)) = self.phase else { return None };
+        // Nobody else looks whether input has come in place meanwhile.
+        self.release();
         let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
         let end = match epoch.runs_end() {
             end if first < end => end,

@@ -70,7 +70,9 @@ fn another_version_is_told_both_versions() {
     write_message(&mut stream, &hello).expect("the daemon reads");
     let (code, message) = last_words(&mut stream);
     assert_eq!(code, ErrorCode::Version);
-    for words in ["newer 9.9", "version 3", "version 2", "same release"] {
+    let theirs = format!("version {}", CONTROL_VERSION + 1);
+    let ours = format!("version {CONTROL_VERSION}");
+    for words in ["newer 9.9", &theirs, &ours, "same release"] {
         assert!(message.contains(words), "{words:?} is missing in {message:?}");
     }
 }

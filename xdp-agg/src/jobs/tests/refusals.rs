@@ -102,7 +102,8 @@ fn what_breaks_the_protocol_is_told_and_closed() {
     world.jobs.connected(other, PEER);
     let heard =
         world.say(other, Request::Hello { version: 99, agent: "old 0.0".into(), token: None });
-    assert_eq!(refused(&heard, &["99", "version 2", "same release"]), ErrorCode::Version);
+    let ours = format!("version {CONTROL_VERSION}");
+    assert_eq!(refused(&heard, &["99", &ours, "same release"]), ErrorCode::Version);
     let foreign = world.connect();
     world.jobs.garbled(foreign, "not JSON");
     world.settle();
