@@ -332,7 +332,7 @@ impl Communicator {
             self.fail(&error);
             error
         })?;
-        let mut feed = Some(Feed { feeder, buffer });
+        let mut feed = Some(Feed { feeder: Some(feeder), buffer });
         let parts = shares(self.stripes.len()).into_iter().map(|share| {
             let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
             Box::new(part) as Box<dyn Blocks>

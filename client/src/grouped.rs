@@ -8,7 +8,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use xdp_agg_host::{Exchange, Feeder, Marks};
+use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
 use xdp_agg_numbers::{Element, Encoded, Format};
 
 use crate::blocks::{Blocks, Share, block_len};
@@ -20,12 +20,17 @@ use crate::error::Error;
 /// of several aggregators sums.
 #[derive(Debug)]
 pub(crate) struct Grouped<T: Element> {
-    exchange: Arc<Exchange>,
+    /// None when this part is done: the room in the segment is for other calls then, also while
+    /// nobody has asked for the result yet.
+    exchange: Option<Arc<Exchange>>,
+    geometry: Geometry,
     format: Format,
     share: Share,
     place: Place,
     /// The vector goes in and out here; one of the parts has it.
     feed: Option<Feed<T>>,
+    /// What all owners of the host report, when all is done.
+    marks: Option<Marks>,
     /// Blocks of this part without a result.
     left: u64,
     /// The block whose result came last: it is told when the report is there.
@@ -46,7 +51,8 @@ pub(crate) struct Place {
 /// This process's whole vector.
 #[derive(Debug)]
 pub(crate) struct Feed<T: Element> {
-    pub(crate) feeder: Feeder,
+    /// None when the whole result is in the vector.
+    pub(crate) feeder: Option<Feeder>,
     pub(crate) buffer: Buffer<T>,
 }
 
@@ -59,12 +65,21 @@ impl<T: Element> Grouped<T> {
         feed: Option<Feed<T>>,
     ) -> Self {
         let left = share.count(exchange.own_blocks());
-        Self { exchange, format, share, place, feed, left, last: None }
+        let geometry = exchange.geometry();
+        let exchange = Some(exchange);
+        Self { exchange, geometry, format, share, place, feed, marks: None, left, last: None }
     }
 
     /// The vector: the result, once the call is done. None: another part has it.
     pub(crate) fn into_buffer(self) -> Option<Buffer<T>> {
         self.feed.map(|feed| feed.buffer)
+    }
+}
+
+impl<T: Element> Grouped<T> {
+    /// Blocks of this part.
+    fn blocks(&self) -> u64 {
+        self.share.count(self.geometry.own_blocks(self.place.local_rank))
     }
 }
 
@@ -74,7 +89,7 @@ impl<T: Element> Blocks for Grouped<T> {
     }
 
     fn vector_len(&self) -> usize {
-        self.exchange.geometry().len()
+        self.geometry.len()
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -85,20 +100,22 @@ impl<T: Element> Blocks for Grouped<T> {
 
     fn cut(&mut self, chunks: u16) -> Result<u64, Error> {
         block_len(&self.format, Some(self.place.chunks), chunks)?;
-        Ok(self.share.count(self.exchange.own_blocks()))
+        Ok(self.blocks())
     }
 
     fn elements(&self, block: u64) -> usize {
         let own = self.share.place(block);
-        self.exchange.geometry().locate(self.place.local_rank, own).1.len()
+        self.geometry.locate(self.place.local_rank, own).1.len()
     }
 
     fn scanned(&self) -> u64 {
-        self.share.below(self.exchange.scanned())
+        let scanned = self.exchange.as_ref().map(|exchange| exchange.scanned());
+        scanned.map_or(self.blocks(), |scanned| self.share.below(scanned))
     }
 
     fn staged(&self) -> u64 {
-        self.share.below(self.exchange.staged())
+        let staged = self.exchange.as_ref().map(|exchange| exchange.staged());
+        staged.map_or(self.blocks(), |staged| self.share.below(staged))
     }
 
     fn most_at_once(&self) -> u64 {
@@ -109,12 +126,15 @@ impl<T: Element> Blocks for Grouped<T> {
     fn key(&self, block: u64) -> u16 {
         let mut peaks = [0.0; xdp_agg_host::MAX_PROCESSES];
         let peaks = &mut peaks[..self.place.local_size];
-        self.exchange.peaks(self.share.place(block), peaks);
+        let Some(exchange) = &self.exchange else { return 0 };
+        exchange.peaks(self.share.place(block), peaks);
         self.format.key(peaks)
     }
 
     fn encode(&self, block: u64, key: u16, lanes: &mut [u8]) -> Encoded {
-        let inputs = self.exchange.inputs(self.share.place(block));
+        // Nothing is sent again of a part that is done.
+        let Some(exchange) = &self.exchange else { return Encoded::default() };
+        let inputs = exchange.inputs(self.share.place(block));
         let mut sources: [&[T]; xdp_agg_host::MAX_PROCESSES] = [&[]; xdp_agg_host::MAX_PROCESSES];
         for (source, input) in sources.iter_mut().zip(inputs.iter()) {
             *source = bytemuck::cast_slice(input);
@@ -125,7 +145,8 @@ impl<T: Element> Blocks for Grouped<T> {
     fn decode(&mut self, block: u64, key: u16, lanes: Option<&[u8]>, contributors: u32) {
         let own = self.share.place(block);
         let processes = contributors * self.place.local_size as u32;
-        self.exchange.with_output(own, |bytes| {
+        let Some(exchange) = &self.exchange else { return };
+        exchange.with_output(own, |bytes| {
             let to: &mut [T] = bytemuck::cast_slice_mut(bytes);
             match lanes {
                 Some(lanes) => self.format.decode(key, lanes, contributors, processes, to),
@@ -136,12 +157,13 @@ impl<T: Element> Blocks for Grouped<T> {
         if self.left == 0 {
             self.last = Some(own);
         } else {
-            self.exchange.finish(own, Marks::default());
+            exchange.finish(own, Marks::default());
         }
     }
 
     fn all_reduced(&mut self, report: &Report) {
-        let Some(last) = self.last.take() else { return };
+        let exchange = self.exchange.take();
+        let Some((last, exchange)) = self.last.take().zip(exchange) else { return };
         let marks = Marks {
             saturated: report.saturated,
             non_finite_blocks: report.non_finite_blocks,
@@ -154,15 +176,17 @@ impl<T: Element> Blocks for Grouped<T> {
                 Path::Mixed => 3,
             },
         };
-        self.exchange.finish(last, marks);
+        exchange.finish(last, marks);
     }
 
     fn work(&mut self) -> Result<bool, Error> {
-        let Some(Feed { feeder, buffer }) = &mut self.feed else {
-            self.exchange.check()?;
+        let Some(Feed { feeder: Some(feeder), buffer }) = &mut self.feed else {
+            if let Some(exchange) = &self.exchange {
+                exchange.check()?;
+            }
             return Ok(false);
         };
-        if feeder.done() || !feeder.can() {
+        if !feeder.can() {
             return Ok(false);
         }
         let len = buffer.len();
@@ -170,20 +194,22 @@ impl<T: Element> Blocks for Grouped<T> {
         let format = self.format;
         let progress =
             feeder.poll(data, &mut |block| format.peak::<T>(bytemuck::cast_slice(block)))?;
-        Ok(progress.did)
+        if progress.done {
+            self.marks = Some(feeder.marks());
+            if let Some(feed) = &mut self.feed {
+                feed.feeder = None;
+            }
+        }
+        Ok(progress.did || progress.done)
     }
 
     fn finished(&self) -> bool {
-        self.feed.as_ref().is_none_or(|feed| feed.feeder.done())
+        self.feed.as_ref().is_none_or(|feed| feed.feeder.is_none())
     }
 
     fn complete(&self, report: &mut Report) {
         report.processes = self.place.local_size as u16;
-        let Some(Feed { feeder, buffer }) = &self.feed else { return };
-        if buffer.is_empty() {
-            return;
-        }
-        let marks = feeder.marks();
+        let Some(marks) = self.marks.filter(|_| !self.geometry.is_empty()) else { return };
         report.saturated = marks.saturated;
         report.non_finite_blocks = marks.non_finite_blocks;
         report.contributors = marks.contributors_all;
@@ -201,7 +227,12 @@ impl<T: Element> Blocks for Grouped<T> {
             // The job of a slice numbers hosts; the other processes are told of ranks.
             let Place { local_rank, local_size, .. } = self.place;
             let rank = |host| host * local_size as u16 + local_rank as u16;
-            self.exchange.fail(0, &error.clone().map_ranks(rank).to_string());
+            let text = error.clone().map_ranks(rank).to_string();
+            if let Some(exchange) = &self.exchange {
+                exchange.fail(0, &text);
+            } else if let Some(feeder) = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref()) {
+                feeder.exchange().fail(0, &text);
+            }
         }
     }
 

@@ -309,6 +309,24 @@ fn calls_that_differ_within_a_host_are_refused() {
     }
 }
 
+/// More calls in flight than the segment has room for, and none is waited for before all are
+/// started: the room of a call that is done is free, whether or not anybody has asked for it.
+#[test]
+fn more_calls_than_room_are_in_flight() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let workers = connect(&lab, "many", 2, 2, |settings| settings.segment(4 << 20));
+    on_all(&workers, |worker| {
+        let data = vec![f32::from(worker.rank()); 300_000];
+        let start = |_| worker.start(data.clone(), Op::Sum).expect("room comes free");
+        let handles: Vec<_> = (0..8).map(start).collect();
+        for handle in handles {
+            let (sum, _) = handle.wait(LIMIT).expect("it ends");
+            assert!(sum.iter().all(|x| *x == 6.0));
+        }
+    });
+}
+
 /// One of two aggregators is lost: what follows is the job's choice, as with a single one.
 #[test]
 fn a_lost_aggregator_of_two_is_dealt_with() {
