@@ -211,13 +211,29 @@ impl Process {
         limit: Duration,
         condition: impl Fn(&str) -> bool,
     ) -> Result<String, Error> {
-        self.stdout.wait_line(limit, condition).map_err(|missed| {
-            let why = match missed {
-                Missed::End => "has ended without saying".to_owned(),
-                Missed::Time => format!("has not said in {limit:?}"),
-            };
-            Error::Process(format!("{} {why}: {what}{}", self.name, self.last_words()))
-        })
+        self.stdout.wait_line(limit, condition).map_err(|missed| self.missed(missed, what, limit))
+    }
+
+    /// The same on its standard error. The two streams are read apart: a line that was written there
+    /// before one on the standard output may be seen after it.
+    ///
+    /// # Errors
+    /// As [`Self::wait_line`].
+    pub fn wait_error_line(
+        &self,
+        what: &str,
+        limit: Duration,
+        condition: impl Fn(&str) -> bool,
+    ) -> Result<String, Error> {
+        self.stderr.wait_line(limit, condition).map_err(|missed| self.missed(missed, what, limit))
+    }
+
+    fn missed(&self, missed: Missed, what: &str, limit: Duration) -> Error {
+        let why = match missed {
+            Missed::End => "has ended without saying".to_owned(),
+            Missed::Time => format!("has not said in {limit:?}"),
+        };
+        Error::Process(format!("{} {why}: {what}{}", self.name, self.last_words()))
     }
 
     /// What it has written to its standard output until now.
