@@ -1,0 +1,67 @@
+//! What happens to a job when somebody is lost.
+
+use serde::{Deserialize, Serialize};
+
+/// What happens to a job when somebody is lost. All members ask for the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// When a worker is lost.
+    pub worker_loss: WorkerLoss,
+    /// When the daemon is lost.
+    pub aggregator_loss: AggregatorLoss,
+}
+
+impl std::fmt::Display for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { worker_loss, aggregator_loss } = self;
+        write!(f, "{} on worker loss, ", worker_loss.name())?;
+        write!(f, "{} on aggregator loss", aggregator_loss.name())
+    }
+}
+
+/// When a worker is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerLoss {
+    /// The others' calls return an error that names its rank.
+    #[default]
+    Fail,
+    /// The others go on without it, in a new epoch.
+    Shrink,
+}
+
+impl WorkerLoss {
+    /// The name in settings and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fail => "fail",
+            Self::Shrink => "shrink",
+        }
+    }
+}
+
+/// When the daemon is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AggregatorLoss {
+    /// Calls return an error.
+    #[default]
+    Fail,
+    /// Workers connect again and go on, in a new epoch or in the old one.
+    Resume,
+    /// As `Resume`; where no daemon comes back in time, the workers go on over a TCP ring.
+    Ring,
+}
+
+impl AggregatorLoss {
+    /// The name in settings and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fail => "fail",
+            Self::Resume => "resume",
+            Self::Ring => "ring",
+        }
+    }
+}
