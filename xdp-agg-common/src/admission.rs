@@ -146,7 +146,7 @@ mod tests {
         max_chunks: 22,
         phase: Phase::Running as u16,
         mode: 1,
-        pad: 0,
+        forwards: 0,
     };
     const MEMBER: Member = Member {
         heard: 0,

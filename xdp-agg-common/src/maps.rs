@@ -1,8 +1,8 @@
 //! What the kernel program and the daemon share in BPF maps, and the limits of both.
 //!
 //! Layouts are `repr(C)` without hidden padding; addresses and ports are in host byte order.
-//! Who writes: the daemon writes [`JobConf`] and the registered half of [`Member`]; the data path
-//! writes the learned half of [`Member`], slots and counters. Nobody else writes anything.
+//! Who writes: the daemon writes [`JobConf`] and the registered half of [`Member`] and [`Uplink`];
+//! the data path writes the learned half of both, slots and counters. Nobody else writes anything.
 
 use crate::slot::SlotState;
 use crate::wire::MAX_WORKERS;
@@ -117,8 +117,32 @@ pub struct JobConf {
     pub phase: u16,
     /// A [`ResultMode`] as a number; 0 while probing.
     pub mode: u16,
-    /// Zero.
-    pub pad: u16,
+    /// 1: the job's sums go up to a parent, its [`Uplink`]. 0: they are the results.
+    pub forwards: u16,
+}
+
+/// The way from an aggregator to its parent in a tree: registered by the daemon, path learned from
+/// the answer to a probe. All aggregators of a tree share cookie, epoch, block numbers, tags, the
+/// number of slots and the ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Uplink {
+    /// The parent's data address. 0: no parent.
+    pub addr: u32,
+    /// The parent's UDP port.
+    pub port: u16,
+    /// Index of the job at the parent.
+    pub job: u16,
+    /// The rank under which we contribute there: the lowest one below us.
+    pub rank: u16,
+    /// Epoch in which the fields below were learned; another one means: not yet.
+    pub learned_epoch: u16,
+    /// Interface that the parent's answer came in on.
+    pub ifindex: u32,
+    /// The parent's link-layer address (or a router's).
+    pub mac: [u8; 6],
+    /// The address that the answer was sent to: ours.
+    pub local_mac: [u8; 6],
 }
 
 /// One member of a job: registered by the daemon, path learned from its probe.
@@ -222,11 +246,12 @@ impl Reject {
 /// Counters of one job on one CPU. Entry [`MAX_JOBS`] of the table counts what belongs to no job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "control", serde(default))]
 #[repr(C)]
 pub struct JobCounters {
     /// Contributions that were stored or added: workers × blocks when a job is done.
     pub contributions: u64,
-    /// Blocks whose sum was completed and sent to all members.
+    /// Blocks whose sum was completed and sent: to all members, or up to the parent.
     pub blocks: u64,
     /// Repeated contributions (each is answered by a resent result or by `PENDING`).
     pub duplicates: u64,
@@ -240,6 +265,16 @@ pub struct JobCounters {
     pub probes: u64,
     /// Copies of results handed to interfaces or sockets.
     pub copies: u64,
+    /// Sums sent up to the parent for the first time: blocks, at an aggregator that has one.
+    pub forwards: u64,
+    /// Sums sent up again, because a member asked for a result that has not come down.
+    pub forwards_again: u64,
+    /// Results of the parent that were taken in and sent to all members.
+    pub deliveries: u64,
+    /// Results of the parent that were not: repeated, or of a block that the slot does not hold.
+    pub late: u64,
+    /// The parent's answers `PENDING` and `MISMATCH` that were handed on to a member.
+    pub relays: u64,
     /// Refused packets by [`Reject`].
     pub rejects: [u64; Reject::COUNT],
 }
@@ -256,6 +291,11 @@ impl JobCounters {
             stale,
             probes,
             copies,
+            forwards,
+            forwards_again,
+            deliveries,
+            late,
+            relays,
             rejects,
         } = other;
         self.contributions += contributions;
@@ -266,6 +306,11 @@ impl JobCounters {
         self.stale += stale;
         self.probes += probes;
         self.copies += copies;
+        self.forwards += forwards;
+        self.forwards_again += forwards_again;
+        self.deliveries += deliveries;
+        self.late += late;
+        self.relays += relays;
         for (mine, theirs) in self.rejects.iter_mut().zip(rejects) {
             *mine += theirs;
         }
@@ -334,13 +379,14 @@ pub const QUOTA_LEN: usize = size_of::<Quota>();
 /// Changes with the layout of the maps: what was pinned with another one cannot be used.
 pub const LAYOUT: u64 = {
     /// To be raised where a value's meaning changes and no size does.
-    const REVISION: usize = 2;
+    const REVISION: usize = 3;
     let parts = [
         REVISION,
         SLOT_LEN,
         QUOTA_LEN,
         size_of::<JobConf>(),
         size_of::<Member>(),
+        size_of::<Uplink>(),
         size_of::<JobCounters>(),
         size_of::<Event>(),
         size_of::<Fan>(),
@@ -362,6 +408,7 @@ pub const LAYOUT: u64 = {
 const _: () = assert!(size_of::<SlotHead>() == 64);
 const _: () = assert!(size_of::<JobConf>() == 56);
 const _: () = assert!(size_of::<Member>() == 32);
+const _: () = assert!(size_of::<Uplink>() == 28);
 const _: () = assert!(size_of::<Quota>() == 16);
 const _: () = assert!(size_of::<Event>() == 24);
 const _: () = assert!(size_of::<Fan>() == 24);

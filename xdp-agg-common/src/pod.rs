@@ -2,13 +2,15 @@
 #![expect(unsafe_code, reason = "aya's Pod is an unsafe trait")]
 
 use crate::lanes::Lane;
-use crate::maps::{Event, Fan, JobConf, JobCounters, Member, Quota, SlotHead};
+use crate::maps::{Event, Fan, JobConf, JobCounters, Member, Quota, SlotHead, Uplink};
 
 // SAFETY: repr(C) integers without padding (sizes are asserted beside the types): any bytes are a
 // value, and no byte is undefined.
 unsafe impl aya::Pod for JobConf {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Member {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Uplink {}
 // SAFETY: as above.
 unsafe impl aya::Pod for JobCounters {}
 // SAFETY: as above.

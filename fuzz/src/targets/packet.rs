@@ -107,7 +107,7 @@ fn setup(index: usize, epoch: u16, members: u64) -> JobSetup {
     };
     let ranks = (0..workers).filter(|rank| members >> rank & 1 == 1);
     let members = ranks.map(|rank| (rank, address(index, rank))).collect();
-    JobSetup { job_id: index as u16, conf, members }
+    JobSetup::new(index as u16, conf, members)
 }
 
 impl World {

@@ -14,7 +14,7 @@ use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 pub use options::{EngineConfig, EngineKind, XdpMode, open};
@@ -26,17 +26,48 @@ pub struct JobSetup {
     pub job_id: u16,
     /// Everything but phase and result mode, which the engine sets.
     pub conf: JobConf,
-    /// Data address of every member, by rank: the ranks whose bits `conf.members` has.
+    /// Data address of every member, by rank: the ranks whose bits `conf.members` has. A member
+    /// may be another aggregator (see `forwarders`), under the lowest rank of those below it.
     pub members: BTreeMap<u16, SocketAddrV4>,
+    /// The parent that this aggregator's sums go up to; None: they are the results.
+    pub uplink: Option<Uplink>,
+    /// Bit `r`: member `r` is an aggregator that forwards its own members' sum. Its results must
+    /// be sent to it alone, so such a job has no multicast.
+    pub forwarders: u64,
+}
+
+/// The parent of an aggregator in a tree. Cookie, epoch, slots and ranks are the same there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    /// The parent's data address.
+    pub addr: SocketAddrV4,
+    /// Index of the job at the parent.
+    pub job: u16,
+    /// The rank under which this aggregator contributes there: the lowest one below it.
+    pub rank: u16,
 }
 
 impl JobSetup {
-    /// Whether the members are those that the configuration names, all below the world size.
+    /// A job of workers alone: no parent, no forwarders.
+    #[must_use]
+    pub const fn new(job_id: u16, conf: JobConf, members: BTreeMap<u16, SocketAddrV4>) -> Self {
+        Self { job_id, conf, members, uplink: None, forwarders: 0 }
+    }
+
+    /// Whether the members are those that the configuration names, all below the world size, the
+    /// forwarders are members, and the rank at the parent is below the world size.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
+        let up = self.uplink.is_none_or(|up| {
+            up.rank < self.conf.workers
+                && usize::from(up.job) < MAX_JOBS
+                && !up.addr.ip().is_unspecified()
+                && (*up.addr.ip(), up.addr.port()) != (self.conf.addr.into(), self.conf.port)
+        });
         let named = self.members.keys().fold(0, |bits, rank| bits | 1_u64 << (rank & 63));
         let below = self.members.keys().all(|rank| *rank < self.conf.workers);
-        named == self.conf.members
+        up && self.forwarders & !named == 0
+            && named == self.conf.members
             && below
             && named != 0
             && usize::from(self.conf.workers) <= MAX_WORKERS
@@ -75,11 +106,23 @@ pub trait Engine: Send {
     /// The engine's, with what to do.
     fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError>;
 
-    /// Starts summing, after all members' probes were answered. `wanted` is the mode that the job
-    /// asked for; None: the best one that its paths allow.
+    /// Sends one probe of full block size up to the job's parent, and says whether the answer to
+    /// one has come: then the path is learned, and nothing is sent any more. To be called again
+    /// and again, every 20 ms or so, between `prepare` and `start`. True for a job without a parent.
     ///
     /// # Errors
-    /// A member's path was not learned, or the wanted mode does not fit the paths.
+    /// No such job, or the packet cannot be sent (no route, or it is longer than the path's MTU).
+    fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
+        let _ = job_id;
+        Ok(true)
+    }
+
+    /// Starts summing, after all members' probes were answered, and the parent answered ours.
+    /// `wanted` is the mode that the job asked for; None: the best one that its paths allow.
+    ///
+    /// # Errors
+    /// A member's or the parent's path was not learned, or the wanted mode does not fit the paths
+    /// or the members (no multicast with forwarders).
     fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError>;
 
     /// Ends the job on the data path; its packets are refused from now on.
@@ -206,6 +249,12 @@ pub enum EngineError {
     /// A path was not learned.
     #[error("no probe of rank {0} has arrived on the data path")]
     NoPath(u16),
+    /// The parent has not answered a probe.
+    #[error(
+        "the parent aggregator {0} has not answered a probe of full block size; is its daemon \
+         running the job, is its data address right, and does the path take such packets?"
+    )]
+    NoUplink(SocketAddrV4),
     /// The wanted mode does not fit.
     #[error("result mode {mode} does not fit: {why}")]
     Mode {

@@ -185,7 +185,7 @@ impl XdpEngine {
     }
 
     fn check_setup(&self, job: &JobSetup) -> Result<Pool, EngineError> {
-        let JobSetup { job_id, conf, members } = job;
+        let JobSetup { job_id, conf, members, .. } = job;
         let end = u64::from(conf.slot_base) + u64::from(conf.slots);
         let pool = Pool::new(conf.slots).filter(|_| end <= self.slots.into());
         let Some(pool) = pool.filter(|_| usize::from(*job_id) < MAX_JOBS) else {

@@ -282,6 +282,11 @@ pub(super) fn since(now: &JobCounters, base: &JobCounters) -> JobCounters {
         stale: now.stale.saturating_sub(base.stale),
         probes: now.probes.saturating_sub(base.probes),
         copies: now.copies.saturating_sub(base.copies),
+        forwards: now.forwards.saturating_sub(base.forwards),
+        forwards_again: now.forwards_again.saturating_sub(base.forwards_again),
+        deliveries: now.deliveries.saturating_sub(base.deliveries),
+        late: now.late.saturating_sub(base.late),
+        relays: now.relays.saturating_sub(base.relays),
         rejects,
     }
 }

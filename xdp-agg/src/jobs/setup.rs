@@ -42,7 +42,7 @@ impl Job {
             ..JobConf::default()
         };
         let members = life.members.iter().map(|(rank, member)| (*rank, member.data)).collect();
-        JobSetup { job_id: self.job_id, conf, members }
+        JobSetup::new(self.job_id, conf, members)
     }
 
     /// Interval and burst of a quota of packets a second, in nanoseconds. All members may send a

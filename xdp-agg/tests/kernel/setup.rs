@@ -55,7 +55,7 @@ pub(crate) fn job(workers: u16, epoch: u16) -> JobSetup {
         max_chunks: 54,
         ..JobConf::default()
     };
-    JobSetup { job_id: 3, conf, members: (0..workers).map(|rank| (rank, worker(rank))).collect() }
+    JobSetup::new(3, conf, (0..workers).map(|rank| (rank, worker(rank))).collect())
 }
 
 /// Address of a worker.

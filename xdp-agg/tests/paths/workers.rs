@@ -62,7 +62,7 @@ pub(crate) fn setup(workers: u16, slots: u32) -> JobSetup {
         ..JobConf::default()
     };
     let members = (0..workers).map(|rank| (rank, data_address(rank))).collect();
-    JobSetup { job_id: JOB, conf, members }
+    JobSetup::new(JOB, conf, members)
 }
 
 fn data_address(rank: u16) -> SocketAddrV4 {

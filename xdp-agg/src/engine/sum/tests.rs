@@ -29,7 +29,7 @@ fn setup(epoch: u16) -> JobSetup {
     };
     let address = |rank| SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, rank + 1), 4000);
     let members = (0..2_u8).map(|rank| (rank.into(), address(rank))).collect();
-    JobSetup { job_id: 3, conf, members }
+    JobSetup::new(3, conf, members)
 }
 
 fn running() -> Sums {

@@ -366,7 +366,7 @@ impl Bench {
         };
         let member = |rank| (rank, std::net::SocketAddrV4::new(WORKER.into(), WORKER_PORT + rank));
         let members = (0..workers).map(member).collect();
-        self.engine.prepare(&JobSetup { job_id: 0, conf, members })?;
+        self.engine.prepare(&JobSetup::new(0, conf, members))?;
         for rank in 0..workers {
             let mut frame = frame(&Header { rank, ..probe }, 1);
             self.engine.test_run(&mut frame, 1)?;

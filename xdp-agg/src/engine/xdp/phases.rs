@@ -183,7 +183,7 @@ mod tests {
         };
         let other = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 9), 4000);
         let members = [(0, addr), (1, other)].into_iter().take(usize::from(epoch));
-        JobSetup { job_id: 3, conf, members: BTreeMap::from_iter(members) }
+        JobSetup::new(3, conf, BTreeMap::from_iter(members))
     }
 
     const MODE: u16 = 2;

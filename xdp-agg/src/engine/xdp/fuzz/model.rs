@@ -92,7 +92,7 @@ pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
         (rank, SocketAddrV4::new(host, 40_000 + rank))
     };
     let ranks = (0..WORKERS).filter(|rank| members >> rank & 1 == 1);
-    JobSetup { job_id, conf, members: ranks.map(address).collect() }
+    JobSetup::new(job_id, conf, ranks.map(address).collect())
 }
 
 impl Model {
