@@ -152,7 +152,8 @@ fn table(jobs: &[JobInfo]) -> String {
     ])];
     for info in jobs {
         let missing = (0..info.world_size).filter(|rank| !info.joined.contains(rank));
-        let missing: Vec<_> = missing.collect();
+        // A branch does not know of ranks that send elsewhere.
+        let missing: Vec<_> = missing.filter(|_| info.parent.is_none()).collect();
         rows.push(vec![
             info.job.clone(),
             info.job_id.to_string(),
@@ -168,7 +169,20 @@ fn table(jobs: &[JobInfo]) -> String {
             info.policy.map_or_else(|| "-".into(), on_loss),
         ]);
     }
-    columns(&rows)
+    columns(&rows) + &jobs.iter().map(tree).collect::<String>()
+}
+
+/// The aggregators that a job has besides this one.
+fn tree(info: &JobInfo) -> String {
+    let name = &info.job;
+    let up = info.parent.map(|parent| format!("{name}: a branch; its sums go up to {parent}\n"));
+    let branches = info.branches.iter().map(|branch| {
+        let parent = branch.parent.map_or_else(|| "this daemon".into(), |to| to.to_string());
+        let open = if branch.linked { "" } else { ", its way up is not open" };
+        let (daemon, ranks) = (branch.daemon, ranks(&branch.ranks));
+        format!("{name}: branch {daemon} with ranks {ranks}, up to {parent}{open}\n")
+    });
+    up.into_iter().chain(branches).collect()
 }
 
 fn ranks(ranks: &[u16]) -> String {
@@ -205,6 +219,8 @@ mod tests {
             reforms: 3,
             lost: vec![],
             waiting: vec![3],
+            branches: vec![],
+            parent: None,
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");

@@ -69,6 +69,11 @@ pub(crate) struct Args {
     /// asked for]
     #[arg(long, env = "XDP_AGG_TLS_CLIENT_CA", value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
+    /// The daemons below this one in a job's tree are reached over TLS: their certificates must be
+    /// signed by this authority (PEM). Without it these connections are plain. This daemon shows
+    /// its own certificate.
+    #[arg(long, value_name = "FILE", env = "XDP_AGG_TLS_BRANCH_CA")]
+    tls_branch_ca: Option<PathBuf>,
     /// How long the members of a job may take to come back after the daemon's restart [default: 10]
     #[arg(long, env = "XDP_AGG_RESUME_TIMEOUT", value_name = "SECS")]
     resume_timeout: Option<u64>,
@@ -221,6 +226,7 @@ impl Args {
             tls_cert: self.tls_cert,
             tls_key: self.tls_key,
             tls_client_ca: self.tls_client_ca,
+            tls_branch_ca: self.tls_branch_ca,
             resume_timeout: self.resume_timeout,
             dead_after: self.dead_after,
             straggler_timeout: self.straggler_timeout,

@@ -215,6 +215,8 @@ mod tests {
             reforms: 0,
             lost: vec![],
             waiting: vec![],
+            branches: vec![],
+            parent: None,
         };
         let counters = JobCounters { blocks, contributions: 2 * blocks, ..JobCounters::default() };
         let mut unattributed = JobCounters::default();

@@ -51,7 +51,8 @@ impl Stripe {
 
     fn open(settings: &Builder, place: &Place, target: &Target) -> Result<Self, Error> {
         let patience = settings.join_deadline.min(ROUTE);
-        let (local, max_chunks) = session::path(target.address, settings.mtu, patience)?;
+        let serving = target.serving(place.host);
+        let (local, max_chunks) = session::path(serving, settings.mtu, patience)?;
         let socket =
             DataSocket::bind(local).map_err(Error::io("opening a UDP socket for the data path"))?;
         let ring = match settings.policy.aggregator_loss {
@@ -69,6 +70,8 @@ impl Stripe {
             policy: settings.policy,
             token: settings.token.clone(),
             aggregator: target.address,
+            data_addr: (serving != target.address).then_some(local),
+            tree: target.tree.clone(),
             data_port: socket.port().map_err(Error::io("reading the data port"))?,
             ring_port: ring_port.map(|address| address.port()),
             max_chunks,

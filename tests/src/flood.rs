@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, read_message, write_message,
+    Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
 };
 use xdp_agg_common::frame::{HEADER_OFFSET, IP_OFFSET, Ipv4, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::CHUNK_LEN;
@@ -280,6 +280,7 @@ impl Rude {
             policy: Policy::default(),
             ring_port: None,
             resume: None,
+            tree: Tree::default(),
         }))?;
         Ok(rude)
     }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    CONTROL_VERSION, Join, Policy, Reply, Request, read_message, write_message,
+    CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
 };
 use xdp_agg_tests::{Process, is_root};
 
@@ -36,6 +36,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
             policy: Policy::default(),
             ring_port: None,
             resume: None,
+            tree: Tree::default(),
         };
         write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
         stream

@@ -230,6 +230,12 @@ impl ClientTls {
             .map_err(|_| TlsError::Name { name: name.into() })?;
         Ok(Self { config: Arc::new(config), name })
     }
+
+    /// For rustls and what is built on it: its settings, and the name to be verified.
+    #[must_use]
+    pub fn connector(&self) -> (Arc<ClientConfig>, ServerName<'static>) {
+        (Arc::clone(&self.config), self.name.clone())
+    }
 }
 
 impl fmt::Debug for ServerTls {

@@ -18,7 +18,7 @@ use xdp_agg_common::wire::DATA_PORT;
 use crate::engine::{EngineConfig, EngineKind, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
-use xdp_agg_tls::{SecretError, ServerFiles, TlsError, read_token};
+use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -76,6 +76,8 @@ pub struct Partial {
     pub tls_key: Option<PathBuf>,
     /// Authority that must have signed the certificates of workers and tools.
     pub tls_client_ca: Option<PathBuf>,
+    /// Authority that signed the certificates of the daemons below this one in a job's tree.
+    pub tls_branch_ca: Option<PathBuf>,
     /// Seconds for the members of another daemon's job to come back.
     pub resume_timeout: Option<u64>,
     /// Seconds in which a dead host is noticed.
@@ -184,6 +186,7 @@ impl Partial {
             tls_cert: self.tls_cert.or(below.tls_cert),
             tls_key: self.tls_key.or(below.tls_key),
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
+            tls_branch_ca: self.tls_branch_ca.or(below.tls_branch_ca),
             resume_timeout: self.resume_timeout.or(below.resume_timeout),
             dead_after: self.dead_after.or(below.dead_after),
             straggler_timeout: self.straggler_timeout.or(below.straggler_timeout),
@@ -287,6 +290,13 @@ impl Partial {
             key: self.tls_key.clone(),
             client_ca: self.tls_client_ca.clone(),
         };
+        let identity =
+            self.tls_branch_ca.as_ref().and(tls.certificate.clone().zip(tls.key.clone()));
+        let (certificate, key) = identity.unzip();
+        let branch_tls =
+            ClientFiles { ca: self.tls_branch_ca.clone(), certificate, key, name: None };
+        // What cannot be loaded is told now, and not when the first tree is formed.
+        branch_tls.load("localhost")?;
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
         let keep_on_exit = self.keep_on_exit.unwrap_or(false);
         if keep_on_exit && self.pin.is_none() {
@@ -312,6 +322,7 @@ impl Partial {
             state: self.state(kind)?,
             keep_on_exit,
             tls: tls.load()?,
+            branch_tls,
         })
     }
 

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use serde::Serialize;
-use xdp_agg_common::control::{CONTROL_PORT, Policy, Request, Token};
+use xdp_agg_common::control::{CONTROL_PORT, Policy, Request, Token, Tree};
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
@@ -32,6 +32,10 @@ pub struct Config {
     pub aggregator: SocketAddr,
     /// UDP port that packets are sent from and received on.
     pub data_port: u16,
+    /// Address that packets are sent from. None: that of the control connection.
+    pub data_addr: Option<Ipv4Addr>,
+    /// The daemons below the one that leads the job.
+    pub tree: Tree,
     /// TCP port of this worker's listener for a ring.
     pub ring_port: Option<u16>,
     /// Most chunks of a block that the path allows.
@@ -63,6 +67,8 @@ impl Config {
             token: None,
             aggregator: SocketAddrV4::new(Ipv4Addr::LOCALHOST, CONTROL_PORT).into(),
             data_port: 0,
+            data_addr: None,
+            tree: Tree::default(),
             ring_port: None,
             max_chunks: chunks_for_mtu(1500),
             window_room: 1 << 16,

@@ -70,13 +70,14 @@ impl Machine {
             rank: config.rank,
             world_size: config.world_size,
             data_port: config.data_port,
-            data_addr: None,
+            data_addr: config.data_addr,
             max_chunks: config.max_chunks,
             slots: config.slots,
             result_mode: config.result_mode,
             policy: config.policy,
             ring_port: config.ring_port,
             resume,
+            tree: config.tree.clone(),
         }));
     }
 

@@ -198,7 +198,7 @@ fn targets(name: &'static str, value: &str) -> Result<Vec<Target>, Error> {
     all.map(|part| {
         let address = resolve(name, part, CONTROL_PORT)?;
         let host = part.rsplit_once(':').map_or(part, |(host, _)| host);
-        Ok(Target { address, host: Some(host.to_owned()) })
+        Ok(Target { host: Some(host.to_owned()), ..Target::new(address) })
     })
     .collect()
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
+use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_numbers::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
@@ -26,6 +26,21 @@ pub(crate) struct Target {
     pub(crate) address: SocketAddr,
     /// The name of its host, where it was given by name.
     pub(crate) host: Option<String>,
+    /// The daemons below it.
+    pub(crate) tree: Tree,
+}
+
+impl Target {
+    /// An aggregator that sums alone.
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        Self { address, host: None, tree: Tree::default() }
+    }
+
+    /// The address of the aggregator that a rank sends to.
+    pub(crate) fn serving(&self, rank: u16) -> SocketAddr {
+        let branch = self.tree.branch_of(rank).map(|index| self.tree.branches[index].daemon);
+        branch.map_or(self.address, SocketAddr::V4)
+    }
 }
 
 /// Bytes of the shared segment of a host.
@@ -103,7 +118,16 @@ impl Builder {
     /// block `j` to the `j mod p`-th. The same at all workers, in the same order.
     #[must_use]
     pub fn aggregators(mut self, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
-        let targets = addresses.into_iter().map(|address| Target { address, host: None });
+        self.aggregators = addresses.into_iter().map(Target::new).collect();
+        self
+    }
+
+    /// Trees of aggregators: for each the control address of the daemon at its root, which leads
+    /// the job there, and the daemons below it. The vector is split over the trees as over several
+    /// aggregators. The same at all workers, in the same order; ranks in a [`Tree`] are hosts.
+    #[must_use]
+    pub fn trees(mut self, trees: impl IntoIterator<Item = (SocketAddr, Tree)>) -> Self {
+        let targets = trees.into_iter().map(|(root, tree)| Target { tree, ..Target::new(root) });
         self.aggregators = targets.collect();
         self
     }

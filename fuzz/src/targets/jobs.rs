@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use xdp_agg::engine::{JobSetup, Started};
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
+use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, LinkEffect, Peer, Prepare, Snapshot};
 use xdp_agg_common::control::{Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 
@@ -321,6 +321,13 @@ impl World {
                 let heard = if self.fails { vec![] } else { jobs.into_iter().map(heard).collect() };
                 self.answer(Answer::Heard { look, heard });
             }
+            Effect::ProbeUplink(formation) => {
+                let open = if self.fails { Err(broken) } else { Ok(true) };
+                self.answer(Answer::Uplink(formation, open));
+            }
+            // Nobody is there.
+            Effect::Link(LinkEffect::Dial(link, _)) => self.jobs.link_lost(link, "unreachable"),
+            Effect::Link(_) => {}
             Effect::Persist => drop(self.jobs.snapshot()),
         }
     }

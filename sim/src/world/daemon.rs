@@ -312,6 +312,8 @@ impl World {
             Effect::Persist => {
                 self.daemon.saved = self.daemon.jobs.as_ref().map(Jobs::snapshot)?;
             }
+            // Jobs of one aggregator have neither.
+            Effect::ProbeUplink(_) | Effect::Link(_) => {}
             Effect::Heard { look, .. } => {
                 return Some(Answer::Heard { look, heard: Vec::new() });
             }

@@ -238,8 +238,8 @@ pub enum BranchReply {
     Serving {
         /// Index of the job on this branch.
         job_id: u16,
-        /// UDP port of its data path.
-        data_port: u16,
+        /// Where its members send to.
+        data: SocketAddrV4,
         /// Largest block that it takes, in chunks.
         max_chunks: u16,
         /// The last epoch number that was used here: the job's must be later.

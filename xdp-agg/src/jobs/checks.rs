@@ -84,6 +84,12 @@ pub(super) fn worker(join: &Join, peer: &Peer) -> Result<SocketAddrV4, Refusal> 
             "rank {rank} asks for a ring when the aggregator is lost, and names no TCP port for it"
         ));
     }
+    if let Err(error) = join.tree.check(*world_size) {
+        return invalid(format!(
+            "rank {rank} names a tree of aggregators that cannot be: {error}; check the topology \
+             (`xdp-agg topology check`)"
+        ));
+    }
     if *data_port == 0 {
         return invalid(format!("rank {rank} gives 0 as its UDP port: 1 to 65535 are expected"));
     }
@@ -276,10 +282,24 @@ pub(super) fn own_address(rank: u16, data: SocketAddrV4, job: &Job) -> Result<()
     }
 }
 
-/// Slots and result mode, where a worker names them.
+/// Tree, slots and result mode, where a worker names them.
 fn agrees(join: &Join, job: &Job) -> Result<(), Refusal> {
     let rank = join.rank;
     let invalid = |message: String| Err((ErrorCode::Invalid, message));
+    let first = job.life.members.is_empty() && job.life.waiting.is_empty();
+    if !first && join.tree != job.life.trunk.asked {
+        return invalid(format!(
+            "rank {rank} names another tree of aggregators than the ranks of job {:?} that came \
+             before it: all workers need the same topology (XDP_AGG_TOPOLOGY)",
+            job.name
+        ));
+    }
+    if join.result_mode == Some(ResultMode::Multicast) && !join.tree.is_single() {
+        return invalid(format!(
+            "rank {rank} asks for results by multicast from a tree of aggregators: a branch takes \
+             its results alone; ask for ports, fanout or none"
+        ));
+    }
     match join.slots {
         Some(slots) if slots != job.slots => {
             return invalid(format!(

@@ -5,11 +5,12 @@ use std::time::Instant;
 use subtle::ConstantTimeEq;
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    AbortReason, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, Reply, Request, Stats,
-    Token,
+    AbortReason, BranchReply, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, Reply,
+    Request, Stats, Token,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
+use super::branch::Served;
 use super::checks::Refusal;
 use super::job::{Job, Phase, Wish, since};
 use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
@@ -46,6 +47,7 @@ impl Jobs {
                 let done = self.delete(&job).map(|()| Reply::Done);
                 self.reply_or_refuse(conn, done);
             }
+            Request::Branch(request) => self.branch_request(conn, &session, request),
             Request::Jobs => self.look(Look::Jobs(conn)),
             Request::Stats => self.look(Look::Stats(conn)),
             // A job may have ended since it was sent: no reason to complain.
@@ -151,8 +153,15 @@ impl Jobs {
     pub fn answer(&mut self, answer: Answer, now: Instant) {
         self.clock = now.max(self.clock);
         match answer {
-            Answer::Prepared(formation, Ok(())) => self.prepared(formation),
-            Answer::Started(formation, Ok(started)) => self.started(formation, started),
+            Answer::Prepared(formation, answer) if self.served.contains_key(&formation.job_id) => {
+                self.served_answer(formation, answer.map(|()| None));
+            }
+            Answer::Started(formation, answer) if self.served.contains_key(&formation.job_id) => {
+                self.served_answer(formation, answer.map(Some));
+            }
+            Answer::Uplink(formation, open) => self.uplink_probed(formation, open),
+            Answer::Prepared(formation, Ok(())) => self.engine_prepared(formation),
+            Answer::Started(formation, Ok(started)) => self.engine_started(formation, started),
             Answer::Prepared(formation, Err(why)) | Answer::Started(formation, Err(why)) => {
                 if self.current(formation).is_some() {
                     warn!(job_id = formation.job_id, "the engine failed: {why}");
@@ -161,16 +170,30 @@ impl Jobs {
                 }
             }
             Answer::Missing { conn, block, ranks } => {
-                let bits = ranks.as_ref().copied().unwrap_or(0);
-                let ranks = ranks.map(|bits| (0..64).filter(|r| bits >> r & 1 == 1).collect());
-                let reply = ranks.map(|ranks| Reply::Missing { block, ranks });
-                self.reply_or_refuse(conn, reply.map_err(|why| (ErrorCode::Engine, why)));
-                self.keep_waiting(conn, bits);
+                if self.sessions.get(&conn).is_some_and(|session| session.branch.is_some()) {
+                    let ranks = ranks.unwrap_or(0);
+                    return self.branch_reply(conn, BranchReply::Missing { block, ranks });
+                }
+                match ranks {
+                    Ok(bits) => {
+                        if let Some(bits) = self.root_misses(conn, bits) {
+                            self.tell_missing(conn, block, bits);
+                        }
+                    }
+                    Err(why) => {
+                        self.questions.remove(&conn);
+                        self.refuse(conn, (ErrorCode::Engine, why));
+                    }
+                }
             }
             Answer::Counters(Purpose::Base { job_id }, counters) => match counters {
                 Ok(counters) => {
+                    let base = counters.get(usize::from(job_id)).copied().unwrap_or_default();
                     if let Some(job) = self.jobs.get_mut(&job_id) {
-                        job.base = counters.get(usize::from(job_id)).copied().unwrap_or_default();
+                        job.base = base;
+                    }
+                    if let Some(served) = self.served.get_mut(&job_id) {
+                        served.base = base;
                     }
                 }
                 Err(why) => warn!(job_id, "counters cannot be read: {why}"),
@@ -190,10 +213,27 @@ impl Jobs {
         job.filter(|job| job.life.on_data_path && job.life.epoch == formation.epoch)
     }
 
-    fn prepared(&mut self, formation: Formation) {
+    /// This daemon's engine knows the members.
+    fn engine_prepared(&mut self, formation: Formation) {
+        if let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Preparing) {
+            job.life.trunk.prepared = true;
+            self.advance(formation.job_id);
+        }
+    }
+
+    /// This daemon's engine sums.
+    fn engine_started(&mut self, formation: Formation, started: Started) {
+        if let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Starting) {
+            job.life.trunk.started = Some(started);
+            self.advance(formation.job_id);
+        }
+    }
+
+    /// All engines of the tree know their members: these try their paths.
+    pub(super) fn prepared(&mut self, job_id: u16) {
         let end = self.clock + self.limits.probe_timeout;
         let data_port = self.limits.data_port;
-        let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Preparing) else {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         job.phase = Phase::Probing(end);
@@ -201,13 +241,19 @@ impl Jobs {
             // The plan is made, and told to all.
             member.progress = None;
         }
-        let admitted = job.admitted(data_port);
-        self.tell_members(formation.job_id, &Reply::Admitted(admitted));
+        let members = job.life.members.iter();
+        let told = members.filter_map(|(rank, member)| {
+            Some((member.conn?, Reply::Admitted(job.admitted(*rank, data_port))))
+        });
+        self.effects.extend(told.map(|(conn, reply)| Effect::Reply(conn, reply)));
     }
 
-    fn started(&mut self, formation: Formation, started: Started) {
-        let Started { mode, group } = started;
-        let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Starting) else {
+    /// All engines of the tree sum.
+    pub(super) fn started(&mut self, job_id: u16) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(Started { mode, .. }) = job.life.trunk.started else {
             return;
         };
         job.phase = Phase::Running;
@@ -218,8 +264,12 @@ impl Jobs {
         let members = job.life.members.len();
         info!(job = job.name, epoch = job.life.epoch, members, mode = mode.name(), "running");
         self.changed = true;
-        self.tell_members(formation.job_id, &Reply::Go { mode, group });
-        self.advance(formation.job_id);
+        let told = job.life.members.iter().filter_map(|(rank, member)| {
+            let Started { mode, group } = job.life.trunk.started_for(*rank)?;
+            Some((member.conn?, Reply::Go { mode, group }))
+        });
+        self.effects.extend(told.map(|(conn, reply)| Effect::Reply(conn, reply)));
+        self.advance(job_id);
     }
 
     fn ready(&mut self, conn: ConnId, job_id: u16, rank: u16) {
@@ -236,7 +286,7 @@ impl Jobs {
             Phase::Forming(_) | Phase::Returning(_) => {
                 self.protocol_error(conn, "Ready before Admitted");
             }
-            Phase::Preparing if !job.life.ran => {
+            Phase::Preparing | Phase::Branching(_) if !job.life.ran => {
                 self.protocol_error(conn, "Ready before Admitted");
             }
             // Said twice, or before it heard that this epoch is over.
@@ -251,12 +301,16 @@ impl Jobs {
             let all = counters.get(usize::from(job.job_id)).copied().unwrap_or_default();
             JobStats { info: job.info(now, answered), counters: since(&all, &job.base) }
         };
+        let serves = |(job_id, served): (&u16, &Served)| {
+            let all = counters.get(usize::from(*job_id)).copied().unwrap_or_default();
+            JobStats { info: served.info(*job_id), counters: since(&all, &served.base) }
+        };
         Stats {
             engine: self.limits.engine.clone(),
             uptime_s: now.saturating_duration_since(self.started).as_secs(),
             slots: self.pool.total(),
             slots_free: self.pool.free(),
-            jobs: self.jobs.values().map(count).collect(),
+            jobs: self.jobs.values().map(count).chain(self.served.iter().map(serves)).collect(),
             unattributed: counters.get(MAX_JOBS).copied().unwrap_or_default(),
             // The server's own.
             control: ControlCounters::default(),
@@ -281,6 +335,13 @@ impl Jobs {
         self.reply(conn, Reply::Error { code, message });
     }
 
+    /// Tells who has not contributed to a block.
+    pub(super) fn tell_missing(&mut self, conn: ConnId, block: u64, bits: u64) {
+        let ranks = (0..64).filter(|rank| bits >> rank & 1 == 1).collect();
+        self.reply(conn, Reply::Missing { block, ranks });
+        self.keep_waiting(conn, bits);
+    }
+
     fn reply_or_refuse(&mut self, conn: ConnId, reply: Result<Reply, Refusal>) {
         match reply {
             Ok(reply) => self.reply(conn, reply),
@@ -296,6 +357,6 @@ impl Jobs {
 }
 
 /// Name and version of this program, as connections are told it.
-fn agent_name() -> String {
+pub(super) fn agent_name() -> String {
     format!("xdp-agg {}", env!("CARGO_PKG_VERSION"))
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use xdp_agg_common::control::Reply;
 
-use super::{ConnId, Effect, Jobs};
+use super::{ConnId, Effect, Jobs, Session};
 
 /// Heartbeats in the time in which a dead host is to be noticed.
 const PER_DEAD_AFTER: u32 = 8;
@@ -15,7 +15,7 @@ const UNANSWERED_MAX: u32 = 64;
 impl Jobs {
     /// When the next heartbeats are due, if there is anybody to send them to.
     pub(super) fn heartbeat_due(&self) -> Option<Instant> {
-        let anybody = self.sessions.values().any(|session| session.member.is_some());
+        let anybody = self.sessions.values().any(Session::is_bound);
         anybody.then_some(self.next_heartbeat)
     }
 
@@ -25,7 +25,7 @@ impl Jobs {
         }
         self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
         for (conn, session) in &mut self.sessions {
-            if session.member.is_some() && session.unanswered < UNANSWERED_MAX {
+            if session.is_bound() && session.unanswered < UNANSWERED_MAX {
                 session.unanswered += 1;
                 self.effects.push_back(Effect::Reply(*conn, Reply::Heartbeat));
             }
@@ -42,11 +42,23 @@ impl Jobs {
 
     /// A connection becomes a member, or waits to become one.
     pub(super) fn enrol(&mut self, conn: ConnId, job_id: u16, rank: u16) {
-        if self.heartbeat_due().is_none() {
-            self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
-        }
+        self.begin_heartbeats();
         if let Some(session) = self.sessions.get_mut(&conn) {
             session.member = Some((job_id, rank));
+        }
+    }
+
+    /// A connection leads a job that this daemon serves as a branch.
+    pub(super) fn enrol_branch(&mut self, conn: ConnId, job_id: u16) {
+        self.begin_heartbeats();
+        if let Some(session) = self.sessions.get_mut(&conn) {
+            session.branch = Some(job_id);
+        }
+    }
+
+    fn begin_heartbeats(&mut self) {
+        if self.heartbeat_due().is_none() {
+            self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
         }
     }
 

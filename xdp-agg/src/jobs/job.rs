@@ -9,6 +9,7 @@ use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
 
 use super::ConnId;
+use super::tree::Trunk;
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(super) enum Phase {
     Forming(Option<Instant>),
     /// Members of an epoch of another daemon come back, until then.
     Returning(Instant),
+    /// Branches of the tree are being connected, until then.
+    Branching(Instant),
     /// The engine is registering the members.
     Preparing,
     /// Members try their paths, until then.
@@ -147,6 +150,8 @@ pub(super) struct Life {
     pub(super) restored: Option<Instant>,
     /// The engine was asked who is late, and has not answered yet.
     pub(super) looking: bool,
+    /// The aggregators besides this one.
+    pub(super) trunk: Trunk,
 }
 
 /// A job.

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 
 use tracing::info;
 use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME};
-use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
+use xdp_agg_common::maps::JobCounters;
 
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Phase, Wish};
@@ -62,6 +62,7 @@ impl Jobs {
         };
         job.wanted = job.wanted.or(join.result_mode);
         job.life.policy.get_or_insert(join.policy);
+        job.plant(&join.tree);
         let member = Member::new(conn, data, local, join);
         if let Phase::Forming(end) = job.phase {
             job.life.members.insert(join.rank, member);
@@ -89,8 +90,7 @@ impl Jobs {
             );
             return Err((ErrorCode::Busy, message));
         }
-        let free = (0..MAX_JOBS as u16).find(|job_id| !self.jobs.contains_key(job_id));
-        let job_id = free.ok_or_else(|| checks::no_entry(&name))?;
+        let job_id = self.free_entry().ok_or_else(|| checks::no_entry(&name))?;
         let slot_base =
             self.pool.take(slots).ok_or_else(|| checks::no_slots(&name, slots, &self.pool))?;
         info!(job = name, job_id, world_size, slots, reserved, "created");

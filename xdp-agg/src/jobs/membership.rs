@@ -4,9 +4,10 @@ use std::mem;
 use std::time::Instant;
 
 use tracing::{info, warn};
-use xdp_agg_common::control::{AbortReason, ErrorCode, Reply};
+use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Reply};
 
 use super::job::{Job, Life, Member, Phase};
+use super::tree::Trunk;
 use super::{ConnId, Effect, Formation, Jobs};
 
 impl Jobs {
@@ -22,11 +23,17 @@ impl Jobs {
         match job.phase {
             Phase::Forming(_) if job.is_full() => self.form(job_id),
             Phase::Returning(_) if job.awaited().is_empty() => self.replan(job_id),
-            Phase::Probing(_) if members.values().all(|member| member.ready) => {
+            Phase::Branching(_) => self.form(job_id),
+            Phase::Preparing if job.life.trunk.is_prepared() => self.prepared(job_id),
+            Phase::Probing(_)
+                if members.values().all(|member| member.ready) && job.life.trunk.is_linked() =>
+            {
                 job.phase = Phase::Starting;
-                let formation = Formation { job_id, epoch: job.life.epoch };
-                self.effects.push_back(Effect::Start(formation, job.wanted));
+                let (epoch, mode) = (job.life.epoch, job.wanted);
+                self.effects.push_back(Effect::Start(Formation { job_id, epoch }, mode));
+                self.tell_branches(job_id, &BranchRequest::Start { epoch, mode });
             }
+            Phase::Starting if job.life.trunk.has_started() => self.started(job_id),
             Phase::Running if !job.life.waiting.is_empty() && job.all_connected() => {
                 self.pause(job_id);
             }
@@ -169,7 +176,7 @@ impl Jobs {
             | Phase::RunningTo(_)
             | Phase::Probing(_)
             | Phase::Starting => self.reform(job_id, ranks.to_vec(), reason, None),
-            Phase::Preparing => self.plan_again(job_id),
+            Phase::Preparing | Phase::Branching(_) => self.plan_again(job_id),
             Phase::Collecting(_) | Phase::Returning(_) => self.advance(job_id),
             Phase::Forming(_) => {}
         }
@@ -242,11 +249,12 @@ impl Jobs {
     /// The job is over: it goes, or forms again, of those that waited.
     pub(super) fn end(&mut self, job_id: u16) {
         self.silence(job_id);
+        self.hang_up_all(job_id);
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         let policy = job.life.policy;
-        let Life { members, waiting, .. } = mem::take(&mut job.life);
+        let Life { members, waiting, trunk, .. } = mem::take(&mut job.life);
         job.phase = Phase::Forming(None);
         for member in members.into_values() {
             self.discharge(member.conn);
@@ -257,7 +265,8 @@ impl Jobs {
         if !waiting.is_empty() {
             info!(job = job.name, "forms again, of the ranks that waited");
             job.phase = Phase::Forming(Some(self.clock + self.limits.join_timeout));
-            job.life = Life { members: waiting, policy, ..Life::default() };
+            let trunk = Trunk { asked: trunk.asked, ..Trunk::default() };
+            job.life = Life { members: waiting, policy, trunk, ..Life::default() };
             self.advance(job_id);
         } else if !job.reserved {
             self.forget(job_id);
@@ -277,7 +286,7 @@ impl Jobs {
         let straggler = self.limits.straggler_timeout;
         let wait = match job.phase {
             Phase::Forming(end) => end,
-            Phase::Returning(end) | Phase::Probing(end) => Some(end),
+            Phase::Returning(end) | Phase::Branching(end) | Phase::Probing(end) => Some(end),
             Phase::Collecting(since) if !job.has_all_progress() => {
                 straggler.map(|limit| since + limit)
             }
@@ -312,7 +321,11 @@ impl Jobs {
                 }
                 self.give_up_on(job_id, &ranks, "resume");
             }
-            Phase::Probing(end) if end <= now => self.give_up_on(job_id, &ranks, "probe"),
+            Phase::Branching(end) | Phase::Probing(end) if end <= now => {
+                if !self.branches_are_late(job_id) {
+                    self.give_up_on(job_id, &ranks, "probe");
+                }
+            }
             Phase::Collecting(since) => {
                 let limit = self.limits.straggler_timeout;
                 if limit.is_some_and(|limit| since + limit <= now) {

@@ -25,6 +25,7 @@
 //! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
 //! deadlines.
 
+mod branch;
 mod checks;
 mod handle;
 mod heartbeat;
@@ -39,9 +40,10 @@ mod snapshot;
 mod straggler;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -49,8 +51,10 @@ use xdp_agg_common::control::{AbortReason, ErrorCode, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 
 use crate::engine::{JobSetup, Started};
+use branch::Served;
 use job::Job;
 use slots::SlotRanges;
+use tree::Question;
 
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
@@ -60,6 +64,21 @@ const WAITS_MAX: usize = 4;
 /// A connection, as the caller numbers it. A number is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
+
+/// A connection to a branch of a job's tree. A number is never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u64);
+
+/// What the caller is to do with a connection to a branch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LinkEffect {
+    /// Connect to this control address; then [`Jobs::link_up`] or [`Jobs::link_lost`].
+    Dial(LinkId, SocketAddrV4),
+    /// Send this.
+    Say(LinkId, Request),
+    /// End it when all is sent; no [`Jobs::link_lost`] is needed for it.
+    HangUp(LinkId),
+}
 
 /// One formation of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +208,10 @@ pub enum Effect {
         /// Indexes of the jobs.
         jobs: Vec<u16>,
     },
+    /// Call [`crate::engine::Engine::probe_uplink`] and answer [`Answer::Uplink`].
+    ProbeUplink(Formation),
+    /// Do this with a connection to a branch.
+    Link(LinkEffect),
     /// [`Jobs::snapshot`] may have changed: save it, where the data path outlives the daemon.
     Persist,
 }
@@ -208,6 +231,8 @@ impl PartialEq for Prepare {
         *formation == other.formation
             && setup.conf == other.setup.conf
             && setup.members == other.setup.members
+            && setup.uplink == other.setup.uplink
+            && setup.forwarders == other.setup.forwarders
     }
 }
 
@@ -218,6 +243,8 @@ pub enum Answer {
     Prepared(Formation, Result<(), String>),
     /// To [`Effect::Start`].
     Started(Formation, Result<Started, String>),
+    /// To [`Effect::ProbeUplink`]: whether the way up is open.
+    Uplink(Formation, Result<bool, String>),
     /// To [`Effect::Missing`].
     Missing {
         /// Who asked.
@@ -246,10 +273,19 @@ struct Session {
     greeted: bool,
     /// Job and rank, if it is a member or waits to become one.
     member: Option<(u16, u16)>,
+    /// The job that it leads, and this daemon serves as a branch.
+    branch: Option<u16>,
     /// Heartbeats since its last answer to one.
     unanswered: u32,
     /// When that was.
     answered: Option<Instant>,
+}
+
+impl Session {
+    /// More than a stranger.
+    const fn is_bound(&self) -> bool {
+        self.member.is_some() || self.branch.is_some()
+    }
 }
 
 /// All jobs of a daemon. See the module's text for the order of calls.
@@ -263,6 +299,13 @@ pub struct Jobs {
     next_heartbeat: Instant,
     sessions: BTreeMap<ConnId, Session>,
     jobs: BTreeMap<u16, Job>,
+    /// Jobs that another daemon leads.
+    served: BTreeMap<u16, Served>,
+    /// Connections to branches: job, and the branch's control address.
+    links: BTreeMap<LinkId, (u16, SocketAddrV4)>,
+    next_link: u64,
+    /// Asked by whom, and not answered by all aggregators of a tree yet.
+    questions: BTreeMap<ConnId, Question>,
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
@@ -283,6 +326,10 @@ impl Jobs {
             next_heartbeat: now,
             sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            served: BTreeMap::new(),
+            links: BTreeMap::new(),
+            next_link: 0,
+            questions: BTreeMap::new(),
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
@@ -292,7 +339,14 @@ impl Jobs {
 
     /// A connection came in.
     pub fn connected(&mut self, conn: ConnId, peer: Peer) {
-        let session = Session { peer, greeted: false, member: None, unanswered: 0, answered: None };
+        let session = Session {
+            peer,
+            greeted: false,
+            member: None,
+            branch: None,
+            unanswered: 0,
+            answered: None,
+        };
         self.sessions.insert(conn, session);
     }
 
@@ -324,15 +378,20 @@ impl Jobs {
         let Some(session) = self.sessions.remove(&conn) else {
             return;
         };
+        self.questions.remove(&conn);
         if let Some((job_id, rank)) = session.member {
             self.connection_lost(job_id, rank, conn);
         }
+        if let Some(job_id) = session.branch {
+            self.root_lost(job_id);
+        }
     }
 
-    /// True while the connection is a member of a job, or waits to become one.
+    /// True while the connection is a member of a job, waits to become one, or leads a job of which
+    /// this daemon is a branch.
     #[must_use]
     pub fn is_member(&self, conn: ConnId) -> bool {
-        self.sessions.get(&conn).is_some_and(|session| session.member.is_some())
+        self.sessions.get(&conn).is_some_and(Session::is_bound)
     }
 
     /// Connections that are members of jobs, or wait to become members.
@@ -345,13 +404,15 @@ impl Jobs {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let waits = self.jobs.values().filter_map(|job| self.deadline(job));
-        waits.chain(self.heartbeat_due()).min()
+        let probes = self.served.values().filter_map(Served::due);
+        waits.chain(probes).chain(self.heartbeat_due()).min()
     }
 
     /// Ends the waits that are over, and sends heartbeats.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.clock = now.max(self.clock);
         self.send_heartbeats();
+        self.probe_uplinks();
         // A job may have several waits that are over; each is dealt with once.
         for _ in 0..WAITS_MAX {
             let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);

@@ -2,11 +2,12 @@
 
 use rand::Rng;
 use tracing::info;
-use xdp_agg_common::control::{AbortReason, ErrorCode, Plan, Progress, Reply};
+use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Plan, Progress, Reply};
 use xdp_agg_common::reform::PlanError;
 
 use super::job::Phase;
 use super::setup::group_of;
+use super::tree::later;
 use super::{ConnId, Effect, Formation, Jobs, Prepare};
 
 impl Jobs {
@@ -18,6 +19,7 @@ impl Jobs {
             job.life.on_data_path = false;
             self.changed = true;
             self.effects.push_back(Effect::Stop { job_id });
+            self.tell_branches(job_id, &BranchRequest::Stop);
         }
     }
 
@@ -61,7 +63,8 @@ impl Jobs {
                 self.advance(job_id);
             }
             // Said before it heard that the others went on without waiting for it to say it again.
-            Phase::Preparing | Phase::Probing(_) | Phase::Starting if job.life.ran => {}
+            Phase::Branching(_) | Phase::Preparing | Phase::Probing(_) | Phase::Starting
+                if job.life.ran => {}
             _ => self.protocol_error(conn, "Progress without Reform or RunTo"),
         }
     }
@@ -148,19 +151,30 @@ impl Jobs {
     /// All members of a new epoch are there.
     pub(super) fn form(&mut self, job_id: u16) {
         self.silence(job_id);
+        if !self.branches_are_there(job_id) {
+            let end = self.clock + self.limits.probe_timeout;
+            if let Some(job) = self.jobs.get_mut(&job_id)
+                && !matches!(job.phase, Phase::Branching(_))
+            {
+                job.phase = Phase::Branching(end);
+            }
+            return;
+        }
         let groups: Vec<_> = self.jobs.values().map(|job| group_of(job.life.cookie)).collect();
         let mut cookie = self.rng.random();
         while groups.contains(&group_of(cookie)) {
             cookie = self.rng.random();
         }
-        self.last_epoch = self.last_epoch.checked_add(1).unwrap_or(1);
+        let theirs = self.jobs.get(&job_id).map_or(0, |job| job.life.trunk.last_epoch());
+        self.last_epoch = later(self.last_epoch, theirs).checked_add(1).unwrap_or(1);
         let epoch = self.last_epoch;
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         if !job.life.ran {
             let theirs = job.life.members.values().map(|member| member.max_chunks).min();
-            job.life.chunks = theirs.unwrap_or(0).min(self.limits.max_chunks);
+            let engines = self.limits.max_chunks.min(job.life.trunk.max_chunks());
+            job.life.chunks = theirs.unwrap_or(0).min(engines);
             job.life.span = job.slots.into();
         }
         job.life.cookie = cookie;
@@ -179,6 +193,7 @@ impl Jobs {
         let setup = job.setup(&self.limits);
         let formation = Formation { job_id, epoch };
         self.effects.push_back(Effect::Prepare(Prepare { formation, setup }));
+        self.prepare_branches(job_id);
     }
 
     /// Makes the member's refusal its loss.

@@ -9,6 +9,7 @@ use xdp_agg_common::reform::SPAN_MAX;
 
 use super::checks::{self, Refusal};
 use super::job::{Life, Member, Phase};
+use super::tree::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
 impl Jobs {
@@ -53,7 +54,7 @@ impl Jobs {
                 self.take_place(conn, job_id, rank, back);
             }
             // It may have more than it said over its last connection: another plan.
-            Phase::Preparing if known && is_member && job.life.ran => {
+            Phase::Preparing | Phase::Branching(_) if known && is_member && job.life.ran => {
                 self.take_place(conn, job_id, rank, back);
                 self.plan_again(job_id);
             }
@@ -89,6 +90,7 @@ impl Jobs {
             epoch_members: resume.members,
             ran: true,
             span: SPAN_MAX,
+            trunk: Trunk { asked: join.tree.clone(), ..Trunk::default() },
             ..Life::default()
         };
         job.phase = Phase::Returning(end);

@@ -16,7 +16,7 @@ const BURST_NS: u64 = 50_000_000;
 
 impl Job {
     /// Data address of the members: of this host, the same for all.
-    fn data_addr(&self) -> Ipv4Addr {
+    pub(super) fn data_addr(&self) -> Ipv4Addr {
         self.life.members.values().next().map_or(Ipv4Addr::UNSPECIFIED, |member| member.local)
     }
 
@@ -25,8 +25,9 @@ impl Job {
         let life = &self.life;
         let data_port = limits.data_port;
         let (packet_interval, packet_burst) = self.quota(limits.job_packet_rate);
+        let (members, forwarders) = self.root_members();
         let conf = JobConf {
-            members: self.member_bits(),
+            members: members.keys().fold(0, |bits, rank| bits | 1 << rank),
             cookie: life.cookie,
             addr: self.data_addr().into(),
             slot_base: self.slot_base,
@@ -41,8 +42,7 @@ impl Job {
             packet_burst,
             ..JobConf::default()
         };
-        let members = life.members.iter().map(|(rank, member)| (*rank, member.data)).collect();
-        JobSetup::new(self.job_id, conf, members)
+        JobSetup { forwarders, ..JobSetup::new(self.job_id, conf, members) }
     }
 
     /// Interval and burst of a quota of packets a second, in nanoseconds. All members may send a
@@ -58,20 +58,23 @@ impl Job {
     }
 
     /// What a member needs to know.
-    pub(super) fn admitted(&self, data_port: u16) -> Admitted {
+    pub(super) fn admitted(&self, rank: u16, data_port: u16) -> Admitted {
         let life = &self.life;
+        let branch = life.trunk.tree.branch_of(rank).and_then(|index| life.trunk.data(index));
+        let own = (SocketAddrV4::new(self.data_addr(), data_port), self.job_id);
+        let (data, job_id) = branch.unwrap_or(own);
         let rings = self.policy().aggregator_loss == AggregatorLoss::Ring;
         let ring = life.members.values().filter(|_| rings).filter_map(|member| {
             member.ring_port.map(|port| SocketAddrV4::new(*member.data.ip(), port))
         });
         Admitted {
-            job_id: self.job_id,
+            job_id,
             cookie: life.cookie,
             epoch: life.epoch,
             members: self.member_bits(),
             chunks: life.chunks,
             slots: self.slots,
-            data: SocketAddrV4::new(self.data_addr(), data_port),
+            data,
             plan: life.ran.then(|| life.plan.clone()),
             ring: ring.collect(),
         }
@@ -96,6 +99,7 @@ impl Job {
         let phase = match self.phase {
             Phase::Forming(_) => "forming",
             Phase::Returning(_) => "resuming",
+            Phase::Branching(_) => "connecting",
             Phase::Preparing | Phase::Probing(_) | Phase::Starting => "probing",
             Phase::Running => "running",
             Phase::Pausing | Phase::RunningTo(_) => "pausing",
@@ -116,6 +120,8 @@ impl Job {
             reforms: life.reforms,
             lost: life.lost.iter().copied().collect(),
             waiting: life.waiting.keys().copied().collect(),
+            branches: life.trunk.infos(),
+            parent: None,
         }
     }
 }

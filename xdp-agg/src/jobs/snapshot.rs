@@ -175,11 +175,13 @@ impl JobSnapshot {
 }
 
 impl Jobs {
-    /// What the next daemon needs to go on. Jobs that are not running are left out: their workers
+    /// What the next daemon needs to go on. Jobs of several aggregators (their branches end with the
+    /// connection to this daemon) and jobs that are not running are left out: their workers
     /// know all that is needed to form them again.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let running = self.jobs.values().filter(|job| job.is_summing());
+        let single = |job: &&Job| job.life.trunk.tree.is_single();
+        let running = self.jobs.values().filter(|job| job.is_summing()).filter(single);
         Snapshot { last_epoch: self.last_epoch, jobs: running.map(JobSnapshot::of).collect() }
     }
 

@@ -23,7 +23,12 @@ impl Jobs {
                 let ranks = job.awaited();
                 self.reply(conn, Reply::Missing { block, ranks });
             }
-            _ => self.effects.push_back(Effect::Missing { conn, job_id, block }),
+            job => {
+                if job.is_some_and(|job| !job.life.trunk.tree.is_single()) {
+                    self.ask_tree(conn, job_id, block);
+                }
+                self.effects.push_back(Effect::Missing { conn, job_id, block });
+            }
         }
     }
 
@@ -102,7 +107,9 @@ impl Jobs {
         match look {
             Look::Jobs(conn) => {
                 let answered = |conn| self.sessions.get(&conn).and_then(|s| s.answered);
-                let all = self.jobs.values().map(|job| job.info(now, answered)).collect();
+                let led = self.jobs.values().map(|job| job.info(now, answered));
+                let served = self.served.iter().map(|(job_id, served)| served.info(*job_id));
+                let all = led.chain(served).collect();
                 self.reply(conn, Reply::Jobs(all));
             }
             Look::Stats(conn) => self.effects.push_back(Effect::Counters(Purpose::Stats(conn))),

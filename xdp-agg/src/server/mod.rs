@@ -8,6 +8,7 @@ mod connection;
 mod guard;
 mod handover;
 mod limits;
+mod links;
 mod listener;
 
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::{Reply, Token, encode};
-use xdp_agg_tls::{ServerTls, set_liveness};
+use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
 use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
@@ -36,6 +37,7 @@ use crate::state::StateFile;
 use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
+use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 
 /// How long a connection that is no member may be silent.
@@ -68,6 +70,8 @@ pub struct ServerConfig {
     pub probe_timeout: Duration,
     /// Control connections run over TLS. None: they are plain.
     pub tls: Option<ServerTls>,
+    /// How to speak to the daemons of a tree below this one.
+    pub branch_tls: ClientFiles,
     /// How long the members of another daemon's job may take to come back.
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed.
@@ -104,6 +108,7 @@ pub struct Server {
     long: Arc<Semaphore>,
     accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    links: Links,
 }
 
 /// The loop's view of a connection.
@@ -155,6 +160,7 @@ impl Server {
             long: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
+            links: Links::new(config.dead_after, config.branch_tls.clone()),
         };
         server.take_over();
         server
@@ -203,6 +209,7 @@ impl Server {
                         self.event(event);
                     }
                 }
+                event = self.links.next() => self.link(event),
                 () = wait => self.jobs.handle_timeout(Instant::now()),
                 _ = sweep.tick() => self.sweep(),
             }
@@ -350,6 +357,11 @@ impl Server {
                 let result = self.engine.prepare(&setup).map_err(words);
                 return Some(Answer::Prepared(formation, result));
             }
+            Effect::ProbeUplink(formation) => {
+                let open = self.engine.probe_uplink(formation.job_id).map_err(words);
+                return Some(Answer::Uplink(formation, open));
+            }
+            Effect::Link(effect) => self.links.act(effect),
             Effect::Start(formation, wanted) => {
                 let result = self.engine.start(formation.job_id, wanted).map_err(words);
                 return Some(Answer::Started(formation, result));
@@ -380,6 +392,17 @@ impl Server {
             }
         }
         None
+    }
+
+    fn link(&mut self, event: LinkEvent) {
+        match event {
+            LinkEvent::Up(link) => self.jobs.link_up(link),
+            LinkEvent::Said(link, reply) => self.jobs.link_said(link, *reply),
+            LinkEvent::Lost(link, why) => {
+                self.links.forget(link);
+                self.jobs.link_lost(link, &why);
+            }
+        }
     }
 
     fn reply(&mut self, conn: ConnId, reply: &Reply) {

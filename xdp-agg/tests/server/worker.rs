@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, FrameError, Join, Policy, Reply, Request, Stats, Token,
+    Admitted, CONTROL_VERSION, FrameError, Join, Policy, Reply, Request, Stats, Token, Tree,
     read_message, write_message,
 };
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES};
@@ -163,6 +163,7 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         policy: Policy::default(),
         ring_port: None,
         resume: None,
+        tree: Tree::default(),
     }
 }
 

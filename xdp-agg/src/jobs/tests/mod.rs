@@ -9,6 +9,7 @@ mod rejoin;
 mod restart;
 mod resume;
 mod told;
+mod tree;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -16,7 +17,7 @@ use std::collections::BTreeSet;
 use rand::SeedableRng;
 use xdp_agg_common::control::{
     Admitted, AggregatorLoss, CONTROL_VERSION, Call, CreateJob, ErrorCode, Held, Join, Policy,
-    Progress, Resume, Stats, WorkerLoss,
+    Progress, Resume, Stats, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::MAX_JOBS;
 
@@ -202,6 +203,9 @@ impl World {
                 let counters = result().map(|()| self.counters.clone());
                 return Some(Answer::Counters(purpose, counters));
             }
+            Effect::ProbeUplink(_) | Effect::Link(_) => {
+                panic!("{effect:?} in a job without a tree")
+            }
             Effect::Persist => self.saved = self.jobs.snapshot(),
             Effect::Heard { look, jobs } => {
                 let known = |job_id: &u16| Some((*job_id, self.contributed.get(job_id)?.clone()));
@@ -297,6 +301,7 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         policy: Policy::default(),
         ring_port: None,
         resume: None,
+        tree: Tree::default(),
     }
 }
 

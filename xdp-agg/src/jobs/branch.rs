@@ -1,0 +1,370 @@
+//! Jobs that another daemon leads: this one is a branch of their trees.
+//!
+//! The connection that asked for it is the root's; its end is the end of the branch.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use xdp_agg_common::control::{
+    BranchReply, BranchRequest, BranchSetup, ErrorCode, JobInfo, MemberInfo, Policy, Reply,
+};
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
+
+use super::checks::{self, Refusal};
+use super::job::Wish;
+use super::setup::group_of;
+use super::tree::later;
+use super::{ConnId, Effect, Formation, Jobs, Prepare, Purpose, Session};
+use crate::engine::{JobSetup, Started, Uplink};
+
+/// Pause between two probes of the way up.
+const PROBE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where a branch stands in its job's epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Between epochs.
+    Idle,
+    /// The engine is registering the members.
+    Preparing,
+    /// The way up is being tried; the next probe is due then.
+    Probing(Instant),
+    /// It is open.
+    Linked,
+    /// The engine is opening the data path.
+    Starting,
+    Running,
+}
+
+/// A job that another daemon leads.
+#[derive(Clone, Debug)]
+pub(super) struct Served {
+    conn: ConnId,
+    name: String,
+    world_size: u16,
+    slot_base: u32,
+    slots: u32,
+    step: Step,
+    setup: Option<BranchSetup>,
+    mode: Option<ResultMode>,
+    pub(super) base: JobCounters,
+}
+
+impl Served {
+    fn epoch(&self) -> u16 {
+        self.setup.as_ref().map_or(0, |setup| setup.epoch)
+    }
+
+    /// When the next probe is due.
+    pub(super) const fn due(&self) -> Option<Instant> {
+        match self.step {
+            Step::Probing(due) => Some(due),
+            _ => None,
+        }
+    }
+
+    /// For people and tools.
+    pub(super) fn info(&self, job_id: u16) -> JobInfo {
+        let phase = match self.step {
+            Step::Idle => "forming",
+            Step::Preparing | Step::Probing(_) | Step::Linked | Step::Starting => "probing",
+            Step::Running => "running",
+        };
+        let members = self.setup.iter().flat_map(|setup| &setup.members);
+        let chunks = self.setup.as_ref().map_or(0, |setup| setup.chunks);
+        JobInfo {
+            job: self.name.clone(),
+            job_id,
+            phase: phase.into(),
+            world_size: self.world_size,
+            joined: members.clone().map(|(rank, _)| *rank).collect(),
+            epoch: self.epoch(),
+            slots: self.slots,
+            block_bytes: u32::from(chunks) * CHUNK_LEN as u32,
+            mode: self.mode,
+            policy: None::<Policy>,
+            members: members
+                .map(|(rank, data)| MemberInfo {
+                    rank: *rank,
+                    data: *data,
+                    connected: true,
+                    heartbeat_ms: None,
+                    contributed_ms: None,
+                })
+                .collect(),
+            reforms: 0,
+            lost: Vec::new(),
+            waiting: Vec::new(),
+            branches: Vec::new(),
+            parent: self.setup.as_ref().map(|setup| setup.uplink.data),
+        }
+    }
+}
+
+impl Jobs {
+    /// The root of a tree says something.
+    pub(super) fn branch_request(
+        &mut self,
+        conn: ConnId,
+        session: &Session,
+        request: BranchRequest,
+    ) {
+        if session.member.is_some() {
+            let why = "this connection is a worker's: a branch's root needs its own";
+            return self.protocol_error(conn, why);
+        }
+        let done = match (request, session.branch) {
+            (BranchRequest::Serve { job, world_size, slots }, None) => {
+                self.serve(conn, session, job, world_size, slots)
+            }
+            (BranchRequest::Serve { .. }, Some(_)) => {
+                return self.protocol_error(conn, "this connection serves a job already");
+            }
+            (_, None) => return self.protocol_error(conn, "a branch's request before Serve"),
+            (BranchRequest::Prepare(setup), Some(job_id)) => {
+                self.prepare_served(conn, job_id, setup)
+            }
+            (BranchRequest::Start { epoch, mode }, Some(job_id)) => {
+                self.start_served(job_id, epoch, mode);
+                Ok(())
+            }
+            (BranchRequest::Stop, Some(job_id)) => {
+                self.silence_served(job_id);
+                Ok(())
+            }
+            (BranchRequest::Missing { block }, Some(job_id)) => {
+                self.effects.push_back(Effect::Missing { conn, job_id, block });
+                Ok(())
+            }
+        };
+        if let Err(refusal) = done {
+            self.refuse(conn, refusal);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        conn: ConnId,
+        session: &Session,
+        name: String,
+        world_size: u16,
+        slots: u32,
+    ) -> Result<(), Refusal> {
+        let wish = Wish {
+            name,
+            world_size,
+            slots: Some(slots),
+            mode: None,
+            policy: None,
+            reserved: false,
+        };
+        let slots = checks::wish(&wish, &self.limits)?;
+        let Some(addr) = self.limits.data_addr.or(session.peer.local) else {
+            let message = "the root of the tree is connected over IPv6, and this daemon was not \
+                           told its IPv4 data address: start it with --data-addr"
+                .to_owned();
+            return Err((ErrorCode::Invalid, message));
+        };
+        let name = wish.name;
+        let job_id = self.free_entry().ok_or_else(|| checks::no_entry(&name))?;
+        let slot_base =
+            self.pool.take(slots).ok_or_else(|| checks::no_slots(&name, slots, &self.pool))?;
+        info!(job = name, job_id, world_size, slots, "serves as a branch");
+        let served = Served {
+            conn,
+            name,
+            world_size,
+            slot_base,
+            slots,
+            step: Step::Idle,
+            setup: None,
+            mode: None,
+            base: JobCounters::default(),
+        };
+        self.served.insert(job_id, served);
+        self.effects.push_back(Effect::Counters(Purpose::Base { job_id }));
+        self.enrol_branch(conn, job_id);
+        self.branch_reply(
+            conn,
+            BranchReply::Serving {
+                job_id,
+                data: SocketAddrV4::new(addr, self.limits.data_port),
+                max_chunks: self.limits.max_chunks,
+                last_epoch: self.last_epoch,
+            },
+        );
+        Ok(())
+    }
+
+    /// The lowest index that no job has.
+    pub(super) fn free_entry(&self) -> Option<u16> {
+        let taken = |id: &u16| self.jobs.contains_key(id) || self.served.contains_key(id);
+        (0..MAX_JOBS as u16).find(|id| !taken(id))
+    }
+
+    fn prepare_served(
+        &mut self,
+        conn: ConnId,
+        job_id: u16,
+        setup: BranchSetup,
+    ) -> Result<(), Refusal> {
+        self.silence_served(job_id);
+        let last_epoch = self.last_epoch;
+        if setup.epoch == 0 || later(last_epoch, setup.epoch) == last_epoch {
+            // Slots may hold what was summed under this number.
+            self.branch_reply(conn, BranchReply::Used { epoch: setup.epoch, last_epoch });
+            return Ok(());
+        }
+        let data_port = self.limits.data_port;
+        let addr = self.limits.data_addr.or(self.sessions.get(&conn).and_then(|s| s.peer.local));
+        let Some(served) = self.served.get_mut(&job_id) else {
+            return Ok(());
+        };
+        let members: BTreeMap<_, _> = setup.members.iter().copied().collect();
+        let conf = JobConf {
+            members: members.keys().fold(0, |bits, rank| bits | 1 << (rank & 63)),
+            cookie: setup.cookie,
+            addr: addr.map_or(0, u32::from),
+            slot_base: served.slot_base,
+            slots: served.slots,
+            group: group_of(setup.cookie).into(),
+            group_port: if data_port == u16::MAX { data_port - 1 } else { data_port + 1 },
+            port: data_port,
+            epoch: setup.epoch,
+            workers: served.world_size,
+            max_chunks: setup.chunks,
+            ..JobConf::default()
+        };
+        let up = setup.uplink;
+        let uplink = Some(Uplink { addr: up.data, job: up.job_id, rank: up.rank });
+        let forwarders = setup.forwarders;
+        let job = JobSetup { uplink, forwarders, ..JobSetup::new(job_id, conf, members) };
+        if !job.is_consistent() || setup.chunks == 0 || setup.chunks > self.limits.max_chunks {
+            let message = format!(
+                "an epoch that cannot be: members {:?} of a world of {}, blocks of {} chunks (at \
+                 most {} here), up to {} as rank {}",
+                setup.members,
+                served.world_size,
+                setup.chunks,
+                self.limits.max_chunks,
+                up.data,
+                up.rank
+            );
+            return Err((ErrorCode::Invalid, message));
+        }
+        let formation = Formation { job_id, epoch: setup.epoch };
+        self.last_epoch = setup.epoch;
+        served.step = Step::Preparing;
+        served.setup = Some(setup);
+        self.effects.push_back(Effect::Prepare(Prepare { formation, setup: job }));
+        Ok(())
+    }
+
+    fn start_served(&mut self, job_id: u16, epoch: u16, mode: Option<ResultMode>) {
+        let Some(served) = self.served.get_mut(&job_id) else {
+            return;
+        };
+        if served.step == Step::Linked && served.epoch() == epoch {
+            served.step = Step::Starting;
+            self.effects.push_back(Effect::Start(Formation { job_id, epoch }, mode));
+        }
+    }
+
+    /// The engine takes no more packets of the job.
+    fn silence_served(&mut self, job_id: u16) {
+        if let Some(served) = self.served.get_mut(&job_id)
+            && served.step != Step::Idle
+        {
+            served.step = Step::Idle;
+            served.mode = None;
+            self.effects.push_back(Effect::Stop { job_id });
+        }
+    }
+
+    /// The root has gone.
+    pub(super) fn root_lost(&mut self, job_id: u16) {
+        self.silence_served(job_id);
+        if let Some(served) = self.served.remove(&job_id) {
+            info!(job = served.name, job_id, "its root has gone: serves it no more");
+            self.pool.give_back(served.slot_base);
+        }
+    }
+
+    /// Whether an engine's answer is about a job that another daemon leads, and what follows.
+    pub(super) fn served_answer(
+        &mut self,
+        formation: Formation,
+        answer: Result<Option<Started>, String>,
+    ) -> bool {
+        let Formation { job_id, epoch } = formation;
+        let now = self.clock;
+        let Some(served) = self.served.get_mut(&job_id) else {
+            return false;
+        };
+        if served.epoch() != epoch {
+            return true;
+        }
+        let conn = served.conn;
+        let reply = match (answer, served.step) {
+            (Ok(None), Step::Preparing) => {
+                served.step = Step::Probing(now);
+                BranchReply::Prepared { epoch }
+            }
+            (Ok(Some(Started { mode, group })), Step::Starting) => {
+                info!(job = served.name, epoch, mode = mode.name(), "running, as a branch");
+                served.step = Step::Running;
+                served.mode = Some(mode);
+                BranchReply::Started { epoch, mode, group }
+            }
+            (Err(reason), _) => {
+                warn!(job = served.name, "the engine failed: {reason}");
+                BranchReply::Failed { epoch, reason }
+            }
+            _ => return true,
+        };
+        self.branch_reply(conn, reply);
+        true
+    }
+
+    /// Tries the ways up that are due.
+    pub(super) fn probe_uplinks(&mut self) {
+        let now = self.clock;
+        for (job_id, served) in &mut self.served {
+            let epoch = served.epoch();
+            if let Step::Probing(due) = &mut served.step
+                && *due <= now
+            {
+                *due = now + PROBE_PAUSE;
+                let formation = Formation { job_id: *job_id, epoch };
+                self.effects.push_back(Effect::ProbeUplink(formation));
+            }
+        }
+    }
+
+    /// The engine has tried a way up.
+    pub(super) fn uplink_probed(&mut self, formation: Formation, open: Result<bool, String>) {
+        let Formation { job_id, epoch } = formation;
+        let Some(served) = self.served.get_mut(&job_id).filter(|s| s.epoch() == epoch) else {
+            return;
+        };
+        if !matches!(served.step, Step::Probing(_)) {
+            return;
+        }
+        let conn = served.conn;
+        match open {
+            Ok(true) => {
+                served.step = Step::Linked;
+                self.branch_reply(conn, BranchReply::Linked { epoch });
+            }
+            Ok(false) => {}
+            Err(reason) => self.branch_reply(conn, BranchReply::Failed { epoch, reason }),
+        }
+    }
+
+    pub(super) fn branch_reply(&mut self, conn: ConnId, reply: BranchReply) {
+        self.reply(conn, Reply::Branch(reply));
+    }
+}

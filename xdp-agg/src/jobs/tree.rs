@@ -1,0 +1,472 @@
+//! Jobs of several aggregators, at the root: the connections to the branches and what they say.
+//!
+//! A branch is greeted and asked to serve the job once; from then on it follows each of the job's
+//! epochs. A branch that is lost ends the job where its policy is to fail when an aggregator is
+//! lost; otherwise the job goes on without it, in a new epoch: what was below it sends to its
+//! parent (in Rina, the rack of a lost agent falls back).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddrV4;
+
+use tracing::{info, warn};
+use xdp_agg_common::control::{
+    AbortReason, AggregatorLoss, BranchInfo, BranchReply, BranchRequest, BranchSetup,
+    CONTROL_VERSION, Reply, Request, Tree, Uplink,
+};
+
+use super::handle::agent_name;
+use super::job::{Job, Phase};
+use super::{ConnId, Effect, Jobs, LinkEffect, LinkId};
+use crate::engine::Started;
+
+/// A connection to a branch, as a job sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) id: LinkId,
+    /// None: it was not asked yet, or has not answered.
+    pub(super) serving: Option<Serving>,
+    pub(super) prepared: bool,
+    /// Its way up is open.
+    pub(super) linked: bool,
+    pub(super) started: Option<Started>,
+}
+
+/// A branch that serves the job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Serving {
+    job_id: u16,
+    data: SocketAddrV4,
+    max_chunks: u16,
+    last_epoch: u16,
+}
+
+/// Where a job's sums come together besides its root.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trunk {
+    /// As all members want it.
+    pub(super) asked: Tree,
+    /// What is left of it in this epoch.
+    pub(super) tree: Tree,
+    /// By the branch's control address.
+    pub(super) links: BTreeMap<SocketAddrV4, Link>,
+    /// Daemons that were lost: the job does without them.
+    pub(super) dead: BTreeSet<SocketAddrV4>,
+    /// This daemon's engine has prepared the epoch.
+    pub(super) prepared: bool,
+    /// This daemon's engine has started it.
+    pub(super) started: Option<Started>,
+}
+
+impl Trunk {
+    /// All engines have learned who the members are.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.prepared && self.links.values().all(|link| link.prepared)
+    }
+
+    /// All branches have found their way up.
+    pub(super) fn is_linked(&self) -> bool {
+        self.links.values().all(|link| link.linked)
+    }
+
+    /// All engines sum.
+    pub(super) fn has_started(&self) -> bool {
+        self.started.is_some() && self.links.values().all(|link| link.started.is_some())
+    }
+
+    /// All branches of the epoch are there.
+    fn is_there(&self) -> bool {
+        let serves = |link: &Link| link.serving.is_some();
+        self.tree.branches.iter().all(|b| self.links.get(&b.daemon).is_some_and(serves))
+    }
+
+    /// The largest block that all branches take.
+    pub(super) fn max_chunks(&self) -> u16 {
+        let serving = self.links.values().filter_map(|link| link.serving);
+        serving.map(|serving| serving.max_chunks).min().unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn last_epoch(&self) -> u16 {
+        let serving = self.links.values().filter_map(|link| link.serving);
+        serving.map(|serving| serving.last_epoch).fold(0, later)
+    }
+
+    fn serving(&self, index: usize) -> Option<Serving> {
+        self.links.get(&self.tree.branches.get(index)?.daemon)?.serving
+    }
+
+    /// Where a branch is to be reached on the data path, and its index of the job.
+    pub(super) fn data(&self, index: usize) -> Option<(SocketAddrV4, u16)> {
+        self.serving(index).map(|serving| (serving.data, serving.job_id))
+    }
+
+    /// How results come from the aggregator that a rank sends to.
+    pub(super) fn started_for(&self, rank: u16) -> Option<Started> {
+        match self.tree.branch_of(rank) {
+            None => self.started,
+            Some(index) => self.links.get(&self.tree.branches[index].daemon)?.started,
+        }
+    }
+
+    pub(super) fn infos(&self) -> Vec<BranchInfo> {
+        let branches = &self.tree.branches;
+        let info = |branch: &xdp_agg_common::control::Branch| BranchInfo {
+            daemon: branch.daemon,
+            parent: branch.parent.map(|parent| branches[usize::from(parent)].daemon),
+            ranks: branch.ranks.clone(),
+            linked: self.links.get(&branch.daemon).is_some_and(|link| link.linked),
+        };
+        branches.iter().map(info).collect()
+    }
+}
+
+/// The later of two epoch numbers, which go round (RFC 1982).
+pub(super) const fn later(a: u16, b: u16) -> u16 {
+    if (b.wrapping_sub(a) as i16) > 0 { b } else { a }
+}
+
+/// A question that several aggregators are to answer.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    job_id: u16,
+    block: u64,
+    /// Links whose answer is awaited.
+    open: BTreeSet<LinkId>,
+    /// This daemon's engine has answered.
+    answered: bool,
+    /// Ranks that are awaited, as far as is known.
+    bits: u64,
+}
+
+impl Job {
+    /// The job's tree, as its first member names it.
+    pub(super) fn plant(&mut self, tree: &Tree) {
+        if self.life.members.is_empty() && self.life.waiting.is_empty() {
+            self.life.trunk.asked = tree.clone();
+        }
+    }
+
+    /// The members that contribute to this daemon itself: workers, and branches under the lowest
+    /// rank below them.
+    pub(super) fn root_members(&self) -> (BTreeMap<u16, SocketAddrV4>, u64) {
+        self.members_at(None)
+    }
+
+    /// The same of a branch, or of the root. The second part are those that are branches.
+    fn members_at(&self, at: Option<usize>) -> (BTreeMap<u16, SocketAddrV4>, u64) {
+        let trunk = &self.life.trunk;
+        let here = |rank: &&u16| trunk.tree.branch_of(**rank) == at;
+        let workers = self.life.members.keys().filter(here);
+        let mut members: BTreeMap<_, _> =
+            workers.map(|rank| (*rank, self.life.members[rank].data)).collect();
+        let mut forwarders = 0;
+        for child in trunk.tree.children(at) {
+            let lead = trunk.tree.below(child).trailing_zeros() as u16;
+            if let Some((data, _)) = trunk.data(child) {
+                members.insert(lead, data);
+                forwarders |= 1 << lead;
+            }
+        }
+        (members, forwarders)
+    }
+
+    /// What a branch needs to know of the epoch that begins.
+    fn branch_setup(&self, index: usize, data_port: u16) -> Option<BranchSetup> {
+        let trunk = &self.life.trunk;
+        let (members, forwarders) = self.members_at(Some(index));
+        let (data, job_id) = match trunk.tree.branches[index].parent {
+            None => (SocketAddrV4::new(self.data_addr(), data_port), self.job_id),
+            Some(parent) => trunk.data(usize::from(parent))?,
+        };
+        let rank = trunk.tree.below(index).trailing_zeros() as u16;
+        Some(BranchSetup {
+            epoch: self.life.epoch,
+            cookie: self.life.cookie,
+            chunks: self.life.chunks,
+            members: members.into_iter().collect(),
+            forwarders,
+            uplink: Uplink { data, job_id, rank },
+        })
+    }
+}
+
+impl Jobs {
+    /// The connection to a branch is open.
+    pub fn link_up(&mut self, link: LinkId) {
+        let Some((job_id, _)) = self.links.get(&link) else {
+            return;
+        };
+        let Some(job) = self.jobs.get(job_id) else {
+            return;
+        };
+        let serve = BranchRequest::Serve {
+            job: job.name.clone(),
+            world_size: job.world_size,
+            slots: job.slots,
+        };
+        let hello = Request::Hello {
+            version: CONTROL_VERSION,
+            agent: agent_name(),
+            token: self.limits.token.clone(),
+        };
+        self.link_says(link, hello);
+        self.link_says(link, Request::Branch(serve));
+    }
+
+    /// A branch cannot be reached, or its connection has ended.
+    pub fn link_lost(&mut self, link: LinkId, why: &str) {
+        if let Some((job_id, daemon)) = self.links.remove(&link) {
+            self.lose_branch(job_id, daemon, why);
+        }
+    }
+
+    /// A branch has said something.
+    pub fn link_said(&mut self, link: LinkId, reply: Reply) {
+        let Some((job_id, daemon)) = self.links.get(&link).copied() else {
+            return;
+        };
+        match reply {
+            Reply::Branch(reply) => self.branch_said(link, job_id, daemon, reply),
+            Reply::Heartbeat => self.link_says(link, Request::Heartbeat),
+            Reply::Error { message, .. } => self.lose_branch(job_id, daemon, &message),
+            _ => {}
+        }
+    }
+
+    fn branch_said(&mut self, id: LinkId, job_id: u16, daemon: SocketAddrV4, reply: BranchReply) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(link) = job.life.trunk.links.get_mut(&daemon) else {
+            return;
+        };
+        let current = job.life.on_data_path.then_some(job.life.epoch);
+        match reply {
+            BranchReply::Serving { job_id, data, max_chunks, last_epoch } => {
+                // Its address is the one that it was reached at; what it says of it may be inside.
+                link.serving = Some(Serving { job_id, data, max_chunks, last_epoch });
+            }
+            BranchReply::Used { epoch, last_epoch } if current == Some(epoch) => {
+                if let Some(serving) = &mut link.serving {
+                    serving.last_epoch = last_epoch;
+                }
+                if job.phase == Phase::Preparing {
+                    return self.form(job_id);
+                }
+            }
+            BranchReply::Prepared { epoch } if current == Some(epoch) => link.prepared = true,
+            BranchReply::Linked { epoch } if current == Some(epoch) => link.linked = true,
+            BranchReply::Started { epoch, mode, group } if current == Some(epoch) => {
+                link.started = Some(Started { mode, group });
+            }
+            BranchReply::Failed { epoch, reason } if current == Some(epoch) => {
+                return self.lose_branch(job_id, daemon, &reason);
+            }
+            BranchReply::Missing { block, ranks } => {
+                let leaves = (0..job.life.trunk.tree.branches.len())
+                    .find(|i| job.life.trunk.tree.branches[*i].daemon == daemon)
+                    .map_or(0, |index| job.life.trunk.tree.leaves(index));
+                return self.branch_misses(id, block, ranks & leaves);
+            }
+            // Of an epoch that is over.
+            _ => return,
+        }
+        self.advance(job_id);
+    }
+
+    /// Says something to a branch.
+    pub(super) fn link_says(&mut self, link: LinkId, request: Request) {
+        self.effects.push_back(Effect::Link(LinkEffect::Say(link, request)));
+    }
+
+    /// The same to all of a job's.
+    pub(super) fn tell_branches(&mut self, job_id: u16, request: &BranchRequest) {
+        let links = self.jobs.get(&job_id).map(|job| &job.life.trunk.links);
+        let serving = links.into_iter().flatten().filter(|(_, link)| link.serving.is_some());
+        let ids: Vec<_> = serving.map(|(_, link)| link.id).collect();
+        for id in ids {
+            self.link_says(id, Request::Branch(request.clone()));
+        }
+    }
+
+    /// Makes sure that all branches of the next epoch serve the job, and no others. False: some are
+    /// awaited.
+    pub(super) fn branches_are_there(&mut self, job_id: u16) -> bool {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return false;
+        };
+        let members = job.member_bits();
+        let trunk = &mut job.life.trunk;
+        trunk.tree = trunk.asked.pruned(members, |daemon| trunk.dead.contains(&daemon));
+        let wanted: BTreeSet<_> = trunk.tree.branches.iter().map(|b| b.daemon).collect();
+        let gone: Vec<_> =
+            trunk.links.extract_if(.., |daemon, _| !wanted.contains(daemon)).collect();
+        for daemon in wanted {
+            trunk.links.entry(daemon).or_insert_with(|| {
+                let id = LinkId(self.next_link);
+                self.next_link += 1;
+                self.links.insert(id, (job_id, daemon));
+                info!(job = job.name, %daemon, "connecting to a branch");
+                self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon)));
+                Link { id, serving: None, prepared: false, linked: false, started: None }
+            });
+        }
+        let there = trunk.is_there();
+        for (_, link) in gone {
+            self.hang_up(link.id);
+        }
+        there
+    }
+
+    /// Tells all branches of the epoch that begins.
+    pub(super) fn prepare_branches(&mut self, job_id: u16) {
+        let data_port = self.limits.data_port;
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        job.life.trunk.prepared = false;
+        job.life.trunk.started = None;
+        let mut setups = Vec::new();
+        for index in 0..job.life.trunk.tree.branches.len() {
+            let Some(setup) = job.branch_setup(index, data_port) else {
+                continue;
+            };
+            let daemon = job.life.trunk.tree.branches[index].daemon;
+            if let Some(link) = job.life.trunk.links.get_mut(&daemon) {
+                (link.prepared, link.linked, link.started) = (false, false, None);
+                setups.push((link.id, setup));
+            }
+        }
+        for (id, setup) in setups {
+            self.link_says(id, Request::Branch(BranchRequest::Prepare(setup)));
+        }
+    }
+
+    fn hang_up(&mut self, link: LinkId) {
+        if self.links.remove(&link).is_some() {
+            self.effects.push_back(Effect::Link(LinkEffect::HangUp(link)));
+        }
+        self.forget_link(link);
+    }
+
+    /// The job needs no branches any more.
+    pub(super) fn hang_up_all(&mut self, job_id: u16) {
+        let links = self.jobs.get_mut(&job_id).map(|job| std::mem::take(&mut job.life.trunk.links));
+        for link in links.into_iter().flat_map(BTreeMap::into_values) {
+            self.hang_up(link.id);
+        }
+    }
+
+    /// A branch is lost, or is of no use.
+    fn lose_branch(&mut self, job_id: u16, daemon: SocketAddrV4, why: &str) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(link) = job.life.trunk.links.remove(&daemon) else {
+            return;
+        };
+        warn!(job = job.name, %daemon, "a branch is lost: {why}");
+        let goes_on = job.life.ran && job.policy().aggregator_loss != AggregatorLoss::Fail;
+        job.life.trunk.dead.insert(daemon);
+        let phase = job.phase;
+        self.hang_up(link.id);
+        if !goes_on {
+            let reason = why.to_owned();
+            return self.abort(job_id, &AbortReason::Branch { daemon, reason });
+        }
+        match phase {
+            Phase::Running
+            | Phase::Pausing
+            | Phase::RunningTo(_)
+            | Phase::Probing(_)
+            | Phase::Starting => {
+                let reason = format!("the aggregator {daemon} is lost: {why}");
+                self.reform(job_id, Vec::new(), &reason, None);
+            }
+            Phase::Preparing | Phase::Branching(_) => self.plan_again(job_id),
+            Phase::Collecting(_) | Phase::Returning(_) | Phase::Forming(_) => {}
+        }
+    }
+
+    /// Branches have not done a step in time. False: it is not them who are awaited.
+    pub(super) fn branches_are_late(&mut self, job_id: u16) -> bool {
+        let Some(job) = self.jobs.get(&job_id) else {
+            return false;
+        };
+        let late = |link: &Link| match job.phase {
+            Phase::Branching(_) => link.serving.is_none(),
+            Phase::Probing(_) => !link.linked,
+            _ => false,
+        };
+        let (step, ranks) = match job.phase {
+            Phase::Branching(_) => ("did not answer in time", Vec::new()),
+            _ => ("found no way to its parent in time", job.awaited()),
+        };
+        let links = &job.life.trunk.links;
+        let late = links.iter().find(|(_, link)| late(link)).map(|(daemon, _)| *daemon);
+        // A worker that is late has not opened the way, whatever its branch did.
+        match late.filter(|_| ranks.is_empty()) {
+            Some(daemon) => {
+                self.lose_branch(job_id, daemon, step);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Asks all aggregators of a tree who has not contributed to a block.
+    pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, block: u64) {
+        let links = self.jobs.get(&job_id).map(|job| &job.life.trunk.links);
+        let open = links.into_iter().flat_map(BTreeMap::values).map(|link| link.id).collect();
+        let question = Question { job_id, block, open, answered: false, bits: 0 };
+        self.questions.insert(conn, question);
+        self.tell_branches(job_id, &BranchRequest::Missing { block });
+    }
+
+    /// This daemon's engine has said who is missing. Some: nobody else is asked, or all have said.
+    pub(super) fn root_misses(&mut self, conn: ConnId, bits: u64) -> Option<u64> {
+        let Some(question) = self.questions.get_mut(&conn) else {
+            return Some(bits);
+        };
+        let tree = self.jobs.get(&question.job_id).map(|job| &job.life.trunk.tree);
+        let below = tree.map_or(0, |tree| {
+            let all = (0..tree.branches.len()).map(|index| tree.leaves(index));
+            all.fold(0, |bits, leaves| bits | leaves)
+        });
+        question.bits |= bits & !below;
+        question.answered = true;
+        let bits = question.bits;
+        if question.open.is_empty() {
+            self.questions.remove(&conn);
+            return Some(bits);
+        }
+        None
+    }
+
+    /// A branch has said it.
+    fn branch_misses(&mut self, link: LinkId, block: u64, bits: u64) {
+        let asked = |question: &Question| question.block == block && question.open.contains(&link);
+        let conn = self.questions.iter().find(|(_, q)| asked(q)).map(|(conn, _)| *conn);
+        if let Some(question) = conn.and_then(|conn| self.questions.get_mut(&conn)) {
+            question.bits |= bits;
+            question.open.remove(&link);
+        }
+        self.answer_questions();
+    }
+
+    /// A branch will not answer any more.
+    fn forget_link(&mut self, link: LinkId) {
+        for question in self.questions.values_mut() {
+            question.open.remove(&link);
+        }
+        self.answer_questions();
+    }
+
+    fn answer_questions(&mut self) {
+        let done =
+            |_: &ConnId, question: &mut Question| question.answered && question.open.is_empty();
+        let done: Vec<_> = self.questions.extract_if(.., done).collect();
+        for (conn, question) in done {
+            self.tell_missing(conn, question.block, question.bits);
+        }
+    }
+}
