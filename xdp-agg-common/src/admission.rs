@@ -3,9 +3,14 @@
 //!
 //! A packet that fails any of these changes nothing (invariant 4). Both engines ask here. Only
 //! packets of members count against a quota, so that a stranger cannot use it up.
+//!
+//! What an aggregator sends is for the members of a job; a forwarder gets it from its parent, under
+//! the parent's number of the job. So the forwarder knows its job by the cookie ([`is_from_above`])
+//! and asks [`check_parent`]. A parent's packets are answers to what was sent up, which the quota
+//! has counted already.
 
 use crate::lanes::CHUNK_LEN;
-use crate::maps::{JobConf, Member, Phase, Reject};
+use crate::maps::{JobConf, Member, Phase, Reject, Uplink};
 use crate::slot::Contribution;
 use crate::wire::{Header, HeaderError, Kind};
 
@@ -35,6 +40,58 @@ pub enum Request {
     Contribute(Contribution),
     /// Answer a probe.
     Probe,
+}
+
+/// What an admitted packet of the parent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// The result of a block, in the form of a contribution to it.
+    Result(Contribution),
+    /// Not all others have contributed to the block that was sent up again.
+    Pending,
+    /// Our sum is of another call than the others'.
+    Mismatch,
+    /// The answer to our probe.
+    Path,
+}
+
+/// Whether a packet that only an aggregator sends may be the parent's of this job. If so,
+/// [`check_parent`] decides; if it is of no job, it is checked and refused as a worker's.
+#[inline(always)]
+#[must_use]
+pub fn is_from_above(conf: &JobConf, header: &Header) -> bool {
+    conf.forwards != 0 && conf.phase != Phase::Off as u16 && conf.cookie == header.cookie
+}
+
+/// Checks a packet of the parent: `conf` and `uplink` are those of the job whose cookie it has.
+///
+/// # Errors
+/// The first check that fails.
+#[inline(always)]
+pub fn check_parent(
+    conf: &JobConf,
+    uplink: &Uplink,
+    header: &Header,
+    source: Source,
+    payload_len: u16,
+) -> Result<Reply, Reject> {
+    check_job(conf, header)?;
+    if header.job != uplink.job {
+        return Err(Reject::Job);
+    }
+    let parent = uplink.addr != 0 && uplink.addr == source.addr && uplink.port == source.port;
+    if !parent || header.rank != uplink.rank {
+        return Err(Reject::Member);
+    }
+    let chunks = chunks_of(conf, payload_len)?;
+    match header.kind {
+        Kind::ProbeReply => Ok(Reply::Path),
+        _ if conf.phase != Phase::Running as u16 => Err(Reject::Epoch),
+        Kind::Result => Ok(Reply::Result(packet_of(header, chunks))),
+        Kind::Pending => Ok(Reply::Pending),
+        Kind::Mismatch => Ok(Reply::Mismatch),
+        Kind::Contribution | Kind::Probe => Err(Reject::Malformed),
+    }
 }
 
 /// Checks a packet against its job (the entry that `header.job` names).
@@ -74,6 +131,21 @@ pub fn check_member(
     if member.addr == 0 || member.addr != source.addr || member.port != source.port {
         return Err(Reject::Member);
     }
+    let chunks = chunks_of(conf, payload_len)?;
+    match header.kind {
+        Kind::Probe => Ok(Request::Probe),
+        Kind::Contribution if conf.phase == Phase::Running as u16 => {
+            Ok(Request::Contribute(packet_of(header, chunks)))
+        }
+        // A contribution while paths are being learned cannot come from an honest member.
+        Kind::Contribution => Err(Reject::Epoch),
+        _ => Err(Reject::Malformed),
+    }
+}
+
+/// The chunks of a payload of this many bytes.
+#[inline(always)]
+fn chunks_of(conf: &JobConf, payload_len: u16) -> Result<u16, Reject> {
     if !payload_len.is_multiple_of(CHUNK_LEN as u16) {
         return Err(Reject::Truncated);
     }
@@ -81,22 +153,20 @@ pub fn check_member(
     if chunks == 0 || chunks > conf.max_chunks {
         return Err(Reject::Size);
     }
-    match header.kind {
-        Kind::Probe => Ok(Request::Probe),
-        Kind::Contribution if conf.phase == Phase::Running as u16 => {
-            Ok(Request::Contribute(Contribution {
-                rank: header.rank,
-                epoch: header.epoch,
-                tag: header.tag,
-                chunks,
-                flags: header.flags,
-                reduction: header.reduction,
-                block: header.block,
-            }))
-        }
-        // A contribution while paths are being learned cannot come from an honest member.
-        Kind::Contribution => Err(Reject::Epoch),
-        _ => Err(Reject::Malformed),
+    Ok(chunks)
+}
+
+/// What the slot machine needs to know of a packet.
+#[inline(always)]
+fn packet_of(header: &Header, chunks: u16) -> Contribution {
+    Contribution {
+        rank: header.rank,
+        epoch: header.epoch,
+        tag: header.tag,
+        chunks,
+        flags: header.flags,
+        reduction: header.reduction,
+        block: header.block,
     }
 }
 
@@ -218,6 +288,73 @@ mod tests {
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 1407), Err(Reject::Truncated));
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 0), Err(Reject::Size));
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 1472), Err(Reject::Size));
+    }
+
+    const UPLINK: Uplink = Uplink {
+        addr: 0x0a00_0063,
+        port: 0xBEE0,
+        job: 5,
+        rank: 1,
+        learned_epoch: 3,
+        ifindex: 2,
+        mac: [0; 6],
+        local_mac: [0; 6],
+    };
+    const ABOVE: JobConf = JobConf { forwards: 1, ..CONF };
+    const PARENT: Source = Source { addr: 0x0a00_0063, port: 0xBEE0 };
+    const RESULT: Header = Header { kind: Kind::Result, job: 5, ..HEADER };
+
+    #[test]
+    fn the_parent_is_admitted_by_what_it_may_send() {
+        assert!(is_from_above(&ABOVE, &RESULT) && !is_from_above(&CONF, &RESULT));
+        assert!(!is_from_above(&ABOVE, &Header { cookie: 1, ..RESULT }));
+        let off = JobConf { phase: Phase::Off as u16, ..ABOVE };
+        assert!(!is_from_above(&off, &RESULT));
+        let reply = |conf: &JobConf, kind| {
+            check_parent(conf, &UPLINK, &Header { kind, ..RESULT }, PARENT, 1408)
+        };
+        let Ok(Request::Contribute(same)) = admit(&CONF, &HEADER, SOURCE, 1408) else {
+            panic!("it is honest");
+        };
+        let probing = JobConf { phase: Phase::Probing as u16, ..ABOVE };
+        for (kind, expected, early) in [
+            (Kind::Result, Ok(Reply::Result(same)), Err(Reject::Epoch)),
+            (Kind::Pending, Ok(Reply::Pending), Err(Reject::Epoch)),
+            (Kind::Mismatch, Ok(Reply::Mismatch), Err(Reject::Epoch)),
+            (Kind::ProbeReply, Ok(Reply::Path), Ok(Reply::Path)),
+            (Kind::Probe, Err(Reject::Malformed), Err(Reject::Epoch)),
+            (Kind::Contribution, Err(Reject::Malformed), Err(Reject::Epoch)),
+        ] {
+            assert_eq!(reply(&ABOVE, kind), expected, "{kind:?}");
+            assert_eq!(reply(&probing, kind), early, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_else_is_the_parent() {
+        let check = |header: &Header, source, len| {
+            check_parent(&ABOVE, &UPLINK, header, source, len).expect_err("it is refused")
+        };
+        let with = |change: fn(&mut Header)| {
+            let mut header = RESULT;
+            change(&mut header);
+            check(&header, PARENT, 1408)
+        };
+        assert_eq!(with(|h| h.cookie += 1), Reject::Cookie);
+        assert_eq!(with(|h| h.epoch -= 1), Reject::Epoch);
+        assert_eq!(with(|h| h.rank = 2), Reject::Member);
+        assert_eq!(with(|h| h.rank = 0), Reject::Member);
+        assert_eq!(with(|h| h.job = 0), Reject::Job);
+        for source in [Source { addr: 1, ..PARENT }, Source { port: 1, ..PARENT }, SOURCE] {
+            assert_eq!(check(&RESULT, source, 1408), Reject::Member);
+        }
+        let none = Uplink { addr: 0, port: 0, ..UPLINK };
+        let nobody = Source { addr: 0, port: 0 };
+        let refused = check_parent(&ABOVE, &none, &RESULT, nobody, 64);
+        assert_eq!(refused, Err(Reject::Member), "without a parent nobody is it");
+        for (len, reason) in [(1407, Reject::Truncated), (0, Reject::Size), (1472, Reject::Size)] {
+            assert_eq!(check(&RESULT, PARENT, len), reason);
+        }
     }
 
     /// Rank 1's own entry is empty before it registers: nobody may speak for it, not even address

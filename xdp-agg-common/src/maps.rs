@@ -367,7 +367,7 @@ pub struct SlotHead {
     /// The slot machine's state.
     pub state: SlotState,
     /// Zero; puts the lanes on a cache line of their own.
-    pub pad2: [u64; 4],
+    pub pad2: [u64; 2],
 }
 
 /// Bytes of a slot in the kernel's table.

@@ -11,6 +11,27 @@
 //! changes the slot's state, [`move_lanes`] does with the lanes what the [`Verdict`] says. The
 //! kernel program, the user-space engine and the model of several CPUs (`tests/cpus.rs`) all call
 //! it.
+//!
+//! # Trees
+//!
+//! Aggregators may form a tree: a *forwarder* sends the sum of a complete slot up to its parent, as
+//! one contribution, and hands the parent's result down. All of them share the pool's size and the
+//! blocks' numbers. At a forwarder a complete slot is not finished before the parent's result is in
+//! it ([`SlotState::settled`]). Only then may it be taken over.
+//!
+//! The argument above holds for the tree as a whole. A forwarder sends `b` after all its members
+//! did; so whoever contributes `b`, worker or forwarder, all workers below it have sent `b`, and
+//! hold the results up to `b - P/2`. A result exists when the root's slot is complete, that is when
+//! all workers of the tree have sent its block. So when some worker sends `b`, all workers of the
+//! tree have sent `b - P/2`, and hold the result of `b - P`. A worker holds a result only if every
+//! aggregator between it and the root was settled before: so the slots of `b - P` are settled in
+//! all of the tree, and may be overwritten, at the forwarders as at the root.
+//!
+//! No message says so, and no clock is needed either. A worker that misses a result repeats its
+//! contribution; that sends the sum up again ([`Verdict::Forward`]), and the answer comes down to
+//! all that wait. Several members that miss one result send it up once, not once each: the others
+//! are told that it is being asked for (`PENDING`). If that repetition is lost too, whoever asks for
+//! the second time sends it up again.
 
 use crate::lanes::{self, Chunk, Pick};
 use crate::maps::Reject;
@@ -20,13 +41,31 @@ use crate::wire::Reduction;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     slots: u32,
+    forwards: bool,
 }
 
 impl Pool {
-    /// A pool of `slots` slots: a power of two, at least 2. `None` for any other number.
+    /// A pool of `slots` slots: a power of two, at least 2. `None` for any other number. Its sums
+    /// are the results.
+    #[inline(always)]
     #[must_use]
     pub const fn new(slots: u32) -> Option<Self> {
-        if slots >= 2 && slots.is_power_of_two() { Some(Self { slots }) } else { None }
+        let forwards = false;
+        if slots >= 2 && slots.is_power_of_two() { Some(Self { slots, forwards }) } else { None }
+    }
+
+    /// This pool, at an aggregator whose sums go up to a parent if `forwards`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forwarding(self, forwards: bool) -> Self {
+        Self { forwards, ..self }
+    }
+
+    /// Whether the sums go up to a parent.
+    #[inline(always)]
+    #[must_use]
+    pub const fn forwards(self) -> bool {
+        self.forwards
     }
 
     /// Slots in the pool.
@@ -50,10 +89,10 @@ impl Pool {
     }
 }
 
-/// One worker's packet for one block, admitted by [`crate::admission`].
+/// One member's packet for one block, or the parent's, admitted by [`crate::admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contribution {
-    /// The worker, below [`crate::wire::MAX_WORKERS`].
+    /// The member, below [`crate::wire::MAX_WORKERS`]; ours at the parent.
     pub rank: u16,
     /// Membership of the job, not 0.
     pub epoch: u16,
@@ -87,26 +126,39 @@ pub struct SlotState {
     pub flags: u8,
     /// The [`Reduction`] of the first contribution as a number; the others must have the same.
     pub reduction: u8,
+    /// Bit `r`: rank `r` repeated its contribution since the sum last went up to the parent again,
+    /// or was the reason for that. 0: it went up once.
+    pub asked: u64,
+    /// The rank that was the reason, if `asked` is not 0.
+    pub asker: u8,
+    /// 1: the lanes are the parent's result, and the members were sent it. At a root always 0.
+    pub settled: u8,
+    /// Zero.
+    pub pad: [u8; 6],
 }
 
 /// What the caller does with the packet and the slot's lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Copy the packet's lanes into the slot. If `complete` (a job of one), send the packet to all.
+    /// Copy the packet's lanes into the slot. If `complete` (a job of one), send the packet to all,
+    /// or up to the parent.
     Store {
         /// All members have contributed.
         complete: bool,
     },
     /// Add the packet's lanes to the slot's, or whatever else the contributions' [`Reduction`] is.
-    /// If `complete`, send the sum to all members.
+    /// If `complete`, send the sum to all members, or up to the parent.
     Add {
         /// All members have contributed.
         complete: bool,
     },
     /// A repetition, and the sum is known: send it to this worker alone.
     Resend,
-    /// A repetition, and others are missing: tell this worker that its packet arrived.
+    /// A repetition, and others are missing, or the result has been asked for already: tell this
+    /// worker that its packet arrived.
     Pending,
+    /// A repetition, and the sum is complete here, but not the parent's result: send it up again.
+    Forward,
     /// Older than what the slot holds: all members have the result; nothing to do.
     Stale,
     /// Against the rules: nothing was changed.
@@ -120,14 +172,14 @@ impl SlotState {
         let bit = 1_u64 << (c.rank & 63);
         if self.epoch == c.epoch {
             if c.block == self.block {
-                return self.join(members, bit, c);
+                return self.join(pool, members, bit, c);
             }
             if c.block < self.block {
                 return Verdict::Stale;
             }
             // The next generation may take over only a finished one: then all members hold its
             // result (module text). Anything else is a worker that sent beyond its window.
-            if self.seen != members || c.block != self.block + pool.slots as u64 {
+            if !self.is_finished(pool, members) || c.block != self.block + pool.slots as u64 {
                 return Verdict::Reject(Reject::Window);
             }
         } else if c.block >= pool.slots as u64 {
@@ -142,23 +194,92 @@ impl SlotState {
             chunks: c.chunks,
             flags: c.flags,
             reduction: c.reduction as u8,
+            asked: 0,
+            asker: 0,
+            settled: 0,
+            pad: [0; 6],
         };
         Verdict::Store { complete: bit == members }
     }
 
     /// A contribution to the block that the slot holds.
     #[inline(always)]
-    fn join(&mut self, members: u64, bit: u64, c: &Contribution) -> Verdict {
-        let alike = c.tag == self.tag && c.chunks == self.chunks;
-        if !alike || c.reduction as u8 != self.reduction {
+    fn join(&mut self, pool: Pool, members: u64, bit: u64, c: &Contribution) -> Verdict {
+        if !self.is_like(c) {
             return Verdict::Reject(Reject::Mismatch);
         }
         if self.seen & bit != 0 {
-            return if self.seen == members { Verdict::Resend } else { Verdict::Pending };
+            return self.repeat(pool, members, bit, c.rank);
         }
         self.seen |= bit;
         self.flags |= c.flags;
         Verdict::Add { complete: self.seen == members }
+    }
+
+    /// A repetition of a contribution that is in the lanes.
+    #[inline(always)]
+    fn repeat(&mut self, pool: Pool, members: u64, bit: u64, rank: u16) -> Verdict {
+        if self.is_finished(pool, members) {
+            return Verdict::Resend;
+        }
+        if self.seen != members {
+            return Verdict::Pending;
+        }
+        // Many members miss the same result at the same time. The first one asks for all; that it
+        // asks again tells that an answer is overdue.
+        if self.asked != 0 && self.asked & bit == 0 {
+            self.asked |= bit;
+            return Verdict::Pending;
+        }
+        self.asked = bit;
+        self.asker = rank as u8;
+        Verdict::Forward
+    }
+
+    /// Takes in the parent's result. True: the slot waited for it; the packet's lanes are to be
+    /// stored, and the packet goes to all members. False: nothing was changed.
+    #[inline(always)]
+    #[must_use]
+    pub fn deliver(&mut self, pool: Pool, members: u64, result: &Contribution) -> bool {
+        let waits = self.waits(pool, members, result.epoch, result.block);
+        if !waits || !self.is_like(result) {
+            return false;
+        }
+        self.flags = result.flags;
+        self.settled = 1;
+        true
+    }
+
+    /// The member that the parent's answer about a block is for, if the slot waits for the block's
+    /// result and a member asked for it.
+    #[inline(always)]
+    #[must_use]
+    pub fn waiting(&self, pool: Pool, members: u64, epoch: u16, block: u64) -> Option<u16> {
+        let asked = self.asked != 0 && self.waits(pool, members, epoch, block);
+        asked.then_some(self.asker.into())
+    }
+
+    /// Whether the block's sum is complete here and its result has not come down.
+    #[inline(always)]
+    fn waits(&self, pool: Pool, members: u64, epoch: u16, block: u64) -> bool {
+        pool.forwards
+            && self.epoch == epoch
+            && self.block == block
+            && self.seen == members
+            && self.settled == 0
+    }
+
+    /// Whether the lanes are the block's result.
+    #[inline(always)]
+    fn is_finished(&self, pool: Pool, members: u64) -> bool {
+        self.seen == members && (!pool.forwards || self.settled != 0)
+    }
+
+    /// Whether a packet is of the same call as the first contribution.
+    #[inline(always)]
+    fn is_like(&self, c: &Contribution) -> bool {
+        let alike = c.tag == self.tag && c.chunks == self.chunks;
+        alike && c.reduction as u8 == self.reduction
     }
 
     /// The members whose contribution to `block` is missing, if the slot can still tell: none for a
@@ -218,6 +339,24 @@ pub fn take_in(
     outcome
 }
 
+/// As [`take_in`], for the parent's result: see [`SlotState::deliver`]. The packet holds the result
+/// before and after.
+#[inline(always)]
+#[must_use]
+pub fn take_result(
+    (state, lanes): (&mut SlotState, &mut [Chunk]),
+    pool: Pool,
+    members: u64,
+    result: &Contribution,
+    packet: &mut (impl Payload + ?Sized),
+) -> bool {
+    let taken = state.deliver(pool, members, result);
+    if taken {
+        for_each_chunk(lanes, packet, |s, p| lanes::store(s, p));
+    }
+    taken
+}
+
 /// The second half of [`take_in`], which is to be called under the same lock as the first: between
 /// the two a slot says that it holds what it does not hold yet.
 #[inline(always)]
@@ -230,7 +369,9 @@ pub fn move_lanes(
     match verdict {
         Verdict::Store { .. } => for_each_chunk(slot, packet, |s, p| lanes::store(s, p)),
         Verdict::Add { complete } => combine(slot, packet, complete, reduction),
-        Verdict::Resend => for_each_chunk(slot, packet, |s, p| lanes::store(p, s)),
+        Verdict::Resend | Verdict::Forward => {
+            for_each_chunk(slot, packet, |s, p| lanes::store(p, s));
+        }
         Verdict::Pending | Verdict::Stale | Verdict::Reject(_) => {}
     }
 }
@@ -276,222 +417,6 @@ fn for_each_chunk(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const POOL: Pool = match Pool::new(8) {
-        Some(pool) => pool,
-        None => panic!("8 is a power of two"),
-    };
-
-    fn from(rank: u16, block: u64) -> Contribution {
-        let reduction = Reduction::Add;
-        Contribution { rank, epoch: 1, tag: 7, chunks: 22, flags: 0, reduction, block }
-    }
-
-    #[test]
-    fn a_block_is_stored_added_and_complete() {
-        let mut slot = SlotState::default();
-        let members = 0b111;
-        assert_eq!(slot.contribute(POOL, members, &from(2, 3)), Verdict::Store { complete: false });
-        assert_eq!(slot.contribute(POOL, members, &from(0, 3)), Verdict::Add { complete: false });
-        assert_eq!(slot.contribute(POOL, members, &from(2, 3)), Verdict::Pending);
-        assert_eq!(slot.missing(1, members, 3), 0b010);
-        assert_eq!(slot.contribute(POOL, members, &from(1, 3)), Verdict::Add { complete: true });
-        assert_eq!(slot.contribute(POOL, members, &from(0, 3)), Verdict::Resend);
-        assert_eq!(slot.missing(1, members, 3), 0);
-    }
-
-    #[test]
-    fn a_job_of_one_completes_at_once() {
-        let mut slot = SlotState::default();
-        assert_eq!(slot.contribute(POOL, 1, &from(0, 0)), Verdict::Store { complete: true });
-        assert_eq!(slot.contribute(POOL, 1, &from(0, 0)), Verdict::Resend);
-        assert_eq!(slot.contribute(POOL, 1, &from(0, 8)), Verdict::Store { complete: true });
-        assert_eq!(slot.contribute(POOL, 1, &from(0, 0)), Verdict::Stale);
-    }
-
-    /// SwitchML's defect (a late duplicate of an older phase clears live state) must not come back.
-    #[test]
-    fn a_late_duplicate_changes_nothing() {
-        let mut slot = SlotState::default();
-        for block in [1, 9] {
-            for rank in 0..2 {
-                slot.contribute(POOL, 0b11, &from(rank, block));
-            }
-        }
-        slot.contribute(POOL, 0b11, &from(0, 17));
-        let before = slot;
-        for late in [1, 9] {
-            assert_eq!(slot.contribute(POOL, 0b11, &from(1, late)), Verdict::Stale);
-        }
-        assert_eq!(slot, before);
-    }
-
-    #[test]
-    fn an_unfinished_block_is_not_taken_over() {
-        let mut slot = SlotState::default();
-        slot.contribute(POOL, 0b11, &from(0, 1));
-        let before = slot;
-        assert_eq!(slot.contribute(POOL, 0b11, &from(0, 9)), Verdict::Reject(Reject::Window));
-        assert_eq!(slot, before);
-        slot.contribute(POOL, 0b11, &from(1, 1));
-        let before = slot;
-        assert_eq!(slot.contribute(POOL, 0b11, &from(0, 17)), Verdict::Reject(Reject::Window));
-        assert_eq!(slot, before);
-    }
-
-    #[test]
-    fn an_epoch_starts_with_its_first_generation_only() {
-        let mut slot = SlotState::default();
-        assert_eq!(slot.contribute(POOL, 0b11, &from(0, 9)), Verdict::Reject(Reject::Window));
-        slot.contribute(POOL, 0b11, &from(0, 1));
-        // A new epoch takes the slot over whatever the old one left unfinished in it.
-        let next = Contribution { epoch: 2, ..from(1, 1) };
-        assert_eq!(slot.contribute(POOL, 0b11, &next), Verdict::Store { complete: false });
-        assert_eq!(slot.seen, 0b10);
-    }
-
-    #[test]
-    fn another_size_call_or_reduction_is_a_mismatch() {
-        let mut slot = SlotState::default();
-        slot.contribute(POOL, 0b11, &from(0, 1));
-        let before = slot;
-        for other in [
-            Contribution { tag: 8, ..from(1, 1) },
-            Contribution { chunks: 21, ..from(1, 1) },
-            Contribution { reduction: Reduction::Max16, ..from(1, 1) },
-        ] {
-            assert_eq!(slot.contribute(POOL, 0b11, &other), Verdict::Reject(Reject::Mismatch));
-            assert_eq!(slot, before);
-        }
-    }
-
-    /// Every reduction through the critical section: the packet that completes a block and the
-    /// answer to a repetition hold what the lanes of all packets give.
-    #[test]
-    fn every_reduction_is_that_of_its_lanes() {
-        let words = [0x0001_8000_ffff_7fff, 0x8000_0001_7fff_ffff, 0x7fff_ffff_0000_8001_u64];
-        let of = |bits: u32, least: bool| {
-            let mask = u64::MAX >> (64 - bits);
-            (0..64 / bits).fold(0, |word, lane| {
-                let lanes = words.map(|word| word >> (lane * bits) & mask);
-                let one = if least { lanes.iter().min() } else { lanes.iter().max() };
-                word | one.expect("three words") << (lane * bits)
-            })
-        };
-        let sum = words.into_iter().fold(0, u64::wrapping_add);
-        let expected = [
-            sum,
-            of(16, true),
-            of(32, true),
-            of(64, true),
-            of(16, false),
-            of(32, false),
-            of(64, false),
-        ];
-        for (reduction, expected) in Reduction::ALL.into_iter().zip(expected) {
-            let (mut state, mut lanes) = (SlotState::default(), [Chunk::default(); 2]);
-            let mut receive = |rank: u16| {
-                let c = Contribution { reduction, chunks: 1, ..from(rank, 1) };
-                let mut packet = [[lanes::Lane::new(words[usize::from(rank)]); 8]];
-                let held = (&mut state, &mut lanes[..]);
-                let outcome = take_in(held, POOL, 0b111, &c, &mut packet[..]);
-                (outcome.verdict, packet[0][7].bits())
-            };
-            receive(2);
-            receive(0);
-            let name = reduction.name();
-            assert_eq!(receive(1), (Verdict::Add { complete: true }, expected), "{name}");
-            assert_eq!(receive(0), (Verdict::Resend, expected), "{name}");
-            assert_eq!(lanes[1], Chunk::default(), "{name}: what is behind the packet stays");
-        }
-    }
-
-    /// Invariants 1 and 2 on a model network that loses, duplicates, delays and reorders without
-    /// limit: workers obey only the window rule, and every block that is delivered is the sum of
-    /// exactly one contribution of every member.
-    fn run_network(workers: u16, blocks: u64, choices: &[(u8, u16)]) -> Result<u64, TestCaseError> {
-        let members = u64::MAX >> (64 - workers);
-        let value = |rank: u16, block: u64| (block + 1) * 1000 + u64::from(rank);
-        let sum = |block| (0..workers).map(|rank| value(rank, block)).sum::<u64>();
-        let mut slots = [(SlotState::default(), 0_u64); 8];
-        let mut held = vec![vec![false; blocks as usize]; usize::from(workers)];
-        let mut network: Vec<Contribution> = Vec::new();
-        let mut delivered = 0;
-        for &(action, pick) in choices {
-            let rank = pick % workers;
-            let mine = &held[usize::from(rank)];
-            let base = mine.iter().position(|got| !got).unwrap_or(mine.len()) as u64;
-            if action < 120 {
-                // Send or repeat any block that the window allows.
-                let block = base + u64::from(pick / workers) % u64::from(POOL.window());
-                if block < blocks && !mine[block as usize] {
-                    network.push(from(rank, block));
-                }
-                continue;
-            }
-            if network.is_empty() {
-                continue;
-            }
-            let at = usize::from(pick) % network.len();
-            let packet = match action {
-                120..=200 => network.swap_remove(at), // delivered, in any order
-                201..=240 => network[at],             // delivered, and a copy stays under way
-                _ => {
-                    network.swap_remove(at); // lost
-                    continue;
-                }
-            };
-            let (state, lanes) = &mut slots[POOL.slot_of(packet.block) as usize];
-            let worth = value(packet.rank, packet.block);
-            let to = match state.contribute(POOL, members, &packet) {
-                Verdict::Store { complete } => {
-                    *lanes = worth;
-                    if complete { members } else { 0 }
-                }
-                Verdict::Add { complete } => {
-                    *lanes += worth;
-                    if complete { members } else { 0 }
-                }
-                Verdict::Resend => 1 << packet.rank,
-                Verdict::Pending | Verdict::Stale => 0,
-                Verdict::Reject(reason) => {
-                    return Err(TestCaseError::fail(format!("an honest packet was {reason:?}")));
-                }
-            };
-            for rank in (0..workers).filter(|rank| to >> rank & 1 == 1) {
-                // A result may be lost too: the low bits of `pick` decide.
-                if pick >> (rank % 8) & 1 == 1 {
-                    prop_assert_eq!(*lanes, sum(packet.block), "block {}", packet.block);
-                    held[usize::from(rank)][packet.block as usize] = true;
-                    delivered += 1;
-                }
-            }
-        }
-        Ok(delivered)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn every_delivered_sum_is_exact(
-            workers in 1_u16..=5,
-            choices in prop::collection::vec(any::<(u8, u16)>(), 4000),
-        ) {
-            run_network(workers, 64, &choices)?;
-        }
-    }
-
-    #[test]
-    fn the_model_network_delivers() {
-        // A property over runs that deliver nothing would hold for any machine.
-        let choices: Vec<_> = (0..40_000_u32)
-            .map(|i| i.wrapping_mul(2_654_435_761))
-            .map(|x| ((x >> 24) as u8, (x >> 8) as u16))
-            .collect();
-        let delivered = run_network(3, 64, &choices).expect("no packet is refused");
-        assert!(delivered > 100, "{delivered}");
-    }
-}
+mod tests;
+#[cfg(test)]
+mod tree;

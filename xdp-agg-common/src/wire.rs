@@ -120,6 +120,13 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether only aggregators send such packets.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_answer(self) -> bool {
+        matches!(self, Self::Result | Self::Pending | Self::ProbeReply | Self::Mismatch)
+    }
+
     /// The kind with this number, if version 2 defines it.
     #[inline(always)]
     #[must_use]

@@ -110,6 +110,7 @@ fn at_once(slot: &Arc<Slot>, packets: &'static [(u16, u64)], care: Care) -> Vec<
                 assert_eq!(*holds, expected, "not the whole sum: rank {rank}, block {block}");
             }
             Verdict::Reject(reason) => panic!("an honest packet was refused: {reason:?}"),
+            Verdict::Forward => panic!("a root has no parent"),
             _ => {}
         }
     }

@@ -3,11 +3,11 @@
 use aya_ebpf::bindings::xdp_action;
 use xdp_agg_common::frame::{IP_LEN, IP_OVERHEAD, Ipv4};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Lane};
-use xdp_agg_common::maps::JobConf;
+use xdp_agg_common::maps::{JobConf, Member, Uplink};
 use xdp_agg_common::slot::Payload as _;
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
-use crate::maps::{Settings, broadcast, redirect_back};
+use crate::maps::{Settings, UPLINKS, broadcast, redirect_back};
 use crate::packet::{Network, Packet};
 
 /// An answer to the sender alone: `kind`, with the payload as it is in the packet.
@@ -69,6 +69,56 @@ pub fn to_all(
     // The program that each copy passes on its way out (`copy_out`) fills the recipient in.
     result.emit(&mut headers.ours);
     Some(broadcast(header.job))
+}
+
+/// The packet holds a sum: our contribution to the parent.
+#[inline(always)]
+pub fn to_parent(
+    packet: &mut Packet<'_>,
+    conf: &JobConf,
+    header: &Header,
+    flags: u8,
+) -> Option<u32> {
+    let uplink = UPLINKS.get(header.job.into())?;
+    let (kind, job, rank) = (Kind::Contribution, uplink.job, uplink.rank);
+    to_one(packet, conf, &Way::to_parent(uplink), &Header { kind, flags, job, rank, ..*header })
+}
+
+/// How a host is reached, as a probe showed.
+pub struct Way {
+    addr: u32,
+    port: u16,
+    ifindex: u32,
+    mac: [u8; 6],
+    local_mac: [u8; 6],
+}
+
+impl Way {
+    #[inline(always)]
+    pub fn to_member(member: &Member) -> Self {
+        let Member { addr, port, ifindex, mac, local_mac, .. } = *member;
+        Self { addr, port, ifindex, mac, local_mac }
+    }
+
+    #[inline(always)]
+    pub fn to_parent(uplink: &Uplink) -> Self {
+        let Uplink { addr, port, ifindex, mac, local_mac, .. } = *uplink;
+        Self { addr, port, ifindex, mac, local_mac }
+    }
+}
+
+/// A packet to one host, which need not be where the packet came from: with this header, and the
+/// payload as it is in the packet.
+#[inline(always)]
+pub fn to_one(packet: &mut Packet<'_>, conf: &JobConf, way: &Way, header: &Header) -> Option<u32> {
+    let payload_len = packet.payload_len();
+    let headers = packet.headers()?;
+    let network = &mut headers.network;
+    network.mac_to = way.mac.into();
+    network.mac_from = way.local_mac.into();
+    address(network, (conf.addr, conf.port), (way.addr, way.port), payload_len);
+    header.emit(&mut headers.ours);
+    Some(redirect_back(way.ifindex))
 }
 
 /// Writes the addresses and lengths of an answer.

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::XdpContext;
 use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, copy_index, member_index};
-use xdp_agg_common::wire::{EVERYBODY, Header};
+use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
 use crate::answer::address;
 use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS};
@@ -15,8 +15,13 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let payload_len = packet.payload_len();
     let headers = packet.headers()?;
     let mut header = Header::parse(&headers.ours).ok()?;
+    // Only results are copied. Anything else is addressed already, and may have the parent's number
+    // of a job.
+    if header.kind as u8 != Kind::Result as u8 {
+        return Some(());
+    }
     let conf = JOBS.get(header.job.into())?;
-    // What has our address as its source is addressed already: an answer to one worker, or the one
+    // What has our address as its source is addressed, too: a result to one worker, or the one
     // packet to a group (an answer was counted where it was made: it may leave by `XDP_TX`).
     if headers.network.ip.source() == conf.addr {
         if header.rank == EVERYBODY {

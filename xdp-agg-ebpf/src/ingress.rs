@@ -11,7 +11,8 @@ use xdp_agg_common::maps::{
 use xdp_agg_common::slot::{Contribution, Verdict};
 use xdp_agg_common::wire::{Header, Kind};
 
-use crate::answer::{to_all, to_sender, word_to_sender};
+use crate::above;
+use crate::answer::{to_all, to_parent, to_sender, word_to_sender};
 use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, QUOTAS, Settings};
 use crate::packet::{Headers, Network, Packet};
 use crate::slots;
@@ -62,6 +63,20 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     };
     refusal.rank = header.rank;
     refusal.block = header.block;
+    let payload_len = ip_len - IP_OVERHEAD as u16;
+    if header.kind.is_answer()
+        && let Some((job, conf)) = above::job_of(&header)
+    {
+        if addr != conf.addr {
+            return Ok(xdp_action::XDP_PASS);
+        }
+        let lens = (ip_len, payload_len);
+        let taken = above::take_in(ctx, &mut packet, (job, conf), &header, refusal.source, lens);
+        return match taken {
+            Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
+            Err(reason) => Err(Refusal { reason, job, ..refusal }),
+        };
+    }
     let conf = match JOBS.get(header.job.into()) {
         Some(conf) if conf.phase != Phase::Off as u16 => conf,
         _ => return Err(Refusal { reason: Reject::Job, ..refusal }),
@@ -70,7 +85,6 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
         return Ok(xdp_action::XDP_PASS);
     }
     refusal.job = header.job;
-    let payload_len = ip_len - IP_OVERHEAD as u16;
     let (member, request) = match admit(conf, &header, refusal.source, payload_len) {
         Ok(admitted) => admitted,
         Err(reason) => return Err(Refusal { reason, ..refusal }),
@@ -190,8 +204,11 @@ fn take_in(
             count(header.job, |counters| {
                 counters.contributions += 1;
                 counters.blocks += u64::from(complete);
+                counters.forwards += u64::from(complete && conf.forwards != 0);
             });
-            if complete {
+            if complete && conf.forwards != 0 {
+                to_parent(packet, conf, header, outcome.flags)
+            } else if complete {
                 let multicast = conf.mode == ResultMode::Multicast as u16;
                 to_all(packet, conf, header, outcome.flags, multicast)
             } else {
@@ -215,6 +232,14 @@ fn take_in(
             });
             word_to_sender(packet, ifindex, header, Kind::Pending, outcome.seen)
         }
+        Verdict::Forward => {
+            hear(member);
+            count(header.job, |counters| {
+                counters.duplicates += 1;
+                counters.forwards_again += 1;
+            });
+            to_parent(packet, conf, header, outcome.flags)
+        }
         Verdict::Stale => {
             hear(member);
             count(header.job, |counters| counters.stale += 1);
@@ -228,8 +253,9 @@ fn take_in(
     })
 }
 
+/// Counts something of a job, or of none.
 #[inline(always)]
-fn count(job: u16, change: impl FnOnce(&mut JobCounters)) {
+pub fn count(job: u16, change: impl FnOnce(&mut JobCounters)) {
     if let Some(counters) = COUNTERS.get_ptr_mut(job.into()) {
         // SAFETY: this CPU's own counters; a program is not interrupted by another one.
         change(unsafe { &mut *counters });

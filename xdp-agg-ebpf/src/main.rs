@@ -7,6 +7,7 @@
 #![no_std]
 #![no_main]
 
+mod above;
 mod answer;
 mod egress;
 mod ingress;

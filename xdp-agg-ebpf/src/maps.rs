@@ -10,7 +10,7 @@ use xdp_agg_common::admission::Pace;
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
 use xdp_agg_common::maps::{
     COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member,
-    QUOTA_LEN, SLOT_LEN,
+    QUOTA_LEN, SLOT_LEN, Uplink,
 };
 use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -56,7 +56,7 @@ pub struct Slot {
     pub lock: bpf_spin_lock,
     pad: u32,
     pub state: SlotState,
-    pad2: [u64; 4],
+    pad2: [u64; 2],
     pub lanes: [Chunk; MAX_CHUNKS],
 }
 
@@ -79,6 +79,9 @@ pub static SLOTS: Array<Slot, 1> = Array::new();
 pub static JOBS: Array<JobConf, MAX_JOBS> = Array::new();
 #[btf_map]
 pub static MEMBERS: Array<Member, MEMBER_ENTRIES> = Array::new();
+/// The parent of each job that forwards.
+#[btf_map]
+pub static UPLINKS: Array<Uplink, MAX_JOBS> = Array::new();
 #[btf_map]
 pub static QUOTAS: Array<Quota, MAX_JOBS> = Array::new();
 #[btf_map]
@@ -91,14 +94,15 @@ pub static COPIES: Array<u16, COPY_ENTRIES> = Array::new();
 /// By interface: where the broadcast that is leaving by it on this CPU has got to.
 #[btf_map]
 pub static FANS: PerCpuHashMap<u32, Fan, MAX_PORTS> = PerCpuHashMap::new();
-/// The served interfaces by their number, for answers to one worker. Entries have the same program
+/// The served interfaces by their number, for what goes to one host: answers, and sums that go up.
+/// Entries have the same program
 /// as those of the broadcasts: the kernel runs one program for all frames that leave by an
 /// interface in one go, the first frame's, so a frame without it would take it away from the copies
 /// behind.
 #[btf_map]
 static BACK: DevMap<MAX_PORTS> = DevMap::new();
 
-/// Sends the packet back out of the interface that it came in on.
+/// Sends the packet out of a served interface, most often the one that it came in on.
 #[inline(always)]
 pub fn redirect_back(ifindex: u32) -> u32 {
     let Some(fan) = FANS.get_ptr(ifindex) else { return xdp_action::XDP_ABORTED };

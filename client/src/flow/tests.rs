@@ -247,6 +247,7 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
                         Verdict::Resend => (1 << c.rank, Some(*sum)),
                         Verdict::Pending => (1 << c.rank, None),
                         Verdict::Stale => (0, None),
+                        Verdict::Forward => panic!("a root has no parent"),
                         Verdict::Reject(reason) => panic!("an honest packet was {reason:?}"),
                     };
                     for rank in (0..usize::from(workers)).filter(|rank| to >> rank & 1 == 1) {

@@ -48,8 +48,7 @@ const NO_CONTROL: Control = Control([0; CONTROL_LEN]);
 /// The system's.
 pub(super) fn configure(socket: &Socket, receive_buffer: usize) -> io::Result<usize> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
-    // A result that does not fit the path is an error to be told, not a case for fragments.
-    set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    whole_packets(socket)?;
     let wanted = libc::c_int::try_from(receive_buffer).unwrap_or(libc::c_int::MAX);
     if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, wanted).is_err() {
         // Without the privilege, as much as `net.core.rmem_max` allows.
@@ -57,6 +56,42 @@ pub(super) fn configure(socket: &Socket, receive_buffer: usize) -> io::Result<us
     }
     // The kernel reports twice the room for data.
     Ok(socket.recv_buffer_size()? / 2)
+}
+
+/// What does not fit the path is an error to be told, not a case for fragments.
+///
+/// # Errors
+/// The system's.
+pub(super) fn whole_packets(socket: &Socket) -> io::Result<()> {
+    set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+}
+
+/// Sends one packet from this address of the host.
+///
+/// # Errors
+/// The system's.
+pub(super) fn send_one(
+    socket: &Socket,
+    from: Ipv4Addr,
+    to: SocketAddrV4,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let mut iovec =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let (mut name, mut control) = (name_of(to), NO_CONTROL);
+    // SAFETY: a message header of zeros is valid.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut iovec;
+    header.msg_iovlen = 1;
+    header.msg_name = (&raw mut name).cast();
+    header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = CONTROL_LEN as _;
+    // SAFETY: the header's control buffer is zeroed, aligned and CONTROL_LEN bytes long.
+    header.msg_controllen = unsafe { write_control(&header, from, None) } as _;
+    // SAFETY: the header points to memory of this function and its caller, which is only read.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, 0) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn set(socket: &Socket, level: i32, option: i32, value: libc::c_int) -> io::Result<()> {

@@ -6,6 +6,7 @@ mod events;
 mod mmsg;
 mod options;
 pub mod sum;
+mod uplink;
 pub mod userspace;
 pub mod xdp;
 
@@ -14,7 +15,7 @@ use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_common::maps::{self, JobConf, JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 pub use options::{EngineConfig, EngineKind, XdpMode, open};
@@ -45,6 +46,15 @@ pub struct Uplink {
     pub job: u16,
     /// The rank under which this aggregator contributes there: the lowest one below it.
     pub rank: u16,
+}
+
+impl Uplink {
+    /// What the data path is told of it before its path is learned.
+    fn registered(&self) -> maps::Uplink {
+        let Self { addr, job, rank } = *self;
+        let (addr, port) = (u32::from(*addr.ip()), addr.port());
+        maps::Uplink { addr, port, job, rank, ..maps::Uplink::default() }
+    }
 }
 
 impl JobSetup {

@@ -10,13 +10,14 @@ use std::time::Duration;
 use xdp_agg_common::admission::{Pace, Request, Source, check_job, check_member};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{
-    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode,
+    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode, Uplink,
 };
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in};
 use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};
 
 use super::bytes::chunks_mut;
-use super::{EngineError, JobSetup, Started};
+use super::{EngineError, JobSetup, Started, uplink};
+use parent::up;
 
 /// Most events kept until they are taken; beyond that, the counters tell.
 const EVENTS_MAX: usize = 64;
@@ -40,6 +41,22 @@ pub enum Answer {
         /// Its payload's length in bytes.
         len: usize,
     },
+    /// One packet to the member of the job whose rank the header has.
+    Member {
+        /// Its header.
+        header: Header,
+        /// Its payload's length in bytes.
+        len: usize,
+    },
+    /// A sum, to the parent of a job.
+    Parent {
+        /// Index of the job here; the header has the parent's.
+        job_id: u16,
+        /// Its header.
+        header: Header,
+        /// Its payload's length in bytes.
+        len: usize,
+    },
 }
 
 /// A job that is on the data path.
@@ -49,6 +66,10 @@ pub struct Job {
     pub conf: JobConf,
     /// By rank; the default for a rank that is no member.
     pub members: Vec<Member>,
+    /// The parent, where the sums go up.
+    pub uplink: Uplink,
+    /// Bit `r`: member `r` is an aggregator.
+    forwarders: u64,
     pool: Pool,
     pace: Pace,
 }
@@ -134,8 +155,10 @@ impl Sums {
 
     /// See [`super::Engine::prepare`].
     pub fn prepare(&mut self, setup: &JobSetup) -> Result<(), EngineError> {
-        let conf = JobConf { phase: Phase::Probing as u16, mode: 0, ..setup.conf };
-        let pool = Pool::new(conf.slots).filter(|_| {
+        let forwards = setup.uplink.is_some();
+        let phase = Phase::Probing as u16;
+        let conf = JobConf { phase, mode: 0, forwards: forwards.into(), ..setup.conf };
+        let pool = Pool::new(conf.slots).map(|pool| pool.forwarding(forwards)).filter(|_| {
             u64::from(conf.slot_base) + u64::from(conf.slots) <= self.slots.len() as u64
         });
         let place = self.jobs.get_mut(usize::from(setup.job_id));
@@ -165,7 +188,9 @@ impl Sums {
             None => Member::default(),
         };
         let members = (0..conf.workers).map(register).collect();
-        *place = Some(Job { conf, members, pool, pace: Pace::default() });
+        let uplink = setup.uplink.map_or_else(Uplink::default, |up| up.registered());
+        let (forwarders, pace) = (setup.forwarders, Pace::default());
+        *place = Some(Job { conf, members, uplink, forwarders, pool, pace });
         Ok(())
     }
 
@@ -181,7 +206,9 @@ impl Sums {
         if let Some(rank) = unheard {
             return Err(EngineError::NoPath(rank as u16));
         }
+        uplink::check(&job.conf, &job.uplink, |_| true)?;
         let mode = wanted.unwrap_or(ResultMode::Fanout);
+        uplink::check_mode(mode, job.forwarders)?;
         job.conf.mode = mode as u16;
         job.conf.phase = Phase::Running as u16;
         let group = SocketAddrV4::new(job.conf.group.into(), job.conf.group_port);
@@ -242,6 +269,13 @@ impl Sums {
             block: header.block,
             ..Event::default()
         };
+        if let Some(at) = self.job_below(&header) {
+            let event = Event { job: at as u16, ..event };
+            return match self.from_parent(at, &header, source, payload) {
+                Ok(answer) => answer,
+                Err(reason) => self.refuse(at, source, event, reason),
+            };
+        }
         let Some(job) = self.jobs.get_mut(usize::from(header.job)).and_then(Option::as_mut) else {
             return self.refuse(MAX_JOBS, source, event, Reject::Job);
         };
@@ -282,7 +316,7 @@ impl Sums {
         now: Duration,
     ) -> Result<Answer, (Reject, Answer)> {
         let job_id = usize::from(header.job);
-        let Some(Job { conf, pool, members, .. }) = &mut self.jobs[job_id] else {
+        let Some(Job { conf, pool, members, uplink, .. }) = &mut self.jobs[job_id] else {
             return Err((Reject::Job, Answer::Nothing));
         };
         let index = (conf.slot_base + pool.slot_of(contribution.block)) as usize;
@@ -310,6 +344,11 @@ impl Sums {
                 counters.pendings += 1;
                 return Ok(short_answer(header, Kind::Pending, packet, outcome.seen));
             }
+            Verdict::Forward => {
+                counters.duplicates += 1;
+                counters.forwards_again += 1;
+                return Ok(up(uplink, header.job, &result, whole));
+            }
             Verdict::Stale => {
                 counters.stale += 1;
                 return Ok(Answer::Nothing);
@@ -326,8 +365,11 @@ impl Sums {
             return Ok(Answer::Nothing);
         }
         counters.blocks += 1;
-        let multicast = conf.mode == ResultMode::Multicast as u16;
-        counters.copies += if multicast { 1 } else { conf.members.count_ones().into() };
+        if pool.forwards() {
+            counters.forwards += 1;
+            return Ok(up(uplink, header.job, &result, whole));
+        }
+        counters.copies += copies(conf);
         Ok(Answer::Members { header: result, len: whole })
     }
 
@@ -342,6 +384,12 @@ impl Sums {
         }
         Answer::Nothing
     }
+}
+
+/// Copies of a result that go out.
+fn copies(conf: &JobConf) -> u64 {
+    let multicast = conf.mode == ResultMode::Multicast as u16;
+    if multicast { 1 } else { conf.members.count_ones().into() }
 }
 
 /// A time as a [`Member`] and a [`Pace`] hold it; 0 is kept for: never.
@@ -367,5 +415,6 @@ fn wrong_setup(what: String) -> EngineError {
     EngineError::Other { what: "user-space engine".into(), source: what.into() }
 }
 
+mod parent;
 #[cfg(test)]
 mod tests;

@@ -12,12 +12,13 @@ use tracing::{error, info};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::maps::{JobCounters, ResultMode};
+use xdp_agg_common::maps::{JobCounters, Member, ResultMode};
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header};
 
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
 use super::sum::{Answer, Job, Sums};
+use super::uplink::{self, send_probe};
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use crate::link::{Links, addresses};
 
@@ -36,6 +37,8 @@ pub struct UserspaceEngine {
     opened: Instant,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// The data path's socket once more: probes of parents leave by it.
+    prober: Socket,
     port: u16,
     slots: u32,
     max_chunks: u16,
@@ -55,6 +58,7 @@ impl UserspaceEngine {
         }
         let socket = bind(config)?;
         let port = local_port(&socket).map_err(|error| failed("UDP socket", error))?;
+        let prober = socket.try_clone().map_err(|error| failed("UDP socket", error))?;
         let sums = Arc::new(Mutex::new(Sums::new(config.slots, max_chunks)));
         let stop = Arc::new(AtomicBool::new(false));
         let opened = Instant::now();
@@ -70,7 +74,7 @@ impl UserspaceEngine {
             .spawn(move || server.run())
             .map_err(|error| failed("starting the data path's thread", error))?;
         let slots = config.slots;
-        Ok(Self { sums, opened, stop, thread: Some(thread), port, slots, max_chunks })
+        Ok(Self { sums, opened, stop, thread: Some(thread), prober, port, slots, max_chunks })
     }
 
     fn sums(&self) -> MutexGuard<'_, Sums> {
@@ -97,6 +101,13 @@ impl Engine for UserspaceEngine {
 
     fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
         self.sums().prepare(job)
+    }
+
+    fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
+        match self.sums().unlearned(job_id)? {
+            None => Ok(true),
+            Some((conf, up)) => send_probe(&self.prober, &conf, &up).map(|()| false),
+        }
     }
 
     fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
@@ -198,14 +209,17 @@ impl Server {
 
     /// Queues an answer to the packet at `offset` of the inbox.
     fn queue(&mut self, sums: &Sums, answer: Answer, sender: SocketAddrV4, offset: usize) {
-        let (header, len, members) = match answer {
+        let (job_id, header, len, to) = match answer {
             Answer::Nothing => return,
-            Answer::Sender { header, len } => (header, len, false),
-            Answer::Members { header, len } => (header, len, true),
+            Answer::Sender { header, len } => (header.job, header, len, To::One(sender)),
+            Answer::Members { header, len } => (header.job, header, len, To::All),
+            Answer::Member { header, len } => (header.job, header, len, To::Rank),
+            Answer::Parent { job_id, header, len } => (job_id, header, len, To::Parent),
         };
-        let Some(Job { conf, members: all, .. }) = sums.job(header.job) else {
+        let Some(Job { conf, members: all, uplink, .. }) = sums.job(job_id) else {
             return;
         };
+        let address = |member: &Member| SocketAddrV4::new(member.addr.into(), member.port);
         let mut push = |to: SocketAddrV4, rank: u16| {
             let mut bytes = [0; HEADER_LEN];
             Header { rank, ..header }.emit(&mut bytes);
@@ -217,16 +231,33 @@ impl Server {
                 len: len as u32,
             });
         };
-        if !members {
-            push(sender, header.rank);
-        } else if conf.mode == ResultMode::Multicast as u16 {
-            push(SocketAddrV4::new(conf.group.into(), conf.group_port), EVERYBODY);
-        } else {
-            for (rank, member) in (0..).zip(all).filter(|(_, member)| member.addr != 0) {
-                push(SocketAddrV4::new(member.addr.into(), member.port), rank);
+        match to {
+            To::One(sender) => push(sender, header.rank),
+            To::Parent => push(uplink::address(uplink), header.rank),
+            To::Rank => {
+                if let Some(member) = all.get(usize::from(header.rank)) {
+                    push(address(member), header.rank);
+                }
+            }
+            To::All if conf.mode == ResultMode::Multicast as u16 => {
+                push(SocketAddrV4::new(conf.group.into(), conf.group_port), EVERYBODY);
+            }
+            To::All => {
+                for (rank, member) in (0..).zip(all).filter(|(_, member)| member.addr != 0) {
+                    push(address(member), rank);
+                }
             }
         }
     }
+}
+
+/// Where an answer goes.
+enum To {
+    One(SocketAddrV4),
+    /// The member whose rank the header has.
+    Rank,
+    Parent,
+    All,
 }
 
 /// A panic under the lock leaves counters or a slot of one job behind; others go on.

@@ -27,6 +27,7 @@ use xdp_agg_common::slot::{Pool, SlotState};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sum::since;
+use super::uplink::{self, Prober};
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use attach::{Interface, links};
 use events::EventLog;
@@ -57,6 +58,8 @@ pub struct XdpEngine {
     generic: bool,
     slots: u32,
     max_chunks: u16,
+    /// Where probes of parents are sent from.
+    prober: Prober,
     // Dropped last: the next daemon finds everything gone, or free.
     _lock: Option<Lock>,
 }
@@ -65,6 +68,8 @@ pub struct XdpEngine {
 struct Job {
     conf: JobConf,
     pool: Pool,
+    /// The members that are aggregators. Not known of a job that was taken over, which is running.
+    forwarders: u64,
 }
 
 /// What the program did with a frame in a test run: see [`XdpEngine::test_run`].
@@ -155,6 +160,7 @@ impl XdpEngine {
             generic: false,
             slots: config.slots,
             max_chunks: chunks_for_mtu(mtu),
+            prober: Prober::new(config),
             _lock: lock,
         })
     }
@@ -256,21 +262,34 @@ impl Engine for XdpEngine {
     fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
         let pool = self.check_setup(job)?;
         let (group, group_port) = plan::group(job.job_id, &job.conf);
-        let conf = JobConf { group, group_port, ..job.conf };
+        let forwards = job.uplink.is_some().into();
+        let conf = JobConf { group, group_port, forwards, ..job.conf };
         self.jobs[usize::from(job.job_id)] = None;
         let conf = phases::prepare(&mut self.object, &JobSetup { conf, ..job.clone() })?;
-        self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool });
+        self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool, forwarders: job.forwarders });
         Ok(())
     }
 
-    fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
+    fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
         let conf = self.job(job_id)?.conf;
+        let up = self.object.uplink(job_id)?;
+        if uplink::is_learned(&conf, &up) {
+            return Ok(true);
+        }
+        self.prober.probe(&conf, &up)?;
+        Ok(false)
+    }
+
+    fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
+        let Job { conf, forwarders, .. } = *self.job(job_id)?;
         if conf.phase != Phase::Probing as u16 {
             return Err(wrong(format!("job {job_id} is running already")));
         }
         let members = self.learned(job_id, &conf)?;
         let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
+        uplink::check(&conf, &self.object.uplink(job_id)?, |up| port_of(up.ifindex).is_some())?;
         let plan = plan::plan(&members, port_of, wanted, !self.generic)?;
+        uplink::check_mode(plan.mode, forwarders)?;
         self.write_plan(job_id, &plan)?;
         let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
         if let Some(job) = &mut self.jobs[usize::from(job_id)] {

@@ -24,6 +24,7 @@ fn mutated_packets_do_what_the_model_does() {
     let deep = [report.passed, report.probes, report.contributions, report.blocks];
     assert!(deep.iter().all(|count| *count > 1000), "{report:?}");
     assert!(report.repetitions > 1000, "{report:?}");
+    assert!(report.deliveries > 500 && report.relays > 500, "{report:?}");
 }
 
 /// A state that is not what it should be is found, told with the few inputs that it takes, kept,

@@ -124,6 +124,7 @@ impl Model {
                 let header = Header { kind: Kind::Pending, flags: 0, ..*header };
                 return Reaction::ToSender(header, word(state.seen));
             }
+            Verdict::Forward => panic!("a root has no parent"),
             Verdict::Stale => {
                 counters.stale += 1;
                 return Reaction::Nothing;

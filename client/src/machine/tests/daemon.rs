@@ -53,6 +53,7 @@ impl World {
                 return;
             }
             Verdict::Stale => return,
+            Verdict::Forward => panic!("a root has no parent"),
             Verdict::Reject(reason) => panic!("{reason:?}: {header:?}"),
         };
         for rank in (0..64_u16).filter(|rank| to & (1 << rank) != 0) {

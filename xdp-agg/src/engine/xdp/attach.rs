@@ -43,7 +43,9 @@ impl XdpEngine {
         for job_id in 0..MAX_JOBS as u16 {
             let conf = self.object.conf(job_id)?;
             match Pool::new(conf.slots).filter(|_| conf.phase == Phase::Running as u16) {
-                Some(pool) => self.jobs[usize::from(job_id)] = Some(Job { conf, pool }),
+                Some(pool) => {
+                    self.jobs[usize::from(job_id)] = Some(Job { conf, pool, forwarders: 0 });
+                }
                 // Whoever was about to start it is gone.
                 None => phases::silence(&mut self.object, job_id)?,
             }

@@ -63,6 +63,10 @@ pub struct FuzzReport {
     pub blocks: u64,
     /// Contributions that changed nothing and were answered or stale.
     pub repetitions: u64,
+    /// Results of a parent that were taken in.
+    pub deliveries: u64,
+    /// Answers of a parent that were handed on to a member.
+    pub relays: u64,
 }
 
 /// Why a run ended before its end.
@@ -171,12 +175,15 @@ impl Bed {
     /// A new epoch of both jobs, whose paths are learned.
     fn reset(&mut self) -> Result<(), EngineError> {
         self.epoch = self.epoch.checked_add(1).unwrap_or(1);
-        let setups: [JobSetup; 2] = JOBS.map(|job| model::setup(job, self.epoch));
+        let setups: [JobSetup; 3] = JOBS.map(|job| model::setup(job, self.epoch));
         for (setup, mode) in setups.iter().zip(model::MODES) {
             self.engine.prepare(setup)?;
             for rank in setup.members.keys() {
                 let mut probe = mutate::probe(setup, *rank);
                 self.engine.test_run(&mut probe, 1)?;
+            }
+            if setup.uplink.is_some() {
+                self.engine.test_run(&mut mutate::probe_reply(setup), 1)?;
             }
             self.engine.start(setup.job_id, Some(mode))?;
         }
@@ -195,6 +202,7 @@ impl Bed {
                 *member = object.member(job, rank)?;
             }
         }
+        world.uplink = object.uplink(JOBS[model::FORWARDER])?;
         for (index, slot) in (0..).zip(&mut world.slots) {
             *slot = object.slot(index)?;
         }
@@ -203,7 +211,8 @@ impl Bed {
 
     fn counters(&mut self) -> Result<model::Counters, EngineError> {
         let at = |index| self.engine.object.counters(index);
-        Ok([at(JOBS[0].into())?, at(JOBS[1].into())?, at(MAX_JOBS)?])
+        let [a, b, c] = JOBS.map(usize::from);
+        Ok([at(a)?, at(b)?, at(c)?, at(MAX_JOBS)?])
     }
 
     /// Gives the program one frame. What it did otherwise than the model.

@@ -18,7 +18,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader};
 use tracing::info;
 use xdp_agg_common::frame::PAYLOAD_OFFSET;
 use xdp_agg_common::lanes::MAX_PAYLOAD;
-use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota};
+use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota, Uplink};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
@@ -54,6 +54,7 @@ pub(super) struct Object {
     pub(super) members: Array<MapData, Member>,
     pub(super) copies: Array<MapData, u16>,
     pub(super) quotas: Array<MapData, Quota>,
+    pub(super) uplinks: Array<MapData, Uplink>,
     counters: PerCpuArray<MapData, JobCounters>,
     fans: PerCpuHashMap<MapData, u32, Fan>,
     back: DevMap<MapData>,
@@ -92,6 +93,7 @@ impl Object {
             members: take("MEMBERS")?.try_into().map_err(map_error("the members"))?,
             copies: take("COPIES")?.try_into().map_err(map_error("the recipients"))?,
             quotas: take("QUOTAS")?.try_into().map_err(map_error("the quotas"))?,
+            uplinks: take("UPLINKS")?.try_into().map_err(map_error("the parents"))?,
             counters: take("COUNTERS")?.try_into().map_err(map_error("the counters"))?,
             fans: take("FANS")?.try_into().map_err(map_error("the interfaces"))?,
             back: take("BACK")?.try_into().map_err(map_error("the ways back"))?,

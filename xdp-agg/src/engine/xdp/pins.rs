@@ -25,8 +25,9 @@ use super::sys::{self, Stamp};
 use crate::engine::{EngineConfig, EngineError, XdpMode};
 
 /// The maps of the object that are pinned, besides the device maps of the jobs.
-const MAPS: [&str; 9] =
-    ["SLOTS", "JOBS", "MEMBERS", "COUNTERS", "EVENTS", "COPIES", "FANS", "BACK", "QUOTAS"];
+const MAPS: [&str; 10] = [
+    "SLOTS", "JOBS", "MEMBERS", "COUNTERS", "EVENTS", "COPIES", "FANS", "BACK", "QUOTAS", "UPLINKS",
+];
 const STAMP: &str = "stamp";
 const MAGIC: u64 = u64::from_be_bytes(*b"xdp-agg\0");
 

@@ -1,6 +1,6 @@
 //! The kernel's maps, as far as a job is written to them.
 
-use xdp_agg_common::maps::{JobConf, Member, Quota, member_index};
+use xdp_agg_common::maps::{JobConf, Member, Quota, Uplink, member_index};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::object::{Object, other};
@@ -13,6 +13,11 @@ impl Object {
     pub(super) fn member(&self, job_id: u16, rank: u16) -> Result<Member, EngineError> {
         let member = self.members.get(&member_index(job_id, rank), 0);
         member.map_err(|error| other("a member", error))
+    }
+
+    /// A job's parent, as it is registered and as far as it is learned.
+    pub(super) fn uplink(&self, job_id: u16) -> Result<Uplink, EngineError> {
+        self.uplinks.get(&job_id.into(), 0).map_err(|error| other("a parent", error))
     }
 }
 
@@ -43,6 +48,9 @@ impl Tables for Object {
             let set = self.slots.set(slot, RawSlot::empty(), 0);
             set.map_err(|error| other("a slot", error))?;
         }
+        let uplink = job.uplink.map_or_else(Uplink::default, |up| up.registered());
+        let set = self.uplinks.set(job.job_id.into(), uplink, 0);
+        set.map_err(|error| other("a parent", error))?;
         let quota = self.quotas.set(job.job_id.into(), Quota::default(), 0);
         quota.map_err(|error| other("a quota", error))?;
         self.set_ports(job.job_id, &[])

@@ -5,26 +5,31 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::admission::{
+    Reply, Request, Source, check_job, check_member, check_parent, is_from_above,
+};
 use xdp_agg_common::frame::Ipv4;
 use xdp_agg_common::lanes::{Chunk, Lane};
-use xdp_agg_common::maps::{JobConf, JobCounters, Member, Phase, Reject, ResultMode};
-use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in};
+use xdp_agg_common::maps::{JobConf, JobCounters, Member, Phase, Reject, ResultMode, Uplink};
+use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in, take_result};
 use xdp_agg_common::wire::{EVERYBODY, Header, HeaderError, Kind};
 
 use super::super::sys::RawSlot;
 use super::FuzzReport;
-use crate::engine::JobSetup;
+use crate::engine::{self, JobSetup};
 
 /// The data path's port.
 pub(super) const PORT: u16 = 0xBEE0;
 /// The jobs, and how their results go out.
-pub(super) const JOBS: [u16; 2] = [3, 0];
-pub(super) const MODES: [ResultMode; 2] = [ResultMode::Fanout, ResultMode::Multicast];
-/// Slots of all; a job has half of them.
-pub(super) const SLOTS: u32 = 8;
-pub(super) const POOL: u32 = SLOTS / 2;
-/// World size of both jobs, of which one rank is no member of the first.
+pub(super) const JOBS: [u16; 3] = [3, 0, 7];
+pub(super) const MODES: [ResultMode; 3] =
+    [ResultMode::Fanout, ResultMode::Multicast, ResultMode::Fanout];
+/// The one of them that has a parent.
+pub(super) const FORWARDER: usize = 2;
+/// Slots of all; a job has a third of them.
+pub(super) const SLOTS: u32 = 12;
+pub(super) const POOL: u32 = SLOTS / 3;
+/// World size of all jobs, of which one rank is no member of the first.
 pub(super) const WORKERS: u16 = 4;
 pub(super) const MAX_CHUNKS: u16 = 3;
 const AGGREGATOR: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
@@ -35,13 +40,14 @@ const PASS: u32 = 2;
 const REDIRECT: u32 = 4;
 
 /// Of each of [`JOBS`], and of what belongs to no job.
-pub(super) type Counters = [JobCounters; 3];
+pub(super) type Counters = [JobCounters; 4];
 
 /// All that the program may write, but for counters.
 #[derive(Clone)]
 pub(super) struct World {
-    pub(super) confs: [JobConf; 2],
-    pub(super) members: [[Member; WORKERS as usize]; 2],
+    pub(super) confs: [JobConf; 3],
+    pub(super) members: [[Member; WORKERS as usize]; 3],
+    pub(super) uplink: Uplink,
     pub(super) slots: [RawSlot; SLOTS as usize],
 }
 
@@ -50,6 +56,7 @@ impl Default for World {
         Self {
             confs: Default::default(),
             members: Default::default(),
+            uplink: Uplink::default(),
             slots: [RawSlot::empty(); SLOTS as usize],
         }
     }
@@ -73,13 +80,13 @@ pub(super) struct Model {
 
 /// A job of this epoch.
 pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
-    let at = if job_id == JOBS[0] { 0 } else { 1 };
+    let at = JOBS.iter().position(|job| *job == job_id).unwrap_or_default();
     let members: u64 = if at == 0 { 0b1011 } else { 0b1111 };
     let conf = JobConf {
         members,
         cookie: 0x0123_4567_89ab_cdef ^ u64::from(job_id),
         addr: AGGREGATOR.into(),
-        slot_base: at * POOL,
+        slot_base: at as u32 * POOL,
         slots: POOL,
         port: PORT,
         epoch,
@@ -92,11 +99,14 @@ pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
         (rank, SocketAddrV4::new(host, 40_000 + rank))
     };
     let ranks = (0..WORKERS).filter(|rank| members >> rank & 1 == 1);
-    JobSetup::new(job_id, conf, ranks.map(address).collect())
+    let setup = JobSetup::new(job_id, conf, ranks.map(address).collect());
+    let parent = SocketAddrV4::new(Ipv4Addr::new(10, 1, 0, 253), PORT);
+    let uplink = engine::Uplink { addr: parent, job: 5, rank: 2 };
+    JobSetup { uplink: (at == FORWARDER).then_some(uplink), ..setup }
 }
 
 impl Model {
-    pub(super) fn new(setups: &[JobSetup; 2], world: World) -> Self {
+    pub(super) fn new(setups: &[JobSetup; 3], world: World) -> Self {
         Self { world, counters: Counters::default(), setups: setups.to_vec() }
     }
 
@@ -123,7 +133,7 @@ impl Model {
         frame: &[u8],
         report: &mut FuzzReport,
     ) -> Result<Expected, Option<(usize, Reject)>> {
-        const NONE: usize = 2;
+        const NONE: usize = 3;
         let half = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
         let word = |at: usize| u32::from(half(at)) << 16 | u32::from(half(at + 2));
         let plain = frame.len() >= 42
@@ -144,6 +154,16 @@ impl Model {
             HeaderError::Version(_) => Some((NONE, Reject::Version)),
             HeaderError::Malformed => Some((NONE, Reject::Malformed)),
         })?;
+        let is_ours = |conf: &JobConf| header.kind.is_answer() && is_from_above(conf, &header);
+        if let Some(at) = self.world.confs.iter().position(is_ours) {
+            if word(30) != self.world.confs[at].addr {
+                return Err(None);
+            }
+            let source = Source { addr: word(26), port: half(34) };
+            let packet = Packet { bytes: frame[..14 + ip_len].to_vec(), header };
+            let judged = self.from_parent(at, source, packet, report);
+            return judged.map_err(|reason| Some((at, reason)));
+        }
         let at = JOBS.iter().position(|job| *job == header.job);
         let at = at.ok_or(Some((NONE, Reject::Job)))?;
         let conf = self.world.confs[at];
@@ -180,7 +200,7 @@ impl Model {
     ) -> Result<Expected, Option<(usize, Reject)>> {
         let conf = self.world.confs[at];
         let counters = &mut self.counters[at];
-        let pool = Pool::new(conf.slots).ok_or(None)?;
+        let pool = pool_of(&conf).ok_or(None)?;
         let index = conf.slot_base + pool.slot_of(c.block);
         let slot = &mut self.world.slots[index as usize];
         let mut chunks = packet.chunks();
@@ -198,7 +218,12 @@ impl Model {
                     report.blocks += 1;
                     counters.blocks += 1;
                     packet.set_chunks(&chunks);
-                    packet.answer_all(&conf, outcome.flags);
+                    if pool.forwards() {
+                        counters.forwards += 1;
+                        packet.answer_parent(&conf, &self.world.uplink, outcome.flags);
+                    } else {
+                        packet.answer_all(&conf, outcome.flags);
+                    }
                 } else {
                     // Nobody sees it any more; where lanes are compared it was changed.
                     packet.set_chunks(&chunks);
@@ -217,6 +242,12 @@ impl Model {
                 counters.pendings += 1;
                 packet.set_word(outcome.seen);
                 packet.answer_sender(Kind::Pending, 0);
+            }
+            Verdict::Forward => {
+                counters.duplicates += 1;
+                counters.forwards_again += 1;
+                packet.set_chunks(&chunks);
+                packet.answer_parent(&conf, &self.world.uplink, outcome.flags);
             }
             Verdict::Stale => {
                 counters.stale += 1;
@@ -238,6 +269,59 @@ impl Model {
         Ok(Expected { action, frame: packet.bytes, heard })
     }
 
+    /// What should come of a packet that may be the parent's.
+    fn from_parent(
+        &mut self,
+        at: usize,
+        source: Source,
+        mut packet: Packet,
+        report: &mut FuzzReport,
+    ) -> Result<Expected, Reject> {
+        let World { confs, members, uplink, slots } = &mut self.world;
+        let (conf, counters) = (&confs[at], &mut self.counters[at]);
+        let header = packet.header;
+        let len = (packet.bytes.len() - 64) as u16;
+        let reply = check_parent(conf, uplink, &header, source, len)?;
+        let pool = pool_of(conf).ok_or(Reject::Job)?;
+        let slot = &mut slots[(conf.slot_base + pool.slot_of(header.block)) as usize];
+        packet.header.job = JOBS[at];
+        let mut rank = None;
+        let mut action = REDIRECT;
+        match reply {
+            Reply::Path => {
+                let mac = |at: usize| std::array::from_fn(|i| packet.bytes[at + i]);
+                (uplink.local_mac, uplink.mac) = (mac(0), mac(6));
+                (uplink.ifindex, uplink.learned_epoch) = (1, conf.epoch);
+                action = DROP;
+            }
+            Reply::Result(result) => {
+                let mut chunks = packet.chunks();
+                let held = (&mut slot.head.state, &mut slot.lanes[..]);
+                if take_result(held, pool, conf.members, &result, &mut chunks[..]) {
+                    report.deliveries += 1;
+                    counters.deliveries += 1;
+                    packet.answer_all(conf, header.flags);
+                } else {
+                    counters.late += 1;
+                    action = DROP;
+                }
+            }
+            Reply::Pending => {
+                rank = slot.head.state.waiting(pool, conf.members, header.epoch, header.block);
+                counters.late += u64::from(rank.is_none());
+                action = if rank.is_some() { REDIRECT } else { DROP };
+            }
+            Reply::Mismatch => rank = Some(conf.members.trailing_zeros() as u16),
+        }
+        if let Some(rank) = rank {
+            report.relays += 1;
+            counters.relays += 1;
+            let Member { addr, port, mac, local_mac, .. } = members[at][usize::from(rank)];
+            packet.send_to(conf, (addr, port), (mac, local_mac), Header { rank, ..packet.header });
+        }
+        Ok(Expected { action, frame: packet.bytes, heard: None })
+    }
+
     /// What is otherwise in the kernel's maps than here.
     pub(super) fn compare(&mut self, found: &World, expected: &Expected) -> Option<String> {
         for (at, job) in JOBS.into_iter().enumerate() {
@@ -256,6 +340,9 @@ impl Model {
                 }
             }
         }
+        if found.uplink != self.world.uplink {
+            return Some(format!("the parent is {:?}", found.uplink));
+        }
         for (index, (found, ours)) in found.slots.iter().zip(&self.world.slots).enumerate() {
             if found.head.state != ours.head.state {
                 let (found, ours) = (found.head.state, ours.head.state);
@@ -264,13 +351,17 @@ impl Model {
             if found.lanes != ours.lanes {
                 return Some(format!("the lanes of slot {index} differ"));
             }
-            if found.head.pad2 != [0; 4] || found.head.pad != 0 {
+            if found.head.pad2 != [0; 2] || found.head.pad != 0 {
                 return Some(format!("slot {index} has something where there should be nothing"));
             }
         }
         debug_assert!(self.world.confs.iter().all(|conf| conf.phase == Phase::Running as u16));
         None
     }
+}
+
+fn pool_of(conf: &JobConf) -> Option<Pool> {
+    Some(Pool::new(conf.slots)?.forwarding(conf.forwards != 0))
 }
 
 /// A packet of ours that is being answered in place, cut to its length.
@@ -311,6 +402,27 @@ impl Packet {
         self.bytes[34..36].copy_from_slice(&other);
         self.bytes[36..38].copy_from_slice(&port);
         self.header(Header { kind, flags, ..self.header });
+    }
+
+    fn answer_parent(&mut self, conf: &JobConf, up: &Uplink, flags: u8) {
+        let (kind, job, rank) = (Kind::Contribution, up.job, up.rank);
+        let header = Header { kind, flags, job, rank, ..self.header };
+        self.send_to(conf, (up.addr, up.port), (up.mac, up.local_mac), header);
+    }
+
+    fn send_to(
+        &mut self,
+        conf: &JobConf,
+        (addr, port): (u32, u16),
+        (mac, local_mac): ([u8; 6], [u8; 6]),
+        header: Header,
+    ) {
+        self.bytes[..6].copy_from_slice(&mac);
+        self.bytes[6..12].copy_from_slice(&local_mac);
+        self.address(conf.addr, addr);
+        self.bytes[34..36].copy_from_slice(&conf.port.to_be_bytes());
+        self.bytes[36..38].copy_from_slice(&port.to_be_bytes());
+        self.header(header);
     }
 
     fn answer_all(&mut self, conf: &JobConf, flags: u8) {

@@ -83,7 +83,8 @@ impl Mutator {
         let state = model.world.slots[(conf.slot_base + index) as usize].head.state;
         let pool = u64::from(POOL);
         let held = if state.epoch == conf.epoch { state.block } else { index.into() };
-        let complete = state.epoch == conf.epoch && state.seen == conf.members;
+        let whole = state.epoch == conf.epoch && state.seen == conf.members;
+        let complete = whole && (setup.uplink.is_none() || state.settled != 0);
         let block = match self.rng.random_range(0..12) {
             0 => held.wrapping_sub(pool) & ((1 << 48) - 1),
             1 => held + 2 * pool,
@@ -104,7 +105,7 @@ impl Mutator {
         let odd = self.rng.random_ratio(1, 40);
         let chunks = if odd { self.rng.random_range(0..=MAX_CHUNKS + 1) } else { usual };
         let header = Header {
-            kind: if self.rng.random_ratio(1, 20) { Kind::Probe } else { Kind::Contribution },
+            kind: self.kind(setup, whole && !complete && joins),
             flags: u8::from(self.rng.random_ratio(1, 8)),
             reduction: Reduction::from_number(reduction).unwrap_or_default(),
             job: setup.job_id,
@@ -114,6 +115,7 @@ impl Mutator {
             block,
             tag: tag ^ u16::from(self.rng.random_ratio(1, 40)),
         };
+        let header = from_parent(setup, header);
         let payload: Vec<u8> = (0..chunks * 64).map(|_| self.rng.random()).collect();
         let mut frame = build(setup, &header, &payload);
         if self.rng.random_ratio(1, 10) {
@@ -121,6 +123,20 @@ impl Mutator {
             frame.extend(vec![0xAA; self.rng.random_range(1..40)]);
         }
         frame
+    }
+
+    /// Most often what brings the slot on: contributions, and where it waits for the parent's
+    /// result, this.
+    fn kind(&mut self, setup: &JobSetup, waits: bool) -> Kind {
+        let others = [Kind::Result, Kind::Pending, Kind::Mismatch, Kind::ProbeReply];
+        let below = setup.uplink.is_some();
+        match self.rng.random_range(0..20) {
+            0 => Kind::Probe,
+            1 | 2 if below => others.choose(&mut self.rng).copied().unwrap_or(Kind::Result),
+            3..=8 if waits => Kind::Result,
+            9 | 10 if waits => Kind::Pending,
+            _ => Kind::Contribution,
+        }
     }
 
     fn spoil(&mut self, frame: &mut Vec<u8>) {
@@ -185,6 +201,30 @@ pub(super) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
     build(setup, &header, &[0; 64])
 }
 
+/// The parent's answer to our probe.
+pub(super) fn probe_reply(setup: &JobSetup) -> Vec<u8> {
+    let header = Header {
+        kind: Kind::ProbeReply,
+        flags: 0,
+        reduction: Reduction::Add,
+        job: setup.job_id,
+        rank: 0,
+        cookie: setup.conf.cookie,
+        epoch: setup.conf.epoch,
+        block: 0,
+        tag: 0,
+    };
+    build(setup, &from_parent(setup, header), &[0; 64])
+}
+
+/// What only an aggregator sends has the parent's number of the job, and our rank there.
+fn from_parent(setup: &JobSetup, header: Header) -> Header {
+    match setup.uplink {
+        Some(up) if header.kind.is_answer() => Header { job: up.job, rank: up.rank, ..header },
+        _ => header,
+    }
+}
+
 /// A frame of a run in another epoch, as it is in this one.
 pub(super) fn in_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
     exchange(frame, 1, epoch)
@@ -208,7 +248,10 @@ fn exchange(frame: &[u8], from: u16, to: u16) -> Vec<u8> {
 fn build(setup: &JobSetup, header: &Header, payload: &[u8]) -> Vec<u8> {
     // A rank that is no member speaks from an address of its own.
     let nobody = std::net::SocketAddrV4::new([10, 1, 9, 9].into(), 49_999);
-    let from = setup.members.get(&header.rank).copied().unwrap_or(nobody);
+    let from = match setup.uplink {
+        Some(up) if header.kind.is_answer() => up.addr,
+        _ => setup.members.get(&header.rank).copied().unwrap_or(nobody),
+    };
     let ip = Ipv4::answer(u32::from(*from.ip()), setup.conf.addr, payload.len() as u16);
     let mut frame = vec![2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 1, header.rank as u8, 8, 0];
     frame.extend(ip.0);
