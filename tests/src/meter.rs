@@ -85,7 +85,8 @@ impl std::fmt::Display for LinkReport {
 pub struct LinkMeter<'a> {
     /// The network must stay for as long as it is measured.
     topology: &'a Topology,
-    shape: Shape,
+    /// None: each link's own.
+    shape: Option<Shape>,
     /// Dropped to stop the sampler.
     stop: Option<Sender<()>>,
     sampler: Option<JoinHandle<Result<Vec<Sample>, Error>>>,
@@ -108,7 +109,7 @@ struct Reading {
 }
 
 impl<'a> LinkMeter<'a> {
-    pub(crate) fn start(topology: &'a Topology, shape: Shape) -> Result<Self, Error> {
+    pub(crate) fn start(topology: &'a Topology, shape: Option<Shape>) -> Result<Self, Error> {
         let plan = Plan::new(topology);
         let first = plan.sample(&[Counter::Queue, Counter::Receiver])?;
         let (stop, stopped) = channel::<()>();
@@ -139,7 +140,9 @@ impl<'a> LinkMeter<'a> {
         for link in 0..self.topology.link_count() {
             for (i, direction) in Direction::BOTH.into_iter().enumerate() {
                 let series = Series::new(&samples, 2 * link + i);
-                reports.push(series.report(link, direction, &self.shape));
+                let own = self.topology.links()[link].shape;
+                let Some(shape) = self.shape.or(own) else { continue };
+                reports.push(series.report(link, direction, &shape));
             }
         }
         Ok(reports)

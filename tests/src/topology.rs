@@ -1,11 +1,16 @@
 //! Networks of workers and an aggregator.
 
 mod build;
+mod builder;
+mod racks;
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
+
+pub use builder::Builder;
+use racks::Racks;
 
 use crate::error::Error;
 use crate::ethtool::{self, TSO, UDP_SEGMENTATION};
@@ -24,6 +29,8 @@ pub const MAX_XDP_MTU: u32 = 3506;
 /// What every IPv4 link must carry, and what a veth can.
 const MIN_MTU: u32 = 68;
 const MAX_MTU: u32 = 65_535;
+/// Most racks: their switches' addresses end there.
+const MAX_RACKS: usize = 16;
 
 /// Where the aggregator sits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,102 +58,6 @@ impl Direction {
     pub const BOTH: [Self; 2] = [Self::Up, Self::Down];
 }
 
-/// What a network shall be like; [`Topology::builder`] starts one.
-#[derive(Clone, Debug)]
-pub struct Builder {
-    workers: usize,
-    mode: Mode,
-    rate: Option<u64>,
-    shape: Option<Shape>,
-    mtu: u32,
-    wire: bool,
-    offloads: bool,
-    faults: Faults,
-}
-
-impl Builder {
-    /// How many workers there are, 1 to [`MAX_WORKERS`]. Default: 2.
-    #[must_use]
-    pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers;
-        self
-    }
-
-    /// Where the aggregator sits. Default: [`Mode::Ports`].
-    #[must_use]
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// The rate of every link, each direction by itself, in bits a second. Default: none.
-    #[must_use]
-    pub fn rate(mut self, rate: Option<u64>) -> Self {
-        self.rate = rate;
-        self
-    }
-
-    /// The same with a burst and a queue of choice instead of [`Shape::new`]'s.
-    #[must_use]
-    pub fn shape(mut self, shape: Shape) -> Self {
-        self.shape = Some(shape);
-        self
-    }
-
-    /// The MTU of every interface. Default: 1500. An XDP program without fragments takes at most
-    /// [`MAX_XDP_MTU`].
-    #[must_use]
-    pub fn mtu(mut self, mtu: u32) -> Self {
-        self.mtu = mtu;
-        self
-    }
-
-    /// Whether links cross the kernel program that makes faults and sends what XDP emits through
-    /// the shapers. It needs root of the machine. Without it a link is one veth pair, and a rate
-    /// holds only for what the stack sends. Default: true.
-    #[must_use]
-    pub fn wire(mut self, wire: bool) -> Self {
-        self.wire = wire;
-        self
-    }
-
-    /// Whether super-packets and trains cross the links whole and without checksums, as they do
-    /// between namespaces, or as single packets, as on a cable. Default: true.
-    #[must_use]
-    pub fn offloads(mut self, offloads: bool) -> Self {
-        self.offloads = offloads;
-        self
-    }
-
-    /// Faults of every link, in both directions. Default: none.
-    #[must_use]
-    pub fn faults(mut self, faults: Faults) -> Self {
-        self.faults = faults;
-        self
-    }
-
-    /// Builds the network: interfaces are up, neighbours known, rates and faults in force.
-    ///
-    /// # Errors
-    /// No privilege, or a network that cannot be.
-    pub fn build(self) -> Result<Topology, Error> {
-        if !(1..=MAX_WORKERS).contains(&self.workers) {
-            let workers = self.workers;
-            let text = format!("a network has 1 to {MAX_WORKERS} workers, not {workers}");
-            return Err(Error::Config(text));
-        }
-        if !(MIN_MTU..=MAX_MTU).contains(&self.mtu) {
-            let mtu = self.mtu;
-            let text = format!("an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}");
-            return Err(Error::Config(text));
-        }
-        if !self.wire && !self.faults.is_none() {
-            return Err(Error::Config("faults need a network built with `wire(true)`".into()));
-        }
-        Topology::build(&self)
-    }
-}
-
 /// One end of a veth pair.
 #[derive(Clone, Debug)]
 pub(crate) struct End {
@@ -166,6 +77,8 @@ pub(crate) struct Link {
     pub(crate) middle: Option<(End, End)>,
     /// What the host sends by XDP passes no shaper of the host.
     shape_up_in_middle: bool,
+    /// What both directions carry at most.
+    pub(crate) shape: Option<Shape>,
 }
 
 impl Link {
@@ -215,24 +128,11 @@ pub struct Topology {
     wires: Option<Namespace>,
     wire: Option<Wire>,
     links: Vec<Link>,
+    /// Where there are racks: their switches, and the one in the middle.
+    racks: Option<Racks>,
 }
 
 impl Topology {
-    /// Starts to describe a network of two workers, MTU 1500, without a rate.
-    #[must_use]
-    pub fn builder() -> Builder {
-        Builder {
-            workers: 2,
-            mode: Mode::Ports,
-            rate: None,
-            shape: None,
-            mtu: 1500,
-            wire: true,
-            offloads: true,
-            faults: Faults::NONE,
-        }
-    }
-
     /// Where the aggregator sits.
     #[must_use]
     pub fn mode(&self) -> Mode {
@@ -260,6 +160,9 @@ impl Topology {
     /// The aggregator's address.
     #[must_use]
     pub fn aggregator_addr(&self) -> Ipv4Addr {
+        if self.racks.is_some() {
+            return self.rack_addr(0);
+        }
         Ipv4Addr::new(10, 88, 0, 254)
     }
 
@@ -267,6 +170,7 @@ impl Topology {
     #[must_use]
     pub fn aggregator_interfaces(&self) -> Vec<String> {
         match self.mode {
+            Mode::Ports if self.racks.is_some() => self.rack_interfaces(0),
             Mode::Ports => self.links.iter().map(|link| link.port.name.clone()).collect(),
             Mode::OneNic => vec!["eth0".into()],
         }
@@ -303,7 +207,7 @@ impl Topology {
     }
 
     /// Number of links. Link `i` is worker `i`'s; in [`Mode::OneNic`] the last one is the
-    /// aggregator's.
+    /// aggregator's, and those of racks come behind the workers'.
     #[must_use]
     pub fn link_count(&self) -> usize {
         self.links.len()
@@ -386,8 +290,9 @@ impl Topology {
         link: usize,
         direction: Direction,
     ) -> Result<Option<QueueCounters>, Error> {
-        let end = self.link(link)?.shaper(direction);
-        if self.shape.is_none() {
+        let link = self.link(link)?;
+        let end = link.shaper(direction);
+        if link.shape.is_none() {
             return Ok(None);
         }
         let all = end.namespace.netlink().queue_counters()?;
@@ -443,10 +348,11 @@ impl Topology {
     /// # Errors
     /// A network without a rate, or netlink's.
     pub fn meter(&self) -> Result<LinkMeter<'_>, Error> {
-        let shape = self.shape.ok_or_else(|| {
-            Error::Config("this network has no rate that its links could keep".into())
-        })?;
-        LinkMeter::start(self, shape)
+        if self.shape.is_none() {
+            let text = "this network has no rate that its links could keep";
+            return Err(Error::Config(text.into()));
+        }
+        LinkMeter::start(self, None)
     }
 
     /// The same against any rate.
@@ -454,7 +360,7 @@ impl Topology {
     /// # Errors
     /// Netlink's.
     pub fn meter_against(&self, shape: Shape) -> Result<LinkMeter<'_>, Error> {
-        LinkMeter::start(self, shape)
+        LinkMeter::start(self, Some(shape))
     }
 
     /// Attaches a probe where the aggregator's program would sit, on the first interface, or on
@@ -487,6 +393,12 @@ impl Topology {
         line(&self.aggregator, format!("{} on {interface}", self.aggregator_addr()));
         if self.mode == Mode::OneNic {
             line(&self.switch, "br0, a port per host".into());
+        }
+        if let Some(racks) = &self.racks {
+            for rack in 1..racks.tors.len() {
+                line(&racks.tors[rack], format!("{} on br0", self.rack_addr(rack)));
+            }
+            line(&racks.middle, "br0, a port per rack".into());
         }
         for (i, worker) in self.workers.iter().enumerate() {
             line(worker, format!("{} on eth0", self.worker_addr(i)));

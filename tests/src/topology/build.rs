@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Builder, Direction, End, Link, Mode, Topology};
+use super::{Builder, Direction, End, Link, Mode, Racks, Topology};
 use crate::error::Error;
 use crate::ethtool::{self, GRO, TSO, TX_CHECKSUM, UDP_SEGMENTATION};
 use crate::namespace::Namespace;
@@ -24,10 +24,14 @@ impl Topology {
             Mode::OneNic => Namespace::new("switch")?,
         };
         let wires = if wanted.wire { Some(Namespace::new("wires")?) } else { None };
-        let links = wanted.workers + usize::from(wanted.mode == Mode::OneNic);
+        let links = wanted.workers + wanted.racks + usize::from(wanted.mode == Mode::OneNic);
         let wire = match &wires {
             Some(namespace) => Some(Wire::load(namespace, 2 * links as u32)?),
             None => None,
+        };
+        let racks = match wanted.racks {
+            0 => None,
+            racks => Some(Racks::new(&aggregator, racks, wanted.workers / racks)?),
         };
         let mut topology = Self {
             mode: wanted.mode,
@@ -40,18 +44,28 @@ impl Topology {
             wires,
             wire,
             links: Vec::new(),
+            racks,
         };
-        topology.add_bridge()?;
+        topology.add_bridges()?;
+        let cable = Cable {
+            shape: topology.shape,
+            xdp_at_host: wanted.xdp_on_hosts,
+            xdp_at_port: wanted.mode == Mode::Ports,
+        };
         for i in 0..wanted.workers {
             let worker = Namespace::new(format!("worker{i}"))?;
-            topology.add_link(&worker, &i.to_string())?;
+            let end = Station::Worker(i).end(&worker, "eth0");
+            let switch = topology.switch_of(i).clone();
+            topology.add_link(end, &switch, &i.to_string(), cable)?;
             worker.netlink().add_address("eth0", topology.worker_addr(i), PREFIX)?;
             topology.workers.push(worker);
         }
         if wanted.mode == Mode::OneNic {
-            let host = topology.aggregator.clone();
-            topology.add_link(&host, "a")?;
+            let end = Station::Aggregator.end(&topology.aggregator, "eth0");
+            let switch = topology.switch.clone();
+            topology.add_link(end, &switch, "a", Cable { xdp_at_host: true, ..cable })?;
         }
+        topology.add_uplinks(wanted.uplink)?;
         let (namespace, interface) = match wanted.mode {
             Mode::Ports => (&topology.switch, "br0"),
             Mode::OneNic => (&topology.aggregator, "eth0"),
@@ -71,22 +85,22 @@ impl Topology {
         Ok(topology)
     }
 
-    fn add_bridge(&self) -> Result<(), Error> {
-        let mut netlink = self.switch.netlink();
-        netlink.add_bridge("br0", Station::Bridge.mac(), self.mtu)?;
-        netlink.set_up("br0")
+    fn add_bridges(&self) -> Result<(), Error> {
+        add_bridge(&self.switch, Station::Bridge.mac(), self.mtu)?;
+        self.racks.as_ref().map_or(Ok(()), |racks| racks.add_bridges(self.mtu))
     }
 
-    /// Connects a host's `eth0` to the switch's port `p<name>`.
-    fn add_link(&mut self, host: &Namespace, name: &str) -> Result<(), Error> {
+    /// Connects a host's interface to a switch's port `p<name>`.
+    pub(super) fn add_link(
+        &mut self,
+        host_end: (End, Mac),
+        switch: &Namespace,
+        name: &str,
+        cable: Cable,
+    ) -> Result<(), Error> {
         let number = self.links.len();
-        let is_aggregator = host.same(&self.aggregator);
-        let host_station = match is_aggregator {
-            true => Station::Aggregator,
-            false => Station::Worker(number),
-        };
-        let host_end = host_station.end(host, "eth0");
-        let port_end = Station::Port(number).end(&self.switch, &format!("p{name}"));
+        let Cable { shape, xdp_at_host: shape_up_in_middle, .. } = cable;
+        let port_end = Station::Port(number).end(switch, &format!("p{name}"));
         let link = match (&self.wires, &self.wire) {
             (Some(wires), Some(wire)) => {
                 let x = Station::Middle(2 * number).end(wires, &format!("x{name}"));
@@ -96,21 +110,17 @@ impl Topology {
                 wire.connect((&x.0.name, x.0.index), y.0.index)?;
                 wire.connect((&y.0.name, y.0.index), x.0.index)?;
                 let middle = Some((x.0, y.0));
-                Link {
-                    host: host_end.0,
-                    port: port_end.0,
-                    middle,
-                    shape_up_in_middle: is_aggregator,
-                }
+                let (host, port) = (host_end.0, port_end.0);
+                Link { host, port, middle, shape_up_in_middle, shape }
             }
             _ => {
                 self.add_pair(&host_end, &port_end)?;
                 let (host, port) = (host_end.0, port_end.0);
-                Link { host, port, middle: None, shape_up_in_middle: false }
+                Link { host, port, middle: None, shape_up_in_middle: false, shape }
             }
         };
-        self.switch.netlink().set_bridge(&link.port.name, "br0")?;
-        self.prepare(&link)?;
+        switch.netlink().set_bridge(&link.port.name, "br0")?;
+        self.prepare(&link, cable)?;
         self.links.push(link);
         Ok(())
     }
@@ -126,7 +136,7 @@ impl Topology {
     }
 
     /// Offloads and rates of a link, then brings it up.
-    fn prepare(&self, link: &Link) -> Result<(), Error> {
+    fn prepare(&self, link: &Link, cable: Cable) -> Result<(), Error> {
         let mut ends = vec![&link.host, &link.port];
         for end in [&link.host, &link.port] {
             let on = self.offloads;
@@ -138,16 +148,16 @@ impl Topology {
             // Frames that XDP redirects into a veth are lost if the other end has no receive queue
             // of its own, which GRO gives it. It must not merge what it receives, though: packets
             // shall meet faults one by one.
-            let behind_xdp = if link.shape_up_in_middle { x } else { y };
-            if self.mode == Mode::Ports || link.shape_up_in_middle {
-                ethtool::set_features(&behind_xdp.namespace, &behind_xdp.name, &[(GRO, true)])?;
-                behind_xdp.namespace.netlink().set_gro_max_size(&behind_xdp.name, 1)?;
+            let behind = [(x, cable.xdp_at_host), (y, cable.xdp_at_port)];
+            for (end, _) in behind.into_iter().filter(|(_, xdp)| *xdp) {
+                ethtool::set_features(&end.namespace, &end.name, &[(GRO, true)])?;
+                end.namespace.netlink().set_gro_max_size(&end.name, 1)?;
             }
         }
         for end in ends {
             end.namespace.netlink().set_up(&end.name)?;
         }
-        if let Some(shape) = &self.shape {
+        if let Some(shape) = &link.shape {
             for direction in Direction::BOTH {
                 let end = link.shaper(direction);
                 end.namespace.netlink().set_shape(end.index, shape)?;
@@ -159,6 +169,9 @@ impl Topology {
     /// Everybody knows everybody's link-layer address, and the switch knows its ports: no packet
     /// is lost, delayed or flooded because an address is being asked for.
     fn introduce_neighbours(&self) -> Result<(), Error> {
+        if let Some(racks) = &self.racks {
+            return self.introduce_racks(racks);
+        }
         let aggregator_mac = match self.mode {
             Mode::Ports => Station::Bridge.mac(),
             Mode::OneNic => Station::Aggregator.mac(),
@@ -211,25 +224,46 @@ impl Link {
     }
 }
 
+/// What a link is made for.
+#[derive(Clone, Copy)]
+pub(super) struct Cable {
+    pub(super) shape: Option<Shape>,
+    /// An XDP program sends at the host's end, at the switch's end.
+    pub(super) xdp_at_host: bool,
+    pub(super) xdp_at_port: bool,
+}
+
+pub(super) fn add_bridge(namespace: &Namespace, mac: Mac, mtu: u32) -> Result<(), Error> {
+    let mut netlink = namespace.netlink();
+    netlink.add_bridge("br0", mac, mtu)?;
+    netlink.set_up("br0")
+}
+
 /// Whose interface is meant.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Station {
+pub(super) enum Station {
     Bridge,
     Aggregator,
     Worker(usize),
     Port(usize),
     Middle(usize),
+    /// The bridge of a rack's switch besides the first.
+    Rack(usize),
+    /// The link of a rack's switch to the one in the middle.
+    Uplink(usize),
 }
 
 impl Station {
     /// An address that a person can tell from others in a capture.
-    fn mac(self) -> Mac {
+    pub(super) fn mac(self) -> Mac {
         let (kind, number) = match self {
             Self::Bridge => (0, 0),
             Self::Aggregator => (1, 0),
             Self::Worker(i) => (2, i),
             Self::Port(i) => (3, i),
             Self::Middle(i) => (4, i),
+            Self::Rack(i) => (5, i),
+            Self::Uplink(i) => (6, i),
         };
         [0x02, 0x88, 0, 0, kind, number as u8]
     }
@@ -239,13 +273,14 @@ impl Station {
     /// (up to a second) to notice that it is up.
     fn index(self) -> u32 {
         match self {
-            Self::Bridge | Self::Aggregator | Self::Worker(_) => 2,
+            Self::Bridge | Self::Rack(_) | Self::Aggregator | Self::Worker(_) => 2,
             Self::Middle(i) => 10 + i as u32,
-            Self::Port(i) => 100 + i as u32,
+            Self::Port(i) => 200 + i as u32,
+            Self::Uplink(i) => 300 + i as u32,
         }
     }
 
-    fn end(self, namespace: &Namespace, name: &str) -> (End, Mac) {
+    pub(super) fn end(self, namespace: &Namespace, name: &str) -> (End, Mac) {
         let end = End { namespace: namespace.clone(), name: name.into(), index: self.index() };
         (end, self.mac())
     }

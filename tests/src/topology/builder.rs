@@ -1,0 +1,160 @@
+//! What a network shall be like.
+
+use super::{MAX_MTU, MAX_RACKS, MAX_WORKERS, MIN_MTU, Mode, Topology};
+use crate::error::Error;
+use crate::qdisc::Shape;
+use crate::wire::Faults;
+
+impl Topology {
+    /// Starts to describe a network of two workers, MTU 1500, without a rate.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
+            workers: 2,
+            mode: Mode::Ports,
+            rate: None,
+            shape: None,
+            mtu: 1500,
+            wire: true,
+            offloads: true,
+            faults: Faults::NONE,
+            racks: 0,
+            uplink: None,
+            xdp_on_hosts: false,
+        }
+    }
+}
+
+/// What a network shall be like; [`Topology::builder`] starts one.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    pub(super) workers: usize,
+    pub(super) mode: Mode,
+    pub(super) rate: Option<u64>,
+    pub(super) shape: Option<Shape>,
+    pub(super) mtu: u32,
+    pub(super) wire: bool,
+    pub(super) offloads: bool,
+    pub(super) faults: Faults,
+    pub(super) racks: usize,
+    pub(super) uplink: Option<u64>,
+    pub(super) xdp_on_hosts: bool,
+}
+
+impl Builder {
+    /// How many workers there are, 1 to [`MAX_WORKERS`]. Default: 2.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Where the aggregator sits. Default: [`Mode::Ports`].
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// The rate of every link, each direction by itself, in bits a second. Default: none.
+    #[must_use]
+    pub fn rate(mut self, rate: Option<u64>) -> Self {
+        self.rate = rate;
+        self
+    }
+
+    /// The same with a burst and a queue of choice instead of [`Shape::new`]'s.
+    #[must_use]
+    pub fn shape(mut self, shape: Shape) -> Self {
+        self.shape = Some(shape);
+        self
+    }
+
+    /// The MTU of every interface. Default: 1500. An XDP program without fragments takes at most
+    /// [`MAX_XDP_MTU`].
+    #[must_use]
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Whether links cross the kernel program that makes faults and sends what XDP emits through
+    /// the shapers. It needs root of the machine. Without it a link is one veth pair, and a rate
+    /// holds only for what the stack sends. Default: true.
+    #[must_use]
+    pub fn wire(mut self, wire: bool) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Whether super-packets and trains cross the links whole and without checksums, as they do
+    /// between namespaces, or as single packets, as on a cable. Default: true.
+    #[must_use]
+    pub fn offloads(mut self, offloads: bool) -> Self {
+        self.offloads = offloads;
+        self
+    }
+
+    /// Faults of every link, in both directions. Default: none.
+    #[must_use]
+    pub fn faults(mut self, faults: Faults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// Divides the workers over so many racks, one after the other: each has a switch of its own (a
+    /// ToR, whose host may run an aggregator), and all are connected by one switch in the middle.
+    /// Default: 0, one switch for all.
+    #[must_use]
+    pub fn racks(mut self, racks: usize) -> Self {
+        self.racks = racks;
+        self
+    }
+
+    /// The rate of every rack's link to the middle, each direction by itself, in bits a second.
+    /// Default: that of all other links.
+    #[must_use]
+    pub fn uplink(mut self, rate: Option<u64>) -> Self {
+        self.uplink = rate;
+        self
+    }
+
+    /// Whether workers' hosts run aggregators, too: what their XDP programs send passes shapers
+    /// then. Default: false.
+    #[must_use]
+    pub fn xdp_on_hosts(mut self, xdp: bool) -> Self {
+        self.xdp_on_hosts = xdp;
+        self
+    }
+
+    /// Builds the network: interfaces are up, neighbours known, rates and faults in force.
+    ///
+    /// # Errors
+    /// No privilege, or a network that cannot be.
+    pub fn build(self) -> Result<Topology, Error> {
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            let workers = self.workers;
+            let text = format!("a network has 1 to {MAX_WORKERS} workers, not {workers}");
+            return Err(Error::Config(text));
+        }
+        if !(MIN_MTU..=MAX_MTU).contains(&self.mtu) {
+            let mtu = self.mtu;
+            let text = format!("an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}");
+            return Err(Error::Config(text));
+        }
+        let even = self.racks == 0 || self.workers.is_multiple_of(self.racks);
+        if !even || self.racks > MAX_RACKS || (self.racks > 0 && self.mode != Mode::Ports) {
+            let Self { workers, racks, .. } = self;
+            let text = format!(
+                "{workers} workers in {racks} racks: at most {MAX_RACKS} racks of as many workers \
+                 each are possible, and their aggregators are the switches ({:?})",
+                Mode::Ports
+            );
+            return Err(Error::Config(text));
+        }
+        if !self.wire && !self.faults.is_none() {
+            return Err(Error::Config("faults need a network built with `wire(true)`".into()));
+        }
+        Topology::build(&self)
+    }
+}

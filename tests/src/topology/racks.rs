@@ -1,0 +1,164 @@
+//! Networks of several racks: a switch for each, and one in the middle.
+//!
+//! All hosts are on one Ethernet and one subnet. Switch `r` is a namespace with a bridge whose
+//! ports lead to the rack's workers and, by `up`, to the switch in the middle.
+
+use std::net::Ipv4Addr;
+use std::ops::Range;
+
+use super::build::{Cable, Station, add_bridge};
+use super::{Topology, counters_of};
+use crate::error::Error;
+use crate::namespace::Namespace;
+use crate::netlink::{InterfaceCounters, Mac};
+use crate::qdisc::Shape;
+
+/// The switches of a network with racks.
+#[derive(Debug)]
+pub(super) struct Racks {
+    /// The first one is the network's aggregator.
+    pub(super) tors: Vec<Namespace>,
+    pub(super) middle: Namespace,
+    /// Workers of a rack.
+    size: usize,
+}
+
+impl Racks {
+    pub(super) fn new(first: &Namespace, racks: usize, size: usize) -> Result<Self, Error> {
+        let others = (1..racks).map(|rack| Namespace::new(format!("tor{rack}")));
+        let tors = std::iter::once(Ok(first.clone())).chain(others).collect::<Result<_, _>>()?;
+        Ok(Self { tors, middle: Namespace::new("middle")?, size })
+    }
+
+    /// The bridges of all switches but the first.
+    pub(super) fn add_bridges(&self, mtu: u32) -> Result<(), Error> {
+        for (rack, tor) in self.tors.iter().enumerate().skip(1) {
+            add_bridge(tor, bridge_mac(rack), mtu)?;
+        }
+        add_bridge(&self.middle, Station::Rack(255).mac(), mtu)
+    }
+
+    const fn rack_of(&self, worker: usize) -> usize {
+        worker / self.size
+    }
+}
+
+/// The address that a rack's aggregator answers to.
+fn bridge_mac(rack: usize) -> Mac {
+    match rack {
+        0 => Station::Bridge.mac(),
+        rack => Station::Rack(rack).mac(),
+    }
+}
+
+impl Topology {
+    /// Number of racks; 0: one switch for all.
+    #[must_use]
+    pub fn rack_count(&self) -> usize {
+        self.racks.as_ref().map_or(0, |racks| racks.tors.len())
+    }
+
+    /// The workers of a rack.
+    #[must_use]
+    pub fn rack_workers(&self, rack: usize) -> Range<usize> {
+        let size = self.racks.as_ref().map_or(self.workers.len(), |racks| racks.size);
+        rack * size..(rack + 1) * size
+    }
+
+    /// The host of a rack's aggregator: its switch.
+    ///
+    /// # Panics
+    /// There is no such rack.
+    #[must_use]
+    pub fn rack(&self, rack: usize) -> &Namespace {
+        &self.racks.as_ref().expect("a network with racks").tors[rack]
+    }
+
+    /// The address of a rack's aggregator.
+    #[must_use]
+    pub fn rack_addr(&self, rack: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 88, 0, 201 + rack as u8)
+    }
+
+    /// The interfaces that a rack's aggregator serves: its workers' ports, and the link to the
+    /// other racks.
+    #[must_use]
+    pub fn rack_interfaces(&self, rack: usize) -> Vec<String> {
+        let ports = self.rack_workers(rack).map(|worker| self.links[worker].port.name.clone());
+        ports.chain(["up".into()]).collect()
+    }
+
+    /// The number of a rack's link to the switch in the middle.
+    #[must_use]
+    pub fn rack_link(&self, rack: usize) -> usize {
+        self.workers.len() + rack
+    }
+
+    /// What a rack's end of its link to the middle has carried.
+    ///
+    /// # Errors
+    /// Netlink's.
+    pub fn rack_counters(&self, rack: usize) -> Result<InterfaceCounters, Error> {
+        counters_of(&self.link(self.rack_link(rack))?.host)
+    }
+
+    /// The switch that a worker is on.
+    pub(super) fn switch_of(&self, worker: usize) -> &Namespace {
+        self.racks.as_ref().map_or(&self.switch, |racks| &racks.tors[racks.rack_of(worker)])
+    }
+
+    /// Connects all racks to the middle.
+    pub(super) fn add_uplinks(&mut self, rate: Option<u64>) -> Result<(), Error> {
+        let Some(racks) = &self.racks else {
+            return Ok(());
+        };
+        let (tors, middle) = (racks.tors.clone(), racks.middle.clone());
+        let shape = rate.map(Shape::new).or(self.shape);
+        for (rack, tor) in tors.iter().enumerate() {
+            let end = Station::Uplink(rack).end(tor, "up");
+            let cable = Cable { shape, xdp_at_host: true, xdp_at_port: false };
+            self.add_link(end, &middle, &format!("r{rack}"), cable)?;
+            tor.netlink().set_bridge("up", "br0")?;
+            if rack > 0 {
+                tor.netlink().add_address("br0", self.rack_addr(rack), 24)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everybody knows everybody's link-layer address, and each switch behind which port it lives.
+    pub(super) fn introduce_racks(&self, racks: &Racks) -> Result<(), Error> {
+        let workers = (0..self.workers.len())
+            .map(|i| (self.worker_addr(i), Station::Worker(i).mac(), racks.rack_of(i), Some(i)));
+        let tors = (0..racks.tors.len()).map(|r| (self.rack_addr(r), bridge_mac(r), r, None));
+        let all: Vec<_> = workers.chain(tors).collect();
+        for (i, worker) in self.workers.iter().enumerate() {
+            let mut netlink = worker.netlink();
+            for (addr, mac, ..) in all.iter().filter(|(addr, ..)| *addr != self.worker_addr(i)) {
+                netlink.add_neighbour(self.links[i].host.index, *addr, *mac)?;
+            }
+        }
+        for (rack, tor) in racks.tors.iter().enumerate() {
+            let mut netlink = tor.netlink();
+            let bridge = netlink.index("br0")?;
+            let up = &self.links[self.rack_link(rack)];
+            for (addr, mac, at, worker) in &all {
+                if *addr != self.rack_addr(rack) {
+                    netlink.add_neighbour(bridge, *addr, *mac)?;
+                }
+                match worker {
+                    Some(worker) if *at == rack => {
+                        netlink.add_station(self.links[*worker].port.index, *mac)?;
+                    }
+                    _ if *at != rack => netlink.add_station(up.host.index, *mac)?,
+                    _ => {}
+                }
+            }
+        }
+        let mut netlink = racks.middle.netlink();
+        for (_, mac, at, _) in &all {
+            netlink.add_station(self.links[self.rack_link(*at)].port.index, *mac)?;
+        }
+        Ok(())
+    }
+}
