@@ -8,12 +8,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod file;
 pub mod generate;
 pub mod graph;
 pub mod model;
 pub mod plan;
 pub mod units;
 
+pub use file::{Fault, FileError};
 pub use model::{Aggregator, Host, Region, Strategy, Topology};
 pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};
 pub use units::Rate;
