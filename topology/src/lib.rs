@@ -8,7 +8,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod analysis;
 pub mod file;
+pub mod flows;
 pub mod generate;
 pub mod graph;
 pub mod model;
