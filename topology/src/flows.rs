@@ -171,7 +171,7 @@ impl Scheme {
 }
 
 /// The network with a daemon on every host.
-fn staffed(topology: &Topology) -> Topology {
+pub(crate) fn staffed(topology: &Topology) -> Topology {
     let mut all = topology.clone();
     for host in &mut all.hosts {
         host.daemon.get_or_insert(std::net::SocketAddrV4::new(host.address, 0));
