@@ -14,6 +14,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_numbers::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
+use crate::collectives::Tuning;
 use crate::communicator::Communicator;
 use crate::error::Error;
 pub(crate) use env::addresses;
@@ -59,6 +60,7 @@ pub struct Builder {
     pub(crate) dead_after: Option<Duration>,
     pub(crate) token: Option<Token>,
     pub(crate) tls: ClientFiles,
+    pub(crate) tuning: Tuning,
 }
 
 impl Default for Builder {
@@ -88,6 +90,7 @@ impl Default for Builder {
             dead_after: None,
             token: None,
             tls: ClientFiles::default(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -295,6 +298,14 @@ impl Builder {
     #[must_use]
     pub fn tls_name(mut self, name: impl Into<String>) -> Self {
         self.tls.name = Some(name.into());
+        self
+    }
+
+    /// How broadcasts and other collectives travel; the same at all workers. Default: the table in
+    /// the file `XDP_AGG_TUNING`, or [`Tuning::default`].
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
 
