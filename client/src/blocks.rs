@@ -4,12 +4,16 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
 use xdp_agg_numbers::{Element, Encoded, Format};
 
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::error::Error;
+
+/// What a call is, where it is more than an all-reduce.
+pub(crate) type Purpose = Option<Arc<str>>;
 
 /// A call's elements, cut into data blocks. Block `j` is the `j`-th of this flow, which need not be
 /// the `j`-th of the vector: other flows may have the others.
@@ -19,6 +23,11 @@ pub trait Blocks: Debug + Send {
 
     /// Elements of the whole vector, whoever sends them.
     fn vector_len(&self) -> usize;
+
+    /// What the call is, where it is more than an all-reduce; the workers must agree on it.
+    fn purpose(&self) -> Option<&str> {
+        None
+    }
 
     /// Values that cannot be summed by so many workers are refused before anything is sent.
     ///
@@ -126,18 +135,25 @@ pub struct Local<T: Element> {
     chunks: Option<u16>,
     /// Elements of a block; 0 before they are cut.
     block_len: usize,
+    purpose: Purpose,
 }
 
 impl<T: Element> Local<T> {
     /// A whole vector.
     #[must_use]
     pub fn new(buffer: Buffer<T>, format: Format) -> Self {
-        Self { buffer, format, share: Share::ALL, chunks: None, block_len: 0 }
+        Self { buffer, format, share: Share::ALL, chunks: None, block_len: 0, purpose: None }
+    }
+
+    /// The same as a part of something that is more than an all-reduce.
+    pub(crate) fn with_purpose(mut self, purpose: &Purpose) -> Self {
+        self.purpose = purpose.clone();
+        self
     }
 
     /// Some blocks of so many chunks of a vector.
     pub(crate) const fn part(buffer: Buffer<T>, format: Format, share: Share, chunks: u16) -> Self {
-        Self { buffer, format, share, chunks: Some(chunks), block_len: 0 }
+        Self { buffer, format, share, chunks: Some(chunks), block_len: 0, purpose: None }
     }
 
     /// The elements: the result, once the call is done.
@@ -166,6 +182,10 @@ impl<T: Element> Blocks for Local<T> {
 
     fn vector_len(&self) -> usize {
         self.buffer.len()
+    }
+
+    fn purpose(&self) -> Option<&str> {
+        self.purpose.as_deref()
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -229,7 +229,7 @@ impl Call {
             sequence: self.sequence,
             count: self.blocks.vector_len() as u64,
             element: format.element().name().into(),
-            operation: format.op().name().into(),
+            operation: self.blocks.purpose().unwrap_or_else(|| format.op().name()).into(),
             numbers: numbers(format),
         }
     }

@@ -12,10 +12,11 @@ use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Shape};
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
-use crate::blocks::{Blocks, Local, Share};
+use crate::blocks::{Blocks, Local, Purpose, Share};
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
+use crate::collectives::Side;
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Handle, Lent, fail, globally};
@@ -56,6 +57,8 @@ pub struct Communicator {
     lanes: Option<LaneWidth>,
     mode: ResultMode,
     deadline: Duration,
+    /// What other collectives need.
+    pub(crate) side: Side,
 }
 
 impl Communicator {
@@ -76,6 +79,7 @@ impl Communicator {
     pub(crate) fn connect(settings: Builder) -> Result<Self, Error> {
         let place = settings.place()?;
         let Builder { scaling, lanes, deadline, .. } = settings;
+        let side = Side::new(&settings)?;
         // What no call could have is told before anybody is waited for.
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         let stripes = Stripe::open_all(&settings, &place)?;
@@ -96,7 +100,7 @@ impl Communicator {
             }
         }
         let starting = Mutex::new(());
-        Ok(Self { stripes, group, starting, place, chunks, scaling, lanes, mode, deadline })
+        Ok(Self { stripes, group, starting, place, chunks, scaling, lanes, mode, deadline, side })
     }
 
     /// This worker's number.
@@ -205,12 +209,22 @@ impl Communicator {
     /// differs from the other workers', a value that does not fit. After an error the contents of
     /// `data` are unspecified and the communicator is unusable.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<Report, Error> {
+        self.all_reduce_for(data, op, &None)
+    }
+
+    /// The same as a part of something that is more than an all-reduce.
+    pub(crate) fn all_reduce_for<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<Report, Error> {
         #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
         // SAFETY: `Lent` below waits for the call's end, or takes the call out of all engines when
         // this function ends in any other way, before the borrow of `data` ends; and where the call
         // could not be started nothing holds it.
         let buffer = unsafe { Buffer::lend(data) };
-        let sequence = self.begin(buffer, op)?;
+        let sequence = self.begin(buffer, op, purpose)?;
         let lent = Lent { stripes: &self.stripes, sequence };
         lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
     }
@@ -221,7 +235,7 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
-        let sequence = self.begin(Buffer::owned(data), op)?;
+        let sequence = self.begin(Buffer::owned(data), op, &None)?;
         self.first().nudge.ring();
         let (stripes, place) = (Arc::clone(&self.stripes), self.place);
         Ok(Handle { stripes, place, sequence, waited: false, elements: PhantomData })
@@ -237,17 +251,22 @@ impl Communicator {
     }
 
     /// Starts a call at all aggregators; its number.
-    fn begin<T: Element>(&self, buffer: Buffer<T>, op: Op) -> Result<u64, Error> {
+    fn begin<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<u64, Error> {
         let format =
             Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
         if self.is_single() {
-            return self.first().start(Box::new(Local::new(buffer, format)));
+            return self.first().start(Box::new(Local::new(buffer, format).with_purpose(purpose)));
         }
         let _order = self.starting.lock();
         let sequence = self.agreed_sequence()?;
         let parts = match &self.group {
-            None => self.parts(buffer, format),
-            Some(group) => self.grouped_parts(group, buffer, format, sequence)?,
+            None => self.parts(buffer, format, purpose),
+            Some(group) => self.grouped_parts(group, buffer, format, (sequence, purpose))?,
         };
         for (stripe, part) in self.stripes.iter().zip(parts) {
             if let Err(error) = stripe.shared.start(part) {
@@ -286,7 +305,12 @@ impl Communicator {
     }
 
     /// A vector in this process's own memory, in a part for each aggregator.
-    fn parts<T: Element>(&self, buffer: Buffer<T>, format: Format) -> Vec<Box<dyn Blocks>> {
+    fn parts<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        format: Format,
+        purpose: &Purpose,
+    ) -> Vec<Box<dyn Blocks>> {
         let shares = shares(self.stripes.len());
         let mut parts: Vec<Box<dyn Blocks>> = Vec::with_capacity(shares.len());
         for share in &shares[1..] {
@@ -294,9 +318,11 @@ impl Communicator {
             // SAFETY: the shares of a vector are disjoint, and a part reads and writes the blocks
             // of its own share alone.
             let memory = unsafe { buffer.share() };
-            parts.push(Box::new(Local::part(memory, format, *share, self.chunks)));
+            let part = Local::part(memory, format, *share, self.chunks);
+            parts.push(Box::new(part.with_purpose(purpose)));
         }
-        parts.insert(0, Box::new(Local::part(buffer, format, shares[0], self.chunks)));
+        let first = Local::part(buffer, format, shares[0], self.chunks);
+        parts.insert(0, Box::new(first.with_purpose(purpose)));
         parts
     }
 
@@ -306,7 +332,7 @@ impl Communicator {
         group: &Arc<Group>,
         buffer: Buffer<T>,
         format: Format,
-        sequence: u64,
+        (sequence, purpose): (u64, &Purpose),
     ) -> Result<Vec<Box<dyn Blocks>>, Error> {
         let block = usize::from(self.chunks) * format.lanes_per_chunk();
         let place = grouped::Place {
@@ -316,8 +342,8 @@ impl Communicator {
             slice_blocks: group.slice_blocks(block * size_of::<T>()),
         };
         let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
-        let description =
-            format!("call {sequence}: {} of {} {}", format.op(), buffer.len(), T::TYPE);
+        let what = purpose.as_deref().unwrap_or_else(|| format.op().name());
+        let description = format!("call {sequence}: {what} of {} {}", buffer.len(), T::TYPE);
         let shape = Shape {
             sequence,
             len: buffer.len(),
@@ -335,13 +361,13 @@ impl Communicator {
         let mut feed = Some(Feed { feeder: Some(feeder), buffer });
         let parts = shares(self.stripes.len()).into_iter().map(|share| {
             let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
-            Box::new(part) as Box<dyn Blocks>
+            Box::new(part.with_purpose(purpose)) as Box<dyn Blocks>
         });
         Ok(parts.collect())
     }
 
     /// Ends the membership at all aggregators.
-    fn fail(&self, error: &Error) {
+    pub(crate) fn fail(&self, error: &Error) {
         fail(&self.stripes, error);
     }
 }

@@ -109,6 +109,20 @@ pub enum Error {
     /// The processes of this host.
     #[error(transparent)]
     Host(#[from] xdp_agg_host::Error),
+    /// A collective among the workers themselves.
+    #[error("{0}")]
+    Mesh(std::sync::Arc<xdp_agg_mesh::Error>),
+    /// A collective wanted data of workers that are lost.
+    #[error(
+        "the {what} ended without the data of ranks {ranks:?}: they are lost, and the job goes on \
+         without them"
+    )]
+    DataLost {
+        /// Which collective.
+        what: &'static str,
+        /// Whose data, in ascending order.
+        ranks: Vec<u16>,
+    },
     /// The communicator is closed.
     #[error("the communicator was closed while this call was in flight; wait for it before")]
     Closed,
@@ -179,6 +193,12 @@ impl Error {
 impl From<xdp_agg_ps::Error> for Error {
     fn from(error: xdp_agg_ps::Error) -> Self {
         Self::Ps(std::sync::Arc::new(error))
+    }
+}
+
+impl From<xdp_agg_mesh::Error> for Error {
+    fn from(error: xdp_agg_mesh::Error) -> Self {
+        Self::Mesh(std::sync::Arc::new(error))
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
 use xdp_agg_numbers::{Element, Encoded, Format};
 
-use crate::blocks::{Blocks, Share, block_len};
+use crate::blocks::{Blocks, Purpose, Share, block_len};
 use crate::buffer::Buffer;
 use crate::call::{Path, Report};
 use crate::error::Error;
@@ -35,6 +35,7 @@ pub(crate) struct Grouped<T: Element> {
     left: u64,
     /// The block whose result came last: it is told when the report is there.
     last: Option<u64>,
+    purpose: Purpose,
 }
 
 /// This process among those of the host.
@@ -67,7 +68,14 @@ impl<T: Element> Grouped<T> {
         let left = share.count(exchange.own_blocks());
         let geometry = exchange.geometry();
         let exchange = Some(exchange);
-        Self { exchange, geometry, format, share, place, feed, marks: None, left, last: None }
+        let (marks, last, purpose) = (None, None, None);
+        Self { exchange, geometry, format, share, place, feed, marks, left, last, purpose }
+    }
+
+    /// The same as a part of something that is more than an all-reduce.
+    pub(crate) fn with_purpose(mut self, purpose: &Purpose) -> Self {
+        self.purpose = purpose.clone();
+        self
     }
 
     /// The vector: the result, once the call is done. None: another part has it.
@@ -90,6 +98,10 @@ impl<T: Element> Blocks for Grouped<T> {
 
     fn vector_len(&self) -> usize {
         self.geometry.len()
+    }
+
+    fn purpose(&self) -> Option<&str> {
+        self.purpose.as_deref()
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -5,6 +5,7 @@
 //! * [`ring`]: the baseline, a TCP ring all-reduce.
 //! * [`baseline`]: parameter servers, PSRing and an ATP-like system, to compare with.
 //! * [`collective`]: what both offer: [`Collective`], [`Op`].
+//! * [`collectives`]: broadcast, reduce and others beside it, and how they are chosen.
 //! * [`machine`]: the whole protocol of a worker, and [`flow`] in it: when to send which block (no
 //!   sockets, no clock).
 #![deny(unsafe_code)]
@@ -14,6 +15,7 @@ mod blocks;
 mod buffer;
 mod call;
 pub mod collective;
+pub mod collectives;
 mod communicator;
 mod engine;
 pub mod error;

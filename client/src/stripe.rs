@@ -36,8 +36,19 @@ impl Stripe {
                 "not set; expected host:port of the daemon's control service".into(),
             ));
         }
+        if let Some(hosts) = settings.hosts.filter(|hosts| *hosts != usize::from(place.hosts)) {
+            return Err(Error::Config {
+                name: "XDP_AGG_TOPOLOGY",
+                problem: format!(
+                    "it has {hosts} hosts, and the world of {} workers has {}: every host of the \
+                     job is listed once, with its rank among the hosts",
+                    place.world_size, place.hosts
+                ),
+            });
+        }
         for (index, target) in targets.iter().enumerate() {
-            if targets[..index].iter().any(|other| other.address == target.address) {
+            let same = |other: &Target| other.address == target.address;
+            if targets[..index].iter().any(same) {
                 let problem = format!(
                     "{} is named twice; each part of a vector goes to an \
                                        aggregator of its own",

@@ -11,6 +11,7 @@ use xdp_agg_numbers::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 
 use super::{Builder, Target};
+use crate::collectives::Tuning;
 use crate::error::Error;
 
 impl Builder {
@@ -18,7 +19,8 @@ impl Builder {
     /// `OMPI_COMM_WORLD_RANK`, `PMI_RANK`), `WORLD_SIZE` (or `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`),
     /// `LOCAL_RANK` (or `OMPI_COMM_WORLD_LOCAL_RANK`, `MPI_LOCALRANKID`), `LOCAL_WORLD_SIZE` (or
     /// `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`), `GROUP_RANK`; and ours: `XDP_AGG_ADDR`
-    /// (host or host:port of the daemon; several, separated by commas), `XDP_AGG_JOB`,
+    /// (host or host:port of the daemon; several, separated by commas) or `XDP_AGG_TOPOLOGY` (a
+    /// topology file) with `XDP_AGG_STRATEGY`, `XDP_AGG_JOB`,
     /// `XDP_AGG_IN_HOST` (`on`, `off`), `XDP_AGG_SEGMENT` (bytes), `XDP_AGG_SEGMENT_DIR`,
     /// `XDP_AGG_SCALING` (`block`, `fixed:1e7`) or `XDP_AGG_SCALE` (a fixed scale), `XDP_AGG_LANES`
     /// (16, 32), `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` (seconds), `XDP_AGG_MTU` (bytes),
@@ -26,7 +28,8 @@ impl Builder {
     /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
     /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
     /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, and for TLS the files `XDP_AGG_TLS_CA`,
-    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`.
+    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`; and `XDP_AGG_TUNING`, a file
+    /// of `xdp-agg tune`, or `aggregator`: see [`Tuning`].
     ///
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
@@ -52,6 +55,15 @@ impl Builder {
         if let Some((name, value)) = first(&["XDP_AGG_ADDR"]) {
             builder.aggregators = targets(name, &value)?;
         }
+        if let Some((name, path)) = first(&["XDP_AGG_TOPOLOGY"]) {
+            if !builder.aggregators.is_empty() {
+                let problem = "set together with XDP_AGG_ADDR: a topology names all daemons that \
+                               take part; unset one of the two";
+                return Err(Error::Config { name, problem: problem.into() });
+            }
+            let strategy = lookup("XDP_AGG_STRATEGY");
+            builder = builder.read_topology(&path, strategy.as_deref())?;
+        }
         if let Some((_, value)) = first(&["XDP_AGG_JOB"]) {
             builder.job = value;
         }
@@ -76,6 +88,9 @@ impl Builder {
         builder.read_local(&lookup)?;
         builder.read_numbers(&lookup)?;
         builder.read_policy(&lookup)?;
+        if let Some(value) = lookup("XDP_AGG_TUNING") {
+            builder.tuning = Tuning::named("XDP_AGG_TUNING", &value)?;
+        }
         Ok(builder)
     }
 

@@ -1,6 +1,7 @@
 //! What a communicator needs to know, from the builder or from the environment.
 
 mod env;
+mod forest;
 mod place;
 #[cfg(test)]
 mod tests;
@@ -13,7 +14,9 @@ use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_numbers::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
+use xdp_agg_topology::Strategy;
 
+use crate::collectives::Tuning;
 use crate::communicator::Communicator;
 use crate::error::Error;
 pub(crate) use env::addresses;
@@ -50,6 +53,11 @@ const DEFAULT_SEGMENT: usize = 32 << 20;
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
+    /// Where they come from, if it is a topology, and why it was chosen, if it was.
+    pub(crate) strategy: Option<Strategy>,
+    pub(crate) reason: Option<String>,
+    /// Hosts that the topology has.
+    pub(crate) hosts: Option<usize>,
     pub(crate) job: String,
     pub(crate) rank: Option<u16>,
     pub(crate) world_size: Option<u16>,
@@ -74,12 +82,16 @@ pub struct Builder {
     pub(crate) dead_after: Option<Duration>,
     pub(crate) token: Option<Token>,
     pub(crate) tls: ClientFiles,
+    pub(crate) tuning: Tuning,
 }
 
 impl Default for Builder {
     fn default() -> Self {
         Self {
             aggregators: Vec::new(),
+            strategy: None,
+            reason: None,
+            hosts: None,
             job: "default".into(),
             rank: None,
             world_size: None,
@@ -103,6 +115,7 @@ impl Default for Builder {
             dead_after: None,
             token: None,
             tls: ClientFiles::default(),
+            tuning: Tuning::default(),
         }
     }
 }
@@ -319,6 +332,14 @@ impl Builder {
     #[must_use]
     pub fn tls_name(mut self, name: impl Into<String>) -> Self {
         self.tls.name = Some(name.into());
+        self
+    }
+
+    /// How broadcasts and other collectives travel; the same at all workers. Default: the table in
+    /// the file `XDP_AGG_TUNING`, or [`Tuning::default`].
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.tuning = tuning;
         self
     }
 

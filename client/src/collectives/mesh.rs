@@ -1,0 +1,223 @@
+//! The workers' own connections: opened at the first call that needs them, and typed calls on them.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use xdp_agg_common::control::WorkerLoss;
+use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
+use xdp_agg_numbers::{Element, ElementType};
+
+use super::{Choice, Scratch, Tuning};
+use crate::collective::Op;
+use crate::communicator::Communicator;
+use crate::error::Error;
+use crate::session;
+use crate::settings::Builder;
+
+/// Longest wait for a route to the daemon.
+const ROUTE: Duration = Duration::from_secs(10);
+
+/// What a communicator needs besides for these collectives.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(super) tuning: Tuning,
+    /// No worker is left out after it was lost: a mesh has all of them.
+    pub(super) mesh_may_serve: bool,
+    pub(super) words: Scratch,
+    /// This host's address on the way to the first aggregator.
+    address: Ipv4Addr,
+    mesh: Mutex<Option<Mesh>>,
+}
+
+impl Side {
+    /// By a communicator's settings.
+    pub(crate) fn new(settings: &Builder) -> Result<Self, Error> {
+        let patience = settings.join_deadline.min(ROUTE);
+        let address = match settings.aggregators.first() {
+            Some(target) => session::path(target.address, settings.mtu, patience)?.0,
+            None => Ipv4Addr::UNSPECIFIED,
+        };
+        Ok(Self {
+            tuning: settings.tuning.clone(),
+            mesh_may_serve: settings.policy.worker_loss == WorkerLoss::Fail,
+            words: Mutex::default(),
+            address,
+            mesh: Mutex::default(),
+        })
+    }
+}
+
+impl Communicator {
+    /// Carries out a call among the workers. `what`: what they must agree on.
+    pub(super) fn over_mesh(
+        &self,
+        choice: Choice,
+        what: &Arc<str>,
+        call: impl FnOnce(&mut Mesh) -> Result<(), xdp_agg_mesh::Error>,
+    ) -> Result<(), Error> {
+        // Held over the whole call: threads of a process come one after the other.
+        let mut mesh = self.side.mesh.lock();
+        if choice.checked {
+            self.agree(what)?;
+        }
+        let mesh = match &mut *mesh {
+            Some(mesh) => mesh,
+            none => none.insert(self.open_mesh()?),
+        };
+        call(mesh).map_err(|error| {
+            let error = Error::from(error);
+            self.fail(&error);
+            error
+        })
+    }
+
+    /// All workers make this call, or it is an error at all of them. The aggregator compares what
+    /// is said of the calls; the digest is for two descriptions that look alike to it.
+    fn agree(&self, what: &Arc<str>) -> Result<(), Error> {
+        let digest = what.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }) as i64;
+        let mut seen = [digest, !digest];
+        self.all_reduce_for(&mut seen, Op::Max, &Some(what.clone()))?;
+        if seen == [digest, !digest] {
+            return Ok(());
+        }
+        let theirs = "at least one other worker made another one".into();
+        let error = Error::CallMismatch { ours: what.to_string(), theirs };
+        self.fail(&error);
+        Err(error)
+    }
+
+    /// The workers tell each other, through the aggregator, where they listen; rank 0 makes the
+    /// cookie.
+    fn open_mesh(&self) -> Result<Mesh, Error> {
+        let opened = self.try_open_mesh();
+        if let Err(error) = &opened {
+            self.fail(error);
+        }
+        opened
+    }
+
+    fn try_open_mesh(&self) -> Result<Mesh, Error> {
+        let (rank, world) = (self.rank(), self.world_size());
+        let io = |error| Error::io("opening a listener for the other workers")(error);
+        let listener = TcpListener::bind((self.side.address, 0)).map_err(io)?;
+        let port = listener.local_addr().map_err(io)?.port();
+        // A word a rank: address and port; and the cookie behind them. Max keeps what is not 0.
+        let mut words = vec![0_i64; usize::from(world) + 1];
+        words[usize::from(rank)] = i64::from(self.side.address.to_bits()) << 16 | i64::from(port);
+        if rank == 0 {
+            // The highest bit would make it less than nothing.
+            words[usize::from(world)] = (random() >> 1) as i64 | 1;
+        }
+        self.all_reduce_for(&mut words, Op::Max, &Some(Arc::from("addresses of a mesh")))?;
+        let cookie = words.pop().unwrap_or_default() as u64;
+        let address =
+            |word: &i64| SocketAddr::from((Ipv4Addr::from_bits((word >> 16) as u32), *word as u16));
+        let mesh = Mesh::builder()
+            .rank(rank)
+            .world_size(world)
+            .group_size(self.local_size())
+            .addresses(words.iter().map(address).collect())
+            .listener(listener)
+            .cookie(cookie)
+            .deadline(self.deadline());
+        Ok(mesh.open()?)
+    }
+}
+
+/// A number that nobody can guess: the hasher is seeded by the system's random numbers.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+type Done = Result<(), xdp_agg_mesh::Error>;
+
+/// True for types that workers can reduce among themselves.
+pub(super) const fn reducible<T: Element>() -> bool {
+    !matches!(T::TYPE, ElementType::F16 | ElementType::Bf16)
+}
+
+/// How the workers reduce; an average is a sum that is divided at the end.
+const fn mesh_op(op: Op) -> MeshOp {
+    match op {
+        Op::Sum | Op::Average => MeshOp::Sum,
+        Op::Min => MeshOp::Min,
+        Op::Max => MeshOp::Max,
+    }
+}
+
+/// Calls a generic function with elements as numbers that a mesh reduces.
+macro_rules! as_numbers {
+    ($data:ident: $element:ty, $call:expr, $other:expr) => {
+        match <$element>::TYPE {
+            ElementType::F32 => $call(bytemuck::cast_slice_mut::<_, f32>($data)),
+            ElementType::F64 => $call(bytemuck::cast_slice_mut::<_, f64>($data)),
+            ElementType::I32 => $call(bytemuck::cast_slice_mut::<_, i32>($data)),
+            ElementType::I64 => $call(bytemuck::cast_slice_mut::<_, i64>($data)),
+            ElementType::F16 | ElementType::Bf16 => $other,
+        }
+    };
+}
+
+pub(super) fn broadcast<T: Element>(
+    mesh: &mut Mesh,
+    data: &mut [T],
+    root: u16,
+    algorithm: Algorithm,
+) -> Done {
+    match size_of::<T>() {
+        2 => mesh.broadcast::<u16>(bytemuck::cast_slice_mut(data), root, algorithm),
+        4 => mesh.broadcast::<u32>(bytemuck::cast_slice_mut(data), root, algorithm),
+        _ => mesh.broadcast::<u64>(bytemuck::cast_slice_mut(data), root, algorithm),
+    }
+}
+
+pub(super) fn all_gather<T: Element>(mesh: &mut Mesh, data: &mut [T]) -> Done {
+    match size_of::<T>() {
+        2 => mesh.all_gather::<u16>(bytemuck::cast_slice_mut(data)),
+        4 => mesh.all_gather::<u32>(bytemuck::cast_slice_mut(data)),
+        _ => mesh.all_gather::<u64>(bytemuck::cast_slice_mut(data)),
+    }
+}
+
+pub(super) fn reduce<T: Element>(
+    mesh: &mut Mesh,
+    data: &mut [T],
+    op: Op,
+    root: u16,
+    algorithm: Algorithm,
+) -> Done {
+    let op = mesh_op(op);
+    as_numbers!(data: T, |data| mesh.reduce(data, op, root, algorithm), Err(irreducible()))
+}
+
+pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
+    let op = mesh_op(op);
+    as_numbers!(data: T, |data| mesh.reduce_scatter(data, op).map(drop), Err(irreducible()))
+}
+
+fn irreducible() -> xdp_agg_mesh::Error {
+    xdp_agg_mesh::Error::Argument("16-bit floats are reduced by the aggregator alone".into())
+}
+
+/// Makes averages of sums of so many workers; integers are divided towards zero.
+pub(super) fn average<T: Element>(data: &mut [T], op: Op, workers: u16) {
+    if op != Op::Average {
+        return;
+    }
+    fn each<T: Copy + std::ops::Div<Output = T>>(data: &mut [T], by: T) {
+        data.iter_mut().for_each(|x| *x = *x / by);
+    }
+    match T::TYPE {
+        ElementType::F32 => each(bytemuck::cast_slice_mut(data), f32::from(workers)),
+        ElementType::F64 => each(bytemuck::cast_slice_mut(data), f64::from(workers)),
+        ElementType::I32 => each(bytemuck::cast_slice_mut(data), i32::from(workers)),
+        ElementType::I64 => each(bytemuck::cast_slice_mut(data), i64::from(workers)),
+        // Not reduced here.
+        ElementType::F16 | ElementType::Bf16 => {}
+    }
+}

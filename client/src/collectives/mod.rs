@@ -1,0 +1,253 @@
+//! Broadcast, reduce, reduce-scatter, all-gather and barrier.
+//!
+//! Each goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
+//! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel as
+//! unsigned 64-bit lanes of which it keeps the largest: who has nothing to say sends zeros. That is
+//! exact for any bytes, and all workers get the same ones.
+
+mod bytes;
+mod mesh;
+mod tuning;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use xdp_agg_mesh::schedule::part;
+use xdp_agg_numbers::Element;
+
+pub use tuning::{Choice, Kind, Rule, Tuning, Way};
+pub use xdp_agg_mesh::Algorithm;
+
+use crate::call::Report;
+use crate::collective::Op;
+use crate::communicator::Communicator;
+use crate::error::Error;
+use bytes::Words;
+pub(crate) use mesh::Side;
+use mesh::reducible;
+
+impl Communicator {
+    /// Leaves the root's elements at all workers, bit for bit.
+    ///
+    /// # Errors
+    /// A root that is none; the deadline (naming ranks), the job's end, a call that differs from the
+    /// other workers', a worker that cannot be reached; a root that is lost. After an error other
+    /// than the first and the last the contents of `data` are unspecified and the communicator is
+    /// unusable.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: u16) -> Result<(), Error> {
+        self.broadcast_by(data, root, self.choice(Kind::Broadcast, size_of_val(data)))
+    }
+
+    /// The same by a way of the caller's choice, the same at all workers.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`]; a way that no broadcast goes.
+    pub fn broadcast_by<T: Element>(
+        &self,
+        data: &mut [T],
+        root: u16,
+        choice: Choice,
+    ) -> Result<(), Error> {
+        self.check_root(root)?;
+        let what = self.describe::<T>("broadcast", data.len(), Some(root), None, choice.way);
+        match self.way(Kind::Broadcast, choice)? {
+            Way::Mesh(algorithm) => {
+                self.over_mesh(choice, &what, |mesh| mesh::broadcast(mesh, data, root, algorithm))
+            }
+            _ => {
+                let bytes = bytemuck::cast_slice_mut(data);
+                let all = 0..bytes.len();
+                self.exchange("broadcast", bytes, &[(root, all)], &what)
+            }
+        }
+    }
+
+    /// Leaves all workers' elements, reduced, at the root; at the others `data` is unspecified then.
+    ///
+    /// Sums through the aggregator are as in [`Self::all_reduce`]; among the workers floats are
+    /// added as they are, in the same order in every run.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn reduce<T: Element>(&self, data: &mut [T], op: Op, root: u16) -> Result<(), Error> {
+        self.reduce_by(data, op, root, self.choice(Kind::Reduce, size_of_val(data)))
+    }
+
+    /// The same by a way of the caller's choice, the same at all workers. 16-bit floats go through
+    /// the aggregator in any case.
+    ///
+    /// # Errors
+    /// As [`Self::reduce`]; a way that no reduce goes.
+    pub fn reduce_by<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        root: u16,
+        choice: Choice,
+    ) -> Result<(), Error> {
+        self.check_root(root)?;
+        let what = self.describe::<T>("reduce", data.len(), Some(root), Some(op), choice.way);
+        match self.way(Kind::Reduce, choice)? {
+            Way::Mesh(algorithm) if reducible::<T>() => {
+                let done = |mesh: &mut _| mesh::reduce(mesh, data, op, root, algorithm);
+                self.over_mesh(choice, &what, done)?;
+                if self.rank() == root {
+                    mesh::average(data, op, self.world_size());
+                }
+                Ok(())
+            }
+            _ => self.all_reduce_for(data, op, &Some(what)).map(drop),
+        }
+    }
+
+    /// Leaves all workers' elements, reduced, in this worker's part of the vector, which is
+    /// returned; the rest is unspecified then. Parts are as even as can be, in order of rank.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<Range<usize>, Error> {
+        self.reduce_scatter_by(data, op, self.choice(Kind::ReduceScatter, size_of_val(data)))
+    }
+
+    /// The same by a way of the caller's choice, the same at all workers. 16-bit floats go through
+    /// the aggregator in any case.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_scatter`]; a way that no reduce-scatter goes.
+    pub fn reduce_scatter_by<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        choice: Choice,
+    ) -> Result<Range<usize>, Error> {
+        let what = self.describe::<T>("reduce-scatter", data.len(), None, Some(op), choice.way);
+        let own = self.part(self.rank(), data.len());
+        match self.way(Kind::ReduceScatter, choice)? {
+            Way::Ring if reducible::<T>() => {
+                self.over_mesh(choice, &what, |mesh| mesh::reduce_scatter(mesh, data, op))?;
+                mesh::average(&mut data[own.clone()], op, self.world_size());
+            }
+            _ => drop(self.all_reduce_for(data, op, &Some(what))?),
+        }
+        Ok(own)
+    }
+
+    /// Leaves every worker's part of the vector at all workers, bit for bit. Parts are those of
+    /// [`Self::reduce_scatter`]: see [`Self::part`].
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`]; a worker whose part is lost.
+    pub fn all_gather<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
+        self.all_gather_by(data, self.choice(Kind::AllGather, size_of_val(data)))
+    }
+
+    /// The same by a way of the caller's choice, the same at all workers.
+    ///
+    /// # Errors
+    /// As [`Self::all_gather`]; a way that no all-gather goes.
+    pub fn all_gather_by<T: Element>(&self, data: &mut [T], choice: Choice) -> Result<(), Error> {
+        let what = self.describe::<T>("all-gather", data.len(), None, None, choice.way);
+        if self.way(Kind::AllGather, choice)? == Way::Ring {
+            return self.over_mesh(choice, &what, |mesh| mesh::all_gather(mesh, data));
+        }
+        let size = size_of::<T>();
+        let parts: Vec<_> = (0..self.world_size())
+            .map(|rank| (rank, self.part(rank, data.len())))
+            .map(|(rank, part)| (rank, part.start * size..part.end * size))
+            .collect();
+        self.exchange("all-gather", bytemuck::cast_slice_mut(data), &parts, &what)
+    }
+
+    /// Ends when all workers have begun it: a tiny all-reduce.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn barrier(&self) -> Result<(), Error> {
+        self.all_reduce_for(&mut [1_i32], Op::Max, &Some(Arc::from("barrier"))).map(drop)
+    }
+
+    /// A worker's part of a vector of so many elements, in reduce-scatter and all-gather.
+    #[must_use]
+    pub fn part(&self, rank: u16, len: usize) -> Range<usize> {
+        part(rank.into(), self.world_size().into(), len)
+    }
+
+    /// How a call of so many bytes travels.
+    #[must_use]
+    pub fn choice(&self, kind: Kind, bytes: usize) -> Choice {
+        self.side.tuning.choose(kind, self.world_size(), bytes as u64)
+    }
+
+    fn check_root(&self, root: u16) -> Result<(), Error> {
+        if root < self.world_size() {
+            return Ok(());
+        }
+        let problem = format!("{root} of {} workers; ranks count from 0", self.world_size());
+        Err(Error::Config { name: "root", problem })
+    }
+
+    /// The way of a call, checked. Jobs that go on without lost workers go through the aggregator,
+    /// which knows who is left.
+    fn way(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
+        if let Some(problem) = choice.way.problem(kind) {
+            return Err(Error::Config { name: "algorithm", problem });
+        }
+        Ok(if self.side.mesh_may_serve { choice.way } else { Way::Aggregator })
+    }
+
+    /// What the workers must agree on.
+    fn describe<T: Element>(
+        &self,
+        what: &str,
+        len: usize,
+        root: Option<u16>,
+        op: Option<Op>,
+        way: Way,
+    ) -> Arc<str> {
+        let op = op.map_or_else(String::new, |op| format!(" ({op})"));
+        let root = root.map_or_else(String::new, |root| format!(" with root {root}"));
+        let parameter = match way {
+            Way::Mesh(a) => a.chunk().or(a.k()).map(|value| format!(" {value}")),
+            Way::Aggregator | Way::Ring => None,
+        };
+        let way = format!("{way}{}", parameter.unwrap_or_default());
+        Arc::from(format!("{what}{op} of {len} {}{root} by {way}", T::TYPE))
+    }
+
+    /// Byte ranges to everybody from those who have them, through the aggregator.
+    fn exchange(
+        &self,
+        name: &'static str,
+        bytes: &mut [u8],
+        parts: &[(u16, Range<usize>)],
+        what: &Arc<str>,
+    ) -> Result<(), Error> {
+        let mut words = self.side.words.lock();
+        words.fill(bytes, parts, self.rank());
+        let report = self.all_reduce_for(words.as_mut_slice(), Op::Max, &Some(what.clone()))?;
+        self.refuse_lost(name, &report, parts)?;
+        words.take(bytes, parts, self.rank());
+        Ok(())
+    }
+
+    /// Zeros of who is lost are not its data.
+    fn refuse_lost(
+        &self,
+        what: &'static str,
+        report: &Report,
+        parts: &[(u16, Range<usize>)],
+    ) -> Result<(), Error> {
+        let wanted =
+            |rank: &u16| parts.iter().any(|(owner, part)| owner == rank && !part.is_empty());
+        let ranks: Vec<u16> = report.missing_ranks(self.world_size()).filter(wanted).collect();
+        if ranks.is_empty() { Ok(()) } else { Err(Error::DataLost { what, ranks }) }
+    }
+}
+
+/// Words that are used again from call to call.
+type Scratch = Mutex<Words>;

@@ -1,0 +1,405 @@
+//! Which way a collective goes, by its size and the number of ranks: a table.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use xdp_agg_mesh::Algorithm;
+
+use crate::error::Error;
+
+/// A collective that has a choice of ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The root's data to all.
+    Broadcast,
+    /// All data to one, reduced.
+    Reduce,
+    /// Each rank a part of the reduced data.
+    ReduceScatter,
+    /// Each rank's part to all.
+    AllGather,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::Broadcast, Self::Reduce, Self::ReduceScatter, Self::AllGather];
+
+    /// The name in tables and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::AllGather => "all-gather",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A way that a collective can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Way {
+    /// Through the aggregator: one round trip.
+    Aggregator,
+    /// From worker to worker over TCP, by one of the paper's algorithms; a reduce goes the
+    /// broadcast's way backwards.
+    Mesh(Algorithm),
+    /// Round a ring of the workers over TCP: reduce-scatter and all-gather.
+    Ring,
+}
+
+impl Way {
+    /// The name in tables and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aggregator => "aggregator",
+            Self::Mesh(algorithm) => algorithm.name(),
+            Self::Ring => "ring",
+        }
+    }
+
+    /// What is wrong with it for a collective, if anything.
+    pub(crate) fn problem(self, kind: Kind) -> Option<String> {
+        let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather);
+        let choose = match (self, kind) {
+            (Self::Mesh(_), _) if rings => "aggregator or ring",
+            (Self::Ring, _) if !rings => "aggregator or one of the broadcast algorithms",
+            (Self::Mesh(Algorithm::ScatterAllGather), Kind::Reduce) => "aggregator or a tree",
+            _ => return None,
+        };
+        Some(format!("{kind} does not go by {}: choose {choose}", self.name()))
+    }
+
+    /// The same with these parameters, where it has any.
+    #[must_use]
+    fn with(self, chunk: Option<u32>, k: Option<u32>) -> Self {
+        let Self::Mesh(mut algorithm) = self else { return self };
+        if let Some(chunk) = chunk {
+            algorithm = algorithm.with_chunk(chunk);
+        }
+        if let Some(k) = k {
+            algorithm = algorithm.with_k(k);
+        }
+        Self::Mesh(algorithm)
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Way {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "aggregator" => Ok(Self::Aggregator),
+            "ring" => Ok(Self::Ring),
+            other => other.parse().map(Self::Mesh).map_err(|_| {
+                format!(
+                    "{name:?} is no way for a collective: choose aggregator, ring, direct, chain, \
+                     binomial, knomial, scatter-all-gather, pipelined-chain or topology-chain"
+                )
+            }),
+        }
+    }
+}
+
+impl TryFrom<String> for Way {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<Way> for String {
+    fn from(way: Way) -> Self {
+        way.name().into()
+    }
+}
+
+/// How one call travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The way.
+    pub way: Way,
+    /// Before a call among the workers, all agree on it over the aggregator: calls that differ are
+    /// an error at every rank at once. It costs a round trip of a packet. Without it, a rank that
+    /// is done early hears of a difference in its next call.
+    pub checked: bool,
+}
+
+impl Choice {
+    /// This way, checked.
+    #[must_use]
+    pub const fn new(way: Way) -> Self {
+        Self { way, checked: true }
+    }
+
+    /// The same without the check.
+    #[must_use]
+    pub const fn unchecked(self) -> Self {
+        Self { checked: false, ..self }
+    }
+}
+
+/// One line of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Rule {
+    /// For at most so many ranks; none: for any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u16>,
+    /// For at most so many bytes; none: for any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_to: Option<u64>,
+    /// The way.
+    pub algorithm: Way,
+    /// Bytes of a chunk, where it cuts any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
+    /// The `k` of a k-nomial tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub k: Option<u32>,
+    /// See [`Choice::checked`].
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub checked: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references over")]
+const fn is_yes(checked: &bool) -> bool {
+    *checked
+}
+
+impl Rule {
+    /// This way for at most so many ranks and bytes.
+    #[must_use]
+    pub fn new(ranks: Option<u16>, up_to: Option<u64>, algorithm: Way) -> Self {
+        let (chunk, k) = match algorithm {
+            Way::Mesh(algorithm) => (algorithm.chunk(), algorithm.k()),
+            Way::Aggregator | Way::Ring => (None, None),
+        };
+        Self { ranks, up_to, algorithm, chunk, k, checked: true }
+    }
+
+    /// What it chooses.
+    #[must_use]
+    pub fn choice(&self) -> Choice {
+        Choice { way: self.algorithm.with(self.chunk, self.k), checked: self.checked }
+    }
+}
+
+/// Which way a collective goes, by its size and the number of ranks.
+///
+/// Of a collective's rules, those with the smallest `ranks` that is enough count; of these, the one
+/// with the smallest `up-to` that is enough. Where none is enough, the largest is taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Tuning {
+    /// Rules for broadcast.
+    pub broadcast: Vec<Rule>,
+    /// Rules for reduce.
+    pub reduce: Vec<Rule>,
+    /// Rules for reduce-scatter.
+    pub reduce_scatter: Vec<Rule>,
+    /// Rules for all-gather.
+    pub all_gather: Vec<Rule>,
+}
+
+impl Default for Tuning {
+    /// For broadcast the paper's Table 2: binomial trees up to 256 KiB (k-nomial up to 8 KiB),
+    /// scatter and all-gather up to 4 MiB, a pipelined chain above. The others through the
+    /// aggregator, whose one round trip costs the vector once each way; parts of vectors above
+    /// 1 MiB round a ring, which carries no more than it must.
+    fn default() -> Self {
+        let mesh = |up_to, algorithm| Rule::new(None, up_to, Way::Mesh(algorithm));
+        let parts = || {
+            vec![Rule::new(None, Some(1 << 20), Way::Aggregator), Rule::new(None, None, Way::Ring)]
+        };
+        Self {
+            broadcast: vec![
+                mesh(Some(8 << 10), Algorithm::Knomial { k: 4 }),
+                mesh(Some(256 << 10), Algorithm::Binomial),
+                mesh(Some(4 << 20), Algorithm::ScatterAllGather),
+                mesh(None, Algorithm::PipelinedChain { chunk: 256 << 10 }),
+            ],
+            reduce: vec![Rule::new(None, None, Way::Aggregator)],
+            reduce_scatter: parts(),
+            all_gather: parts(),
+        }
+    }
+}
+
+impl Tuning {
+    /// Everything through the aggregator: where workers cannot reach each other.
+    #[must_use]
+    pub fn aggregator() -> Self {
+        let all = || vec![Rule::new(None, None, Way::Aggregator)];
+        Self { broadcast: all(), reduce: all(), reduce_scatter: all(), all_gather: all() }
+    }
+
+    /// Reads a table; collectives that it does not have keep their usual rules.
+    ///
+    /// # Errors
+    /// What is wrong, with the line where that is known.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let table: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        for kind in Kind::ALL {
+            let rules = table.rules(kind);
+            if rules.is_empty() {
+                return Err(format!("{kind} has no rules: give one, or leave it out"));
+            }
+            for rule in rules {
+                let way = rule.choice().way;
+                let parameter = match (rule.chunk, rule.k) {
+                    (Some(0), _) => Some("chunk = 0: choose some kilobytes".into()),
+                    (_, Some(0 | 1)) => Some("k below 2: a k-nomial tree wants 2 or more".into()),
+                    _ => None,
+                };
+                if let Some(problem) = way.problem(kind).or(parameter) {
+                    return Err(problem);
+                }
+            }
+        }
+        Ok(table)
+    }
+
+    /// Reads the file of this name; `aggregator` is [`Self::aggregator`].
+    pub(crate) fn named(name: &'static str, value: &str) -> Result<Self, Error> {
+        if value == "aggregator" {
+            return Ok(Self::aggregator());
+        }
+        let wrong = |problem: String| {
+            let problem =
+                format!("{value}: {problem}; expected a file of `xdp-agg tune`, or aggregator");
+            Error::Config { name, problem }
+        };
+        let text = std::fs::read_to_string(Path::new(value)).map_err(|e| wrong(e.to_string()))?;
+        Self::parse(&text).map_err(wrong)
+    }
+
+    /// The same as a text that [`Self::parse`] reads.
+    ///
+    /// # Errors
+    /// None that are known of.
+    pub fn to_toml(&self) -> Result<String, String> {
+        toml::to_string(self).map_err(|error| error.to_string())
+    }
+
+    /// The rules of a collective.
+    #[must_use]
+    pub fn rules(&self, kind: Kind) -> &[Rule] {
+        match kind {
+            Kind::Broadcast => &self.broadcast,
+            Kind::Reduce => &self.reduce,
+            Kind::ReduceScatter => &self.reduce_scatter,
+            Kind::AllGather => &self.all_gather,
+        }
+    }
+
+    /// How a call of so many ranks and bytes travels.
+    #[must_use]
+    pub fn choose(&self, kind: Kind, ranks: u16, bytes: u64) -> Choice {
+        let rules = self.rules(kind);
+        let limit = |rule: &Rule| rule.ranks.unwrap_or(u16::MAX);
+        let enough = rules.iter().map(limit).filter(|limit| *limit >= ranks).min();
+        let group = enough.or_else(|| rules.iter().map(limit).max());
+        let room = |rule: &&Rule| rule.up_to.unwrap_or(u64::MAX);
+        let of_group = || rules.iter().filter(|rule| Some(limit(rule)) == group);
+        let chosen = of_group().filter(|rule| room(rule) >= bytes).min_by_key(room);
+        let rule = chosen.or_else(|| of_group().max_by_key(room));
+        rule.map_or(Choice::new(Way::Aggregator), Rule::choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The paper's Table 2.
+    #[test]
+    fn the_default_is_the_papers_table() {
+        let table = Tuning::default();
+        let name = |bytes| table.choose(Kind::Broadcast, 8, bytes).way.name();
+        let expected = [
+            (0, "knomial"),
+            (8 << 10, "knomial"),
+            ((8 << 10) + 1, "binomial"),
+            (256 << 10, "binomial"),
+            ((256 << 10) + 1, "scatter-all-gather"),
+            (4 << 20, "scatter-all-gather"),
+            ((4 << 20) + 1, "pipelined-chain"),
+            (1 << 40, "pipelined-chain"),
+        ];
+        for (bytes, expected) in expected {
+            assert_eq!(name(bytes), expected, "{bytes}");
+        }
+        assert_eq!(table.choose(Kind::Reduce, 8, 1 << 30).way, Way::Aggregator);
+        assert_eq!(table.choose(Kind::AllGather, 8, 1 << 30).way, Way::Ring);
+    }
+
+    #[test]
+    fn a_table_survives_its_text() {
+        for table in [Tuning::default(), Tuning::aggregator()] {
+            let text = table.to_toml().expect("it has one");
+            assert_eq!(Tuning::parse(&text), Ok(table), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_smallest_rule_that_is_enough_counts() {
+        let table = Tuning::parse(
+            "[[broadcast]]\nranks = 8\nup-to = 4096\nalgorithm = \"aggregator\"\n\
+             [[broadcast]]\nranks = 8\nalgorithm = \"pipelined-chain\"\nchunk = 1000\n\
+             [[broadcast]]\nranks = 4\nalgorithm = \"knomial\"\nk = 3\nchecked = false\n",
+        )
+        .expect("it is one");
+        let choose = |ranks, bytes| table.choose(Kind::Broadcast, ranks, bytes);
+        assert_eq!(choose(8, 4096), Choice::new(Way::Aggregator));
+        let chain = Way::Mesh(Algorithm::PipelinedChain { chunk: 1000 });
+        assert_eq!(choose(5, 4097), Choice::new(chain));
+        assert_eq!(choose(60, 4097), Choice::new(chain));
+        let tree = Way::Mesh(Algorithm::Knomial { k: 3 });
+        assert_eq!(choose(2, 9), Choice::new(tree).unchecked());
+        // What is not in it stays as usual.
+        assert_eq!(table.reduce, Tuning::default().reduce);
+    }
+
+    #[test]
+    fn tables_that_cannot_be_are_refused() {
+        for (text, word) in [
+            ("[[broadcast]]\nalgorithm = \"tree\"", "binomial, knomial"),
+            ("[[broadcast]]\nalgorithm = \"ring\"", "does not go by ring"),
+            ("[[all-gather]]\nalgorithm = \"chain\"", "choose aggregator or ring"),
+            ("[[reduce]]\nalgorithm = \"scatter-all-gather\"", "a tree"),
+            ("[[broadcast]]\nalgorithm = \"chain\"\nsize = 4", "line 3"),
+            ("[[broadcast]]\nalgorithm = \"pipelined-chain\"\nchunk = 0", "chunk = 0"),
+            ("[[broadcast]]\nalgorithm = \"knomial\"\nk = 1", "k below 2"),
+            ("broadcast = []", "no rules"),
+            ("[[bcast]]\nalgorithm = \"chain\"", "bcast"),
+        ] {
+            let error = Tuning::parse(text).expect_err(text);
+            assert!(error.contains(word), "{text}: {error}");
+        }
+        let error = Tuning::named("XDP_AGG_TUNING", "/nonexistent/table").expect_err("no file");
+        assert!(error.to_string().contains("/nonexistent/table"), "{error}");
+    }
+}

@@ -1,0 +1,190 @@
+//! Aggregators from a topology: the planner's trees as daemons to connect to.
+
+use std::net::{SocketAddr, SocketAddrV4};
+use std::path::Path;
+
+use xdp_agg_common::control::{Branch, Tree};
+use xdp_agg_topology::choose::{Costs, choose};
+use xdp_agg_topology::{Forest, Site, Strategy, Topology};
+
+use super::{Builder, Target};
+use crate::error::Error;
+
+/// Bytes of the vectors that `auto` chooses for: a bucket of gradients as data-parallel training
+/// makes them.
+const BUCKET: f64 = 25.0 * 1024.0 * 1024.0;
+/// Slots of a tree that are assumed where none are asked for: the daemon's default.
+const SLOTS: u32 = 1024;
+
+/// A setting that was wrong, under the name of its variable.
+fn wrong(name: &'static str) -> impl Fn(String) -> Error {
+    move |problem| Error::Config { name, problem }
+}
+
+impl Builder {
+    /// Sums over the aggregators of a network, as its strategy says; `strategy` is laid over it.
+    /// The same at all workers: each computes the same plan. Ranks of the topology are hosts.
+    ///
+    /// `auto` chooses by the network's links for vectors of 25 MiB, and says in the log what and
+    /// why.
+    ///
+    /// # Errors
+    /// A strategy that needs no aggregators (`ring`, `h-ar`, `ps`: these are other systems), or
+    /// finds none in this network.
+    pub fn topology(
+        mut self,
+        topology: &Topology,
+        strategy: Option<Strategy>,
+    ) -> Result<Self, Error> {
+        let wrong = wrong("XDP_AGG_TOPOLOGY");
+        let strategy = match strategy.unwrap_or(topology.strategy) {
+            Strategy::Auto => {
+                let slots = self.slots.unwrap_or(SLOTS);
+                let choice = choose(topology, BUCKET, &Costs::default(), slots);
+                // Where TCP between the workers would be the fastest, it is the best of the others.
+                let forest = choice.estimates.iter().find(|e| e.strategy.is_forest());
+                let best = forest.map_or(choice.strategy, |estimate| estimate.strategy);
+                tracing::info!(strategy = %best, "chosen: {}", choice.reason);
+                self.reason = Some(choice.reason);
+                best
+            }
+            strategy => strategy,
+        };
+        let forest = Forest::plan(topology, strategy).map_err(|error| wrong(error.to_string()))?;
+        let trees = forest.trees.iter().map(|tree| target(topology, tree));
+        self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
+        self.strategy = Some(strategy);
+        self.hosts = Some(topology.hosts.len());
+        Ok(self)
+    }
+
+    /// The same from a topology file and the name of a strategy.
+    pub(super) fn read_topology(self, path: &str, strategy: Option<&str>) -> Result<Self, Error> {
+        let wrong = wrong("XDP_AGG_TOPOLOGY");
+        let text = std::fs::read_to_string(Path::new(path))
+            .map_err(|error| wrong(format!("{path:?} cannot be read: {error}")))?;
+        let topology = Topology::parse(&text).map_err(|error| wrong(format!("{path}: {error}")))?;
+        let strategy = strategy.map(str::parse).transpose().map_err(
+            |error: xdp_agg_topology::model::BadStrategy| Error::Config {
+                name: "XDP_AGG_STRATEGY",
+                problem: error.to_string(),
+            },
+        )?;
+        self.topology(&topology, strategy)
+    }
+
+    /// One tree for each of these daemons, all workers at its root: every host sums its share of
+    /// the vector.
+    #[must_use]
+    pub fn colocated(mut self, daemons: impl IntoIterator<Item = SocketAddr>) -> Self {
+        self.aggregators = daemons.into_iter().map(Target::new).collect();
+        self.strategy = Some(Strategy::Colocated);
+        self
+    }
+}
+
+/// A planned tree as the daemons to speak to.
+fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, String> {
+    let daemon = |index: usize| -> Result<SocketAddrV4, String> {
+        let site = tree.nodes[index].site;
+        let (name, control) = match site {
+            Site::Host(host) => {
+                let host = &topology.hosts[host];
+                (&host.name, host.daemon)
+            }
+            Site::Region(region) => {
+                let region = &topology.regions[region];
+                (&region.name, region.aggregator.as_ref().map(|aggregator| aggregator.control))
+            }
+        };
+        control.ok_or_else(|| format!("{name} is to aggregate and has no daemon"))
+    };
+    let root = daemon(0)?;
+    let branches = tree.nodes.iter().enumerate().skip(1).map(|(index, node)| {
+        // Parents come before children there, too; the root is no branch.
+        let parent = node.parent.filter(|parent| *parent > 0).map(|parent| parent as u16 - 1);
+        Ok(Branch { daemon: daemon(index)?, parent, ranks: node.ranks.clone() })
+    });
+    let tree = Tree { branches: branches.collect::<Result<_, String>>()? };
+    Ok(Target { tree, ..Target::new(root.into()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RACKS: &str = r#"
+        name = "two racks"
+        [job]
+        strategy = "rat"
+        [defaults]
+        rate = "10gbit"
+        [[region]]
+        name = "r0"
+        uplink = "10gbit"
+        aggregator = "10.0.0.201:9870"
+        [[region]]
+        name = "r1"
+        uplink = "10gbit"
+        aggregator = "10.0.0.202:9870"
+        [[host]]
+        name = "a"
+        rank = 0
+        address = "10.0.0.1"
+        region = "r0"
+        [[host]]
+        name = "b"
+        rank = 1
+        address = "10.0.0.2"
+        region = "r0"
+        [[host]]
+        name = "c"
+        rank = 2
+        address = "10.0.0.3"
+        region = "r1"
+        [[host]]
+        name = "d"
+        rank = 3
+        address = "10.0.0.4"
+        region = "r1"
+    "#;
+
+    fn builder(strategy: Option<Strategy>) -> Result<Builder, Error> {
+        let topology = Topology::parse(RACKS).expect("a topology");
+        Builder::default().topology(&topology, strategy)
+    }
+
+    #[test]
+    fn trees_of_racks_are_daemons_to_speak_to() {
+        let builder = builder(None).expect("a plan");
+        let [first, second] = &builder.aggregators[..] else { panic!("two trees") };
+        assert_eq!(first.address.to_string(), "10.0.0.201:9870");
+        assert_eq!(second.address.to_string(), "10.0.0.202:9870");
+        let [branch] = &first.tree.branches[..] else { panic!("one branch") };
+        assert_eq!((branch.daemon.to_string(), branch.parent), ("10.0.0.202:9870".into(), None));
+        assert_eq!(branch.ranks, [2, 3]);
+        assert_eq!(first.tree.check(4), Ok(()));
+        assert_eq!(first.serving(3).to_string(), "10.0.0.202:9870");
+        assert_eq!(first.serving(0), first.address);
+    }
+
+    #[test]
+    fn every_host_may_sum_its_share() {
+        let builder = builder(Some(Strategy::Colocated)).expect("a plan");
+        assert_eq!(builder.aggregators.len(), 4);
+        assert!(builder.aggregators.iter().all(|target| target.tree.is_single()));
+    }
+
+    #[test]
+    fn auto_says_why() {
+        let builder = builder(Some(Strategy::Auto)).expect("a plan");
+        assert!(builder.strategy.is_some_and(Strategy::is_forest));
+        assert!(builder.reason.expect("a reason").contains("ms for"));
+    }
+
+    #[test]
+    fn what_needs_no_aggregator_is_refused() {
+        let error = builder(Some(Strategy::Ring)).expect_err("no trees");
+        assert!(error.to_string().contains("ring"), "{error}");
+    }
+}

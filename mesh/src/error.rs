@@ -1,0 +1,155 @@
+//! What can go wrong, in words that say what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::call::Call;
+
+/// Why a mesh could not be opened, or why a call on it failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting is missing or out of its range.
+    #[error("{name}: {problem}")]
+    Setting {
+        /// The variable or the builder's method.
+        name: &'static str,
+        /// What was wrong and what is expected.
+        problem: String,
+    },
+    /// A listening socket could not be opened.
+    #[error("cannot listen on {address}: {source}; it must be a free port on this host")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Some ranks were not there in time.
+    #[error(
+        "{} of {world_size} ranks did not come within {} s: missing {missing:?}{}; start them \
+         with the same WORLD_SIZE and addresses",
+        missing.len(), waited.as_secs_f32(), refusals(.refused)
+    )]
+    MissingRanks {
+        /// Who, in ascending order.
+        missing: Vec<u16>,
+        /// The number of ranks.
+        world_size: u16,
+        /// The deadline.
+        waited: Duration,
+        /// Who was turned away meanwhile, and why.
+        refused: Vec<String>,
+    },
+    /// A rank could not be connected to.
+    #[error("rank {rank} at {address} cannot be reached within {} s: {source}; is it running, and \
+         does no firewall close its TCP ports?", waited.as_secs_f32())]
+    Unreachable {
+        /// Whom.
+        rank: u16,
+        /// Where.
+        address: SocketAddr,
+        /// The deadline.
+        waited: Duration,
+        /// The last attempt's answer.
+        source: io::Error,
+    },
+    /// Another rank does not want this one.
+    #[error("rank {by} turned this worker away: {reason}")]
+    Refused {
+        /// Who.
+        by: u16,
+        /// Its words.
+        reason: String,
+    },
+    /// The ranks' calls differ.
+    #[error(
+        "the ranks' calls differ: this one makes {ours}; rank {rank} makes {theirs}; every rank \
+         must make the same calls in the same order with the same lengths, types and root"
+    )]
+    Mismatch {
+        /// Whose call differs.
+        rank: u16,
+        /// This rank's.
+        ours: Box<Call>,
+        /// The other's.
+        theirs: Box<Call>,
+    },
+    /// A rank's connection ended in the middle of a call.
+    #[error("rank {rank} is gone in call {call}: {reason}; is it still running?")]
+    PeerLost {
+        /// Who.
+        rank: u16,
+        /// Number of the call.
+        call: u64,
+        /// What was seen.
+        reason: String,
+    },
+    /// Another rank gave up, and said so.
+    #[error("rank {by} gave up: {reason}")]
+    Stopped {
+        /// Who gave up first.
+        by: u16,
+        /// The rank that it blames, if any.
+        culprit: Option<u16>,
+        /// Its words.
+        reason: String,
+    },
+    /// The deadline passed.
+    #[error("call {call} did not end within {} s: waiting for rank {rank}; is that worker alive, \
+         and does it make this call?", waited.as_secs_f32())]
+    Deadline {
+        /// Who is waited for.
+        rank: u16,
+        /// Number of the call.
+        call: u64,
+        /// The deadline.
+        waited: Duration,
+    },
+    /// An argument of a call cannot be.
+    #[error("{0}")]
+    Argument(String),
+    /// An earlier call failed, and the ranks are out of step.
+    #[error("an earlier call failed ({reason}); open the mesh again")]
+    Broken {
+        /// How.
+        reason: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    /// The ranks that are to blame, as far as that is known.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<u16> {
+        match self {
+            Self::MissingRanks { missing, .. } => missing.clone(),
+            Self::Unreachable { rank, .. }
+            | Self::Mismatch { rank, .. }
+            | Self::PeerLost { rank, .. }
+            | Self::Deadline { rank, .. } => vec![*rank],
+            Self::Refused { by, .. } => vec![*by],
+            Self::Stopped { by, culprit, .. } => vec![culprit.unwrap_or(*by)],
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn refusals(refused: &[String]) -> String {
+    match refused {
+        [] => String::new(),
+        some => format!(" (turned away: {})", some.join("; ")),
+    }
+}

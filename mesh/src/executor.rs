@@ -1,0 +1,373 @@
+//! Carries out a schedule: sends and receives as far as sockets and schedule let it, on one thread.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::call::Call;
+use crate::element::{Combine, Op};
+use crate::error::Error;
+use crate::link::Link;
+use crate::schedule::Schedule;
+use crate::wire::{HEADER_LEN, Header};
+
+/// Most bytes of one receive: a reduced piece should still lie in the cache when it is sent on.
+const PIECE: usize = 256 << 10;
+/// Yields to other threads before sleeping, in a short call: a rank on the same machine often
+/// answers within that time.
+const YIELDS: u32 = 20;
+/// Bytes above which a call does not yield.
+const YIELDING_BYTES: usize = 64 << 10;
+/// How long, after the end of a connection, another rank may still say why.
+const REASON_GRACE: Duration = Duration::from_millis(250);
+/// Longest sleep, so that the deadline is kept whatever happens.
+const NAP: Duration = Duration::from_secs(1);
+
+/// What a call works on.
+pub(crate) struct Work<'a> {
+    pub(crate) call: Call,
+    pub(crate) schedule: &'a Schedule,
+    /// The vector.
+    pub(crate) data: &'a mut [u8],
+    /// Bytes of an element.
+    pub(crate) size: usize,
+    /// How two elements become one, where something is reduced.
+    pub(crate) combine: Option<(Combine, Op)>,
+    pub(crate) deadline: Duration,
+}
+
+/// A call under way.
+pub(crate) struct Run<'a> {
+    links: &'a mut [Option<Link>],
+    scratch: &'a mut Vec<u8>,
+    work: Work<'a>,
+    started: Instant,
+    /// By rank: the receives from it that have not ended, in order.
+    waiting: Vec<VecDeque<usize>>,
+    done: Vec<bool>,
+    /// Receives that have ended, from the first on.
+    prefix: usize,
+    /// By rank: bytes of the current message's payload that are in their place.
+    placed: Vec<usize>,
+    /// By rank: bytes of an element whose rest has not come.
+    partial: Vec<Vec<u8>>,
+    next_send: usize,
+    sent: usize,
+    /// The rank whose socket takes no more.
+    blocked: Option<u16>,
+}
+
+impl<'a> Run<'a> {
+    /// `links`: by rank, none at this one. `scratch`: of any length.
+    pub(crate) fn new(
+        links: &'a mut [Option<Link>],
+        scratch: &'a mut Vec<u8>,
+        work: Work<'a>,
+    ) -> Self {
+        let world = links.len();
+        let mut waiting = vec![VecDeque::new(); world];
+        for (index, receive) in work.schedule.receives.iter().enumerate() {
+            waiting[usize::from(receive.from)].push_back(index);
+        }
+        if work.combine.is_some() {
+            scratch.resize(PIECE, 0);
+        }
+        Self {
+            links,
+            scratch,
+            started: Instant::now(),
+            waiting,
+            done: vec![false; work.schedule.receives.len()],
+            prefix: 0,
+            placed: vec![0; world],
+            partial: vec![Vec::new(); world],
+            next_send: 0,
+            sent: 0,
+            blocked: None,
+            work,
+        }
+    }
+
+    /// Runs to the end, or to an error within the deadline.
+    pub(crate) fn run(mut self) -> Result<(), Error> {
+        let allowed = if self.work.data.len() <= YIELDING_BYTES { YIELDS } else { 0 };
+        let mut yields = 0;
+        loop {
+            let sent = self.send()?;
+            let received = self.receive()?;
+            if self.is_over() {
+                return Ok(());
+            }
+            if sent || received {
+                yields = 0;
+                if self.started.elapsed() > self.work.deadline {
+                    return Err(self.too_late());
+                }
+            } else if yields < allowed {
+                yields += 1;
+                std::thread::yield_now();
+            } else {
+                self.wait()?;
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.next_send == self.work.schedule.sends.len()
+            && self.prefix == self.work.schedule.receives.len()
+    }
+
+    const fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        range.start * self.work.size..range.end * self.work.size
+    }
+
+    /// Sends what may be sent; whether that was anything.
+    fn send(&mut self) -> Result<bool, Error> {
+        self.blocked = None;
+        let mut moved = false;
+        let mut budget = 4 * PIECE;
+        while let Some(send) = self.work.schedule.sends.get(self.next_send) {
+            if send.after > self.prefix || budget == 0 {
+                break;
+            }
+            let (to, range) = (send.to, self.bytes(&send.range));
+            let call = self.work.call;
+            let (offset, len) = (range.start as u64, range.len() as u64);
+            let Some(link) = &mut self.links[usize::from(to)] else {
+                return Err(lost(to, call, "there is no connection with it"));
+            };
+            let header = Header::Data { call, offset, len }.encode();
+            let payload = &self.work.data[range][self.sent.saturating_sub(HEADER_LEN)..];
+            let head = &header[self.sent.min(HEADER_LEN)..];
+            let total = HEADER_LEN + len as usize;
+            let sent = if head.is_empty() {
+                link.send(&[IoSlice::new(payload)])
+            } else {
+                link.send(&[IoSlice::new(head), IoSlice::new(payload)])
+            };
+            match sent {
+                Ok(bytes) => {
+                    moved = true;
+                    budget = budget.saturating_sub(bytes);
+                    self.sent += bytes;
+                    link.in_message = self.sent < total;
+                    if self.sent == total {
+                        (self.sent, self.next_send) = (0, self.next_send + 1);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.blocked = Some(to);
+                    break;
+                }
+                Err(error) => return Err(self.is_lost(to, &error.to_string())),
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Receives from all of whom something is awaited; whether that was anything.
+    fn receive(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
+        for rank in 0..self.links.len() {
+            if self.expects(rank) {
+                moved |= self.receive_from(rank)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// The next message of this rank may be taken now.
+    fn expects(&self, rank: usize) -> bool {
+        let next = self.waiting[rank].front();
+        next.is_some_and(|index| self.work.schedule.receives[*index].after <= self.prefix)
+    }
+
+    /// Takes what has come from a rank, up to a piece; whether that was anything.
+    fn receive_from(&mut self, rank: usize) -> Result<bool, Error> {
+        let call = self.work.call;
+        let Some(link) = &mut self.links[rank] else { return Ok(false) };
+        let (theirs, offset, len) = match link.next_header(call.sequence)? {
+            Some(Header::Data { call, offset, len }) => (call, offset, len),
+            _ => return self.nothing_came(rank).map(|()| false),
+        };
+        if theirs.sequence > call.sequence {
+            // It has done its part of this call and is at the next one.
+            return if self.waiting[rank].is_empty() {
+                Ok(false)
+            } else {
+                Err(self.mismatch(rank as u16, theirs))
+            };
+        }
+        let expected =
+            self.waiting[rank].front().map(|index| (*index, &self.work.schedule.receives[*index]));
+        let Some((index, receive)) = expected.filter(|(_, receive)| {
+            let range = self.bytes(&receive.range);
+            theirs == call && offset == range.start as u64 && len == range.len() as u64
+        }) else {
+            return Err(self.mismatch(rank as u16, theirs));
+        };
+        if receive.after > self.prefix {
+            return Ok(false);
+        }
+        let (range, reduce) = (self.bytes(&receive.range), receive.reduce);
+        let moved = if reduce { self.reduce(rank, &range) } else { self.place(rank, &range) };
+        if self.placed[rank] == range.len() {
+            self.ends(rank, index);
+            return Ok(true);
+        }
+        if !moved {
+            self.nothing_came(rank)?;
+        }
+        Ok(moved)
+    }
+
+    fn mismatch(&self, rank: u16, theirs: Call) -> Error {
+        Error::Mismatch { rank, ours: Box::new(self.work.call), theirs: Box::new(theirs) }
+    }
+
+    /// A message is whole.
+    fn ends(&mut self, rank: usize, index: usize) {
+        self.waiting[rank].pop_front();
+        self.done[index] = true;
+        while self.done.get(self.prefix) == Some(&true) {
+            self.prefix += 1;
+        }
+        self.placed[rank] = 0;
+        if let Some(link) = &mut self.links[rank] {
+            link.message_ends();
+        }
+    }
+
+    /// Reads into the vector.
+    fn place(&mut self, rank: usize, range: &Range<usize>) -> bool {
+        let Some(link) = &mut self.links[rank] else { return false };
+        let place = &mut self.work.data[range.clone()][self.placed[rank]..];
+        let most = place.len().min(PIECE);
+        let bytes = link.read(&mut place[..most]);
+        self.placed[rank] += bytes;
+        bytes > 0
+    }
+
+    /// Reads beside the vector, and reduces what whole elements there are.
+    fn reduce(&mut self, rank: usize, range: &Range<usize>) -> bool {
+        let Some((combine, op)) = self.work.combine else { return false };
+        let Some(link) = &mut self.links[rank] else { return false };
+        let partial = &mut self.partial[rank];
+        let held = partial.len();
+        self.scratch[..held].copy_from_slice(partial);
+        let left = range.len() - self.placed[rank];
+        let bytes = link.read(&mut self.scratch[held..left.min(PIECE)]);
+        if bytes == 0 {
+            return false;
+        }
+        let have = held + bytes;
+        let whole = have - have % self.work.size;
+        let at = range.start + self.placed[rank];
+        combine(op, &mut self.work.data[at..at + whole], &self.scratch[..whole]);
+        self.placed[rank] += whole;
+        partial.clear();
+        partial.extend_from_slice(&self.scratch[whole..have]);
+        true
+    }
+
+    /// Nothing has come from a rank: it may be gone, which matters if it is needed.
+    fn nothing_came(&mut self, rank: usize) -> Result<(), Error> {
+        let ended = self.links[rank].as_ref().and_then(|link| link.ended.clone());
+        let Some(reason) = ended else { return Ok(()) };
+        let rank = rank as u16;
+        let unsent = &self.work.schedule.sends[self.next_send..];
+        let needed = !self.waiting[usize::from(rank)].is_empty()
+            || unsent.iter().any(|send| send.to == rank);
+        if needed { Err(self.is_lost(rank, &reason)) } else { Ok(()) }
+    }
+
+    /// Sleeps until something can move.
+    fn wait(&mut self) -> Result<(), Error> {
+        let left = self.work.deadline.saturating_sub(self.started.elapsed());
+        if left.is_zero() {
+            return Err(self.too_late());
+        }
+        for rank in self.look(left.min(NAP), true)? {
+            self.receive_from(rank)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for sockets; the ranks from which something came, or whose connection ended.
+    fn look(&self, timeout: Duration, also_write: bool) -> Result<Vec<usize>, Error> {
+        let mut ranks = Vec::with_capacity(self.links.len());
+        let mut fds = Vec::with_capacity(self.links.len());
+        for link in self.links.iter().flatten() {
+            let writes = also_write && self.blocked == Some(link.rank);
+            let mut flags = PollFlags::empty();
+            if link.ended.is_none() && !self.is_held(link) {
+                flags |= PollFlags::IN;
+            }
+            if writes {
+                flags |= PollFlags::OUT;
+            }
+            // poll() would report an end without being asked, again and again.
+            if !flags.is_empty() {
+                ranks.push(usize::from(link.rank));
+                fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), flags));
+            }
+        }
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("wait for the mesh's sockets")(error.into())),
+        }
+        let come = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        let ready = ranks.into_iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(come));
+        Ok(ready.map(|(rank, _)| rank).collect())
+    }
+
+    /// The next message is here and cannot be taken yet.
+    fn is_held(&self, link: &Link) -> bool {
+        match link.current {
+            Some(Header::Data { call, .. }) => {
+                call.sequence > self.work.call.sequence || !self.expects(link.rank.into())
+            }
+            _ => false,
+        }
+    }
+
+    /// A rank's connection ended: because it died, or because it gave up over something that
+    /// another rank may tell.
+    fn is_lost(&mut self, rank: u16, reason: &str) -> Error {
+        let end = Instant::now() + REASON_GRACE;
+        let call = self.work.call;
+        loop {
+            for link in self.links.iter_mut().flatten() {
+                let in_payload = matches!(link.current, Some(Header::Data { .. }));
+                if !in_payload && let Err(stopped) = link.next_header(call.sequence) {
+                    return stopped;
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.look(left, false).is_err() {
+                return lost(rank, call, reason);
+            }
+            // What can be read but is no notice would be seen again at once.
+            std::thread::sleep(Duration::from_millis(5).min(left));
+        }
+    }
+
+    /// The deadline is over.
+    fn too_late(&self) -> Error {
+        let schedule = self.work.schedule;
+        let unfinished = schedule.receives.get(self.prefix).map(|receive| receive.from);
+        let send = schedule.sends.get(self.next_send).map(|send| send.to);
+        let rank = self.blocked.or(unfinished).or(send).unwrap_or_default();
+        Error::Deadline { rank, call: self.work.call.sequence, waited: self.work.deadline }
+    }
+}
+
+fn lost(rank: u16, call: Call, reason: &str) -> Error {
+    Error::PeerLost { rank, call: call.sequence, reason: reason.into() }
+}

@@ -1,0 +1,33 @@
+//! Collectives between the ranks of a job themselves, over TCP.
+//!
+//! * [`Mesh`]: the connections of a rank with all others, and the collectives over them: broadcast
+//!   by seven algorithms, reduce, reduce-scatter, all-gather, barrier, hierarchical all-reduce.
+//! * [`schedule`]: who sends what range to whom, after what: the algorithms themselves, without
+//!   sockets or clocks.
+//! * [`model`]: what they cost, by the models (1) to (6) of the broadcast paper (Xin, Xie, Li:
+//!   Large Message Broadcast Design for Distributed Machine Learning, 2020).
+//!
+//! One executor carries out every schedule. Calls block; all ranks make the same ones in the same
+//! order. Each ends within its deadline, with the result or with an [`Error`] that names a rank.
+#![deny(unsafe_code)]
+
+mod call;
+mod element;
+mod error;
+mod executor;
+mod link;
+mod mesh;
+pub mod model;
+mod open;
+pub mod schedule;
+mod wire;
+
+pub use call::{Call, Collective};
+pub use element::{Datum, Number, Op};
+pub use error::Error;
+pub use mesh::Mesh;
+pub use open::{Builder, DEFAULT_DEADLINE, MAX_WORLD};
+pub use schedule::{Algorithm, Groups};
+
+#[cfg(target_endian = "big")]
+compile_error!("the mesh's payload is little-endian, and so must the machine be");

@@ -1,0 +1,216 @@
+//! A rank's connections with all others, and the collectives over them.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::call::{Call, Collective};
+use crate::element::{Combine, Datum, Number, Op, combine};
+use crate::error::Error;
+use crate::executor::{Run, Work};
+use crate::link::Link;
+use crate::open::Builder;
+use crate::schedule::{self, Algorithm, Groups, Schedule, part};
+use crate::wire::{Header, MAX_NOTICE};
+
+/// A rank's connections with all others.
+///
+/// Calls block; all ranks make the same ones in the same order. Each ends within the deadline. A
+/// rank that only sends in a call may be done before it can know that another rank's call differs:
+/// it is told in its next one. After an error all further calls fail with [`Error::Broken`].
+#[derive(Debug)]
+pub struct Mesh {
+    rank: u16,
+    groups: Groups,
+    deadline: Duration,
+    /// By rank; none at this one.
+    links: Vec<Option<Link>>,
+    scratch: Vec<u8>,
+    sequence: u64,
+    broken: Option<String>,
+}
+
+impl Mesh {
+    pub(crate) const fn new(
+        rank: u16,
+        groups: Groups,
+        deadline: Duration,
+        links: Vec<Option<Link>>,
+    ) -> Self {
+        let scratch = Vec::new();
+        Self { rank, groups, deadline, links, scratch, sequence: 0, broken: None }
+    }
+
+    /// A mesh by values.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A mesh by the environment: see [`Builder::from_env`].
+    ///
+    /// # Errors
+    /// As [`Builder::open`].
+    pub fn from_env() -> Result<Self, Error> {
+        Builder::from_env()?.open()
+    }
+
+    /// This worker's number.
+    #[must_use]
+    pub const fn rank(&self) -> u16 {
+        self.rank
+    }
+
+    /// The number of ranks.
+    #[must_use]
+    pub fn world_size(&self) -> u16 {
+        self.links.len() as u16
+    }
+
+    /// Which ranks share a host.
+    #[must_use]
+    pub const fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// This rank's part of a vector of so many elements, in reduce-scatter and all-gather.
+    #[must_use]
+    pub fn part(&self, len: usize) -> Range<usize> {
+        part(self.rank.into(), self.links.len(), len)
+    }
+
+    /// Leaves the root's data at all ranks.
+    ///
+    /// # Errors
+    /// A root or a parameter that cannot be; another rank makes a different call or is gone; the
+    /// deadline. After one the data is unspecified.
+    pub fn broadcast<T: Datum>(
+        &mut self,
+        data: &mut [T],
+        root: u16,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
+        self.check(root, algorithm)?;
+        let (len, size) = (data.len(), size_of::<T>());
+        let schedule = schedule::broadcast(algorithm, self.rank, root, &self.groups, len, size);
+        let call = Call::new::<T>(Collective::Broadcast, len).at(root).by(algorithm);
+        self.run(call, &schedule, data, None)
+    }
+
+    /// Leaves all ranks' data, reduced, at the root. The order of the additions is the same in
+    /// every run. At the other ranks the data is unspecified then.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn reduce<T: Number>(
+        &mut self,
+        data: &mut [T],
+        op: Op,
+        root: u16,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
+        self.check(root, algorithm)?;
+        let (len, size) = (data.len(), size_of::<T>());
+        let schedule = schedule::reduce(algorithm, self.rank, root, &self.groups, len, size);
+        let call = Call::new::<T>(Collective::Reduce, len).at(root).by(algorithm).with(op);
+        self.run(call, &schedule, data, Some((combine::<T>, op)))
+    }
+
+    /// Leaves in this rank's [`Self::part`] all ranks' data, reduced, round a ring. The rest is
+    /// unspecified then.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn reduce_scatter<T: Number>(
+        &mut self,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<Range<usize>, Error> {
+        let schedule = schedule::reduce_scatter(self.rank, self.world_size(), data.len());
+        let call = Call::new::<T>(Collective::ReduceScatter, data.len()).with(op);
+        self.run(call, &schedule, data, Some((combine::<T>, op)))?;
+        Ok(self.part(data.len()))
+    }
+
+    /// Leaves every rank's [`Self::part`] at all ranks, round a ring.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn all_gather<T: Datum>(&mut self, data: &mut [T]) -> Result<(), Error> {
+        let schedule = schedule::all_gather(self.rank, self.world_size(), data.len());
+        let call = Call::new::<T>(Collective::AllGather, data.len());
+        self.run(call, &schedule, data, None)
+    }
+
+    /// Ends when all ranks have begun it.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        let schedule = schedule::barrier(self.rank, self.world_size());
+        self.run(Call::new::<u8>(Collective::Barrier, 1), &schedule, &mut [0_u8], None)
+    }
+
+    /// Leaves all ranks' data, reduced, at all ranks: rings inside the groups and across them (H-AR,
+    /// the baseline of the Rina paper). All ranks get the same bits.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`]; groups of several sizes.
+    pub fn hierarchical_all_reduce<T: Number>(
+        &mut self,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<(), Error> {
+        let schedule = schedule::hierarchical_all_reduce(self.rank, &self.groups, data.len())
+            .map_err(Error::Argument)?;
+        let call = Call::new::<T>(Collective::HierarchicalAllReduce, data.len()).with(op);
+        self.run(call, &schedule, data, Some((combine::<T>, op)))
+    }
+
+    fn check(&self, root: u16, algorithm: Algorithm) -> Result<(), Error> {
+        if root >= self.world_size() {
+            let world = self.world_size();
+            return Err(Error::Argument(format!(
+                "root {root} of {world} ranks; they count from 0"
+            )));
+        }
+        algorithm.problem().map_or(Ok(()), |problem| Err(Error::Argument(problem)))
+    }
+
+    fn run<T: Datum>(
+        &mut self,
+        call: Call,
+        schedule: &Schedule,
+        data: &mut [T],
+        combine: Option<(Combine, Op)>,
+    ) -> Result<(), Error> {
+        if let Some(reason) = &self.broken {
+            return Err(Error::Broken { reason: reason.clone() });
+        }
+        let call = Call { sequence: self.sequence, ..call };
+        self.sequence += 1;
+        let (size, deadline) = (size_of::<T>(), self.deadline);
+        let data = bytemuck::cast_slice_mut(data);
+        let work = Work { call, schedule, data, size, combine, deadline };
+        let done = Run::new(&mut self.links, &mut self.scratch, work).run();
+        if let Err(error) = &done {
+            self.give_up(error);
+        }
+        done
+    }
+
+    /// Tells the others why, and ends the connections.
+    fn give_up(&mut self, error: &Error) {
+        self.broken = Some(error.to_string());
+        let (by, culprit, mut text) = match error {
+            Error::Stopped { by, culprit, reason } => (*by, *culprit, reason.clone()),
+            other => (self.rank, other.ranks().first().copied(), other.to_string()),
+        };
+        while text.len() > MAX_NOTICE {
+            text.pop();
+        }
+        let notice = Header::Stop { by, culprit, len: text.len() };
+        for link in self.links.iter_mut().flatten() {
+            link.give_up(&notice, &text);
+        }
+    }
+}

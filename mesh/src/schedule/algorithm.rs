@@ -1,0 +1,242 @@
+//! The broadcast algorithms by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes of a chunk where none is given.
+pub(crate) const DEFAULT_CHUNK: u32 = 128 << 10;
+/// Children of a node and one more, in a k-nomial tree, where nothing is given.
+pub(crate) const DEFAULT_K: u32 = 4;
+
+/// How a broadcast goes from rank to rank (the paper's sections 3.1, 4.2 and 4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// The root sends to each rank, one after the other: equation (1).
+    Direct,
+    /// Each rank sends the whole to the next: equation (2).
+    Chain,
+    /// A binomial tree: in each round, everybody who has it sends it to one who has not; equation
+    /// (3) with `k = 2`.
+    Binomial,
+    /// A k-nomial tree: in each round to `k - 1`; equation (3).
+    Knomial {
+        /// At least 2; 2 is the binomial tree.
+        k: u32,
+    },
+    /// The root scatters parts along a binomial tree, which then go round a ring: equation (4).
+    ScatterAllGather,
+    /// A chain of chunks, each sent on while the next one comes: equation (5).
+    PipelinedChain {
+        /// Bytes of a chunk.
+        chunk: u32,
+    },
+    /// The same in an order that enters and leaves each host once, and runs backwards inside a
+    /// host, so that both directions of its links are busy (TA-PC, section 4.3).
+    TopologyChain {
+        /// Bytes of a chunk.
+        chunk: u32,
+    },
+}
+
+/// A name that no algorithm has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no broadcast algorithm: choose direct, chain, binomial, knomial, \
+     scatter-all-gather, pipelined-chain or topology-chain"
+)]
+pub struct UnknownAlgorithm(String);
+
+impl Algorithm {
+    /// All of them, with usual parameters.
+    pub const ALL: [Self; 7] = [
+        Self::Direct,
+        Self::Chain,
+        Self::Binomial,
+        Self::Knomial { k: DEFAULT_K },
+        Self::ScatterAllGather,
+        Self::PipelinedChain { chunk: DEFAULT_CHUNK },
+        Self::TopologyChain { chunk: DEFAULT_CHUNK },
+    ];
+
+    /// The name in tables and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Chain => "chain",
+            Self::Binomial => "binomial",
+            Self::Knomial { .. } => "knomial",
+            Self::ScatterAllGather => "scatter-all-gather",
+            Self::PipelinedChain { .. } => "pipelined-chain",
+            Self::TopologyChain { .. } => "topology-chain",
+        }
+    }
+
+    /// Bytes of a chunk, where it cuts any.
+    #[must_use]
+    pub const fn chunk(self) -> Option<u32> {
+        match self {
+            Self::PipelinedChain { chunk } | Self::TopologyChain { chunk } => Some(chunk),
+            _ => None,
+        }
+    }
+
+    /// The same with chunks of so many bytes, where it cuts any.
+    #[must_use]
+    pub const fn with_chunk(self, chunk: u32) -> Self {
+        match self {
+            Self::PipelinedChain { .. } => Self::PipelinedChain { chunk },
+            Self::TopologyChain { .. } => Self::TopologyChain { chunk },
+            other => other,
+        }
+    }
+
+    /// The `k` of a k-nomial tree.
+    #[must_use]
+    pub const fn k(self) -> Option<u32> {
+        match self {
+            Self::Knomial { k } => Some(k),
+            _ => None,
+        }
+    }
+
+    /// The same with another `k`, if it is a k-nomial tree.
+    #[must_use]
+    pub const fn with_k(self, k: u32) -> Self {
+        match self {
+            Self::Knomial { .. } => Self::Knomial { k },
+            other => other,
+        }
+    }
+
+    /// What is wrong with its parameter, if anything.
+    pub(crate) fn problem(self) -> Option<String> {
+        match self {
+            Self::Knomial { k } if k < 2 => {
+                Some(format!("k = {k}: a k-nomial tree wants 2 or more"))
+            }
+            Self::PipelinedChain { chunk: 0 } | Self::TopologyChain { chunk: 0 } => {
+                Some("chunks of 0 bytes: choose some kilobytes".into())
+            }
+            _ => None,
+        }
+    }
+
+    /// It as a number and its parameter.
+    pub(crate) const fn code(self) -> (u8, u32) {
+        match self {
+            Self::Direct => (1, 0),
+            Self::Chain => (2, 0),
+            Self::Binomial => (3, 0),
+            Self::Knomial { k } => (4, k),
+            Self::ScatterAllGather => (5, 0),
+            Self::PipelinedChain { chunk } => (6, chunk),
+            Self::TopologyChain { chunk } => (7, chunk),
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        let found = Self::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        found.ok_or_else(|| UnknownAlgorithm(name.into()))
+    }
+}
+
+/// Which ranks share a host: lists of ranks, each rank in one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups(Vec<Vec<u16>>);
+
+impl Groups {
+    /// Every rank on a host of its own.
+    #[must_use]
+    pub fn single(world_size: u16) -> Self {
+        Self((0..world_size).map(|rank| vec![rank]).collect())
+    }
+
+    /// So many ranks a host, numbered host by host; the last host may have fewer.
+    #[must_use]
+    pub fn of_size(world_size: u16, size: u16) -> Self {
+        let ranks: Vec<u16> = (0..world_size).collect();
+        Self(ranks.chunks(usize::from(size.max(1))).map(<[u16]>::to_vec).collect())
+    }
+
+    /// Lists of ranks.
+    ///
+    /// # Errors
+    /// A rank that is missing, or in two places, in words.
+    pub fn new(world_size: u16, groups: Vec<Vec<u16>>) -> Result<Self, String> {
+        let mut all: Vec<u16> = groups.iter().flatten().copied().collect();
+        all.sort_unstable();
+        if !all.iter().copied().eq(0..world_size) || groups.iter().any(Vec::is_empty) {
+            return Err(format!(
+                "groups of the ranks {all:?}: each of 0 to {} must be in one group, and no group \
+                 may be empty",
+                world_size.saturating_sub(1)
+            ));
+        }
+        Ok(Self(groups))
+    }
+
+    /// The groups.
+    #[must_use]
+    pub fn groups(&self) -> &[Vec<u16>] {
+        &self.0
+    }
+
+    /// The order of a topology-aware chain from this root: host by host, the root's first; inside a
+    /// host from where it is entered backwards (section 4.3, Fig. 4: GPU 1 sends to GPU 4, and the
+    /// chain leaves by GPU 2).
+    #[must_use]
+    pub fn chain(&self, root: u16) -> Vec<u16> {
+        let home = self.0.iter().position(|group| group.contains(&root)).unwrap_or(0);
+        let hosts = (0..self.0.len()).map(|i| &self.0[(home + i) % self.0.len()]);
+        let mut order = Vec::new();
+        for host in hosts {
+            let entry = host.iter().position(|rank| *rank == root).unwrap_or(0);
+            let len = host.len();
+            order.extend((0..len).map(|i| host[(entry + len - i) % len]));
+        }
+        order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+        }
+        let error = "tree".parse::<Algorithm>().unwrap_err().to_string();
+        assert!(error.contains("binomial, knomial"), "{error}");
+    }
+
+    #[test]
+    fn groups_have_every_rank_once() {
+        assert!(Groups::new(3, vec![vec![0], vec![2, 1]]).is_ok());
+        for wrong in [vec![vec![0, 1]], vec![vec![0, 1, 2], vec![2]], vec![vec![0, 1, 2], vec![]]] {
+            assert!(Groups::new(3, wrong).is_err());
+        }
+        assert_eq!(Groups::of_size(5, 2).groups(), [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    /// Figure 4: four GPUs a host; the chain enters at the first and goes on to the last.
+    #[test]
+    fn a_topology_chain_runs_backwards_in_a_host() {
+        let groups = Groups::of_size(8, 4);
+        assert_eq!(groups.chain(0), [0, 3, 2, 1, 4, 7, 6, 5]);
+        assert_eq!(groups.chain(6), [6, 5, 4, 7, 0, 3, 2, 1]);
+        assert_eq!(Groups::single(3).chain(1), [1, 2, 0]);
+    }
+}

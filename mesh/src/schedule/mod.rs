@@ -1,0 +1,105 @@
+//! Who sends what to whom, after what: the collectives as data, one [`Schedule`] a rank.
+//!
+//! A schedule knows no sockets and no clock. Ranges are in elements of the whole vector.
+
+mod algorithm;
+mod rings;
+mod trees;
+#[cfg(test)]
+mod world;
+
+use std::ops::Range;
+
+pub use algorithm::{Algorithm, Groups, UnknownAlgorithm};
+pub use rings::{all_gather, barrier, hierarchical_all_reduce, reduce_scatter};
+pub use trees::{Tree, broadcast, reduce};
+
+/// Sends a range to a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// To whom.
+    pub to: u16,
+    /// Which elements.
+    pub range: Range<usize>,
+    /// How many of the schedule's receives, from its first on, must have ended before.
+    pub after: usize,
+}
+
+/// Receives a range from a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// From whom.
+    pub from: u16,
+    /// Which elements.
+    pub range: Range<usize>,
+    /// What comes is reduced with what is there; otherwise it takes its place.
+    pub reduce: bool,
+    /// How many of the schedule's receives, from its first on, must have ended before.
+    pub after: usize,
+}
+
+/// What one rank does in a call.
+///
+/// Sends are carried out in their order, one after the other. Receives of one rank's messages are
+/// carried out in their order; those of several ranks in any order that `after` leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it sends.
+    pub sends: Vec<Send>,
+    /// What it receives.
+    pub receives: Vec<Receive>,
+}
+
+impl Schedule {
+    pub(crate) fn send(&mut self, to: u16, range: Range<usize>, after: usize) {
+        // Nothing is no message: the other side leaves it out as well.
+        if !range.is_empty() {
+            self.sends.push(Send { to, range, after });
+        }
+    }
+
+    /// How many receives must have ended so that this one has.
+    pub(crate) fn receive(
+        &mut self,
+        from: u16,
+        range: Range<usize>,
+        reduce: bool,
+        after: usize,
+    ) -> usize {
+        if !range.is_empty() {
+            self.receives.push(Receive { from, range, reduce, after });
+        }
+        self.receives.len()
+    }
+}
+
+/// Part `index` of `of` parts of a vector of `len` elements: as even as can be, the first ones
+/// longer by one element where it does not divide.
+#[must_use]
+pub const fn part(index: usize, of: usize, len: usize) -> Range<usize> {
+    let (each, more) = (len / of, len % of);
+    let start = index * each + if index < more { index } else { more };
+    let end = start + each + if index < more { 1 } else { 0 };
+    start..end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_vector_once() {
+        for len in [0, 1, 5, 64, 1001] {
+            for of in 1..9 {
+                let mut next = 0;
+                for index in 0..of {
+                    let part = part(index, of, len);
+                    assert_eq!(part.start, next);
+                    assert!(part.len() - len / of <= 1);
+                    next = part.end;
+                }
+                assert_eq!(next, len);
+            }
+        }
+    }
+}
