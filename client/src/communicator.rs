@@ -76,8 +76,9 @@ impl Communicator {
         Builder::default()
     }
 
-    pub(crate) fn connect(settings: Builder) -> Result<Self, Error> {
+    pub(crate) fn connect(mut settings: Builder) -> Result<Self, Error> {
         let place = settings.place()?;
+        settings.find_hosts(&place)?;
         let Builder { scaling, lanes, deadline, .. } = settings;
         let side = Side::new(&settings)?;
         // What no call could have is told before anybody is waited for.

@@ -26,6 +26,7 @@ mod handle;
 mod layout;
 pub mod machine;
 pub mod ring;
+mod roll;
 mod session;
 mod settings;
 mod shared;

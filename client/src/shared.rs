@@ -20,6 +20,7 @@ use crate::engine::{Engine, Errand};
 use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::machine::{Lanes, Seat, State};
+use crate::roll::Roll;
 use crate::session::Session;
 use crate::sys::{self, Interest};
 
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     /// For the ring.
     listener: Mutex<Option<TcpListener>>,
     deadline: Duration,
+    /// What the communicator's stripes know of each other, and which one this is.
+    roll: (Arc<Roll>, usize),
     /// Set, and signalled, when the first joining has ended, one way or the other.
     joined: Mutex<bool>,
     joined_now: Condvar,
@@ -92,6 +95,7 @@ impl Shared {
         engine: Engine,
         listener: Option<TcpListener>,
         deadline: Duration,
+        roll: (Arc<Roll>, usize),
     ) -> Result<Self, Error> {
         Ok(Self {
             engine: Mutex::new(engine),
@@ -101,6 +105,7 @@ impl Shared {
             on_ring: AtomicBool::new(false),
             listener: Mutex::new(listener),
             deadline,
+            roll,
             joined: Mutex::new(false),
             joined_now: Condvar::new(),
             wake: Bell::new()?,
@@ -147,6 +152,7 @@ impl Shared {
     /// One step of the engine, then a chance for those who want it.
     fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
         let woken = engine.step(patience, self.wake.rx.as_fd());
+        self.roll.0.publish(self.roll.1, engine.machine.members());
         if !woken && self.wanted.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -181,6 +187,8 @@ impl Shared {
             }
             if engine.has_errand() || engine.machine.state() == State::OnRing {
                 self.nudge.ring();
+                // The progress thread may have given way to this one in the middle of a step.
+                MutexGuard::bump(&mut engine);
             }
             self.step(&mut engine, left.min(NAP));
         };
@@ -222,6 +230,7 @@ impl Shared {
         while !self.closing.load(Ordering::Acquire) {
             let mut engine = self.lock();
             self.tell_if_joined(&engine);
+            engine.machine.exclude(self.roll.0.lost(self.roll.1));
             if let Some(errand) = engine.errand() {
                 drop(engine);
                 self.run(errand, &mut ring);

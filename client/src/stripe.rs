@@ -11,6 +11,7 @@ use xdp_agg_common::control::AggregatorLoss;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::machine::Config;
+use crate::roll::Roll;
 use crate::session::{self, Dial};
 use crate::settings::{Builder, Place, Target};
 use crate::shared::Shared;
@@ -31,11 +32,6 @@ impl Stripe {
     pub(crate) fn open_all(settings: &Builder, place: &Place) -> Result<Arc<[Self]>, Error> {
         let wrong = |problem| Error::Config { name: "XDP_AGG_ADDR", problem };
         let targets = &settings.aggregators;
-        if targets.is_empty() {
-            return Err(wrong(
-                "not set; expected host:port of the daemon's control service".into(),
-            ));
-        }
         if let Some(hosts) = settings.hosts.filter(|hosts| *hosts != usize::from(place.hosts)) {
             return Err(Error::Config {
                 name: "XDP_AGG_TOPOLOGY",
@@ -57,10 +53,17 @@ impl Stripe {
                 return Err(wrong(problem));
             }
         }
-        targets.iter().map(|target| Self::open(settings, place, target)).collect()
+        let roll = Arc::new(Roll::new(targets.len()));
+        let open = |(index, target)| Self::open(settings, place, target, (roll.clone(), index));
+        targets.iter().enumerate().map(open).collect()
     }
 
-    fn open(settings: &Builder, place: &Place, target: &Target) -> Result<Self, Error> {
+    fn open(
+        settings: &Builder,
+        place: &Place,
+        target: &Target,
+        roll: (Arc<Roll>, usize),
+    ) -> Result<Self, Error> {
         let patience = settings.join_deadline.min(ROUTE);
         let serving = target.serving(place.host);
         let (local, max_chunks) = session::path(serving, settings.mtu, patience)?;
@@ -96,7 +99,7 @@ impl Stripe {
         let dead_after = settings.dead_after_or_default();
         let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
         let engine = Engine::new(config, dial, socket);
-        let shared = Arc::new(Shared::new(engine, ring, settings.deadline)?);
+        let shared = Arc::new(Shared::new(engine, ring, settings.deadline, roll)?);
         let progress = Arc::clone(&shared);
         let progress = std::thread::Builder::new()
             .name("xdp-agg progress".into())

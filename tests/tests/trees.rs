@@ -1,132 +1,139 @@
-//! Trees of aggregators: real daemons in racks, real XDP in all of them.
+//! Trees of aggregators: real daemons in racks and on workers' hosts, real XDP in all of them.
 
 mod support;
 
-use std::net::{SocketAddr, SocketAddrV4};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, check_sums};
 use xdp_agg_client::{Builder, Communicator};
-use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
-use xdp_agg_tests::{Direction, Faults, Process, Topology, program};
+use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_tests::{Direction, Fabric, Faults, Spot, Topology};
+use xdp_agg_topology::Strategy;
 
-/// Racks of workers, with an aggregator in each rack's switch.
-struct Racks {
-    topology: Topology,
-    daemons: Vec<Option<Process>>,
-}
-
-impl Racks {
-    fn start(topology: Topology, engines: &[&str]) -> Self {
-        let mut racks = Self { topology, daemons: Vec::new() };
-        for (rack, engine) in engines.iter().enumerate() {
-            let daemon = racks.serve(rack, engine);
-            racks.daemons.push(Some(daemon));
-        }
-        racks
-    }
-
-    fn serve(&self, rack: usize, engine: &str) -> Process {
-        let host = self.topology.rack(rack);
-        let mut command = host.command(program("xdp-agg").expect("the tests' programs are built"));
-        command.args(["serve", "--engine", engine]);
-        command.args(["--control", &self.control(rack).to_string()]);
-        command.args(["--data-addr", &self.topology.rack_addr(rack).to_string()]);
-        if engine == "xdp" {
-            for interface in self.topology.rack_interfaces(rack) {
-                command.args(["--interface", &interface]);
-            }
-        }
-        let daemon = Process::spawn(format!("rack {rack}"), command).expect("the daemon starts");
-        daemon
-            .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
-            .expect("the daemon gets ready");
-        daemon
-    }
-
-    fn control(&self, rack: usize) -> SocketAddrV4 {
-        SocketAddrV4::new(self.topology.rack_addr(rack), CONTROL_PORT)
-    }
-
-    /// A tree rooted in one rack, with all others as its branches.
-    fn tree(&self, root: usize) -> (SocketAddr, Tree) {
-        let others = (0..self.topology.rack_count()).filter(|rack| *rack != root);
-        let branch = |rack| Branch {
-            daemon: self.control(rack),
-            parent: None,
-            ranks: self.topology.rack_workers(rack).map(|worker| worker as u16).collect(),
-        };
-        (self.control(root).into(), Tree { branches: others.map(branch).collect() })
-    }
-
-    /// A path of racks, as Rina's ring of groups has it: sums go to the one before.
-    fn path(&self, root: usize) -> (SocketAddr, Tree) {
-        let count = self.topology.rack_count();
-        let branch = |step: usize| {
-            let rack = (root + step) % count;
-            Branch {
-                daemon: self.control(rack),
-                parent: (step > 1).then(|| step as u16 - 2),
-                ranks: self.topology.rack_workers(rack).map(|worker| worker as u16).collect(),
-            }
-        };
-        (self.control(root).into(), Tree { branches: (1..count).map(branch).collect() })
-    }
-
-    fn connect(
-        &self,
-        trees: &[(SocketAddr, Tree)],
-        tune: impl Fn(Builder) -> Builder + Sync,
-    ) -> Vec<Communicator> {
-        let world_size = self.topology.workers().len() as u16;
-        let connect = |rank: u16| {
-            let settings = Communicator::builder()
-                .trees(trees.to_vec())
-                .job("trees")
-                .rank(rank)
-                .world_size(world_size)
-                .scale(1024.0)
-                .deadline(LIMIT)
-                .join_deadline(LIMIT);
-            let (settings, host) = (tune(settings), self.topology.worker(rank.into()));
-            let connected = host.run(move || settings.connect()).expect("entering a namespace");
-            connected.unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
-        };
-        thread::scope(|scope| {
-            let connect = &connect;
-            let all: Vec<_> =
-                (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
-            all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-        })
-    }
-}
+/// In what time the others go on.
+const PROMISED: Duration = Duration::from_secs(3);
 
 fn racks(racks: usize, workers: usize) -> Topology {
     Topology::builder().racks(racks).workers(racks * workers).build().expect("a network")
 }
 
-/// Two racks, a tree rooted in each: both directions of the uplinks carry sums and results.
+/// With an aggregator in each rack's switch.
+fn fabric(topology: Topology, engines: &[&str]) -> Fabric {
+    let mut fabric = Fabric::new(topology);
+    for (rack, engine) in engines.iter().enumerate() {
+        fabric.serve(Spot::Rack(rack), engine, &[]).expect("a daemon");
+    }
+    fabric
+}
+
+fn connect(
+    fabric: &Fabric,
+    strategy: Strategy,
+    tune: impl Fn(Builder) -> Builder + Sync,
+) -> Vec<Communicator> {
+    let world_size = fabric.topology.workers().len() as u16;
+    let plan = fabric.plan(strategy);
+    let connect = |rank: u16| {
+        let settings = Communicator::builder()
+            .topology(&plan, None)
+            .expect("a plan")
+            .job("trees")
+            .rank(rank)
+            .world_size(world_size)
+            .scale(1024.0)
+            .deadline(LIMIT)
+            .join_deadline(LIMIT);
+        let (settings, host) = (tune(settings), fabric.topology.worker(rank.into()));
+        let connected = host.run(move || settings.connect()).expect("entering a namespace");
+        connected.unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
+    };
+    thread::scope(|scope| {
+        let connect = &connect;
+        let all: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
+        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
+    })
+}
+
+/// Two racks, a tree rooted in each (RAT): both directions of the uplinks carry sums and results.
 #[test]
 fn sums_go_through_the_aggregators_of_two_racks() {
     need_root!();
     for engine in ENGINES {
-        let racks = Racks::start(racks(2, 2), &[engine; 2]);
-        let workers = racks.connect(&[racks.tree(0), racks.tree(1)], |settings| settings);
+        let fabric = fabric(racks(2, 2), &[engine; 2]);
+        let workers = connect(&fabric, Strategy::Rat, |settings| settings);
         for len in [1, 352, 100_000] {
             check_sums(&workers, len);
         }
     }
 }
 
-/// Sums go through three racks one after the other, and results back; engines differ.
+/// What leaves a rack is one copy of the vector, and what comes in is one (paper 2): half of it
+/// sums for the other rack's tree, half of it results of its own.
+#[test]
+fn one_copy_crosses_an_uplink() {
+    need_root!();
+    let fabric = fabric(racks(2, 2), &["xdp"; 2]);
+    let workers = connect(&fabric, Strategy::Rat, |settings| settings);
+    check_sums(&workers, 352);
+    let before = fabric.topology.rack_counters(0).expect("counters");
+    let len = 1_000_000;
+    let repeated = |all: &[Communicator]| -> u64 {
+        let flows = all.iter().map(|worker| worker.counters().flow);
+        flows.map(|flow| flow.gap_retransmissions + flow.timer_retransmissions).sum()
+    };
+    let first = repeated(&workers);
+    check_sums(&workers, len);
+    let after = fabric.topology.rack_counters(0).expect("counters");
+    // Two calls of four bytes an element, in frames of 1408 bytes with 64 bytes of headers.
+    let copy = 2.0 * len as f64 * 4.0 * (1408.0 + 64.0) / 1408.0;
+    // What was repeated on a busy machine may have been repeated upwards, once each.
+    let slack = (repeated(&workers) - first) as f64 * 1472.0;
+    for bytes in [after.tx_bytes - before.tx_bytes, after.rx_bytes - before.rx_bytes] {
+        let share = (bytes as f64 - slack) / copy;
+        assert!(share < 1.02 && bytes as f64 / copy > 0.99, "{share} copies, {slack} repeated");
+    }
+}
+
+/// Sums go through three racks one after the other, and results back (Rina); engines differ.
 #[test]
 fn sums_go_along_a_path_of_racks() {
     need_root!();
     for engines in [["xdp"; 3], ["xdp", "userspace", "xdp"]] {
-        let racks = Racks::start(racks(3, 2), &engines);
-        let trees = [racks.path(0), racks.path(1), racks.path(2)];
-        let workers = racks.connect(&trees, |settings| settings);
+        let fabric = fabric(racks(3, 2), &engines);
+        let workers = connect(&fabric, Strategy::Rina, |settings| settings);
         check_sums(&workers, 100_000);
+    }
+}
+
+/// A rack with an aggregator and one without: its workers sum for themselves, on their own hosts,
+/// in one job with the others (Rina's abstracted and autonomous workers).
+#[test]
+fn abstracted_and_autonomous_workers_share_a_job() {
+    need_root!();
+    let mut fabric = fabric(racks(2, 2), &["xdp"]);
+    for worker in 0..4 {
+        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    }
+    let workers = connect(&fabric, Strategy::Rina, |settings| settings);
+    // A group of two workers, and two of one.
+    assert_eq!(workers[0].aggregators(), 3);
+    check_sums(&workers, 100_000);
+}
+
+/// Every host sums its share, and no further machine is needed.
+#[test]
+fn every_host_sums_a_share() {
+    need_root!();
+    let topology = Topology::builder().workers(4).xdp_on_hosts(true).build().expect("a network");
+    let mut fabric = Fabric::new(topology);
+    for worker in 0..4 {
+        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    }
+    let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
+    assert_eq!(workers[0].aggregators(), 4);
+    for len in [1, 352, 100_000] {
+        check_sums(&workers, len);
     }
 }
 
@@ -134,17 +141,108 @@ fn sums_go_along_a_path_of_racks() {
 #[test]
 fn loss_anywhere_in_a_tree_is_survived() {
     need_root!();
-    for engine in ENGINES {
-        let racks = Racks::start(racks(2, 2), &[engine; 2]);
+    for (engine, strategy) in [("xdp", Strategy::Rat), ("userspace", Strategy::Rina)] {
+        let fabric = fabric(racks(2, 2), &[engine; 2]);
         let faults = Faults { loss: 0.02, duplicate: 0.02, ..Faults::NONE }.only_udp(48864);
-        for link in 0..racks.topology.link_count() {
+        for link in 0..fabric.topology.link_count() {
             for direction in Direction::BOTH {
-                racks.topology.set_faults(link, direction, &faults).expect("faults");
+                fabric.topology.set_faults(link, direction, &faults).expect("faults");
             }
         }
-        let workers = racks.connect(&[racks.tree(0), racks.path(1)], |settings| settings);
+        let workers = connect(&fabric, strategy, |settings| settings);
         for _ in 0..3 {
             check_sums(&workers, 50_000);
         }
     }
+}
+
+/// Two racks of two workers in training, with daemons on all hosts, too.
+fn training(strategy: Strategy, racks_with: usize) -> (Fabric, Vec<Steady>, tempfile::TempDir) {
+    let mut fabric = fabric(racks(2, 2), &["xdp"; 2][..racks_with]);
+    for worker in 0..4 {
+        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let plan = fabric.write_plan(directory.path(), strategy).expect("a file");
+    let work = Work { longest: 100_000, ..Work::default() };
+    let start = |rank: u16| {
+        let mut command = fabric.worker("steady_worker", rank, &plan).expect("a program");
+        command
+            .env("XDP_AGG_JOB", "training")
+            .env("XDP_AGG_ON_WORKER_LOSS", "shrink")
+            .env("XDP_AGG_ON_AGGREGATOR_LOSS", "ring")
+            .env("XDP_AGG_FALLBACK_AFTER", "1")
+            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
+            .env("XDP_AGG_JOIN_DEADLINE", LIMIT.as_secs().to_string());
+        Steady::spawn(&format!("rank {rank}"), command, &work).expect("it starts")
+    };
+    let workers: Vec<_> = (0..4).map(start).collect();
+    for worker in &workers {
+        worker.wait_calls(1, LIMIT).expect("the job begins");
+    }
+    (fabric, workers, directory)
+}
+
+/// All of these have a whole call of these ranks after this moment, in time; no call was wrong.
+fn goes_on(workers: &[Steady], ended: Vec<Vec<(Instant, Line)>>, since: Instant, ranks: u64) {
+    for worker in workers {
+        let is_it = |at, line: &Line| {
+            let whole = matches!(line, Line::Call { contributors, partial: 0, .. }
+                if *contributors == ranks);
+            at > since && whole
+        };
+        let what = format!("a call of {ranks:#b}");
+        let found = worker.wait(&what, LIMIT, is_it);
+        let (at, _) = found.unwrap_or_else(|error| {
+            let words: Vec<_> = workers.iter().map(|other| other.process.last_words()).collect();
+            panic!("{error}\n{}", words.join("\n"))
+        });
+        assert!(at - since < PROMISED, "{:?}", at - since);
+    }
+    let said: Vec<_> = workers.iter().map(Steady::said).chain(ended).collect();
+    let verdict = judge(&said);
+    assert!(verdict.calls > 0);
+    assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
+}
+
+/// Rina: a rack's agent is lost, and its workers go on without it.
+#[test]
+fn training_goes_on_without_an_agent() {
+    need_root!();
+    for rack in 0..2 {
+        let (mut fabric, workers, _directory) = training(Strategy::Rina, 2);
+        thread::sleep(Duration::from_millis(50));
+        let agent = fabric.take(Spot::Rack(rack)).expect("it runs");
+        let since = Instant::now();
+        agent.kill().expect("killed");
+        goes_on(&workers, Vec::new(), since, 0b1111);
+    }
+}
+
+/// Rina: a worker of a rack is lost, and its rack goes on without it.
+#[test]
+fn training_goes_on_without_a_worker_of_a_rack() {
+    need_root!();
+    let (_fabric, mut workers, _directory) = training(Strategy::Rina, 2);
+    thread::sleep(Duration::from_millis(50));
+    let dying = workers.remove(2);
+    let since = Instant::now();
+    let said = dying.said();
+    drop(dying);
+    goes_on(&workers, vec![said], since, 0b1011);
+}
+
+/// Rina: an autonomous worker is lost with its host's daemon, and its neighbours bypass it.
+#[test]
+fn training_goes_on_without_an_autonomous_worker() {
+    need_root!();
+    let (mut fabric, mut workers, _directory) = training(Strategy::Rina, 1);
+    thread::sleep(Duration::from_millis(50));
+    let dying = workers.remove(3);
+    let daemon = fabric.take(Spot::Worker(3)).expect("it runs");
+    let since = Instant::now();
+    let said = dying.said();
+    drop(dying);
+    daemon.kill().expect("killed");
+    goes_on(&workers, vec![said], since, 0b0111);
 }

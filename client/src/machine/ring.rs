@@ -8,7 +8,7 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AbortReason, AggregatorLoss, Plan, Progress, RunKind};
+use xdp_agg_common::control::{AbortReason, AggregatorLoss, Plan, Progress, RunKind, WorkerLoss};
 use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::reform::PlanError;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
@@ -61,11 +61,19 @@ impl Machine {
         let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();
         let admitted = self.admitted().filter(|_| wanted)?;
         let ranks = 0..MAX_WORKERS as u16;
-        let members: Vec<u16> =
-            ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0).collect();
+        let all = ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0);
+        let left = all.zip(&admitted.ring).filter(|(rank, _)| self.excluded & rank_bit(*rank) == 0);
+        let (members, addresses): (Vec<u16>, Vec<_>) = left.unzip();
         let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
-        let addresses = admitted.ring.clone();
         Some(Seat { members, addresses, index, epoch: (admitted.epoch, admitted.cookie) })
+    }
+
+    /// These ranks are known to be lost, from elsewhere: a ring is built without them, where the
+    /// policy is to go on without lost workers.
+    pub fn exclude(&mut self, ranks: u64) {
+        if self.config.policy.worker_loss == WorkerLoss::Shrink {
+            self.excluded = ranks & !rank_bit(self.config.rank);
+        }
     }
 
     /// No daemon came back for too long: the members are to build a ring.
@@ -113,7 +121,8 @@ impl Machine {
             PlanError::Impossible { .. } => Error::Protocol(error.to_string()),
         })?;
         let Some(admitted) = self.admitted().cloned() else { return Err(Error::NotJoined) };
-        let admitted = xdp_agg_common::control::Admitted { plan: Some(plan), ..admitted };
+        let members = progress.iter().fold(0, |bits, (rank, _)| bits | rank_bit(*rank));
+        let admitted = xdp_agg_common::control::Admitted { plan: Some(plan), members, ..admitted };
         self.follow(admitted)?;
         self.phase = Phase::Ring(Some(0));
         self.lost_since = None;

@@ -20,7 +20,8 @@ impl Builder {
     /// `LOCAL_RANK` (or `OMPI_COMM_WORLD_LOCAL_RANK`, `MPI_LOCALRANKID`), `LOCAL_WORLD_SIZE` (or
     /// `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`), `GROUP_RANK`; and ours: `XDP_AGG_ADDR`
     /// (host or host:port of the daemon; several, separated by commas) or `XDP_AGG_TOPOLOGY` (a
-    /// topology file) with `XDP_AGG_STRATEGY`, `XDP_AGG_JOB`,
+    /// topology file) with `XDP_AGG_STRATEGY`, or `MASTER_ADDR` and `MASTER_PORT`
+    /// (every host's own daemon sums a share then), `XDP_AGG_JOB`,
     /// `XDP_AGG_IN_HOST` (`on`, `off`), `XDP_AGG_SEGMENT` (bytes), `XDP_AGG_SEGMENT_DIR`,
     /// `XDP_AGG_SCALING` (`block`, `fixed:1e7`) or `XDP_AGG_SCALE` (a fixed scale), `XDP_AGG_LANES`
     /// (16, 32), `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` (seconds), `XDP_AGG_MTU` (bytes),
@@ -63,6 +64,12 @@ impl Builder {
             }
             let strategy = lookup("XDP_AGG_STRATEGY");
             builder = builder.read_topology(&path, strategy.as_deref())?;
+        }
+        if let (true, Some(host), Some(port)) =
+            (builder.aggregators.is_empty(), lookup("MASTER_ADDR"), lookup("MASTER_PORT"))
+        {
+            let port = parse("MASTER_PORT", &port, "a port, 1 to 65535")?;
+            builder.master = Some(resolve("MASTER_ADDR", &host, port)?);
         }
         if let Some((_, value)) = first(&["XDP_AGG_JOB"]) {
             builder.job = value;

@@ -56,6 +56,8 @@ pub struct Builder {
     /// Where they come from, if it is a topology, and why it was chosen, if it was.
     pub(crate) strategy: Option<Strategy>,
     pub(crate) reason: Option<String>,
+    /// Where the workers meet if no aggregator is named.
+    pub(crate) master: Option<SocketAddr>,
     /// Hosts that the topology has.
     pub(crate) hosts: Option<usize>,
     pub(crate) job: String,
@@ -91,6 +93,7 @@ impl Default for Builder {
             aggregators: Vec::new(),
             strategy: None,
             reason: None,
+            master: None,
             hosts: None,
             job: "default".into(),
             rank: None,
@@ -142,6 +145,14 @@ impl Builder {
     pub fn trees(mut self, trees: impl IntoIterator<Item = (SocketAddr, Tree)>) -> Self {
         let targets = trees.into_iter().map(|(root, tree)| Target { tree, ..Target::new(root) });
         self.aggregators = targets.collect();
+        self
+    }
+
+    /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
+    /// port. Then every host's own daemon sums a share of the vector.
+    #[must_use]
+    pub const fn master(mut self, address: SocketAddr) -> Self {
+        self.master = Some(address);
         self
     }
 

@@ -88,6 +88,12 @@ impl Topology {
         ports.chain(["up".into()]).collect()
     }
 
+    /// What a rack's link to the middle carries, in bits a second; None: it has no cap.
+    #[must_use]
+    pub fn rack_rate(&self, rack: usize) -> Option<u64> {
+        self.links.get(self.rack_link(rack))?.shape.map(|shape| shape.rate)
+    }
+
     /// The number of a rack's link to the switch in the middle.
     #[must_use]
     pub fn rack_link(&self, rack: usize) -> usize {
