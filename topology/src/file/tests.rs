@@ -181,8 +181,8 @@ fn every_fault_is_refused_with_its_line_and_the_reason() {
 
 #[test]
 fn a_longer_cycle_is_shown_as_it_goes() {
-    let cycle = "[[region]]\nname = \"x\"\nparent = \"y\"\n[[region]]\nname = \"y\"\nparent = \"z\"\n\
-                 [[region]]\nname = \"z\"\nparent = \"y\"\n";
+    let region = |(name, parent)| format!("[[region]]\nname = \"{name}\"\nparent = \"{parent}\"\n");
+    let cycle: String = [("x", "y"), ("y", "z"), ("z", "y")].map(region).concat();
     let error = Topology::parse(&format!("{GOOD}{cycle}")).expect_err("it is a cycle");
     assert!(error.to_string().contains("\"y\" is inside itself: y -> z -> y"), "{error}");
     assert_eq!(error.line, 46);

@@ -64,6 +64,12 @@ impl<'a> Scopes<'a> {
         &self.workers
     }
 
+    /// How many ranks are left in the region.
+    pub(super) fn workers_within(&self, region: usize) -> usize {
+        let within = |&&rank: &&u16| self.topology.is_within(usize::from(rank), region);
+        self.workers.iter().filter(within).count()
+    }
+
     pub(super) fn has_aggregator(&self, region: usize) -> bool {
         self.topology.regions[region].aggregator.is_some()
             && !self.lost.sites.contains(&Site::Region(region))
