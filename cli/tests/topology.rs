@@ -62,7 +62,7 @@ fn a_right_file_is_said_to_be_right_and_a_wrong_one_why() {
     assert!(out.contains("is right: 4 hosts, 2 regions, 2 over-subscribed"), "{out}");
     let (code, _, err) = topology(&RACKS.replace("rank = 3", "rank = 2"), &["check"]);
     assert_eq!(code, 2, "{err}");
-    assert!(err.contains("line 33: rank 2 is used twice, first in line 28"), "{err}");
+    assert!(err.contains("line 32: rank 2 is used twice, first in line 27"), "{err}");
 }
 
 #[test]

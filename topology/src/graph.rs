@@ -213,7 +213,7 @@ impl Network {
             let left = distance(node);
             let nearer = |&&link: &&usize| {
                 let Link { to, cost, .. } = self.links[link];
-                self.nodes[to] == NodeKind::Switch && distance(to) + cost == left
+                distance(to).checked_add(cost) == Some(left)
             };
             let ways = self.leaving[node].iter().filter(nearer).count();
             let Some(way) = mix(flow ^ ((node as u64) << 40)).checked_rem(ways as u64) else {

@@ -287,6 +287,19 @@ fn a_rack_of_rat_whose_aggregator_is_lost_is_aggregated_by_its_hosts() {
 }
 
 #[test]
+fn a_rack_with_one_worker_is_part_of_what_is_around_it() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    let lost = Lost { ranks: [1, 2, 3].into(), ..Lost::default() };
+    for strategy in [Strategy::Rat, Strategy::Rina] {
+        let forest = Forest::without(&topology, strategy, &lost).expect("some are left");
+        assert_eq!(forest.trees.len(), 5, "{strategy}: rank 0 counts for itself");
+        let used = forest.trees.iter().flat_map(|tree| &tree.nodes);
+        assert!(used.into_iter().all(|node| node.site != Site::Region(0)), "{strategy}");
+    }
+}
+
+#[test]
 fn a_tree_knows_who_is_below() {
     let forest = Forest::plan(&pods_of_racks(2, 2, 2), Strategy::Rat).expect("there are daemons");
     let tree = &forest.trees[0];

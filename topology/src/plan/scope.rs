@@ -82,17 +82,14 @@ impl<'a> Scopes<'a> {
             && !self.lost.sites.contains(&Site::Host(host))
     }
 
-    /// Whether each region is aggregated: it has two workers or more, somebody to do it, and it
-    /// is worth while: it has an aggregator, or (`rat`) less uplink than its hosts can fill.
+    /// Whether each region is aggregated, if there is somebody to do it: it has two workers or
+    /// more, and an aggregator or (`rat`) less uplink than its hosts can fill.
     fn matter(&self, strategy: Strategy) -> Vec<bool> {
         let topology = self.topology;
         let mut workers = vec![0_usize; topology.regions.len()];
-        let mut staffed: Vec<_> =
-            (0..topology.regions.len()).map(|region| self.has_aggregator(region)).collect();
         for &rank in &self.workers {
             for region in topology.around(topology.hosts[usize::from(rank)].region) {
                 workers[region] += 1;
-                staffed[region] |= self.has_daemon(rank);
             }
         }
         let narrow = topology.oversubscribed();
@@ -101,10 +98,8 @@ impl<'a> Scopes<'a> {
             Strategy::Rina => self.has_aggregator(region),
             _ => false,
         };
-        let regions = workers.into_iter().zip(staffed).enumerate();
-        regions
-            .map(|(region, (workers, staffed))| workers > 1 && staffed && worth(region))
-            .collect()
+        let regions = workers.into_iter().enumerate();
+        regions.map(|(region, workers)| workers > 1 && worth(region)).collect()
     }
 
     fn open(&mut self, around: usize) -> usize {
