@@ -1,6 +1,6 @@
 //! Networks as data, and what is planned from them.
 //!
-//! * [`model`]: a network of regions (racks, pods) and hosts; [`file`] reads it from a topology
+//! * [`model`]: a network of regions (racks, pods) and hosts; [`mod@file`] reads it from a topology
 //!   file and prints it, [`infer`] finds regions in measured rates.
 //! * [`plan`]: the aggregation trees of a strategy on a network, also after a loss.
 //! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how

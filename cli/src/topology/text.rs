@@ -76,16 +76,21 @@ fn branch(
     depth: usize,
     to: &mut String,
 ) -> fmt::Result {
-    let (what, name) = match tree.nodes[node].site {
-        Site::Host(host) => ("host", &topology.hosts[host].name),
-        Site::Region(region) => ("aggregator of", &topology.regions[region].name),
-    };
+    let site = tree.nodes[node].site;
+    let (what, name) = (kind(site), topology.name_of(site));
     let ranks = spans(&tree.nodes[node].ranks);
     writeln!(to, "{:depth$}{what} {name}: ranks {ranks}", "", depth = 2 * depth)?;
     for child in tree.children(node) {
         branch(topology, tree, child, depth + 1, to)?;
     }
     Ok(())
+}
+
+const fn kind(site: Site) -> &'static str {
+    match site {
+        Site::Host(_) => "host",
+        Site::Region(_) => "aggregator of",
+    }
 }
 
 /// `0-3 7` for 0, 1, 2, 3 and 7.
@@ -131,9 +136,8 @@ fn slots(report: &Report, to: &mut String) -> fmt::Result {
     }
     let mut rows = vec![row(["AGGREGATOR", "TREES", "SLOTS", "HAS", "MISSING"])];
     for demand in &report.demands {
-        let what = if matches!(demand.site, Site::Host(_)) { "host" } else { "aggregator of" };
         rows.push(vec![
-            format!("{what} {}", demand.name),
+            format!("{} {}", kind(demand.site), demand.name),
             demand.trees.to_string(),
             demand.slots.to_string(),
             demand.has.map_or("?".into(), |has| has.to_string()),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::plan::Site;
 
 /// Two racks of two hosts each; line numbers matter to the tests.
 const GOOD: &str = r#"name = "two racks"
@@ -52,6 +53,15 @@ fn a_file_is_read_and_its_canonical_form_says_the_same() {
     assert_eq!(read.hosts[0].daemon, Some(SocketAddrV4::new(read.hosts[0].address, CONTROL_PORT)));
     assert_eq!(read.hosts[1].daemon.map(|at| at.port()), Some(9999));
     assert_eq!(read.hosts[3].daemon, None);
+    for (site, name, port) in [
+        (Site::Host(1), "a1", Some(9999)),
+        (Site::Host(3), "b1", None),
+        (Site::Region(1), "b", Some(CONTROL_PORT)),
+        (Site::Region(0), "a", None),
+    ] {
+        assert_eq!(read.name_of(site), name);
+        assert_eq!(read.control_of(site).map(|at| at.port()), port);
+    }
     let printed = read.to_toml();
     let again = Topology::parse(&printed).expect("the canonical form is right");
     assert_eq!(again, read);
