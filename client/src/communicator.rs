@@ -78,11 +78,11 @@ impl Communicator {
 
     pub(crate) fn connect(mut settings: Builder) -> Result<Self, Error> {
         let place = settings.place()?;
-        settings.find_hosts(&place)?;
         let Builder { scaling, lanes, deadline, .. } = settings;
         let side = Side::new(&settings)?;
         // What no call could have is told before anybody is waited for.
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
+        settings.find_hosts(&place)?;
         let stripes = Stripe::open_all(&settings, &place)?;
         let mut mode = ResultMode::Ports;
         let mut chunks = u16::MAX;
