@@ -34,6 +34,8 @@ mod rendezvous;
 pub mod ring;
 #[expect(unsafe_code, reason = "mapped memory, and references into it")]
 mod segment;
+#[expect(unsafe_code, reason = "non-temporal stores")]
+mod stream;
 mod wake;
 mod watch;
 
