@@ -10,6 +10,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Shape};
+use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
 use crate::blocks::{Blocks, Local, Share};
@@ -77,6 +78,7 @@ impl Communicator {
         let place = settings.place()?;
         let Builder { scaling, lanes, deadline, .. } = settings;
         // What no call could have is told before anybody is waited for.
+        Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         let stripes = Stripe::open_all(&settings, &place)?;
         let mut mode = ResultMode::Ports;
