@@ -10,6 +10,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Shape};
+use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
 use crate::blocks::{Blocks, Local, Purpose, Share};
@@ -81,6 +82,7 @@ impl Communicator {
         let Builder { scaling, lanes, deadline, .. } = settings;
         let side = Side::new(&settings)?;
         // What no call could have is told before anybody is waited for.
+        Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         settings.find_hosts(&place)?;
         let stripes = Stripe::open_all(&settings, &place)?;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
+use xdp_agg_numbers::simd::{self, SimdError};
 use xdp_agg_numbers::{FormatError, OutOfRange};
 
 /// Why a communicator could not be made, or a call did not end with a result.
@@ -199,6 +200,16 @@ impl From<xdp_agg_ps::Error> for Error {
 impl From<xdp_agg_mesh::Error> for Error {
     fn from(error: xdp_agg_mesh::Error) -> Self {
         Self::Mesh(std::sync::Arc::new(error))
+    }
+}
+
+impl From<SimdError> for Error {
+    fn from(error: SimdError) -> Self {
+        let problem = match error {
+            SimdError::Unknown(unknown) => unknown.to_string(),
+            unsupported @ SimdError::Unsupported { .. } => unsupported.to_string(),
+        };
+        Self::Config { name: simd::VARIABLE, problem }
     }
 }
 

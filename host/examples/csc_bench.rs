@@ -13,9 +13,7 @@
 //! at once, in buffers of the same size.
 
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 use xdp_agg_host::add::add;
 use xdp_agg_host::csc::Csc;
 use xdp_agg_host::ring::Ring;
+use xdp_agg_host::send_receive::SendReceive;
 use xdp_agg_host::{Buffer, Error, Group, Options};
 
 const RANK: &str = "CSC_BENCH_RANK";
@@ -49,10 +48,10 @@ enum Subject {
     CscGatherShared,
     CscGatherView,
     RingGather(usize),
-    SocketGather,
+    SendReceiveGather,
     CscScatter,
     RingScatter(usize),
-    SocketScatter,
+    SendReceiveScatter,
 }
 
 fn main() {
@@ -112,10 +111,10 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
     let mut subjects = vec![Subject::Copy, Subject::CscGather];
     subjects.extend([Subject::CscGatherShared, Subject::CscGatherView]);
     subjects.extend(rings(Subject::RingGather));
-    subjects.push(Subject::SocketGather);
+    subjects.push(Subject::SendReceiveGather);
     subjects.push(Subject::CscScatter);
     subjects.extend(rings(Subject::RingScatter));
-    subjects.push(Subject::SocketScatter);
+    subjects.push(Subject::SendReceiveScatter);
     subjects
 }
 
@@ -125,7 +124,7 @@ fn measure(settings: &Settings, rank: usize) -> Result<(), Error> {
     let mut options = Options::new(&job, rank, settings.processes);
     options.segment = settings.segment;
     let group = Group::join(&options)?;
-    let mut sockets = Sockets::open(&group, &job)?;
+    let mut sockets = SendReceive::connect(&group, &job)?;
     for &bytes in &settings.bytes {
         let bytes = bytes / settings.processes / 64 * 64 * settings.processes;
         let mut bench = Bench::new(&group, settings, bytes)?;
@@ -177,7 +176,7 @@ impl Bench {
     }
 
     /// Runs it once, if it can be.
-    fn run(&mut self, subject: Subject, sockets: &mut Sockets) -> Result<bool, Error> {
+    fn run(&mut self, subject: Subject, sockets: &mut SendReceive) -> Result<bool, Error> {
         let part = self.part;
         let (input, output) = (&self.input, &mut self.output);
         match subject {
@@ -194,7 +193,7 @@ impl Bench {
             Subject::RingGather(chunk) => {
                 ring(&mut self.rings, chunk).all_gather(&input[..part], output)?;
             }
-            Subject::SocketGather => sockets.all_gather(&input[..part], output),
+            Subject::SendReceiveGather => sockets.all_gather(&input[..part], output)?,
             Subject::CscScatter => {
                 self.csc.reduce_scatter(input, &mut output[..part], 4, &mut add::<f32>)?;
             }
@@ -202,70 +201,12 @@ impl Bench {
                 let ring = ring(&mut self.rings, chunk);
                 ring.reduce_scatter(input, &mut output[..part], 4, &mut add::<f32>)?;
             }
-            Subject::SocketScatter => sockets.reduce_scatter(input, &mut output[..part]),
+            Subject::SendReceiveScatter => {
+                sockets.reduce_scatter(input, &mut output[..part], 4, &mut add::<f32>)?;
+            }
         }
         black_box(&self.output);
         Ok(true)
-    }
-}
-
-/// A ring of unix sockets: what send and receive through the kernel cost.
-struct Sockets {
-    rank: usize,
-    n: usize,
-    next: UnixStream,
-    previous: UnixStream,
-    partial: Vec<u8>,
-    chunk: Vec<u8>,
-}
-
-impl Sockets {
-    /// Below what a socket buffers, so that all can send before they receive.
-    const CHUNK: usize = 64 << 10;
-
-    fn open(group: &Group, job: &str) -> Result<Self, Error> {
-        let (rank, n) = (group.local_rank(), group.local_size());
-        let name = |rank| SocketAddr::from_abstract_name(format!("{job}/{rank}")).expect("a name");
-        let listener = UnixListener::bind_addr(&name(rank)).expect("a listener");
-        group.barrier()?;
-        let next = UnixStream::connect_addr(&name((rank + 1) % n)).expect("a connection");
-        let (previous, _) = listener.accept().expect("a connection");
-        Ok(Self { rank, n, next, previous, partial: Vec::new(), chunk: vec![0; Self::CHUNK] })
-    }
-
-    fn all_gather(&mut self, input: &[u8], output: &mut [u8]) {
-        let (rank, n, len) = (self.rank, self.n, input.len());
-        output[rank * len..(rank + 1) * len].copy_from_slice(input);
-        for round in 0..n - 1 {
-            let sends = (rank + n - round) % n * len;
-            let receives = (rank + n - round - 1) % n * len;
-            for start in (0..len).step_by(Self::CHUNK) {
-                let end = len.min(start + Self::CHUNK);
-                self.next.write_all(&output[sends + start..sends + end]).expect("the next");
-                let to = &mut output[receives + start..receives + end];
-                self.previous.read_exact(to).expect("the previous");
-            }
-        }
-    }
-
-    fn reduce_scatter(&mut self, input: &[u8], output: &mut [u8]) {
-        let (rank, n, len) = (self.rank, self.n, output.len());
-        self.partial.resize(len, 0);
-        for round in 0..n - 1 {
-            let sends = (rank + 2 * n - round - 1) % n * len;
-            let receives = (rank + 2 * n - round - 2) % n * len;
-            for start in (0..len).step_by(Self::CHUNK) {
-                let end = len.min(start + Self::CHUNK);
-                let from = if round == 0 { &input[sends..sends + len] } else { &self.partial[..] };
-                self.next.write_all(&from[start..end]).expect("the next");
-                let theirs = &mut self.chunk[..end - start];
-                self.previous.read_exact(theirs).expect("the previous");
-                let last = round + 2 == n;
-                let to = if last { &mut *output } else { &mut self.partial[..] };
-                let own = &input[receives + start..receives + end];
-                add::<f32>(&[theirs, own], &mut to[start..end]);
-            }
-        }
     }
 }
 
@@ -360,11 +301,11 @@ fn copied(subject: Subject, n: f64) -> f64 {
         Subject::CscGatherShared => 1.0,
         Subject::CscGatherView => 1.0 / n,
         // Each of the others' parts in and out, the own part out.
-        Subject::RingGather(_) | Subject::SocketGather => 2.0 * (n - 1.0) / n + 1.0 / n,
+        Subject::RingGather(_) | Subject::SendReceiveGather => 2.0 * (n - 1.0) / n + 1.0 / n,
         // The others' parts in; then n reads and a write of 1/n, at half a copied byte each.
         Subject::CscScatter => (n - 1.0) / n + 0.5 * (1.0 + 1.0 / n),
         // In each round one part in, and two reads and a write of another.
-        Subject::RingScatter(_) | Subject::SocketScatter => (n - 1.0) / n * (1.0 + 1.5),
+        Subject::RingScatter(_) | Subject::SendReceiveScatter => (n - 1.0) / n * (1.0 + 1.5),
     }
 }
 
@@ -398,12 +339,12 @@ fn report(settings: &Settings, lines: &[Vec<String>]) {
         };
         let (gather, scatter) = (median(Subject::CscGather), median(Subject::CscScatter));
         println!(
-            "CSC over the best ring of mailboxes: all-gather {:.2}, reduce-scatter {:.2}\n\
-             CSC over the ring of sockets:        all-gather {:.2}, reduce-scatter {:.2}",
+            "CSC over the best ring of mailboxes:       all-gather {:.2}, reduce-scatter {:.2}\n\
+             CSC over the ring of sends and receives:  all-gather {:.2}, reduce-scatter {:.2}",
             best(Subject::RingGather) / gather,
             best(Subject::RingScatter) / scatter,
-            median(Subject::SocketGather) / gather,
-            median(Subject::SocketScatter) / scatter,
+            median(Subject::SendReceiveGather) / gather,
+            median(Subject::SendReceiveScatter) / scatter,
         );
     }
 }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::core::Core;
 use crate::layout::{LINE, Slot};
 use crate::record::{Claim, Shared};
-use crate::{Buffer, Error, Group, digest};
+use crate::{Buffer, Error, Group, digest, stream};
 
 /// A reduction of sources, in order of local rank, into bytes as long as each of them.
 pub type Reduce<'a> = &'a mut dyn FnMut(&[&[u8]], &mut [u8]);
@@ -128,6 +128,7 @@ impl Csc {
         let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGather, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
+        let copy = copy_for(output.len());
         let part = self.half / n / LINE * LINE;
         for start in pieces(len, part) {
             let end = len.min(start + part);
@@ -136,13 +137,13 @@ impl Csc {
             memory::write(core, own, end - start).copy_from_slice(&input[start..end]);
             // Line 6: synchronise; the own part needs none.
             let round = self.arrive(core, called, 0);
-            output[rank * len + start..rank * len + end].copy_from_slice(&input[start..end]);
+            copy(&input[start..end], &mut output[rank * len + start..rank * len + end]);
             self.pass(core, round, called)?;
             // Lines 7 to 11: read the others' parts, beginning with the next process's.
             for i in 1..n {
                 let from = (i + rank) % n;
                 let theirs = memory::read(core, self.at(from * part), end - start);
-                output[from * len + start..from * len + end].copy_from_slice(theirs);
+                copy(theirs, &mut output[from * len + start..from * len + end]);
             }
             self.parity ^= 1;
         }
@@ -294,10 +295,11 @@ impl Csc {
         assert_eq!(output.len(), n * len, "an output for all inputs");
         let round = self.arrive(core, called, input.offset());
         self.pass(core, round, called)?;
+        let copy = copy_for(output.len());
         for i in 0..n {
             let from = (i + rank) % n;
             let theirs = memory::read(core, self.brought_at(core, from), len);
-            output[from * len..(from + 1) * len].copy_from_slice(theirs);
+            copy(theirs, &mut output[from * len..(from + 1) * len]);
         }
         core.pass(core.arrive())?;
         self.parity ^= 1;
@@ -368,6 +370,11 @@ impl Csc {
         }
         Ok(())
     }
+}
+
+/// How to copy a piece of an output of so many bytes, which nobody reads before all of it is there.
+fn copy_for(output: usize) -> fn(&[u8], &mut [u8]) {
+    if output >= stream::FROM { stream::copy } else { |from, to| to.copy_from_slice(from) }
 }
 
 /// Starts of the pieces of `len` bytes: at least one, for the synchronisation.

@@ -5,7 +5,8 @@
 //!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
 //!   which block is whose, [`Marks`] what is reported of it.
 //! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
-//!   [`ring`]: the same round a ring, the baseline; [`Buffer`]: memory in the segment.
+//!   [`send_receive`]: the same round a ring of sends and receives, the paper's baseline; [`ring`]:
+//!   round a ring of mailboxes in the segment; [`Buffer`]: memory in the segment.
 //! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
 #![deny(unsafe_code)]
 
@@ -34,6 +35,9 @@ mod rendezvous;
 pub mod ring;
 #[expect(unsafe_code, reason = "mapped memory, and references into it")]
 mod segment;
+pub mod send_receive;
+#[expect(unsafe_code, reason = "non-temporal stores")]
+mod stream;
 mod wake;
 mod watch;
 

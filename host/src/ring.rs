@@ -1,5 +1,7 @@
-//! The same collectives round a ring of mailboxes: what CSC is compared with (paper 1, Fig. 8 and
-//! 12; paper 5, section 1.3).
+//! The same collectives round a ring of mailboxes in the segment (paper 1, Fig. 8 and 12).
+//!
+//! Not the paper's baseline, which has no common memory ([`send_receive`](crate::send_receive)): a
+//! ring at its best on this machine, two copies a step and a futex only where somebody sleeps.
 //!
 //! Each process has a mailbox that it writes and the next process reads. It has two places, so
 //! that one can be filled while the other is emptied. A collective takes `n - 1` rounds, in each

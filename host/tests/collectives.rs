@@ -1,4 +1,4 @@
-//! Collectives on whole buffers, CSC and ring, each "process" a thread.
+//! Collectives on whole buffers, CSC and rings, each "process" a thread.
 
 mod common;
 
@@ -6,6 +6,7 @@ use common::run;
 use xdp_agg_host::add::add;
 use xdp_agg_host::csc::Csc;
 use xdp_agg_host::ring::Ring;
+use xdp_agg_host::send_receive::SendReceive;
 use xdp_agg_host::{Error, Options};
 
 /// Small, so that buffers go through in many pieces.
@@ -24,8 +25,9 @@ fn sums(n: usize, range: std::ops::Range<usize>) -> Vec<u8> {
     range.flat_map(|i| sum(i).to_ne_bytes()).collect()
 }
 
-/// Elements of a part: none, one, odd, and many pieces.
-const COUNTS: [usize; 6] = [0, 1, 7, 1000, 4097, 50_003];
+/// Elements of a part: none, one, odd, many pieces, and so many that an all-gather's copies go past
+/// the caches.
+const COUNTS: [usize; 6] = [0, 1, 7, 1000, 4097, 150_001];
 
 fn same(options: &mut Options) {
     // Room for a buffer of each process.
@@ -38,6 +40,8 @@ fn all_gather() {
         run(n, same, move |group| {
             let mut csc = Csc::new(&group, ROOM).expect("an area");
             let mut ring = Ring::new(&group, 4096).expect("mailboxes");
+            let name = format!("{}-gather-{n}", std::process::id());
+            let mut sockets = SendReceive::connect(&group, &name).expect("sockets");
             for count in COUNTS {
                 // Not whole elements: bytes are bytes.
                 let cut = |mut bytes: Vec<u8>| {
@@ -52,6 +56,9 @@ fn all_gather() {
                 output.fill(0);
                 ring.all_gather(&input, &mut output).expect("a ring");
                 assert!(output == expected, "ring, {n} × {count}");
+                output.fill(0);
+                sockets.all_gather(&input, &mut output).expect("a ring of sockets");
+                assert!(output == expected, "sockets, {n} × {count}");
                 let mut buffer = group.buffer(input.len()).expect("a buffer");
                 buffer.copy_from_slice(&input);
                 output.fill(0);
@@ -69,6 +76,8 @@ fn reduce_scatter() {
             let rank = group.local_rank();
             let mut csc = Csc::new(&group, ROOM).expect("an area");
             let mut ring = Ring::new(&group, 4096).expect("mailboxes");
+            let name = format!("{}-scatter-{n}", std::process::id());
+            let mut sockets = SendReceive::connect(&group, &name).expect("sockets");
             for count in COUNTS {
                 let input = numbers(rank, n * count);
                 let expected = sums(n, rank * count..(rank + 1) * count);
@@ -78,6 +87,11 @@ fn reduce_scatter() {
                 output.fill(0);
                 ring.reduce_scatter(&input, &mut output, 4, &mut add::<i32>).expect("a ring");
                 assert!(output == expected, "ring, {n} × {count}");
+                output.fill(0);
+                sockets
+                    .reduce_scatter(&input, &mut output, 4, &mut add::<i32>)
+                    .expect("a ring of sockets");
+                assert!(output == expected, "sockets, {n} × {count}");
                 let mut buffer = group.buffer(input.len()).expect("a buffer");
                 buffer.copy_from_slice(&input);
                 output.fill(0);

@@ -24,20 +24,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for row in &rows {
             let beside = if row.name.starts_with("de-") { 2 } else { 1 };
             let [whole, same] = [0, beside].map(|i| share(row, &rows[i]));
-            println!("{}  {whole:4.0} % of a copy, {same:4.0} % of one by blocks", line(row));
+            println!(
+                "{}  {:4.0} ({:4.0}) % of a copy, {:4.0} ({:4.0}) % of one by blocks",
+                line(row),
+                whole[0],
+                whole[1],
+                same[0],
+                same[1],
+            );
         }
     }
     for sources in [2, 4] {
         for chunks in [1, 16] {
             println!("\n{sources} sources, {chunks} chunks of 1 MB");
             let rows = fusion(&block, sources, chunks, rounds);
-            for pair in rows.chunks(2) {
-                println!(
-                    "{}  {:.2} times as fast",
-                    line(&pair[0]),
-                    share(&pair[0], &pair[1]) / 100.0
-                );
-                println!("{}", line(&pair[1]));
+            for [fused, unfused, by_chunks] in rows.as_chunks().0 {
+                println!("{}", line(fused));
+                for other in [unfused, by_chunks] {
+                    let [median, best] = [0, 1].map(|i| other.seconds[i] / fused.seconds[i]);
+                    println!("{}  fused: {median:.2} ({best:.2}) times as fast", line(other));
+                }
             }
         }
     }
@@ -47,8 +53,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn share(row: &Row, of: &Row) -> f64 {
-    100.0 * of.seconds[0] / row.seconds[0] * row.moved as f64 / of.moved as f64
+fn share(row: &Row, of: &Row) -> [f64; 2] {
+    [0, 1].map(|i| 100.0 * row.rates()[i] / of.rates()[i])
 }
 
 fn line(row: &Row) -> String {

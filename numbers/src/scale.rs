@@ -49,10 +49,15 @@ impl Scale {
     /// that rounds, as the conversion of a 64-bit product is.
     #[inline(always)]
     pub(crate) fn down_f32(&self) -> Option<f32> {
-        let bits = self.down[0].to_bits();
-        let (exponent, mantissa) = ((bits >> 52) as i32 - 1023, bits << 12);
-        let exact = mantissa == 0 && (-126..=126).contains(&exponent) && self.down[1] == 1.0;
-        exact.then_some(self.down[0] as f32)
+        power_in_f32(self.down)
+    }
+
+    /// The factor into integers, if products with it in f32 round as those in f64 do: a power of
+    /// two. Such a product is exact, or subnormal (which is zero as an integer, as the exact one
+    /// is), or overflows (which no element does that fits into a lane).
+    #[inline(always)]
+    pub(crate) fn up_f32(&self) -> Option<f32> {
+        power_in_f32(self.up)
     }
 
     /// As [`Self::divided_by`] for a scale that is no power of two: one rounding less than two
@@ -61,6 +66,15 @@ impl Scale {
         let divisor = scale * f64::from(processes.max(1));
         Self { up: [scale, 1.0], down: [1.0 / divisor, 1.0] }
     }
+}
+
+/// The product of two factors as an f32, if it is a power of two within its normal range.
+#[inline(always)]
+fn power_in_f32(factors: [f64; 2]) -> Option<f32> {
+    let bits = factors[0].to_bits();
+    let (exponent, mantissa) = ((bits >> 52) as i32 - 1023, bits << 12);
+    let exact = mantissa == 0 && (-126..=126).contains(&exponent) && factors[1] == 1.0;
+    exact.then_some(factors[0] as f32)
 }
 
 /// 2 to an exponent from -1022 to 1023.

@@ -126,3 +126,25 @@ fn several_aggregators_are_understood() {
     let error = twice.rank(0).world_size(1).connect().expect_err("twice").to_string();
     assert!(error.contains("named twice"), "{error}");
 }
+
+/// In a process of its own: the environment is one for all tests.
+#[test]
+fn unknown_instructions_are_told_at_the_start() {
+    const CHILD: &str = "XDP_AGG_TEST_OF_SIMD";
+    if std::env::var_os(CHILD).is_some() {
+        // Nobody listens there: what is wrong here is told before anybody is asked.
+        let builder = with(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("XDP_AGG_ADDR", "127.0.0.1:1")]);
+        let error = builder.expect("all is well").connect().expect_err("no such level");
+        assert!(matches!(&error, Error::Config { name: "XDP_AGG_SIMD", .. }), "{error}");
+        assert!(error.to_string().contains("choose portable, avx2 or avx512"), "{error}");
+        return;
+    }
+    let test = "settings::tests::unknown_instructions_are_told_at_the_start";
+    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", test])
+        .envs([(CHILD, "1"), ("XDP_AGG_SIMD", "sse9")])
+        .output()
+        .expect("the same program again");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}

@@ -6,12 +6,12 @@ use half::{bf16, f16};
 
 use super::convert::{Float, Ordered, Sum};
 use super::lane::{Lane, decode_lanes};
-use super::order;
 use super::tiles::{zip_map, zip_map_many};
+use super::{order, single};
 use crate::element::{ElementType, sealed};
 use crate::format::{Encoded, Format};
 use crate::scale::{LaneBias, Scale};
-use crate::simd::Kernel;
+use crate::simd::{Kernel, Path};
 use crate::types::{LaneWidth, Op};
 
 /// 1.5 * 2^52: adding it to a 64-bit float below 2^51 leaves the nearest integer (ties to even) in
@@ -115,7 +115,7 @@ where
     type Output = <T::Sum as Ordered>::Key;
 
     #[inline(always)]
-    fn run(self) -> Self::Output {
+    fn run<P: Path>(self) -> Self::Output {
         let Self { sources, to, scale, bias, .. } = self;
         // Magnitudes of floats are ordered as their bits are, and those of NaN and infinity lie
         // above all others: one maximum tells whether any element needs a closer look.
@@ -183,10 +183,12 @@ where
     L: Lane,
 {
     let (simd, scale, bias) = (format.simd(), format.scale(key), format.bias());
-    let lane = PhantomData;
-    let peak = simd.run(Encode::<T, L> { sources, to: &mut *to, scale, bias: bias.bias, lane });
-    let fits = peak < T::Sum::INFINITE
-        && T::Sum::magnitude_value(peak).scaled_by(&scale) <= bias.max_float();
+    let peak = single::encode(format, &scale, sources, to).unwrap_or_else(|| {
+        let (to, bias, lane) = (&mut *to, bias.bias, PhantomData);
+        T::Sum::magnitude_value(simd.run(Encode::<T, L> { sources, to, scale, bias, lane }))
+    });
+    // NaN and infinity are not below anything.
+    let fits = peak.scaled_by(&scale) <= bias.max_float();
     if fits { Encoded::default() } else { encode_with_care::<T, L>(sources, to, &scale, bias) }
 }
 
@@ -217,7 +219,7 @@ where
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { from, to, scale, biases, .. } = self;
         match scale.down_f32() {
             // 16-bit floats would be rounded twice.
@@ -257,7 +259,7 @@ impl<T: Float> Kernel for Reduce<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { divisor, sources, to } = self;
         let zero = T::ZERO;
         match divisor {

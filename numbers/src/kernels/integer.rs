@@ -6,7 +6,7 @@ use super::order;
 use super::tiles::zip_map;
 use crate::element::{Element, sealed};
 use crate::format::{Encoded, Format};
-use crate::simd::Kernel;
+use crate::simd::{Kernel, Path};
 use crate::types::Op;
 
 struct Encode<'a, T> {
@@ -19,7 +19,7 @@ impl<T: Integer> Kernel for Encode<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { bias, sources, to } = self;
         let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
         let lane = |sum: T| sum.to_lane(bias).to_bytes();
@@ -39,7 +39,7 @@ impl<T: Integer> Kernel for Decode<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { biases, divisor, from, to } = self;
         if divisor == 1 {
             decode_lanes::<T, T::Key>(from, to, |lane| T::from_lane(lane, biases));
@@ -59,7 +59,7 @@ impl<T: Integer> Kernel for Reduce<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { divisor, sources, to } = self;
         if divisor == 1 {
             zip_map(sources, to, T::ZERO, |x| x, T::add, |sum| sum);

@@ -6,4 +6,7 @@ mod float;
 mod integer;
 mod lane;
 mod order;
+mod single;
 mod tiles;
+
+pub(crate) use tiles::TILE;

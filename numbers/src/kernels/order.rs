@@ -5,7 +5,7 @@ use super::convert::Ordered;
 use super::lane::{Lane, decode_lanes};
 use super::tiles::{fold, zip_map};
 use crate::format::Encoded;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Path, Simd};
 use crate::types::Op;
 
 #[inline(always)]
@@ -26,7 +26,7 @@ impl<T: Ordered> Kernel for Largest<'_, T> {
     type Output = T::Key;
 
     #[inline(always)]
-    fn run(self) -> T::Key {
+    fn run<P: Path>(self) -> T::Key {
         fold(self.0, T::ZERO, T::Key::ZERO, T::magnitude, Ord::max)
     }
 }
@@ -51,7 +51,7 @@ impl<T: Ordered> Kernel for Encode<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { op, sources, to } = self;
         let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
         // One loop for each operation: none decides for each element.
@@ -80,7 +80,7 @@ impl<T: Ordered> Kernel for Decode<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         decode_lanes::<T, T::Key>(self.from, self.to, T::from_key);
     }
 }
@@ -100,7 +100,7 @@ impl<T: Ordered> Kernel for Reduce<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<P: Path>(self) {
         let Self { op, sources, to } = self;
         // Beside the key, whether it came from a NaN.
         let map = |x: T| (x.to_key(), T::NAN.is_some() & (x.magnitude() > T::INFINITE));

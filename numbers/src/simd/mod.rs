@@ -2,7 +2,8 @@
 //!
 //! Each kernel is written once, in plain Rust. This module has it compiled for each of the
 //! instruction sets and calls the one that the CPU has; every path gives the same bits. (No path
-//! contracts a multiplication and an addition into one operation: that would round once less.)
+//! contracts a multiplication and an addition into one operation: that would round once less.) For
+//! the one conversion that plain Rust has no good word for there is `path`.
 //!
 //! `XDP_AGG_SIMD=portable|avx2|avx512` asks for one of them.
 
@@ -11,6 +12,10 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use crate::types::UnknownName;
+
+mod path;
+
+pub(crate) use path::{Path, Peaks, will_read, will_write};
 
 /// The environment variable that asks for a level.
 pub const VARIABLE: &str = "XDP_AGG_SIMD";
@@ -158,7 +163,7 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a `Simd` of this level exists only where the CPU was found to have all four.
             Level::Avx512 => unsafe { avx512(kernel) },
-            _ => portable(kernel),
+            _ => kernel.run::<path::Portable>(),
         }
     }
 }
@@ -166,24 +171,19 @@ impl Simd {
 /// A computation to compile for each level: `run` has to be `#[inline(always)]`.
 pub(crate) trait Kernel {
     type Output;
-    fn run(self) -> Self::Output;
-}
-
-#[inline(never)]
-fn portable<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run()
+    fn run<P: Path>(self) -> Self::Output;
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run()
+    kernel.run::<path::Avx2>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run()
+    kernel.run::<path::Avx512>()
 }
 
 #[cfg(test)]
