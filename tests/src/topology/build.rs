@@ -140,8 +140,7 @@ impl Topology {
             // shall meet faults one by one.
             let behind_xdp = if link.shape_up_in_middle { x } else { y };
             if self.mode == Mode::Ports || link.shape_up_in_middle {
-                ethtool::set_features(&behind_xdp.namespace, &behind_xdp.name, &[(GRO, true)])?;
-                behind_xdp.namespace.netlink().set_gro_max_size(&behind_xdp.name, 1)?;
+                take_from_xdp(behind_xdp)?;
             }
         }
         for end in ends {
@@ -154,6 +153,18 @@ impl Topology {
             }
         }
         Ok(())
+    }
+
+    /// Lets an XDP program send from a worker's host, for an aggregator that runs there. A rate
+    /// does not hold for what it sends.
+    ///
+    /// # Errors
+    /// No such worker, or the system's.
+    pub fn serve_on_worker(&self, worker: usize) -> Result<(), Error> {
+        match &self.link(worker)?.middle {
+            Some((x, _)) => take_from_xdp(x),
+            None => Ok(()),
+        }
     }
 
     /// Everybody knows everybody's link-layer address, and the switch knows its ports: no packet
@@ -249,4 +260,10 @@ impl Station {
         let end = End { namespace: namespace.clone(), name: name.into(), index: self.index() };
         (end, self.mac())
     }
+}
+
+/// Lets a veth's end receive what XDP redirects into the other one.
+fn take_from_xdp(end: &End) -> Result<(), Error> {
+    ethtool::set_features(&end.namespace, &end.name, &[(GRO, true)])?;
+    end.namespace.netlink().set_gro_max_size(&end.name, 1)
 }
