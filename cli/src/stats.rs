@@ -110,7 +110,7 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
     for (name, counters) in jobs
         .iter()
         .map(|job| (job.info.job.as_str(), &job.counters))
-        .chain([("(no job)", unattributed)])
+        .chain([("(no job)", &**unattributed)])
     {
         let reasons: Vec<_> = Reject::ALL
             .into_iter()
@@ -227,7 +227,7 @@ mod tests {
             slots: 8192,
             slots_free: 7680,
             jobs: vec![JobStats { info, counters }],
-            unattributed,
+            unattributed: Box::new(unattributed),
             control: ControlCounters { accepted: 9, garbled: 2, ..ControlCounters::default() },
         }
     }

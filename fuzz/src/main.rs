@@ -126,13 +126,14 @@ fn fuzz_the_kernel_program(cli: &Cli) -> Result<bool> {
 }
 
 fn print_kernel(report: &FuzzReport, time: Duration) {
-    let FuzzReport { inputs, passed, refused, probes, contributions, blocks, repetitions } = report;
+    let FuzzReport { inputs, passed, refused, probes, contributions, blocks, .. } = report;
+    let FuzzReport { repetitions, deliveries, relays, .. } = report;
     let share = |count: u64| 100.0 * count as f64 / (*inputs).max(1) as f64;
     println!(
         "{KERNEL:<8} ok: {inputs} inputs in {:.1} s ({:.0}/s), {:.1} % got behind the first checks",
         time.as_secs_f64(),
         *inputs as f64 / time.as_secs_f64().max(1e-9),
-        share(probes + contributions + repetitions),
+        share(probes + contributions + repetitions + deliveries + relays),
     );
     let counts = [
         ("not ours", *passed),
@@ -140,6 +141,8 @@ fn print_kernel(report: &FuzzReport, time: Duration) {
         ("sum", *blocks),
         ("repetition", *repetitions),
         ("probe", *probes),
+        ("parent's result", *deliveries),
+        ("parent's answer", *relays),
     ];
     let mut shares: Vec<String> =
         counts.iter().map(|(name, count)| format!("{name} {:.2} %", share(*count))).collect();

@@ -132,7 +132,7 @@ fn hostile_packets_change_nothing() {
         expected[Reject::Job as usize] += 2;
         check_sums(&workers, 100_000);
         let after = lab.stats();
-        let mut rejects = after.unattributed;
+        let mut rejects = *after.unattributed;
         rejects.merge(&after.jobs[0].counters);
         assert_eq!(rejects.rejects, expected, "{engine}");
     }

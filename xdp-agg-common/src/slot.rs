@@ -29,9 +29,9 @@
 //!
 //! No message says so, and no clock is needed either. A worker that misses a result repeats its
 //! contribution; that sends the sum up again ([`Verdict::Forward`]), and the answer comes down to
-//! all that wait. Several members that miss one result send it up once, not once each: the others
-//! are told that it is being asked for (`PENDING`). If that repetition is lost too, whoever asks for
-//! the second time sends it up again.
+//! all that wait. Several members that miss one result send it up once, not each: the others
+//! are told that it is being asked for (`PENDING`). If that repetition is lost too, whoever asks
+//! for the second time sends it up again.
 
 use crate::lanes::{self, Chunk, Pick};
 use crate::maps::Reject;

@@ -161,6 +161,9 @@ impl World {
             Answer::Nothing => return,
             Answer::Sender { header, len } => (header, len, false),
             Answer::Members { header, len } => (header, len, true),
+            Answer::Member { .. } | Answer::Parent { .. } => {
+                unreachable!("no job of the simulation has a parent")
+            }
         };
         let Some(job) = sums.job(header.job) else { return };
         let packet = &mut bytes[..HEADER_LEN + len];

@@ -150,8 +150,7 @@ impl Topology {
             // shall meet faults one by one.
             let behind = [(x, cable.xdp_at_host), (y, cable.xdp_at_port)];
             for (end, _) in behind.into_iter().filter(|(_, xdp)| *xdp) {
-                ethtool::set_features(&end.namespace, &end.name, &[(GRO, true)])?;
-                end.namespace.netlink().set_gro_max_size(&end.name, 1)?;
+                take_from_xdp(end)?;
             }
         }
         for end in ends {
@@ -164,6 +163,18 @@ impl Topology {
             }
         }
         Ok(())
+    }
+
+    /// Lets an XDP program send from a worker's host, for an aggregator that runs there. A rate
+    /// does not hold for what it sends.
+    ///
+    /// # Errors
+    /// No such worker, or the system's.
+    pub fn serve_on_worker(&self, worker: usize) -> Result<(), Error> {
+        match &self.link(worker)?.middle {
+            Some((x, _)) => take_from_xdp(x),
+            None => Ok(()),
+        }
     }
 
     /// Everybody knows everybody's link-layer address, and the switch knows its ports: no packet
@@ -284,4 +295,10 @@ impl Station {
         let end = End { namespace: namespace.clone(), name: name.into(), index: self.index() };
         (end, self.mac())
     }
+}
+
+/// Lets a veth's end receive what XDP redirects into the other one.
+fn take_from_xdp(end: &End) -> Result<(), Error> {
+    ethtool::set_features(&end.namespace, &end.name, &[(GRO, true)])?;
+    end.namespace.netlink().set_gro_max_size(&end.name, 1)
 }

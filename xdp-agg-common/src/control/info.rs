@@ -97,7 +97,7 @@ pub struct Stats {
     /// Per job that exists, with its counters.
     pub jobs: Vec<JobStats>,
     /// Packets that belong to no job.
-    pub unattributed: JobCounters,
+    pub unattributed: Box<JobCounters>,
     /// Control connections.
     #[serde(default)]
     pub control: ControlCounters,

@@ -118,7 +118,7 @@ pub trait Engine: Send {
 
     /// Sends one probe of full block size up to the job's parent, and says whether the answer to
     /// one has come: then the path is learned, and nothing is sent any more. To be called again
-    /// and again, every 20 ms or so, between `prepare` and `start`. True for a job without a parent.
+    /// and again, every 20 ms or so, between `prepare` and `start`. True where there is no parent.
     ///
     /// # Errors
     /// No such job, or the packet cannot be sent (no route, or it is longer than the path's MTU).

@@ -271,7 +271,7 @@ impl Sums {
         };
         if let Some(at) = self.job_below(&header) {
             let event = Event { job: at as u16, ..event };
-            return match self.from_parent(at, &header, source, payload) {
+            return match self.take_answer(at, &header, source, payload) {
                 Ok(answer) => answer,
                 Err(reason) => self.refuse(at, source, event, reason),
             };

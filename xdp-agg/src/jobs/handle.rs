@@ -311,7 +311,7 @@ impl Jobs {
             slots: self.pool.total(),
             slots_free: self.pool.free(),
             jobs: self.jobs.values().map(count).chain(self.served.iter().map(serves)).collect(),
-            unattributed: counters.get(MAX_JOBS).copied().unwrap_or_default(),
+            unattributed: Box::new(counters.get(MAX_JOBS).copied().unwrap_or_default()),
             // The server's own.
             control: ControlCounters::default(),
         }

@@ -6,6 +6,7 @@ mod concurrent;
 mod differential;
 mod events;
 mod foreign;
+mod forwarding;
 mod frames;
 mod fuzz;
 mod model;

@@ -313,7 +313,7 @@ impl Bench<'_> {
     /// Packets that the data path has refused, by reason.
     fn rejects(&self) -> Result<[u64; Reject::COUNT]> {
         let stats = self.daemon.stats()?;
-        let mut all: JobCounters = stats.unattributed;
+        let mut all: JobCounters = *stats.unattributed;
         for job in &stats.jobs {
             all.merge(&job.counters);
         }

@@ -35,7 +35,7 @@ impl Sums {
     }
 
     /// Takes in a packet that may be the parent's of the job at `at`.
-    pub(super) fn from_parent(
+    pub(super) fn take_answer(
         &mut self,
         at: usize,
         header: &Header,

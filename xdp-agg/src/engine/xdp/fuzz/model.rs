@@ -161,7 +161,7 @@ impl Model {
             }
             let source = Source { addr: word(26), port: half(34) };
             let packet = Packet { bytes: frame[..14 + ip_len].to_vec(), header };
-            let judged = self.from_parent(at, source, packet, report);
+            let judged = self.take_answer(at, source, packet, report);
             return judged.map_err(|reason| Some((at, reason)));
         }
         let at = JOBS.iter().position(|job| *job == header.job);
@@ -270,7 +270,7 @@ impl Model {
     }
 
     /// What should come of a packet that may be the parent's.
-    fn from_parent(
+    fn take_answer(
         &mut self,
         at: usize,
         source: Source,
