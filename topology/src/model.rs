@@ -1,0 +1,201 @@
+//! A network as the planner sees it: a tree of regions, with hosts in them.
+//!
+//! The regions without a parent, and the hosts without a region, meet at the *core*, which is not
+//! over-subscribed and has no name.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::units::Rate;
+
+/// A network and the job that is to run on it.
+///
+/// [`Topology::parse`](crate::file) makes one from a file, and checks it; whoever builds one
+/// himself keeps to what is said at the fields.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Topology {
+    /// What the network is called.
+    pub name: String,
+    /// How the job's vectors are summed.
+    pub strategy: Strategy,
+    /// Racks, pods and what else shares an uplink; parents come before their children.
+    pub regions: Vec<Region>,
+    /// The workers' hosts, one a rank: `hosts[r].rank == r`.
+    pub hosts: Vec<Host>,
+    /// What a probe measured between the hosts, if there is any.
+    pub measured: Option<Measured>,
+}
+
+/// Hosts that share an uplink.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Region {
+    /// Its name, unique among regions.
+    pub name: String,
+    /// The region that it is part of, as an index into [`Topology::regions`]; None: the core.
+    pub parent: Option<usize>,
+    /// What the uplink carries in each direction; None: more than its hosts can send.
+    pub uplink: Option<Rate>,
+    /// A switch of the region, or a host at it, that aggregates for it.
+    pub aggregator: Option<Aggregator>,
+}
+
+/// A daemon that aggregates for a region and is no worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Aggregator {
+    /// Its control address.
+    pub control: SocketAddrV4,
+    /// Slots that it has for the job; None: not known.
+    pub slots: Option<u32>,
+    /// Rate of its link in each direction; None: it is in the switch and has no link of its own.
+    pub rate: Option<Rate>,
+}
+
+/// A worker's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Host {
+    /// Its name, unique among hosts.
+    pub name: String,
+    /// The worker's rank.
+    pub rank: u16,
+    /// Its address on the network that is described.
+    pub address: Ipv4Addr,
+    /// Its rack, as an index into [`Topology::regions`]; None: it is at the core.
+    pub region: Option<usize>,
+    /// Rate of its link in each direction.
+    pub rate: Rate,
+    /// Control address of the daemon on it; None: there is none.
+    pub daemon: Option<SocketAddrV4>,
+    /// Slots that the daemon has for the job; None: not known.
+    pub slots: Option<u32>,
+    /// The interface towards the network; None: not said.
+    pub interface: Option<String>,
+}
+
+/// Rates between hosts while every host sends to every other one at the same time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Names of the hosts, in the order of rows and columns.
+    pub hosts: Vec<String>,
+    /// `mbit[i][j]` is what host `i` got through to host `j`, in Mbit/s; 0 for `i == j`.
+    pub mbit: Vec<Vec<f64>>,
+}
+
+/// How the job's vectors are summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Whatever [`choose`](crate::choose) finds best.
+    #[default]
+    Auto,
+    /// Each host's daemon aggregates an equal share of the vector.
+    Colocated,
+    /// Trees over the over-subscribed regions (paper 2).
+    Rat,
+    /// A ring of racks, each aggregated within (paper 3).
+    Rina,
+    /// The regions' aggregators share the vector (paper 1).
+    Passing,
+    /// A ring within each rack, and rings across them (paper 3, baseline).
+    HAr,
+    /// One ring over all workers.
+    Ring,
+    /// Parameter servers, one on each host.
+    Ps,
+}
+
+impl Strategy {
+    /// All of them, in the order of their description.
+    pub const ALL: [Self; 8] = [
+        Self::Auto,
+        Self::Colocated,
+        Self::Rat,
+        Self::Rina,
+        Self::Passing,
+        Self::HAr,
+        Self::Ring,
+        Self::Ps,
+    ];
+
+    /// Its name in files and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Colocated => "colocated",
+            Self::Rat => "rat",
+            Self::Rina => "rina",
+            Self::Passing => "passing",
+            Self::HAr => "h-ar",
+            Self::Ring => "ring",
+            Self::Ps => "ps",
+        }
+    }
+
+    /// Whether it is carried out by [`Forest`](crate::Forest)s, i.e. by aggregators.
+    #[must_use]
+    pub const fn is_forest(self) -> bool {
+        matches!(self, Self::Colocated | Self::Rat | Self::Rina | Self::Passing)
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A text that names no strategy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no strategy; expected auto, colocated, rat, rina, passing, h-ar, ring or ps")]
+pub struct BadStrategy(pub String);
+
+impl FromStr for Strategy {
+    type Err = BadStrategy;
+
+    fn from_str(text: &str) -> Result<Self, BadStrategy> {
+        let known = Self::ALL.into_iter().find(|strategy| strategy.name() == text);
+        known.ok_or_else(|| BadStrategy(text.into()))
+    }
+}
+
+impl Topology {
+    /// Number of workers.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// The region and those around it, innermost first.
+    pub fn around(&self, region: Option<usize>) -> impl Iterator<Item = usize> + '_ {
+        std::iter::successors(region, |&region| self.regions[region].parent)
+    }
+
+    /// Whether the host is in the region, or in a region of it.
+    #[must_use]
+    pub fn is_within(&self, host: usize, region: usize) -> bool {
+        self.around(self.hosts[host].region).any(|around| around == region)
+    }
+
+    /// For each region, what the links of all hosts in it carry together, in bit/s.
+    #[must_use]
+    pub fn host_capacity(&self) -> Vec<u64> {
+        let mut capacity = vec![0; self.regions.len()];
+        for host in &self.hosts {
+            for region in self.around(host.region) {
+                capacity[region] += host.rate.bits();
+            }
+        }
+        capacity
+    }
+
+    /// For each region, whether its hosts can send more than its uplink carries.
+    #[must_use]
+    pub fn oversubscribed(&self) -> Vec<bool> {
+        let capacity = self.host_capacity();
+        let regions = self.regions.iter().zip(capacity);
+        regions.map(|(region, below)| region.uplink.is_some_and(|up| up.bits() < below)).collect()
+    }
+}

@@ -1,0 +1,195 @@
+//! Aggregation trees: who sums what, and who gets it next.
+
+mod grow;
+mod scope;
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use crate::model::{Strategy, Topology};
+
+use scope::Scopes;
+
+/// The trees of a job. Block `j` of a vector goes to tree `j` modulo their number, so each
+/// carries an equal share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Forest {
+    /// The trees.
+    pub trees: Vec<Tree>,
+}
+
+/// A tree of aggregators, with ranks as leaves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Tree {
+    /// The first is the root; parents come before their children.
+    pub nodes: Vec<Node>,
+}
+
+/// An aggregator in a tree.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Node {
+    /// Where it runs; at most one node of a tree is at a site.
+    pub site: Site,
+    /// Index of the node that its sums go to; None for the root.
+    pub parent: Option<usize>,
+    /// The ranks that send to it directly, ascending.
+    pub ranks: Vec<u16>,
+}
+
+/// Where an aggregator runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Site {
+    /// The daemon on a worker's host, as an index into [`Topology::hosts`].
+    Host(usize),
+    /// A region's aggregator, as an index into [`Topology::regions`].
+    Region(usize),
+}
+
+/// What of a network does not work any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Lost {
+    /// Ranks that left; with a rank its host's daemon is gone too.
+    pub ranks: BTreeSet<u16>,
+    /// Aggregators that are gone, while the worker on the host, if any, goes on.
+    pub sites: BTreeSet<Site>,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The strategy needs no trees.
+    #[error(
+        "strategy {0} has no aggregation trees; expected colocated, rat, rina or passing \
+         (auto has to be decided first)"
+    )]
+    NoTrees(Strategy),
+    /// There is no worker.
+    #[error("no worker is left; a plan needs at least one")]
+    NoWorkers,
+    /// There is no aggregator at all.
+    #[error("strategy {0} finds no aggregator; give a host a daemon, or a region an `aggregator`")]
+    NoAggregator(Strategy),
+}
+
+impl Lost {
+    /// Whether nothing is lost.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ranks.is_empty() && self.sites.is_empty()
+    }
+}
+
+impl Tree {
+    /// Index of the node whose leaf the rank is.
+    #[must_use]
+    pub fn node_of(&self, rank: u16) -> Option<usize> {
+        self.nodes.iter().position(|node| node.ranks.binary_search(&rank).is_ok())
+    }
+
+    /// The nodes whose sums go to this one.
+    pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.nodes.len()).filter(move |&child| self.nodes[child].parent == Some(node))
+    }
+
+    /// All ranks below the node, ascending; the first stands for them at the node's parent.
+    #[must_use]
+    pub fn ranks_below(&self, node: usize) -> Vec<u16> {
+        let mut below = vec![false; self.nodes.len()];
+        let mut ranks = Vec::new();
+        for (index, other) in self.nodes.iter().enumerate().skip(node) {
+            // Parents come before children, so the parent is decided already.
+            below[index] = index == node || other.parent.is_some_and(|parent| below[parent]);
+            if below[index] {
+                ranks.extend_from_slice(&other.ranks);
+            }
+        }
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// Hops of a contribution on its way to the root: 1 if all ranks are the root's leaves.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        let mut depths = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            depths.push(node.parent.map_or(1, |parent: usize| depths[parent] + 1));
+        }
+        let used = self.nodes.iter().zip(depths).filter(|(node, _)| !node.ranks.is_empty());
+        used.map(|(_, depth)| depth).max().unwrap_or(0)
+    }
+}
+
+impl Forest {
+    /// The plan of a strategy on a network.
+    ///
+    /// # Errors
+    /// [`PlanError`]: the strategy has no trees, or lacks aggregators.
+    pub fn plan(topology: &Topology, strategy: Strategy) -> Result<Self, PlanError> {
+        Self::without(topology, strategy, &Lost::default())
+    }
+
+    /// The plan on what is left of a network. It depends on what is lost, not on the order of the
+    /// losses, so that all who know of the same losses have the same plan:
+    ///
+    /// * a rack whose aggregator is lost is one without (`rina`: its workers become autonomous
+    ///   and have groups of their own; `rat`: the daemons of its hosts aggregate it);
+    /// * a lost rank is in no tree, and a group that it was alone in is bypassed;
+    /// * a worker whose daemon is lost, but who goes on, is a leaf of the next aggregator around.
+    ///
+    /// # Errors
+    /// [`PlanError`]: the strategy has no trees, or no aggregator or worker is left.
+    pub fn without(
+        topology: &Topology,
+        strategy: Strategy,
+        lost: &Lost,
+    ) -> Result<Self, PlanError> {
+        if !strategy.is_forest() {
+            return Err(PlanError::NoTrees(strategy));
+        }
+        let scopes = Scopes::of(topology, strategy, lost);
+        if scopes.workers().is_empty() {
+            return Err(PlanError::NoWorkers);
+        }
+        let trees = match strategy {
+            Strategy::Rat => grow::rat(&scopes),
+            Strategy::Rina => grow::rina(&scopes),
+            _ => grow::flat(&scopes, strategy),
+        };
+        if trees.is_empty() {
+            return Err(PlanError::NoAggregator(strategy));
+        }
+        Ok(Self { trees })
+    }
+}
+
+/// The ranks that are left, in the order of a ring that enters and leaves each region once.
+#[must_use]
+pub fn ring_order(topology: &Topology, lost: &Lost) -> Vec<u16> {
+    let mut hosts: Vec<_> =
+        topology.hosts.iter().filter(|host| !lost.ranks.contains(&host.rank)).collect();
+    hosts.sort_by_cached_key(|host| {
+        let mut path: Vec<_> = topology.around(host.region).collect();
+        path.reverse();
+        (path, host.rank)
+    });
+    hosts.into_iter().map(|host| host.rank).collect()
+}
+
+/// The rings of `h-ar`: the ranks of each rack that are left, racks in the order of
+/// [`ring_order`]. Workers at the core are a rack each.
+#[must_use]
+pub fn racks(topology: &Topology, lost: &Lost) -> Vec<Vec<u16>> {
+    let mut racks: Vec<Vec<u16>> = Vec::new();
+    let mut last = None;
+    for rank in ring_order(topology, lost) {
+        let region = topology.hosts[usize::from(rank)].region;
+        match racks.last_mut() {
+            Some(rack) if region.is_some() && region == last => rack.push(rank),
+            _ => racks.push(vec![rank]),
+        }
+        last = region;
+    }
+    racks
+}
