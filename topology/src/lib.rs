@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod generate;
+pub mod graph;
 pub mod model;
 pub mod plan;
 pub mod units;
