@@ -21,7 +21,13 @@ fn a_ring_of_streams() {
         .map(|i| {
             uses.add(ResourceId(i), 1.0);
             uses.add(ResourceId(n + (i + 1) % n), 1.0);
-            schedule.add(Stream { latency: if i % 16 == 0 {5e-6} else {1e-6}, ..Stream::chunked(2 * (n - 1), 24e3) }, &mut uses)
+            schedule.add(
+                Stream {
+                    latency: if i % 16 == 0 { 5e-6 } else { 1e-6 },
+                    ..Stream::chunked(2 * (n - 1), 24e3)
+                },
+                &mut uses,
+            )
         })
         .collect();
     for i in 0..n as usize {
@@ -29,6 +35,7 @@ fn a_ring_of_streams() {
     }
     let t = std::time::Instant::now();
     let outcome =
-        simulate(&schedule, &vec![1.25e9; 2 * n as usize], &Options::default(), &mut |_| {}).expect("ends");
+        simulate(&schedule, &vec![1.25e9; 2 * n as usize], &Options::default(), &mut |_| {})
+            .expect("ends");
     eprintln!("{} {} {} {:?}", outcome.seconds, outcome.events, outcome.fillings, t.elapsed());
 }

@@ -488,9 +488,8 @@ impl<'a> Run<'a> {
 
     fn outcome(self) -> Result<Outcome, SimulationError> {
         if self.unfinished > 0 {
-            let unfinished = |&(i, flow): &(usize, &Flow)| {
-                flow.delivered < self.schedule.streams[i].chunks
-            };
+            let unfinished =
+                |&(i, flow): &(usize, &Flow)| flow.delivered < self.schedule.streams[i].chunks;
             let first = self.flows.iter().enumerate().find(unfinished);
             let (first, chunk) = first.map_or((0, 0), |(i, flow)| (i, flow.sent));
             return Err(SimulationError::Stalled { streams: self.unfinished, first, chunk });

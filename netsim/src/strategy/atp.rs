@@ -122,12 +122,7 @@ impl Way {
     }
 
     /// Adds what all links carry, there and back; returns the longest way's latency in seconds.
-    fn uses(
-        &self,
-        fabric: &Fabric<'_>,
-        aggregating: &BTreeSet<usize>,
-        uses: &mut Uses,
-    ) -> f64 {
+    fn uses(&self, fabric: &Fabric<'_>, aggregating: &BTreeSet<usize>, uses: &mut Uses) -> f64 {
         let network = fabric.network();
         let copies = self.copies(network, aggregating);
         let mut latency_ns = vec![0_u64; copies.len()];
