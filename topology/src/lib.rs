@@ -1,19 +1,33 @@
 //! Networks as data, and what is planned from them.
 //!
-//! * [`model`]: a network of regions (racks, pods) and hosts, as a topology file describes it.
+//! * [`model`]: a network of regions (racks, pods) and hosts; [`file`] reads it from a topology file
+//!   and prints it, [`infer`] finds regions in measured rates.
 //! * [`plan`]: the aggregation trees of a strategy on a network, also after a loss.
+//! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how
+//!   it compares with other schemes (paper 2, table 1).
+//! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which
+//!   rack to equip with an aggregator next (paper 3, section III-B).
+//! * [`graph`] and [`generate`]: fat-trees and the like with their routes, for the simulator.
 //!
 //! Nothing here does any input or output, and nothing depends on time or chance: every worker
 //! computes the same plan from the same file.
 
 #![forbid(unsafe_code)]
 
+pub mod analysis;
+pub mod choose;
+pub mod file;
+pub mod flows;
 pub mod generate;
 pub mod graph;
+pub mod incremental;
+pub mod infer;
 pub mod model;
+pub mod occupation;
 pub mod plan;
 pub mod units;
 
-pub use model::{Aggregator, Host, Region, Strategy, Topology};
+pub use file::{Fault, FileError};
+pub use model::{Aggregator, Host, Measured, Region, Strategy, Topology};
 pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};
 pub use units::Rate;

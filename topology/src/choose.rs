@@ -1,0 +1,213 @@
+//! Strategy `auto`: which strategy is the fastest on a network by measured costs, and why.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::analysis::{Cable, End, Traffic, demands};
+use crate::flows::{Flow, Scheme};
+use crate::model::{Strategy, Topology};
+use crate::plan::Site;
+
+/// What was measured on the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Costs {
+    /// Seconds from sending a message to the next one that waited for it, between two hosts over
+    /// a daemon.
+    pub message: f64,
+    /// The same for a message of the TCP ring or a parameter server.
+    pub tcp_message: f64,
+    /// Seconds that a host's daemon takes for a byte that arrives.
+    pub daemon_byte: f64,
+    /// Seconds that a worker takes for a byte that it receives over TCP and adds.
+    pub tcp_byte: f64,
+}
+
+/// What is assumed before anything is measured: 20 and 60 µs a message, 1.5 GB/s for a daemon and
+/// 2.5 GB/s over TCP.
+impl Default for Costs {
+    fn default() -> Self {
+        Self { message: 20e-6, tcp_message: 60e-6, daemon_byte: 1.0 / 1.5e9, tcp_byte: 1.0 / 2.5e9 }
+    }
+}
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// The strategy; never `auto`.
+    pub strategy: Strategy,
+    /// Why, in a sentence for people.
+    pub reason: String,
+    /// All that came into question, the fastest first.
+    pub estimates: Vec<Estimate>,
+}
+
+/// What a strategy would take.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Seconds of an all-reduce.
+    pub seconds: f64,
+    /// What most of it goes to.
+    pub bound: String,
+}
+
+/// The strategies in question; of equally fast ones the first is chosen.
+const CANDIDATES: [Strategy; 6] = [
+    Strategy::Colocated,
+    Strategy::Passing,
+    Strategy::Rat,
+    Strategy::Rina,
+    Strategy::HAr,
+    Strategy::Ring,
+];
+
+/// The fastest strategy for vectors of `bytes` bytes: the time of the fullest link or the busiest
+/// host, whichever is longer, and of the longest chain of messages.
+///
+/// Everybody who knows the same network and costs chooses the same. What the network has no
+/// aggregators for, or what takes more jobs or slots (`slots_per_tree` for each tree) than an
+/// aggregator has, does not come into question; `ring` always does.
+#[must_use]
+pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u32) -> Choice {
+    let mut left_out = Vec::new();
+    let mut estimates = Vec::new();
+    for strategy in CANDIDATES {
+        match estimate(topology, strategy, bytes, costs, slots_per_tree) {
+            Ok(estimate) => estimates.push(estimate),
+            Err(why) => left_out.push(format!("{strategy} ({why})")),
+        }
+    }
+    // Stable, so the order of the candidates decides between equals.
+    estimates.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let Some(first) = estimates.first() else {
+        let reason = "nothing else works on this network".into();
+        return Choice { strategy: Strategy::Ring, reason, estimates };
+    };
+    let strategy = first.strategy;
+    let mut reason =
+        format!("about {} ms for {bytes:.0} bytes, {}", ms(first.seconds), first.bound);
+    if let Some(next) = estimates.get(1) {
+        let (name, time, bound) = (next.strategy, ms(next.seconds), &next.bound);
+        // Writing to a string does not fail.
+        let _ = write!(reason, "; next {name}: {time} ms, {bound}");
+    }
+    if !left_out.is_empty() {
+        let _ = write!(reason, "; not possible: {}", left_out.join(", "));
+    }
+    Choice { strategy, reason, estimates }
+}
+
+fn ms(seconds: f64) -> String {
+    format!("{:.3}", seconds * 1e3)
+}
+
+fn estimate(
+    topology: &Topology,
+    strategy: Strategy,
+    bytes: f64,
+    costs: &Costs,
+    slots_per_tree: u32,
+) -> Result<Estimate, String> {
+    let scheme = Scheme::of(topology, strategy).map_err(|_| "no aggregator".to_owned())?;
+    if let Scheme::Forest(forest) = &scheme {
+        for demand in demands(topology, forest, slots_per_tree) {
+            let name = &demand.name;
+            if demand.jobs_missing() > 0 {
+                return Err(format!("{} jobs too many at {name}", demand.jobs_missing()));
+            }
+            if demand.missing() > 0 {
+                return Err(format!("{} slots are missing at {name}", demand.missing()));
+            }
+        }
+    }
+    let traffic = Traffic::of(topology, &scheme, bytes);
+    let (message, byte) = if strategy.is_forest() {
+        (costs.message, costs.daemon_byte)
+    } else {
+        (costs.tcp_message, costs.tcp_byte)
+    };
+    let chain = traffic.chain as f64 * message;
+    let host = busiest(topology, &scheme.flows(bytes)) * byte;
+    let fuller = |a, b| if Cable::seconds(b) > Cable::seconds(a) { b } else { a };
+    let fullest = traffic.cables.iter().reduce(fuller);
+    let bound = if chain > traffic.seconds.max(host) {
+        format!("most of it a chain of {} messages", traffic.chain)
+    } else if host > traffic.seconds {
+        "bound by the hosts that add".into()
+    } else {
+        fullest.map_or("nothing to send".into(), bound_by)
+    };
+    Ok(Estimate { strategy, seconds: traffic.seconds.max(host) + chain, bound })
+}
+
+fn bound_by(cable: &Cable) -> String {
+    let what = match cable.end {
+        End::Region => "the uplink of",
+        End::Host => "the link of",
+        End::Aggregator => "the link of the aggregator of",
+    };
+    format!("bound by {what} {} ({})", cable.name, cable.rate)
+}
+
+/// Most bytes that arrive at a host to be added. An aggregator of a region adds at the rate of its
+/// links.
+fn busiest(topology: &Topology, flows: &[Flow]) -> f64 {
+    let mut arriving = vec![0.0; topology.hosts.len()];
+    for flow in flows {
+        if let Site::Host(host) = flow.to {
+            arriving[host] += flow.bytes;
+        }
+    }
+    arriving.into_iter().fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::SpineLeaf;
+    use crate::units::Rate;
+
+    fn racks(ratio: f64, racks: usize) -> Topology {
+        let plan = SpineLeaf::oversubscribed((1, racks, 4), Rate::gbit(10), ratio);
+        plan.generate().expect("a few hosts").topology
+    }
+
+    #[test]
+    fn one_rack_is_colocated() {
+        let choice = choose(&racks(1.0, 1), 97e6, &Costs::default(), 16);
+        assert_eq!(choice.strategy, Strategy::Colocated, "{}", choice.reason);
+        assert!(choice.reason.contains("passing (no aggregator)"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn narrow_uplinks_want_trees() {
+        let choice = choose(&racks(8.0, 2), 97e6, &Costs::default(), 16);
+        assert_eq!(choice.strategy, Strategy::Rat, "{}", choice.reason);
+        assert!(choice.reason.contains("uplink of rack"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn what_a_daemon_cannot_hold_is_left_out() {
+        let mut network = racks(4.0, 2);
+        for host in &mut network.hosts {
+            host.slots = Some(20);
+        }
+        let choice = choose(&network, 97e6, &Costs::default(), 16);
+        assert_ne!(choice.strategy, Strategy::Rat);
+        assert!(choice.reason.contains("rat (12 slots are missing at h0)"), "{}", choice.reason);
+        let choice = choose(&racks(4.0, 8), 97e6, &Costs::default(), 16);
+        assert!(choice.reason.contains("rina (16 jobs too many"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn the_costs_decide() {
+        let slow = Costs { daemon_byte: 1e-7, ..Costs::default() };
+        let choice = choose(&racks(1.0, 1), 97e6, &slow, 16);
+        assert!(!choice.strategy.is_forest(), "{}", choice.reason);
+        assert!(choice.estimates.iter().any(|e| e.bound == "bound by the hosts that add"));
+        let choice = choose(&racks(1.0, 1), 4096.0, &Costs::default(), 16);
+        assert!(choice.reason.contains("chain of 2 messages"), "{}", choice.reason);
+    }
+}

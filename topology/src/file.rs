@@ -1,0 +1,422 @@
+//! Topology files: TOML in, [`Topology`] out, and back.
+//!
+//! `docs/topology.md` describes the format. Whatever is wrong is said with its line, the reason
+//! and what to do; the first fault found ends the reading.
+
+mod checks;
+mod print;
+mod raw;
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
+
+use toml::Spanned;
+use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_common::wire::MAX_WORKERS;
+
+use crate::model::{Aggregator, Host, Measured, Region, Strategy, Topology};
+use crate::units::Rate;
+
+/// Most regions of a file.
+pub const MAX_REGIONS: usize = 256;
+/// Most bytes of a file.
+pub const MAX_BYTES: usize = 1 << 20;
+
+/// A fault of a topology file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {fault}")]
+pub struct FileError {
+    /// Line of the file, from 1 on.
+    pub line: usize,
+    /// What is wrong there.
+    pub fault: Fault,
+}
+
+/// What is wrong with a topology.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It is no TOML, or a key is unknown, missing or of another type.
+    #[error("{0}; see docs/topology.md for the format")]
+    Format(String),
+    /// A value that cannot be read.
+    #[error("{key} = {value:?}: expected {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// Two of a kind with one name, address or rank.
+    #[error("{what} {value} is used twice, first in line {first}; give each its own")]
+    Twice {
+        /// What is used twice.
+        what: &'static str,
+        /// Its value.
+        value: String,
+        /// Line of its first use.
+        first: usize,
+    },
+    /// A region is inside itself.
+    #[error("region {0:?} is inside itself: {1}; the `parent`s must lead to a region without one")]
+    Cycle(String, String),
+    /// A region that does not exist.
+    #[error(
+        "{what} {name:?} cannot be reached: there is no region {region:?}; \
+         add a [[region]] of that name, or correct `{key}`"
+    )]
+    Unreachable {
+        /// `host` or `region`.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The region that it names.
+        region: String,
+        /// The key that names it.
+        key: &'static str,
+    },
+    /// Neither the region nor a host in it aggregates.
+    #[error(
+        "region {region:?} has {workers} workers and no agent for strategy {strategy}: it has no \
+         `aggregator`, and host {host:?} has no daemon; give the region an `aggregator`, or run a \
+         daemon on a host of it"
+    )]
+    NoAgent {
+        /// The region.
+        region: String,
+        /// Workers in it.
+        workers: usize,
+        /// The strategy that wants one.
+        strategy: Strategy,
+        /// A host that nobody aggregates.
+        host: String,
+    },
+    /// A strategy without a single aggregator.
+    #[error("strategy {0} needs an aggregator; {1}")]
+    NoAggregator(Strategy, &'static str),
+    /// A rate without hosts to compare it with, or an over-subscription that cannot be.
+    #[error(
+        "region {region:?} is over-subscribed {given}, which cannot be: {reason}; \
+         give `uplink`, or an `oversubscription` of at least 1"
+    )]
+    Oversubscription {
+        /// The region.
+        region: String,
+        /// What the file says.
+        given: String,
+        /// Why it cannot be.
+        reason: String,
+    },
+    /// Ranks that are not 0, 1, 2, ….
+    #[error(
+        "rank {rank} of host {host:?} leaves a gap: no host has rank {missing}; \
+         {count} hosts have the ranks 0 to {last}"
+    )]
+    Gap {
+        /// The rank.
+        rank: u16,
+        /// Its host.
+        host: String,
+        /// The lowest rank that is missing.
+        missing: u16,
+        /// Number of hosts.
+        count: usize,
+        /// Highest rank of so many hosts.
+        last: usize,
+    },
+    /// More than a job can have.
+    #[error("{count} {what}, but a job has at most {most}; leave some out")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// No hosts.
+    #[error("there is no [[host]]; a job needs at least one")]
+    NoHosts,
+    /// The measured rates do not fit the hosts.
+    #[error("[measured] {0}; let the probe write it again")]
+    Measured(String),
+}
+
+impl Topology {
+    /// Reads a topology file for a job: at most 64 workers.
+    ///
+    /// # Errors
+    /// [`FileError`]: the line, what is wrong with it, and what to do.
+    pub fn parse(text: &str) -> Result<Self, FileError> {
+        if text.len() > MAX_BYTES {
+            let fault = Fault::TooMany { what: "bytes", count: text.len(), most: MAX_BYTES };
+            return Err(FileError { line: 1, fault });
+        }
+        let lines = Lines(text);
+        let raw: raw::File = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| lines.line(&span));
+            FileError { line, fault: Fault::Format(error.message().trim().replace('\n', ", ")) }
+        })?;
+        Reader { lines, raw: &raw }.topology()
+    }
+}
+
+/// Finds lines.
+#[derive(Clone, Copy)]
+struct Lines<'a>(&'a str);
+
+impl Lines<'_> {
+    fn line(self, span: &Range<usize>) -> usize {
+        let before = self.0.as_bytes().iter().take(span.start);
+        before.filter(|byte| **byte == b'\n').count() + 1
+    }
+
+    fn error(self, span: &Range<usize>, fault: Fault) -> FileError {
+        FileError { line: self.line(span), fault }
+    }
+
+    /// The value as a type that is written as text.
+    fn read<T: std::str::FromStr>(
+        self,
+        value: &Spanned<String>,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<T, FileError> {
+        value.get_ref().parse().map_err(|_| {
+            let value_text = value.get_ref().clone();
+            self.error(&value.span(), Fault::Value { key, value: value_text, expected })
+        })
+    }
+
+    fn rate(self, value: &Spanned<String>, key: &'static str) -> Result<Rate, FileError> {
+        let expected = "more than 0 bits a second, such as \"10gbit\" or \"2.5gbit\"";
+        self.read(value, key, expected)
+    }
+
+    /// An address with or without a port.
+    fn control(self, value: &Spanned<String>) -> Result<SocketAddrV4, FileError> {
+        if let Ok(address) = value.get_ref().parse() {
+            return Ok(SocketAddrV4::new(address, CONTROL_PORT));
+        }
+        let expected = "an IPv4 address and a port, such as \"10.0.0.254:9870\"";
+        self.read(value, "aggregator", expected)
+    }
+}
+
+struct Reader<'a> {
+    lines: Lines<'a>,
+    raw: &'a raw::File,
+}
+
+impl Reader<'_> {
+    fn topology(&self) -> Result<Topology, FileError> {
+        let Self { lines, raw } = self;
+        for (count, what, most) in
+            [(raw.host.len(), "hosts", MAX_WORKERS), (raw.region.len(), "regions", MAX_REGIONS)]
+        {
+            if count > most {
+                let first = if what == "hosts" {
+                    raw.host[most].name.span()
+                } else {
+                    raw.region[most].name.span()
+                };
+                return Err(lines.error(&first, Fault::TooMany { what, count, most }));
+            }
+        }
+        if raw.host.is_empty() {
+            return Err(lines.error(&(lines.0.len()..lines.0.len()), Fault::NoHosts));
+        }
+        let strategy = self.strategy()?;
+        let names = self.region_names()?;
+        let order = self.region_order(&names)?;
+        let mut regions = self.regions(&names, &order)?;
+        let placed: HashMap<_, _> = regions.iter().map(|r| r.name.clone()).zip(0..).collect();
+        let hosts = self.hosts(&placed)?;
+        self.uplinks(&mut regions, &hosts, &order)?;
+        let measured = raw.measured.as_ref().map(|measured| Measured {
+            hosts: measured.get_ref().hosts.clone(),
+            mbit: measured.get_ref().mbit.clone(),
+        });
+        let name = raw.name.clone();
+        let topology = Topology { name, strategy, regions, hosts, measured };
+        self.check(&topology, &order)?;
+        Ok(topology)
+    }
+
+    fn strategy(&self) -> Result<Strategy, FileError> {
+        let Some(strategy) = self.raw.job.as_ref().and_then(|job| job.strategy.as_ref()) else {
+            return Ok(Strategy::Auto);
+        };
+        let expected = "auto, colocated, rat, rina, passing, h-ar, ring or ps";
+        self.lines.read(strategy, "strategy", expected)
+    }
+
+    fn region_names(&self) -> Result<HashMap<&str, usize>, FileError> {
+        let mut names = HashMap::new();
+        for (index, region) in self.raw.region.iter().enumerate() {
+            self.not_empty(&region.name)?;
+            if let Some(first) = names.insert(region.name.get_ref().as_str(), index) {
+                let first = &self.raw.region[first].name;
+                return Err(self.twice("region name", &region.name, first));
+            }
+        }
+        Ok(names)
+    }
+
+    fn not_empty(&self, name: &Spanned<String>) -> Result<(), FileError> {
+        let text = name.get_ref();
+        if text.is_empty() || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            let expected = "a name without spaces";
+            let fault = Fault::Value { key: "name", value: text.clone(), expected };
+            return Err(self.lines.error(&name.span(), fault));
+        }
+        Ok(())
+    }
+
+    fn twice<T: std::fmt::Display>(
+        &self,
+        what: &'static str,
+        second: &Spanned<T>,
+        first: &Spanned<T>,
+    ) -> FileError {
+        let value = second.get_ref().to_string();
+        let first = self.lines.line(&first.span());
+        self.lines.error(&second.span(), Fault::Twice { what, value, first })
+    }
+
+    /// Indices into the file's regions, parents before their children.
+    fn region_order(&self, names: &HashMap<&str, usize>) -> Result<Vec<usize>, FileError> {
+        let regions = &self.raw.region;
+        let mut depth = Vec::with_capacity(regions.len());
+        for (index, region) in regions.iter().enumerate() {
+            let mut path = vec![index];
+            let mut at = region;
+            while let Some(parent) = &at.parent {
+                let Some(&above) = names.get(parent.get_ref().as_str()) else {
+                    let fault = Fault::Unreachable {
+                        what: "region",
+                        name: at.name.get_ref().clone(),
+                        region: parent.get_ref().clone(),
+                        key: "parent",
+                    };
+                    return Err(self.lines.error(&parent.span(), fault));
+                };
+                path.push(above);
+                if path.len() > regions.len() || above == index {
+                    let way = path.iter().map(|&step| regions[step].name.get_ref().as_str());
+                    let way = way.collect::<Vec<_>>().join(" -> ");
+                    if above == index {
+                        let fault = Fault::Cycle(region.name.get_ref().clone(), way);
+                        return Err(self.lines.error(&parent.span(), fault));
+                    }
+                    // The cycle is further up; it is found where it starts.
+                    break;
+                }
+                at = &regions[above];
+            }
+            depth.push(path.len());
+        }
+        let mut order: Vec<_> = (0..regions.len()).collect();
+        order.sort_by_key(|&index| depth[index]);
+        Ok(order)
+    }
+
+    fn regions(
+        &self,
+        names: &HashMap<&str, usize>,
+        order: &[usize],
+    ) -> Result<Vec<Region>, FileError> {
+        let mut place = vec![0; order.len()];
+        for (new, &old) in order.iter().enumerate() {
+            place[old] = new;
+        }
+        let region = |&old: &usize| {
+            let raw = &self.raw.region[old];
+            let parent = raw.parent.as_ref().map(|parent| place[names[parent.get_ref().as_str()]]);
+            let rate = raw.aggregator_rate.as_ref();
+            let rate = rate.map(|rate| self.lines.rate(rate, "aggregator_rate")).transpose()?;
+            let control = raw.aggregator.as_ref().map(|at| self.lines.control(at)).transpose()?;
+            let slots = self.slots(raw.aggregator_slots.as_ref(), "aggregator_slots")?;
+            let aggregator = control.map(|control| Aggregator { control, slots, rate });
+            Ok(Region { name: raw.name.get_ref().clone(), parent, uplink: None, aggregator })
+        };
+        order.iter().map(region).collect()
+    }
+
+    fn slots(
+        &self,
+        slots: Option<&Spanned<u32>>,
+        key: &'static str,
+    ) -> Result<Option<u32>, FileError> {
+        if let Some(zero) = slots.filter(|slots| *slots.get_ref() == 0) {
+            let fault = Fault::Value { key, value: "0".into(), expected: "at least 1" };
+            return Err(self.lines.error(&zero.span(), fault));
+        }
+        Ok(slots.map(|slots| *slots.get_ref()))
+    }
+
+    fn hosts(&self, regions: &HashMap<String, usize>) -> Result<Vec<Host>, FileError> {
+        let mut hosts = self
+            .raw
+            .host
+            .iter()
+            .map(|host| self.host(host, regions))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.check_hosts(&hosts)?;
+        hosts.sort_by_key(|host| host.rank);
+        Ok(hosts)
+    }
+
+    fn host(&self, raw: &raw::Host, regions: &HashMap<String, usize>) -> Result<Host, FileError> {
+        let lines = self.lines;
+        self.not_empty(&raw.name)?;
+        let region = raw.region.as_ref().map(|name| {
+            regions.get(name.get_ref()).copied().ok_or_else(|| {
+                let fault = Fault::Unreachable {
+                    what: "host",
+                    name: raw.name.get_ref().clone(),
+                    region: name.get_ref().clone(),
+                    key: "region",
+                };
+                lines.error(&name.span(), fault)
+            })
+        });
+        let defaults = self.raw.defaults.as_ref();
+        let rate = raw.rate.as_ref().or_else(|| defaults?.rate.as_ref());
+        let Some(rate) = rate else {
+            let fault = Fault::Format("`rate` is missing here and in [defaults]".into());
+            return Err(lines.error(&raw.name.span(), fault));
+        };
+        let address: Ipv4Addr =
+            lines.read(&raw.address, "address", "an IPv4 address, such as \"10.0.0.1\"")?;
+        let daemon = raw.daemon.or_else(|| defaults?.daemon).unwrap_or(true);
+        let control = match &raw.aggregator {
+            Some(given) if !daemon => {
+                let fault = Fault::Value {
+                    key: "aggregator",
+                    value: given.get_ref().clone(),
+                    expected: "no address beside `daemon = false`; leave one of them out",
+                };
+                return Err(lines.error(&given.span(), fault));
+            }
+            Some(given) => lines.control(given)?,
+            None => SocketAddrV4::new(address, CONTROL_PORT),
+        };
+        let slots = raw.slots.as_ref().or_else(|| defaults?.slots.as_ref());
+        Ok(Host {
+            name: raw.name.get_ref().clone(),
+            rank: *raw.rank.get_ref(),
+            address,
+            region: region.transpose()?,
+            rate: lines.rate(rate, "rate")?,
+            daemon: daemon.then_some(control),
+            slots: self.slots(slots, "slots")?,
+            interface: raw.interface.clone().or_else(|| defaults?.interface.clone()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+use super::*;
+
+/// Two racks of two hosts each; line numbers matter to the tests.
+const GOOD: &str = r#"name = "two racks"
+[job]
+strategy = "rat"
+[defaults]
+rate = "10gbit"
+
+[[region]]
+name = "a"
+oversubscription = 4
+[[region]]
+name = "b"
+uplink = "5gbit"
+aggregator = "10.0.0.254"
+aggregator_slots = 512
+
+[[host]]
+name = "b0"
+rank = 2
+address = "10.0.0.3"
+region = "b"
+[[host]]
+name = "a0"
+rank = 0
+address = "10.0.0.1"
+region = "a"
+[[host]]
+name = "a1"
+rank = 1
+address = "10.0.0.2"
+region = "a"
+aggregator = "10.0.0.2:9999"
+[[host]]
+name = "b1"
+rank = 3
+address = "10.0.0.4"
+region = "b"
+daemon = false
+"#;
+
+#[test]
+fn a_file_is_read_and_its_canonical_form_says_the_same() {
+    let read = Topology::parse(GOOD).expect("it is right");
+    assert_eq!(read.world(), 4);
+    assert_eq!(read.hosts.iter().map(|host| host.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(read.regions[0].uplink, Some(Rate::gbit(5)), "20 Gbit/s at 4:1");
+    let aggregator = read.regions[1].aggregator.as_ref().expect("it is given");
+    assert_eq!(aggregator.control.port(), CONTROL_PORT);
+    assert_eq!(aggregator.slots, Some(512));
+    assert_eq!(read.hosts[0].daemon, Some(SocketAddrV4::new(read.hosts[0].address, CONTROL_PORT)));
+    assert_eq!(read.hosts[1].daemon.map(|at| at.port()), Some(9999));
+    assert_eq!(read.hosts[3].daemon, None);
+    let printed = read.to_toml();
+    let again = Topology::parse(&printed).expect("the canonical form is right");
+    assert_eq!(again, read);
+    assert_eq!(again.to_toml(), printed);
+}
+
+#[test]
+fn uplinks_of_inner_regions_bound_what_the_outer_ones_offer() {
+    let text = r#"
+[[region]]
+name = "rack"
+parent = "pod"
+oversubscription = 4.0
+[[region]]
+name = "pod"
+oversubscription = 2.0
+[[host]]
+name = "h0"
+rank = 0
+address = "10.0.0.1"
+region = "rack"
+rate = "8gbit"
+[[host]]
+name = "h1"
+rank = 1
+address = "10.0.0.2"
+region = "rack"
+rate = "8gbit"
+"#;
+    let read = Topology::parse(text).expect("it is right");
+    let uplinks: Vec<_> =
+        read.regions.iter().map(|region| (region.name.as_str(), region.uplink)).collect();
+    assert_eq!(uplinks, [("pod", Some(Rate::gbit(2))), ("rack", Some(Rate::gbit(4)))]);
+    assert_eq!(read.regions[1].parent, Some(0));
+}
+
+/// What replaces what in [`GOOD`], the line of the fault, and what is said.
+const BAD: &[(&str, &str, usize, &str)] = &[
+    ("name = \"a\"\n", "name = \"a\"\nparent = \"a\"\n", 9, "\"a\" is inside itself: a -> a"),
+    (
+        "region = \"a\"\n[[host]]\nname = \"a1",
+        "region = \"c\"\n[[host]]\nname = \"a1",
+        25,
+        "host \"a0\" cannot be reached: there is no region \"c\"",
+    ),
+    (
+        "name = \"a\"\n",
+        "name = \"a\"\nparent = \"core\"\n",
+        9,
+        "region \"a\" cannot be reached: there is no region \"core\"",
+    ),
+    ("rank = 3", "rank = 2", 34, "rank 2 is used twice, first in line 18"),
+    ("rank = 3", "rank = 5", 34, "no host has rank 3; 4 hosts have the ranks 0 to 3"),
+    ("rank = 3", "rank = -1", 34, "invalid value"),
+    ("name = \"b1\"", "name = \"b0\"", 33, "host name b0 is used twice, first in line 17"),
+    ("name = \"b1\"", "name = \"\"", 33, "expected a name without spaces"),
+    ("name = \"b\"\n", "name = \"a\"\n", 11, "region name a is used twice, first in line 8"),
+    ("10.0.0.4", "10.0.0.3", 35, "address 10.0.0.3 is used twice, first in line 19"),
+    ("10.0.0.2:9999", "10.0.0.1:9870", 31, "control address 10.0.0.1:9870 is used twice"),
+    ("10.0.0.4", "10.0.0.400", 35, "expected an IPv4 address"),
+    ("10.0.0.254", "tor-b", 13, "expected an IPv4 address and a port"),
+    ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected more than 0 bits a second"),
+    ("uplink = \"5gbit\"", "uplink = \"fast\"", 12, "uplink = \"fast\": expected more than 0"),
+    ("rate = \"10gbit\"", "", 17, "`rate` is missing here and in [defaults]"),
+    ("oversubscription = 4", "oversubscription = 0.5", 9, "over-subscribed 0.5:1, which cannot"),
+    ("oversubscription = 4", "oversubscription = inf", 9, "over-subscribed inf:1"),
+    (
+        "oversubscription = 4",
+        "oversubscription = 4\nuplink = \"9gbit\"",
+        9,
+        "`uplink` = 9gbit beside it makes 2.22:1",
+    ),
+    (
+        "[[region]]\nname = \"b\"",
+        "[[region]]\nname=\"c\"\noversubscription=2.0\n[[region]]\nname=\"b\"",
+        12,
+        "no host is in it",
+    ),
+    ("strategy = \"rat\"", "strategy = \"star\"", 3, "expected auto, colocated, rat"),
+    ("[job]", "[jobs]", 2, "unknown field `jobs`"),
+    ("rank = 3", "rnk = 3", 34, "unknown field `rnk`"),
+    ("rank = 3\n", "", 32, "missing field `rank`"),
+    ("rank = 3", "rank = ", 34, "docs/topology.md"),
+    ("aggregator_slots = 512", "aggregator_slots = 0", 14, "expected at least 1"),
+    (
+        "oversubscription = 4",
+        "oversubscription = 4\naggregator_slots = 4",
+        10,
+        "want an `aggregator`",
+    ),
+    ("10.0.0.2:9999\"", "10.0.0.2:9999\"\ndaemon = false", 31, "leave one of them out"),
+    (
+        "daemon = false\n",
+        "daemon = false\n[measured]\nhosts = [\"zz\"]\nmbit = [[0]]\n",
+        38,
+        "names host \"zz\"",
+    ),
+    (
+        "daemon = false\n",
+        "daemon = false\n[measured]\nhosts = [\"a0\"]\nmbit = []\n",
+        38,
+        "`mbit` is not 1 x 1",
+    ),
+    (
+        "daemon = false\n",
+        "daemon = false\n[measured]\nhosts = [\"a0\"]\nmbit = [[-1.0]]\n",
+        38,
+        "has the rate -1",
+    ),
+    (
+        "daemon = false\n",
+        "daemon = false\n[measured]\nhosts=[\"a0\",\"a0\"]\nmbit=[[0,1],[1,0]]\n",
+        38,
+        "\"a0\" twice",
+    ),
+];
+
+#[test]
+fn every_fault_is_refused_with_its_line_and_the_reason() {
+    for (what, with, line, said) in BAD {
+        assert!(GOOD.contains(what), "{what}");
+        let error = Topology::parse(&GOOD.replacen(what, with, 1)).expect_err(with);
+        assert!(error.to_string().contains(said), "{with:?}: {error}");
+        assert_eq!(error.line, *line, "{with:?}: {error}");
+    }
+}
+
+#[test]
+fn a_longer_cycle_is_shown_as_it_goes() {
+    let cycle = "[[region]]\nname = \"x\"\nparent = \"y\"\n[[region]]\nname = \"y\"\nparent = \"z\"\n\
+                 [[region]]\nname = \"z\"\nparent = \"y\"\n";
+    let error = Topology::parse(&format!("{GOOD}{cycle}")).expect_err("it is a cycle");
+    assert!(error.to_string().contains("\"y\" is inside itself: y -> z -> y"), "{error}");
+    assert_eq!(error.line, 46);
+}
+
+#[test]
+fn a_rack_without_agent_is_refused() {
+    let alone = GOOD.replace("aggregator = \"10.0.0.254\"\naggregator_slots = 512\n", "");
+    let alone = alone.replace("address = \"10.0.0.3\"", "address = \"10.0.0.3\"\ndaemon = false");
+    for strategy in ["rat", "rina"] {
+        let error = Topology::parse(&alone.replace("\"rat\"", &format!("{strategy:?}")));
+        let error = error.expect_err("rack b has no agent");
+        assert_eq!(error.line, 11, "{error}");
+        assert!(error.to_string().contains("region \"b\" has 2 workers and no agent"), "{error}");
+    }
+    let ring = Topology::parse(&alone.replace("\"rat\"", "\"ring\""));
+    assert!(ring.is_ok(), "a ring needs none: {ring:?}");
+    let none = alone.replace("[defaults]", "[defaults]\ndaemon = false");
+    let none = none.replace("aggregator = \"10.0.0.2:9999\"\n", "");
+    for strategy in ["passing", "colocated"] {
+        let error = Topology::parse(&none.replace("\"rat\"", &format!("{strategy:?}")));
+        let error = error.expect_err("nothing aggregates");
+        assert_eq!(error.line, 3, "{error}");
+        assert!(error.to_string().contains("needs an aggregator"), "{error}");
+    }
+}
+
+#[test]
+fn a_job_has_its_limits() {
+    let host = |i: usize| {
+        format!(
+            "[[host]]\nname = \"h{i}\"\nrank = {i}\naddress = \"10.0.1.{i}\"\nrate = \"1gbit\"\n"
+        )
+    };
+    let hosts = |count| (0..count).map(host).collect::<String>();
+    assert_eq!(Topology::parse(&hosts(MAX_WORKERS)).map(|read| read.world()), Ok(MAX_WORKERS));
+    let error = Topology::parse(&hosts(MAX_WORKERS + 1)).expect_err("one too many");
+    assert_eq!(error.line, MAX_WORKERS * 5 + 2);
+    assert!(error.to_string().contains("65 hosts, but a job has at most 64"), "{error}");
+    let error = Topology::parse("name = \"empty\"\n").expect_err("no hosts");
+    assert_eq!(error.fault, Fault::NoHosts);
+    let error = Topology::parse(&" ".repeat(MAX_BYTES + 1)).expect_err("too long");
+    assert!(matches!(error.fault, Fault::TooMany { what: "bytes", .. }));
+    let regions: String =
+        (0..=MAX_REGIONS).map(|i| format!("[[region]]\nname = \"r{i}\"\n")).collect();
+    let error = Topology::parse(&(regions + &hosts(1))).expect_err("too many regions");
+    assert_eq!(error.line, MAX_REGIONS * 2 + 2);
+}
+
+#[test]
+fn nothing_that_is_read_makes_it_panic() {
+    // Every prefix, and every line left out.
+    for end in 0..GOOD.len() {
+        let _ = Topology::parse(&GOOD[..end]);
+    }
+    let lines: Vec<_> = GOOD.lines().collect();
+    for left_out in 0..lines.len() {
+        let some: Vec<_> = (0..lines.len()).filter(|i| *i != left_out).map(|i| lines[i]).collect();
+        let _ = Topology::parse(&some.join("\n"));
+    }
+}

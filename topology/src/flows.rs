@@ -1,0 +1,270 @@
+//! Who sends how much to whom: the traffic of an all-reduce, of each strategy and of the schemes
+//! that paper 2 (table 1) compares with.
+//!
+//! Headers are not counted, and neither are the barriers between steps.
+
+use crate::graph::Network;
+use crate::model::{Strategy, Topology};
+use crate::plan::{Forest, Lost, PlanError, Site, racks, ring_order};
+use crate::units::Rate;
+
+/// Bytes from one host or aggregator to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flow {
+    /// Who sends.
+    pub from: Site,
+    /// Who receives.
+    pub to: Site,
+    /// How much.
+    pub bytes: f64,
+}
+
+/// How an all-reduce is carried out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scheme {
+    /// Over aggregation trees.
+    Forest(Forest),
+    /// Over rings: one over all, or rings within regions and across them.
+    Rings(Rings),
+    /// Every worker exchanges everything with one partner in each step.
+    Butterfly(Vec<u16>),
+    /// Recursive halving, then doubling.
+    HalvingDoubling(Vec<u16>),
+    /// Reduce to the first rank up a tree in which a parent has up to `k - 1` children a step, and
+    /// broadcast down it.
+    KNomial(Vec<u16>, usize),
+}
+
+/// Rings, level by level: each region scatter-reduces, then each part of the vector goes on round
+/// a ring across the regions, and the all-gather comes back. In a region that has fewer workers
+/// than another one, a worker has a place in several of the rings across.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rings {
+    /// The ranks of each ring, and the share of the vector that goes round it.
+    pub rings: Vec<(Vec<u16>, f64)>,
+    /// Messages of a chain of which each waits for the one before.
+    pub chain: usize,
+    /// Who owns a part of the sum after the scatter-reduce.
+    owners: Vec<u16>,
+}
+
+impl Rings {
+    /// Rings across parts of a network; nothing is added for a single one.
+    fn across(parts: Vec<Self>) -> Self {
+        let mut parts: Vec<_> = parts.into_iter().filter(|part| !part.owners.is_empty()).collect();
+        if parts.len() < 2 {
+            return parts.pop().unwrap_or_default();
+        }
+        let most = parts.iter().map(|part| part.owners.len()).max().unwrap_or(0);
+        let mut whole = Self::default();
+        for place in 0..most {
+            let ring: Vec<_> =
+                parts.iter().map(|part| part.owners[place % part.owners.len()]).collect();
+            whole.owners.extend_from_slice(&ring);
+            whole.rings.push((ring, 1.0 / most as f64));
+        }
+        let inner = parts.iter().map(|part| part.chain).max().unwrap_or(0);
+        whole.chain = inner + 2 * (parts.len() - 1);
+        whole.rings.extend(parts.into_iter().flat_map(|part| part.rings));
+        whole
+    }
+
+    /// One ring over all.
+    fn one(ranks: &[u16]) -> Self {
+        let alone = |&rank| Self { owners: vec![rank], ..Self::default() };
+        Self::across(ranks.iter().map(alone).collect())
+    }
+
+    /// Rings across regions, across those around them, and so on.
+    fn nested(topology: &Topology) -> Self {
+        let mut inside = vec![Vec::new(); topology.regions.len()];
+        let mut core = Vec::new();
+        for host in &topology.hosts {
+            let alone = Self { owners: vec![host.rank], ..Self::default() };
+            host.region.map_or(&mut core, |region| &mut inside[region]).push(alone);
+        }
+        for (index, region) in topology.regions.iter().enumerate().rev() {
+            let rings = Self::across(std::mem::take(&mut inside[index]));
+            region.parent.map_or(&mut core, |parent| &mut inside[parent]).push(rings);
+        }
+        Self::across(core)
+    }
+}
+
+impl Scheme {
+    /// A strategy on a network.
+    ///
+    /// # Errors
+    /// [`PlanError`]: it lacks aggregators, or is `auto`.
+    pub fn of(topology: &Topology, strategy: Strategy) -> Result<Self, PlanError> {
+        let none = Lost::default();
+        match strategy {
+            Strategy::Ring => Ok(Self::Rings(Rings::one(&ring_order(topology, &none)))),
+            Strategy::HAr => {
+                let racks = racks(topology, &none);
+                let rings = racks.iter().map(|rack| Rings::one(rack)).collect();
+                Ok(Self::Rings(Rings::across(rings)))
+            }
+            Strategy::Ps => Forest::plan(&staffed(topology), Strategy::Colocated).map(Self::Forest),
+            _ => Forest::plan(topology, strategy).map(Self::Forest),
+        }
+    }
+
+    /// BlueConnect (Cho et al. 2019): rings within each level of regions.
+    #[must_use]
+    pub fn blue_connect(topology: &Topology) -> Self {
+        Self::Rings(Rings::nested(topology))
+    }
+
+    /// PLink (Luo et al. 2020): two levels, racks and everything above, whatever there is above;
+    /// one aggregating host in each rack, the load spread over the hosts.
+    ///
+    /// # Errors
+    /// [`PlanError`]: there is no host.
+    pub fn plink(topology: &Topology) -> Result<Self, PlanError> {
+        let mut flat = staffed(topology);
+        for region in &mut flat.regions {
+            region.parent = None;
+            region.aggregator = None;
+            // Every rack counts as over-subscribed.
+            region.uplink = Some(Rate::nearest(1.0));
+        }
+        Forest::plan(&flat, Strategy::Rat).map(Self::Forest)
+    }
+
+    /// The flows of `bytes` a worker.
+    #[must_use]
+    pub fn flows(&self, bytes: f64) -> Vec<Flow> {
+        let mut flows = Flows(Vec::new());
+        match self {
+            Self::Forest(forest) => flows.forest(forest, bytes),
+            Self::Rings(Rings { rings, .. }) => {
+                for (ring, share) in rings {
+                    flows.ring(ring, 2.0 * bytes * share);
+                }
+            }
+            Self::Butterfly(ranks) => flows.pairs(ranks, bytes, |_| bytes),
+            Self::HalvingDoubling(ranks) => {
+                flows.pairs(ranks, bytes, |step| 2.0 * bytes / (2_u64 << step) as f64);
+            }
+            Self::KNomial(ranks, k) => flows.tree(ranks, *k, bytes),
+        }
+        flows.0
+    }
+
+    /// Messages of a chain of which each waits for the one before.
+    #[must_use]
+    pub fn chain(&self) -> usize {
+        // Ranks beyond a power of two go through a partner.
+        let extra = |count: usize| 2 * usize::from(!count.is_power_of_two());
+        let halvings = |count: usize| count.checked_ilog2().unwrap_or(0) as usize;
+        match self {
+            Self::Forest(forest) => {
+                2 * forest.trees.iter().map(crate::Tree::depth).max().unwrap_or(0)
+            }
+            Self::Rings(rings) => rings.chain,
+            Self::Butterfly(ranks) => halvings(ranks.len()) + extra(ranks.len()),
+            Self::HalvingDoubling(ranks) => 2 * halvings(ranks.len()) + extra(ranks.len()),
+            Self::KNomial(ranks, k) => 2 * rounds(ranks.len(), *k),
+        }
+    }
+}
+
+/// The network with a daemon on every host.
+pub(crate) fn staffed(topology: &Topology) -> Topology {
+    let mut all = topology.clone();
+    for host in &mut all.hosts {
+        host.daemon.get_or_insert(std::net::SocketAddrV4::new(host.address, 0));
+    }
+    all
+}
+
+/// Rounds until `k` to their power are `count` or more.
+pub(crate) fn rounds(count: usize, k: usize) -> usize {
+    std::iter::successors(Some(1), |reached: &usize| Some(reached.saturating_mul(k.max(2))))
+        .take_while(|reached| *reached < count)
+        .count()
+}
+
+struct Flows(Vec<Flow>);
+
+impl Flows {
+    fn add(&mut self, from: Site, to: Site, bytes: f64) {
+        if from != to && bytes > 0.0 {
+            self.0.push(Flow { from, to, bytes });
+        }
+    }
+
+    fn both(&mut self, a: Site, b: Site, bytes: f64) {
+        self.add(a, b, bytes);
+        self.add(b, a, bytes);
+    }
+
+    fn forest(&mut self, forest: &Forest, bytes: f64) {
+        let share = bytes / forest.trees.len() as f64;
+        for tree in &forest.trees {
+            for node in &tree.nodes {
+                for &rank in &node.ranks {
+                    self.both(host(rank), node.site, share);
+                }
+                if let Some(parent) = node.parent {
+                    self.both(node.site, tree.nodes[parent].site, share);
+                }
+            }
+        }
+    }
+
+    /// Each sends `(n - 1) / n` of `bytes` to the next.
+    fn ring(&mut self, ring: &[u16], bytes: f64) {
+        let count = ring.len();
+        let part = bytes * count.saturating_sub(1) as f64 / count as f64;
+        for (index, &rank) in ring.iter().enumerate() {
+            self.add(host(rank), host(ring[(index + 1) % count]), part);
+        }
+    }
+
+    /// Exchanges with the partner at half the distance in each step; ranks beyond a power of two
+    /// give everything to a partner first and get the result from it.
+    fn pairs(&mut self, ranks: &[u16], whole: f64, bytes: impl Fn(u32) -> f64) {
+        let Some(most) = ranks.len().checked_ilog2() else { return };
+        let power = 1 << most;
+        for extra in power..ranks.len() {
+            self.both(host(ranks[extra]), host(ranks[extra - power]), whole);
+        }
+        for step in 0..most {
+            let distance = power >> (step + 1);
+            for index in 0..power {
+                let partner = index ^ distance;
+                self.add(host(ranks[index]), host(ranks[partner]), bytes(step));
+            }
+        }
+    }
+
+    fn tree(&mut self, ranks: &[u16], k: usize, bytes: f64) {
+        let k = k.max(2);
+        for index in 1..ranks.len() {
+            // The parent's number lacks the lowest digit to the base k that is not 0.
+            let mut place = 1;
+            while (index / place).is_multiple_of(k) {
+                place *= k;
+            }
+            let parent = index - (index / place % k) * place;
+            self.both(host(ranks[index]), host(ranks[parent]), bytes);
+        }
+    }
+}
+
+const fn host(rank: u16) -> Site {
+    Site::Host(rank as usize)
+}
+
+/// Bytes on each link of the network, by its index, for `bytes` a worker.
+#[must_use]
+pub fn load(network: &Network, flows: &[Flow]) -> Vec<f64> {
+    let mut load = vec![0.0; network.links().len()];
+    for (number, flow) in flows.iter().enumerate() {
+        let (from, to) = (network.node_of(flow.from), network.node_of(flow.to));
+        network.route(from, to, number as u64, |link| load[link] += flow.bytes);
+    }
+    load
+}

@@ -1,0 +1,182 @@
+//! Which rack to equip with an aggregator next, and what that gains (paper 3, sections III-B, III-C
+//! and IV-D).
+
+use serde::Serialize;
+
+use crate::analysis::Traffic;
+use crate::flows::{Scheme, staffed};
+use crate::generate::equip;
+use crate::model::{Strategy, Topology};
+use crate::occupation::{Occupation, StepCosts, ring_seconds};
+
+/// The state after a region more has been equipped; the first is today's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Upgrade {
+    /// The region that was equipped last, as an index; None: nothing yet.
+    pub region: Option<usize>,
+    /// Its name.
+    pub name: String,
+    /// Estimated seconds of an all-reduce.
+    pub seconds: f64,
+    /// Times faster than today.
+    pub gain: f64,
+    /// `rina`: groups in the ring. With a parameter server: the fullest link's copies.
+    pub count: usize,
+}
+
+/// Upgrades one by one for `rina`, as the paper says: the rack with the most workers first, then
+/// regions of racks in the same way, until no region is left whose equipment saves a group.
+///
+/// The time is equation (3) twice, over the groups; each group's daemon and link are as fast as its
+/// hosts', and every host runs a daemon.
+#[must_use]
+pub fn rina(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
+    let mut network = staffed(topology);
+    let state = |network: &Topology| {
+        let scheme = Scheme::of(network, Strategy::Rina).ok()?;
+        let Scheme::Forest(forest) = &scheme else { return None };
+        let groups = forest.trees.len();
+        // The data takes its time once; both phases share the links.
+        let transfer = Traffic::of(network, &scheme, bytes).seconds / 2.0;
+        Some((2.0 * ring_seconds(groups, transfer, costs), groups))
+    };
+    let mut upgrades = Vec::new();
+    let Some(today) = state(&network) else { return upgrades };
+    push(&mut upgrades, None, topology, today);
+    let mut racks = vec![0; topology.regions.len()];
+    let mut all = racks.clone();
+    for host in &topology.hosts {
+        if let Some(rack) = host.region {
+            racks[rack] += 1;
+        }
+        for region in topology.around(host.region) {
+            all[region] += 1;
+        }
+    }
+    let mut order: Vec<_> = (0..topology.regions.len()).filter(|&region| all[region] > 1).collect();
+    order.sort_by_key(|&region| (racks[region] == 0, std::cmp::Reverse(all[region]), region));
+    let mut before = today.1;
+    for region in order {
+        let around = network.around(Some(region)).any(|r| network.regions[r].aggregator.is_some());
+        if around {
+            continue;
+        }
+        equip(&mut network, region);
+        match state(&network) {
+            Some(now) if now.1 < before => {
+                before = now.1;
+                push(&mut upgrades, Some(region), topology, now);
+            }
+            _ => network.regions[region].aggregator = None,
+        }
+    }
+    upgrades
+}
+
+/// Upgrades one by one for in-network aggregation before a parameter server at the core (as ATP),
+/// by the bandwidth-occupation model: the region that gains most first; of several that gain
+/// nothing yet, the one that takes most copies off the links.
+#[must_use]
+pub fn server(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
+    let mut model = Occupation::of(topology);
+    let state = |model: &Occupation| {
+        let copies = model.copies();
+        // Push and pull take their ways at the same time; each is one step.
+        let steps = 2.0 * ring_steps(topology.world(), costs);
+        let seconds = bytes * 8.0 / model.throughput() + steps;
+        (seconds, copies.iter().copied().max().unwrap_or(0), copies.iter().sum::<usize>())
+    };
+    let mut upgrades = Vec::new();
+    let (seconds, most, mut sum) = state(&model);
+    push(&mut upgrades, None, topology, (seconds, most));
+    loop {
+        let mut best: Option<(usize, (f64, usize, usize))> = None;
+        for region in 0..topology.regions.len() {
+            if model.switches[region + 1].aggregates {
+                continue;
+            }
+            model.switches[region + 1].aggregates = true;
+            let now = state(&model);
+            model.switches[region + 1].aggregates = false;
+            let better = best.is_none_or(|(_, then)| {
+                now.0 < then.0 * (1.0 - 1e-9) || (now.0 <= then.0 * (1.0 + 1e-9) && now.2 < then.2)
+            });
+            if now.2 < sum && better {
+                best = Some((region, now));
+            }
+        }
+        let Some((region, now)) = best else { return upgrades };
+        model.switches[region + 1].aggregates = true;
+        sum = now.2;
+        push(&mut upgrades, Some(region), topology, (now.0, now.1));
+    }
+}
+
+/// One step that waits for the slowest of `n`.
+fn ring_steps(n: usize, costs: StepCosts) -> f64 {
+    ring_seconds(n, 0.0, costs) / n.max(1) as f64
+}
+
+fn push(
+    upgrades: &mut Vec<Upgrade>,
+    region: Option<usize>,
+    topology: &Topology,
+    (seconds, count): (f64, usize),
+) {
+    let name = region.map_or("-".into(), |region| topology.regions[region].name.clone());
+    let gain = upgrades.first().map_or(1.0, |today| today.seconds / seconds);
+    upgrades.push(Upgrade { region, name, seconds, gain, count });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{SpineLeaf, fat_tree};
+    use crate::units::Rate;
+
+    const BYTES: f64 = 98e6;
+
+    #[test]
+    fn each_rack_gains_with_rina_but_only_the_last_ones_before_a_server() {
+        let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
+        let rina = rina(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
+        let groups: Vec<_> = rina.iter().map(|upgrade| upgrade.count).collect();
+        assert_eq!(groups[..9], [16, 15, 14, 13, 12, 11, 10, 9, 8]);
+        assert!(rina.windows(2).all(|pair| pair[1].gain > pair[0].gain), "every step gains");
+        let server = server(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
+        // The core's own switch is none of the regions, so its link keeps a copy for each pod.
+        assert_eq!(server.first().map(|upgrade| upgrade.count), Some(16));
+        assert_eq!(server.last().map(|upgrade| upgrade.count), Some(4));
+        let half = &server[server.len() / 2];
+        let rina_half = &rina[rina.len() / 2];
+        assert!(rina_half.seconds < half.seconds, "{rina_half:?} {half:?}");
+    }
+
+    #[test]
+    fn the_rack_with_most_workers_comes_first() {
+        let plan = SpineLeaf::oversubscribed((1, 3, 4), Rate::gbit(10), 4.0);
+        let mut topology = plan.generate().expect("12 hosts").topology;
+        for host in &mut topology.hosts[8..] {
+            host.region = Some(1);
+        }
+        let upgrades = rina(&topology, BYTES, StepCosts::default());
+        let names: Vec<_> = upgrades.iter().map(|upgrade| upgrade.name.as_str()).collect();
+        assert_eq!(names, ["-", "rack1", "rack0"]);
+        let counts: Vec<_> = upgrades.iter().map(|upgrade| upgrade.count).collect();
+        assert_eq!(counts, [12, 5, 2]);
+    }
+
+    #[test]
+    fn what_is_equipped_already_is_not_proposed() {
+        let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
+        let mut made = plan.generate().expect("8 hosts");
+        made.equip(0);
+        for upgrades in [
+            rina(&made.topology, BYTES, StepCosts::default()),
+            server(&made.topology, BYTES, StepCosts::default()),
+        ] {
+            let names: Vec<_> = upgrades.iter().map(|upgrade| upgrade.name.as_str()).collect();
+            assert_eq!(names, ["-", "rack1"]);
+        }
+    }
+}
