@@ -39,8 +39,11 @@ pub struct Costs {
     pub aggregated: Framing,
     /// Of strategies over TCP: rings, halving and doubling, parameter servers.
     pub streamed: Framing,
-    /// `t_s`: seconds that each step of a dependency chain takes in hosts, apart from the links.
+    /// `t_s`: seconds that each step between hosts over TCP takes, apart from the links.
     pub step: f64,
+    /// Seconds that each hop to or from an aggregator takes, apart from the links. Blocks follow
+    /// each other without waiting for it, so it counts once for each hop of the chain.
+    pub hop: f64,
     /// `sigma` of paper 3 (Rina), equation (3): deviation of a step's time among its members, in
     /// seconds. A step of `m` members takes `sigma * sqrt(2 ln m)` longer on average.
     pub jitter: f64,
@@ -61,6 +64,7 @@ impl Costs {
         aggregated: Framing::NONE,
         streamed: Framing::NONE,
         step: 0.0,
+        hop: 0.0,
         jitter: 0.0,
         host: f64::INFINITY,
         aggregator: f64::INFINITY,
@@ -80,7 +84,7 @@ pub struct Fabric<'a> {
     network: &'a Network,
     costs: Costs,
     capacities: Vec<f64>,
-    /// By node: first of its two or three resources of its own, if they are limited.
+    /// The first resource that is no link.
     own: usize,
 }
 

@@ -4,6 +4,7 @@
 //! * [`fabric`]: a network (`xdp-agg-topology`) as capacities and routes; headers and overheads.
 //! * [`strategy`]: ways to sum as schedules, from the planner's forests and rings.
 //! * [`predict`]: how long an all-reduce takes on a network.
+//! * [`figures`]: the papers' figures, as files.
 //!
 //! The same seed gives the same result, to the last bit. What is left out and what is simplified is
 //! in `docs/netsim.md`.
@@ -12,5 +13,6 @@
 
 pub mod engine;
 pub mod fabric;
+pub mod figures;
 pub mod predict;
 pub mod strategy;

@@ -60,7 +60,7 @@ pub struct Group {
 }
 
 /// How the axes are divided.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axes {
     /// Both evenly, the vertical one from 0.
     Linear,

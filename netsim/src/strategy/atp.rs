@@ -25,14 +25,18 @@ pub fn servers(
     let mut schedule = Schedule::new();
     let mut uses = fabric.uses();
     let costs = fabric.costs();
-    let framing = if aggregating.is_empty() { costs.streamed } else { costs.aggregated };
+    let workers = fabric.network().hosts().len();
+    let (framing, step) = if aggregating.is_empty() {
+        (costs.streamed, costs.step_of(workers))
+    } else {
+        (costs.aggregated, costs.hop)
+    };
     let share = framing.wire(bytes) / ranks.len().max(1) as f64;
     for &rank in ranks {
         let way = Way::to(fabric.network(), rank);
         let latency = way.uses(fabric, aggregating, &mut uses);
         // Two steps: to the server and back.
-        let workers = fabric.network().hosts().len();
-        let latency = 2.0 * (latency + costs.step_of(workers));
+        let latency = 2.0 * (latency + step);
         schedule.add(Stream { latency, ..Stream::whole(share) }, &mut uses);
     }
     schedule

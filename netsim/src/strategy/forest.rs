@@ -16,19 +16,23 @@ pub enum Coupling {
     Buffered(u32),
 }
 
-/// The schedule of a forest through which every rank sends `wire_bytes`, with headers.
+/// What every rank sends into a forest, and what it costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Bytes on the wire, with headers.
+    pub wire_bytes: f64,
+    /// Seconds that a hop takes apart from the links.
+    pub hop: f64,
+}
+
+/// The schedule of a forest.
 #[must_use]
-pub fn forest(
-    fabric: &Fabric<'_>,
-    forest: &Forest,
-    wire_bytes: f64,
-    coupling: Coupling,
-) -> Schedule {
+pub fn forest(fabric: &Fabric<'_>, forest: &Forest, load: Load, coupling: Coupling) -> Schedule {
     let mut schedule = Schedule::new();
     let mut uses = fabric.uses();
-    let share = wire_bytes / forest.trees.len().max(1) as f64;
+    let share = load.wire_bytes / forest.trees.len().max(1) as f64;
     for (number, tree) in forest.trees.iter().enumerate() {
-        let planter = Planter { fabric, tree, number: number as u64, share };
+        let planter = Planter { fabric, tree, number: number as u64, share, hop: load.hop };
         match coupling {
             Coupling::Lockstep => planter.lockstep(&mut schedule, &mut uses),
             Coupling::Buffered(chunks) => planter.buffered(&mut schedule, &mut uses, chunks),
@@ -49,6 +53,7 @@ struct Planter<'a> {
     tree: &'a Tree,
     number: u64,
     share: f64,
+    hop: f64,
 }
 
 impl Planter<'_> {
@@ -68,7 +73,6 @@ impl Planter<'_> {
     /// One stream: what all hops of the tree use, up and down.
     fn lockstep(&self, schedule: &mut Schedule, uses: &mut Uses) {
         let nodes = &self.tree.nodes;
-        let step = self.fabric.costs().step_of(nodes.iter().map(|node| node.ranks.len()).sum());
         // Of the slowest way up from below each node, and back down to there.
         let mut below = vec![0.0_f64; nodes.len()];
         for (index, node) in nodes.iter().enumerate().rev() {
@@ -77,13 +81,13 @@ impl Planter<'_> {
             for &rank in &node.ranks {
                 let host = self.host(rank);
                 let there = self.both_ways(uses, host, here, usize::from(rank));
-                below[index] = below[index].max(there + 2.0 * step);
+                below[index] = below[index].max(there + 2.0 * self.hop);
             }
             if let Some(parent) = node.parent {
                 // Numbers of ranks end where those of aggregators begin.
                 let hop = usize::from(u16::MAX) + index;
                 let there = self.both_ways(uses, here, self.node(parent), hop);
-                below[parent] = below[parent].max(below[index] + there + 2.0 * step);
+                below[parent] = below[parent].max(below[index] + there + 2.0 * self.hop);
             }
         }
         let latency = below[0];
@@ -103,11 +107,10 @@ impl Planter<'_> {
     /// A stream for each hop up and each hop down.
     fn buffered(&self, schedule: &mut Schedule, uses: &mut Uses, chunks: u32) {
         let nodes = &self.tree.nodes;
-        let step = self.fabric.costs().step_of(1);
         let bytes = self.share / f64::from(chunks);
         let mut hop = |schedule: &mut Schedule, from: usize, to: usize, number: usize| {
             let latency = self.fabric.route(uses, from, to, self.flow(number));
-            let latency = if from == to { 0.0 } else { latency + step };
+            let latency = if from == to { 0.0 } else { latency + self.hop };
             schedule.add(Stream { latency, ..Stream::chunked(chunks, bytes) }, uses)
         };
         // What each node waits for, children before parents.

@@ -17,7 +17,7 @@ use crate::engine::Schedule;
 use crate::fabric::Fabric;
 
 pub use atp::{occupation, switches_on_way};
-pub use forest::{Coupling, chain, forest};
+pub use forest::{Coupling, Load, chain, forest};
 pub use ring::{halving_doubling, hierarchical, ring};
 
 pub use atp::servers;
@@ -145,14 +145,17 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
     let lost = Lost::default();
     let planted = |strategy, bytes| -> Result<Schedule, StrategyError> {
         let plan = Forest::plan(topology, strategy)?;
-        Ok(forest(fabric, &plan, costs.aggregated.wire(bytes), coupling))
+        let load = Load { wire_bytes: costs.aggregated.wire(bytes), hop: costs.hop };
+        Ok(forest(fabric, &plan, load, coupling))
     };
     let ranks = || ring_order(topology, &lost);
     match way {
         Way::OneServer => Ok(servers(fabric, &[0], &BTreeSet::new(), all_bytes)),
         Way::Servers => {
             let plan = everywhere(topology);
-            Ok(forest(fabric, &plan, costs.streamed.wire(all_bytes), coupling))
+            let hop = costs.step_of(topology.world());
+            let load = Load { wire_bytes: costs.streamed.wire(all_bytes), hop };
+            Ok(forest(fabric, &plan, load, coupling))
         }
         Way::Ring => Ok(ring(fabric, &ranks(), bytes)),
         Way::HierarchicalRing => hierarchical(fabric, &racks(topology, &lost), bytes),
