@@ -1,6 +1,6 @@
 //! A network as the engine sees it: capacities, routes, and what a byte costs.
 
-use xdp_agg_topology::graph::Network;
+use xdp_agg_topology::graph::{Network, NodeKind};
 
 use crate::engine::{ResourceId, Uses};
 
@@ -48,7 +48,8 @@ pub struct Costs {
     /// seconds. A step of `m` members takes `sigma * sqrt(2 ln m)` longer on average.
     pub jitter: f64,
     /// Wire bytes a second that a host can send, and as many that it can receive, whatever its
-    /// link; infinity: the link alone counts.
+    /// link; infinity: the link alone counts. On the way to parameter servers on one tree (`atp`,
+    /// `ps-one`) the links alone count.
     pub host: f64,
     /// Wire bytes a second of sums that an aggregating switch can make, of all trees together;
     /// infinity: line rate on every port.
@@ -150,9 +151,12 @@ impl<'a> Fabric<'a> {
             uses.add(ResourceId(link as u32), weight);
             latency_ns += links[link].latency_ns;
         });
-        if self.costs.host.is_finite() {
-            self.use_own(uses, from, 0, weight);
-            self.use_own(uses, to, 1, weight);
+        for (node, which) in [(from, 0), (to, 1)] {
+            // An aggregator in a switch is no host.
+            let is_host = self.network.nodes()[node] != NodeKind::Switch;
+            if is_host && self.costs.host.is_finite() {
+                self.use_own(uses, node, which, weight);
+            }
         }
         latency_ns as f64 * 1e-9
     }

@@ -244,3 +244,82 @@ fn visit(seen: &mut [u32], round: u32, index: u32, list: &mut Vec<u32>) -> bool 
     list.push(index);
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::schedule::{ResourceId, Stream, Uses};
+    use super::*;
+
+    const RESOURCES: usize = 6;
+
+    type Spec = (Vec<(u32, u8)>, Option<f64>);
+
+    fn schedule(specs: &[Spec]) -> Schedule {
+        let mut schedule = Schedule::new();
+        let mut uses = Uses::new(RESOURCES);
+        for (over, limit) in specs {
+            for &(resource, weight) in over {
+                uses.add(ResourceId(resource), f32::from(weight));
+            }
+            let limit = limit.unwrap_or(f64::INFINITY);
+            schedule.add(Stream { limit, ..Stream::whole(1.0) }, &mut uses);
+        }
+        schedule
+    }
+
+    fn specs() -> impl Strategy<Value = Vec<Spec>> {
+        let over = vec((0..RESOURCES as u32, 1_u8..5), 1..4);
+        vec((over, proptest::option::of(0.1..20.0_f64)), 1..20)
+    }
+
+    /// Max-min fair: nothing is over its capacity, and every stream has a reason not to be faster:
+    /// its limit, or a full resource where nobody is faster than it.
+    fn assert_fair(shares: &Shares, schedule: &Schedule) -> Result<(), TestCaseError> {
+        let load = |r: usize| -> f64 {
+            let weight = |&(s, at): &(u32, u32)| {
+                shares.rates[s as usize] * f64::from(schedule.use_weights[at as usize])
+            };
+            shares.users[r].iter().map(weight).sum()
+        };
+        for r in 0..RESOURCES {
+            prop_assert!(load(r) <= shares.capacities[r] * (1.0 + 1e-9), "{r} is overloaded");
+        }
+        for stream in (0..shares.rates.len()).filter(|&s| shares.sending[s]) {
+            let rate = shares.rates[stream];
+            let limited = rate >= schedule.streams[stream].limit * (1.0 - 1e-9);
+            let held = schedule.uses(stream).any(|at| {
+                let r = schedule.use_resources[at] as usize;
+                let full = load(r) >= shares.capacities[r] * (1.0 - 1e-9);
+                let fastest = shares.users[r].iter().map(|&(s, _)| shares.rates[s as usize]);
+                full && fastest.fold(0.0, f64::max) <= rate * (1.0 + 1e-9)
+            });
+            prop_assert!(limited || held, "stream {stream} could be faster than {rate}");
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn rates_are_max_min_fair_whatever_came_and_went(
+            specs in specs(),
+            capacities in vec(prop_oneof![1 => Just(0.0), 9 => 1.0..40.0_f64], RESOURCES),
+            toggles in vec(any::<proptest::sample::Index>(), 1..40),
+        ) {
+            let schedule = schedule(&specs);
+            let mut shares = Shares::new(&schedule, &capacities);
+            for toggle in toggles {
+                let stream = toggle.index(specs.len());
+                if shares.sending(stream) {
+                    shares.end(&schedule, stream);
+                } else {
+                    shares.begin(&schedule, stream);
+                }
+                shares.fill(&schedule, |_, _, _| {});
+                assert_fair(&shares, &schedule)?;
+            }
+        }
+    }
+}
