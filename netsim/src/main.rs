@@ -62,8 +62,8 @@ struct SimulateArgs {
     /// Worker processes behind each host's one link (ps-one, ps, atp, switchml)
     #[arg(long, value_name = "N", default_value_t = 1)]
     processes: u16,
-    /// Count no headers; without this, 1514 bytes for 1408 of a vector through aggregators, and
-    /// for 1448 over TCP
+    /// Count no headers; without this, 1472 bytes for 1408 of a vector through aggregators, and
+    /// 1514 for 1448 over TCP
     #[arg(long)]
     no_headers: bool,
     /// Microseconds that a step between hosts takes beside the links
@@ -72,7 +72,7 @@ struct SimulateArgs {
     /// Microseconds that a hop to an aggregator takes beside the links
     #[arg(long, value_name = "US", default_value_t = 0.0)]
     hop_us: f64,
-    /// Packets a second that a host can send, and as many that it can receive
+    /// Packets (of 1472 bytes) a second that a host can send, and as many that it can receive
     #[arg(long, value_name = "PPS")]
     host_packets: Option<f64>,
     /// Packets a second of sums that an aggregator can make

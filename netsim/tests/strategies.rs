@@ -88,15 +88,15 @@ fn headers_slots_and_hosts_limit() {
     let with = equipped(star(4), 1);
     let ask = |costs| seconds(&with, &Question { costs, ..Question::ideal(Way::Passing, BYTES) });
     let headers = Costs { aggregated: Framing::XDP, ..Costs::IDEAL };
-    assert_close("headers", ask(headers), BYTES * 1514.0 / 1408.0 / B);
+    assert_close("headers", ask(headers), BYTES * 1472.0 / 1408.0 / B);
     let host = Costs { host: B / 4.0, ..Costs::IDEAL };
     assert_close("a slow host", ask(host), 4.0 * BYTES / B);
     let aggregator = Costs { aggregator: B / 3.0, ..Costs::IDEAL };
     assert_close("a slow aggregator", ask(aggregator), 3.0 * BYTES / B);
-    // 16 packets in 2 us of latency and 20 us of hops: 16 * 1514 bytes each 22 us.
+    // 16 packets in 2 us of latency and 20 us of hops: 16 * 1472 bytes each 22 us.
     let slots = Costs { slots: Some(16), hop: 10e-6, ..headers };
-    let window = 16.0 * 1514.0 / 22e-6;
-    assert_close("few slots", ask(slots), BYTES * 1514.0 / 1408.0 / window);
+    let window = 16.0 * 1472.0 / 22e-6;
+    assert_close("few slots", ask(slots), BYTES * 1472.0 / 1408.0 / window);
 }
 
 #[test]
