@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
-use xdp_agg_topology::Rate;
 use xdp_agg_topology::generate::{Dragonfly, Generated, fat_tree};
+use xdp_agg_topology::{Forest, Rate, Strategy};
 use xdp_agg_workloads::{Network as Model, Tensor};
 
 use crate::engine::{Options, simulate};
@@ -58,7 +58,10 @@ fn assumptions() -> Vec<String> {
          everything on; results take the same way back"
             .into(),
         "Rina as xdp-agg plans it: a rack's aggregator passes its sums to the next rack's \
-         aggregator, not to its agent's host, and results go back along the same path"
+         aggregator, not to its agent's host, and results go back along the same path; its \
+             2 (G - 1) steps cost what a ring's do (equation 3 for G groups), as the paper's agents \
+             take them, where nothing else is said; `in blocks` is xdp-agg, where blocks follow \
+             each other and a hop costs 10 us once"
             .into(),
         "ATP replaces first whatever switch helps its busiest link most, then those nearest to \
          the workers; Rina replaces racks by their number of workers, then by index"
@@ -90,12 +93,23 @@ fn racks(generated: &Generated) -> Vec<usize> {
     racks
 }
 
-/// Seconds of Rina with so many racks equipped.
-fn rina(bench: &Bench, plain: &Generated, count: usize, bytes: f64, costs: Costs) -> Result<f64> {
+/// Seconds of Rina with so many racks equipped. With `steps`, as in the paper: its agents take
+/// step after step, each of which costs what a ring's does (equation 3) with as many members as
+/// there are groups. Without, as xdp-agg does it: blocks follow each other.
+fn rina(
+    bench: &Bench,
+    plain: &Generated,
+    count: usize,
+    bytes: f64,
+    (costs, steps): (Costs, bool),
+) -> Result<f64> {
     let mut generated = plain.clone();
     for rack in racks(plain).into_iter().take(count) {
         generated.equip(rack);
     }
+    let groups = Forest::plan(&generated.topology, Strategy::Rina)?.trees.len();
+    let hop = if steps { costs.step_of(groups) } else { costs.hop };
+    let costs = Costs { hop, ..costs };
     let question = Question { costs, ..Question::ideal(Way::Rina, bytes) };
     Ok(bench.run(&generated, &question)?.seconds)
 }
@@ -208,9 +222,9 @@ fn systems(
         plain(Way::Ring)?,
         plain(Way::HierarchicalRing)?,
         atp(generated, &order[..order.len() / 2], bytes, costs)?,
-        rina(bench, generated, racks / 2, bytes, costs)?,
+        rina(bench, generated, racks / 2, bytes, (costs, true))?,
         atp(generated, &order, bytes, costs)?,
-        rina(bench, generated, racks, bytes, costs)?,
+        rina(bench, generated, racks, bytes, (costs, true))?,
     ];
     Ok(seconds.map(|sync| samples(generated, (model, batch), sync)))
 }
@@ -285,7 +299,7 @@ fn throughput_claims(groups: &[(String, Vec<f64>)]) -> Vec<Claim> {
         Claim {
             paper: "Rina is up to 6 times as fast as PS and RAR".into(),
             ours: format!("PS: {}; RAR: {}", spread(&over_ps), spread(&over_ring)),
-            holds: most(&over_ps) > 4.0 && least(&over_ring) > 1.0,
+            holds: (4.0..12.0).contains(&most(&over_ps)) && least(&over_ring) > 1.0,
         },
         Claim {
             paper: "Rina is better than H-AR with half of the switches".into(),
@@ -307,16 +321,25 @@ fn incremental(
     let bytes = 98e6;
     let order = atp_order(generated);
     let racks = racks(generated).len();
-    let (mut rina_points, mut atp_points, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    let mut lines: [(&str, Vec<(f64, f64)>); 3] =
+        [("ATP", Vec::new()), ("Rina", Vec::new()), ("Rina, in blocks", Vec::new())];
+    let mut rows = Vec::new();
     for count in 0..=order.len().max(racks) {
-        let theirs = atp(generated, &order[..count.min(order.len())], bytes, COSTS)?;
-        let ours = rina(bench, generated, count.min(racks), bytes, COSTS)?;
-        let theirs = samples(generated, model, theirs);
-        let ours = samples(generated, model, ours);
-        atp_points.push((count as f64, theirs));
-        rina_points.push((count as f64, ours));
-        rows.push(vec![count.into(), theirs.into(), ours.into()]);
+        let equipped = count.min(racks);
+        let seconds = [
+            atp(generated, &order[..count.min(order.len())], bytes, COSTS)?,
+            rina(bench, generated, equipped, bytes, (COSTS, true))?,
+            rina(bench, generated, equipped, bytes, (COSTS, false))?,
+        ];
+        let mut row: Vec<Cell> = vec![count.into()];
+        for ((_, points), seconds) in lines.iter_mut().zip(seconds) {
+            let samples = samples(generated, model, seconds);
+            points.push((count as f64, samples));
+            row.push(samples.into());
+        }
+        rows.push(row);
     }
+    let [(_, atp_points), (_, rina_points), _] = &lines;
     let rises =
         |points: &[(f64, f64)]| points.windows(2).all(|pair| pair[1].1 >= pair[0].1 * (1.0 - 1e-9));
     let middle = |points: &[(f64, f64)]| {
@@ -326,13 +349,18 @@ fn incremental(
     let claims = vec![
         Claim {
             paper: "the throughput of Rina rises gradually with each replaced switch".into(),
-            ours: format!("never falls: {}", if rises(&rina_points) { "yes" } else { "no" }),
-            holds: rises(&rina_points),
+            ours: format!(
+                "{}; {:.0} % of the gain with half of the switches, {:.2} times with all",
+                if rises(rina_points) { "never falls" } else { "falls in between" },
+                middle(rina_points),
+                rina_points[rina_points.len() - 1].1 / rina_points[0].1
+            ),
+            holds: rises(rina_points) && middle(rina_points) > 20.0,
         },
         Claim {
             paper: "that of ATP rises only after many replacements".into(),
-            ours: format!("{:.0} % of the gain with half of the switches", middle(&atp_points)),
-            holds: middle(&atp_points) < 50.0,
+            ours: format!("{:.0} % of the gain with half of the switches", middle(atp_points)),
+            holds: middle(atp_points) < 50.0,
         },
     ];
     let mut assumptions = assumptions();
@@ -345,13 +373,13 @@ fn incremental(
         title,
         assumptions,
         claims,
-        columns: vec!["replaced", "ATP samples/s", "Rina samples/s"],
+        columns: vec!["replaced", "ATP samples/s", "Rina samples/s", "Rina in blocks samples/s"],
         rows,
         picture: Picture::Lines {
             x: "replaced switches",
             y: "samples/s",
             axes: Axes::Linear,
-            series: vec![("ATP".to_owned(), atp_points), ("Rina".to_owned(), rina_points)],
+            series: lines.map(|(name, points)| (name.to_owned(), points)).to_vec(),
         },
     })
 }
