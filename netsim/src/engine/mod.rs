@@ -5,9 +5,11 @@
 //! sending streams changes the rates of its connected component alone.
 
 mod fair;
+mod options;
 mod run;
 mod schedule;
 mod time;
 
-pub use run::{Options, Outcome, Pauses, Progress, SimulationError, simulate};
+pub use options::{Options, Outcome, Pauses, Progress, SimulationError};
+pub use run::simulate;
 pub use schedule::{After, ResourceId, Schedule, Stream, StreamId, Uses};

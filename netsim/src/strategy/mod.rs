@@ -103,7 +103,10 @@ impl FromStr for Way {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StrategyError {
     /// A name that is no strategy's.
-    #[error("{0:?} is no strategy; expected one of {names}", names = Way::ALL.map(Way::name).join(", "))]
+    #[error(
+        "{0:?} is no strategy; expected one of {names}",
+        names = Way::ALL.map(Way::name).join(", ")
+    )]
     Unknown(String),
     /// Hierarchical rings connect the members with the same number.
     #[error("racks of {0} and of {1} hosts; h-ar expects racks of equal size")]
