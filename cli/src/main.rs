@@ -10,6 +10,7 @@ mod ps;
 mod serve;
 mod stats;
 mod table;
+mod topology;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use xdp_agg::config::ConfigError;
 use xdp_agg_tls::{SecretError, TlsError};
+use xdp_agg_topology::FileError;
 
 /// Sum gradients in the network: an XDP program on a Linux host plays the switch.
 #[derive(Debug, Parser)]
@@ -34,6 +36,7 @@ enum Command {
     Doctor(doctor::Args),
     Bench(bench::Args),
     Ps(ps::Args),
+    Topology(topology::Args),
 }
 
 /// What the process ends with.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Ps(args) => ps::run(args),
+        Command::Topology(args) => topology::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -71,7 +75,11 @@ fn main() -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<control::NoDaemon>() {
         NO_DAEMON
-    } else if error.is::<ConfigError>() || error.is::<TlsError>() || error.is::<SecretError>() {
+    } else if error.is::<ConfigError>()
+        || error.is::<TlsError>()
+        || error.is::<SecretError>()
+        || error.is::<FileError>()
+    {
         WRONG_USAGE
     } else {
         FAILED

@@ -166,17 +166,15 @@ pub fn demands(topology: &Topology, forest: &Forest, slots_per_tree: u32) -> Vec
         *trees.entry(node.site).or_insert(0) += 1;
     }
     let demand = |(site, trees): (Site, usize)| {
-        let (name, has) = match site {
-            Site::Host(host) => (&topology.hosts[host].name, topology.hosts[host].slots),
-            Site::Region(region) => {
-                let region = &topology.regions[region];
-                (&region.name, region.aggregator.as_ref().and_then(|at| at.slots))
-            }
+        let has = match site {
+            Site::Host(host) => topology.hosts[host].slots,
+            Site::Region(region) => topology.regions[region].aggregator.as_ref()?.slots,
         };
+        let name = topology.name_of(site).to_owned();
         let slots = trees as u64 * u64::from(slots_per_tree);
-        Demand { site, name: name.clone(), trees, slots, has }
+        Some(Demand { site, name, trees, slots, has })
     };
-    trees.into_iter().map(demand).collect()
+    trees.into_iter().filter_map(demand).collect()
 }
 
 /// A row of table 1 of paper 2, computed for a network.

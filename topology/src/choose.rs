@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::analysis::{Cable, End, Traffic, demands};
 use crate::flows::{Flow, Scheme};
@@ -10,7 +10,8 @@ use crate::model::{Strategy, Topology};
 use crate::plan::Site;
 
 /// What was measured on the hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Costs {
     /// Seconds from sending a message to the next one that waited for it, between two hosts over
     /// a daemon.

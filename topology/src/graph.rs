@@ -179,6 +179,19 @@ impl Network {
         }
     }
 
+    /// The switch of a region: the one that its aggregator is in or beside.
+    ///
+    /// # Panics
+    /// If there is no such region.
+    #[must_use]
+    pub fn switch_of(&self, region: usize) -> usize {
+        let node = self.regions[region];
+        match self.nodes[node] {
+            NodeKind::Switch => node,
+            _ => self.links[self.leaving[node][0]].to,
+        }
+    }
+
     /// Calls `visit` with each link from one node to another, in order. Of several shortest routes
     /// the flow's number chooses one, as the hash of addresses and ports does in a switch (ECMP):
     /// the same flow always takes the same. Nothing is visited if there is no route.
@@ -200,7 +213,7 @@ impl Network {
             let left = distance(node);
             let nearer = |&&link: &&usize| {
                 let Link { to, cost, .. } = self.links[link];
-                self.nodes[to] == NodeKind::Switch && distance(to) + cost == left
+                distance(to).checked_add(cost) == Some(left)
             };
             let ways = self.leaving[node].iter().filter(nearer).count();
             let Some(way) = mix(flow ^ ((node as u64) << 40)).checked_rem(ways as u64) else {

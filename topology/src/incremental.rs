@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::analysis::Traffic;
 use crate::flows::{Scheme, staffed};
 use crate::generate::equip;
+use crate::graph::Network;
 use crate::model::{Strategy, Topology};
 use crate::occupation::{Occupation, StepCosts, ring_seconds};
 
@@ -73,47 +74,69 @@ pub fn rina(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
     upgrades
 }
 
-/// Upgrades one by one for in-network aggregation before a parameter server at the core (as ATP),
-/// by the bandwidth-occupation model: the region that gains most first; of several that gain
-/// nothing yet, the one that takes most copies off the links.
+/// Upgrades one by one for in-network aggregation before a parameter server on the host of rank 0
+/// (as ATP), by the bandwidth-occupation model: the region that gains most first; of several that
+/// gain nothing yet, the one that takes most copies off the links.
 #[must_use]
 pub fn server(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
-    let mut model = Occupation::of(topology);
-    let state = |model: &Occupation| {
-        let copies = model.copies();
-        // Push and pull take their ways at the same time; each is one step.
-        let steps = 2.0 * ring_steps(topology.world(), costs);
-        let seconds = bytes * 8.0 / model.throughput() + steps;
-        (seconds, copies.iter().copied().max().unwrap_or(0), copies.iter().sum::<usize>())
-    };
     let mut upgrades = Vec::new();
-    let (seconds, most, mut sum) = state(&model);
-    push(&mut upgrades, None, topology, (seconds, most));
+    if topology.hosts.is_empty() {
+        return upgrades;
+    }
+    let network = Network::of(topology);
+    let mut model = Occupation::of(topology, 0);
+    let mut regions = vec![None; network.nodes().len()];
+    (0..topology.regions.len())
+        .for_each(|region| regions[network.switch_of(region)] = Some(region));
+    // Push and pull take their ways at the same time; each is one step.
+    let steps = 2.0 * step_seconds(topology.world(), costs);
+    let state = |model: &Occupation| State {
+        seconds: bytes * 8.0 / model.throughput() + steps,
+        most: model.copies().into_iter().max().unwrap_or(0),
+        all: model.copies().into_iter().sum(),
+    };
+    let mut now = state(&model);
+    push(&mut upgrades, None, topology, (now.seconds, now.most));
     loop {
-        let mut best: Option<(usize, (f64, usize, usize))> = None;
-        for region in 0..topology.regions.len() {
-            if model.switches[region + 1].aggregates {
+        let mut best: Option<(usize, usize, State)> = None;
+        for index in 0..model.switches.len() {
+            let Some(region) = regions[model.switches[index].node] else { continue };
+            if std::mem::replace(&mut model.switches[index].aggregates, true) {
                 continue;
             }
-            model.switches[region + 1].aggregates = true;
-            let now = state(&model);
-            model.switches[region + 1].aggregates = false;
-            let better = best.is_none_or(|(_, then)| {
-                now.0 < then.0 * (1.0 - 1e-9) || (now.0 <= then.0 * (1.0 + 1e-9) && now.2 < then.2)
-            });
-            if now.2 < sum && better {
-                best = Some((region, now));
+            let next = state(&model);
+            model.switches[index].aggregates = false;
+            let better = best.is_none_or(|(_, than, best)| next.key(region) < best.key(than));
+            if next.all < now.all && better {
+                best = Some((index, region, next));
             }
         }
-        let Some((region, now)) = best else { return upgrades };
-        model.switches[region + 1].aggregates = true;
-        sum = now.2;
-        push(&mut upgrades, Some(region), topology, (now.0, now.1));
+        let Some((index, region, next)) = best else { return upgrades };
+        model.switches[index].aggregates = true;
+        now = next;
+        push(&mut upgrades, Some(region), topology, (now.seconds, now.most));
+    }
+}
+
+/// What a parameter server's network does.
+#[derive(Clone, Copy)]
+struct State {
+    seconds: f64,
+    /// Copies on the link that has the most.
+    most: usize,
+    /// Copies on all links.
+    all: usize,
+}
+
+impl State {
+    /// The smaller, the better; times that differ by less than a nanosecond are equal.
+    fn key(&self, region: usize) -> (f64, usize, usize) {
+        ((self.seconds * 1e9).round(), self.all, region)
     }
 }
 
 /// One step that waits for the slowest of `n`.
-fn ring_steps(n: usize, costs: StepCosts) -> f64 {
+fn step_seconds(n: usize, costs: StepCosts) -> f64 {
     ring_seconds(n, 0.0, costs) / n.max(1) as f64
 }
 
@@ -137,19 +160,38 @@ mod tests {
     const BYTES: f64 = 98e6;
 
     #[test]
-    fn each_rack_gains_with_rina_but_only_the_last_ones_before_a_server() {
+    fn each_rack_gains_with_rina_but_not_before_a_server() {
         let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
         let rina = rina(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
         let groups: Vec<_> = rina.iter().map(|upgrade| upgrade.count).collect();
         assert_eq!(groups[..9], [16, 15, 14, 13, 12, 11, 10, 9, 8]);
         assert!(rina.windows(2).all(|pair| pair[1].gain > pair[0].gain), "every step gains");
         let server = server(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
-        // The core's own switch is none of the regions, so its link keeps a copy for each pod.
-        assert_eq!(server.first().map(|upgrade| upgrade.count), Some(16));
-        assert_eq!(server.last().map(|upgrade| upgrade.count), Some(4));
-        let half = &server[server.len() / 2];
-        let rina_half = &rina[rina.len() / 2];
-        assert!(rina_half.seconds < half.seconds, "{rina_half:?} {half:?}");
+        // The server's own rack, its pod, the core, and so on: 15 copies reach the server.
+        assert_eq!(server.first().map(|upgrade| upgrade.count), Some(15));
+        // The core switch is none of the regions, but it only passes on what is summed.
+        assert_eq!(server.last().map(|upgrade| upgrade.count), Some(3));
+        assert!(server.windows(2).any(|pair| pair[1].gain < pair[0].gain * 1.001), "a plateau");
+    }
+
+    #[test]
+    fn with_half_of_the_racks_equipped_rina_is_faster() {
+        let plan = SpineLeaf::oversubscribed((1, 8, 4), Rate::gbit(10), 4.0);
+        let topology = plan.generate().expect("32 hosts").topology;
+        let costs = StepCosts::default();
+        let (rina, server) = (rina(&topology, BYTES, costs), server(&topology, BYTES, costs));
+        assert_eq!((rina.len(), server.len()), (9, 9));
+        assert!(rina[4].seconds * 1.5 < server[4].seconds, "{rina:?} {server:?}");
+    }
+
+    #[test]
+    fn with_all_racks_equipped_both_are_as_fast() {
+        let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
+        let topology = plan.generate().expect("8 hosts").topology;
+        let costs = StepCosts { overhead: 1e-6, sigma: 0.0 };
+        let (rina, server) = (rina(&topology, BYTES, costs), server(&topology, BYTES, costs));
+        let [rina, server] = [rina, server].map(|upgrades| upgrades[2].seconds);
+        assert!((rina / server - 1.0).abs() < 0.01, "{rina} {server}");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! The rates are those of all hosts sending to all others *at the same time*: what shares a narrow
 //! uplink is slow then, and the flows across a border add up to what the uplink carries. One pair
 //! alone would show nothing, as it fills no uplink. An over-subscription below
-//! `(N - 1) / (N - m)`, for racks of `m` of `N` hosts, does not show: such an uplink is not full even
-//! when everybody sends to everybody.
+//! `(N - 1) / (N - m)`, for racks of `m` of `N` hosts, does not show: such an uplink is not full
+//! even when everybody sends to everybody.
 
 use crate::model::{Measured, Region, Topology};
 use crate::units::Rate;

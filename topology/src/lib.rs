@@ -1,7 +1,7 @@
 //! Networks as data, and what is planned from them.
 //!
-//! * [`model`]: a network of regions (racks, pods) and hosts; [`file`] reads it from a topology file
-//!   and prints it, [`infer`] finds regions in measured rates.
+//! * [`model`]: a network of regions (racks, pods) and hosts; [`mod@file`] reads it from a topology
+//!   file and prints it, [`infer`] finds regions in measured rates.
 //! * [`plan`]: the aggregation trees of a strategy on a network, also after a loss.
 //! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how
 //!   it compares with other schemes (paper 2, table 1).

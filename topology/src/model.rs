@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::plan::Site;
 use crate::units::Rate;
 
 /// A network and the job that is to run on it.
@@ -162,6 +163,31 @@ impl FromStr for Strategy {
 }
 
 impl Topology {
+    /// The name of an aggregator's host or region.
+    ///
+    /// # Panics
+    /// If there is no such host or region.
+    #[must_use]
+    pub fn name_of(&self, site: Site) -> &str {
+        match site {
+            Site::Host(host) => &self.hosts[host].name,
+            Site::Region(region) => &self.regions[region].name,
+        }
+    }
+
+    /// The control address of an aggregator; None if the host has no daemon, or the region no
+    /// aggregator, which happens to no site of a plan.
+    ///
+    /// # Panics
+    /// If there is no such host or region.
+    #[must_use]
+    pub fn control_of(&self, site: Site) -> Option<SocketAddrV4> {
+        match site {
+            Site::Host(host) => self.hosts[host].daemon,
+            Site::Region(region) => Some(self.regions[region].aggregator.as_ref()?.control),
+        }
+    }
+
     /// Number of workers.
     #[must_use]
     pub fn world(&self) -> usize {

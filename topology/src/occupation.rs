@@ -18,6 +18,8 @@ pub struct Occupation {
 /// A switch of the tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Switch {
+    /// Its node in the graph.
+    pub node: usize,
     /// The next one on the way to the server; None at the first.
     pub parent: Option<usize>,
     /// Workers connected to it.
@@ -29,26 +31,19 @@ pub struct Switch {
 }
 
 impl Occupation {
-    /// A network of regions with the server at the core, on a link like the fastest host's. The
-    /// switch `r + 1` is that of region `r`; the first is the core's.
+    /// A network of regions with the server on host `server`; the regions' aggregators aggregate.
+    ///
+    /// # Panics
+    /// If there is no host `server`.
     #[must_use]
-    pub fn of(topology: &Topology) -> Self {
-        let rates = || topology.hosts.iter().map(|host| host.rate.bits());
-        let fastest = rates().max().unwrap_or(1) as f64;
-        let mut switches =
-            vec![Switch { parent: None, workers: 0, aggregates: false, rate: fastest }];
-        for (region, below) in topology.regions.iter().zip(topology.host_capacity()) {
-            switches.push(Switch {
-                parent: Some(region.parent.map_or(0, |parent| parent + 1)),
-                workers: 0,
-                aggregates: region.aggregator.is_some(),
-                rate: region.uplink.map_or(below, crate::Rate::bits) as f64,
-            });
-        }
-        for host in &topology.hosts {
-            switches[host.region.map_or(0, |region| region + 1)].workers += 1;
-        }
-        Self { switches, host_rate: rates().min().unwrap_or(1) as f64 }
+    pub fn of(topology: &Topology, server: usize) -> Self {
+        let network = Network::of(topology);
+        let regions = topology.regions.iter().enumerate();
+        let equipped: Vec<_> = regions
+            .filter(|(_, region)| region.aggregator.is_some())
+            .map(|(index, _)| network.switch_of(index))
+            .collect();
+        Self::on_graph(&network, server, |node| equipped.contains(&node))
     }
 
     /// The switches of a graph on the way to the server on host `server`, whose own worker needs
@@ -76,6 +71,7 @@ impl Occupation {
                 }
                 next = Some(*place[link.from].get_or_insert_with(|| {
                     made.switches.push(Switch {
+                        node: link.from,
                         parent: next,
                         workers: 0,
                         aggregates: equipped(link.from),
@@ -151,7 +147,7 @@ mod tests {
     const B0: f64 = 1e10;
 
     fn switch(parent: Option<usize>, workers: usize, aggregates: bool) -> Switch {
-        Switch { parent, workers, aggregates, rate: B0 }
+        Switch { node: 0, parent, workers, aggregates, rate: B0 }
     }
 
     /// Figure 4 of the paper: switch 4 next to the server has a worker and INA switch 3, which has

@@ -1,4 +1,5 @@
 use super::*;
+use crate::plan::Site;
 
 /// Two racks of two hosts each; line numbers matter to the tests.
 const GOOD: &str = r#"name = "two racks"
@@ -52,6 +53,15 @@ fn a_file_is_read_and_its_canonical_form_says_the_same() {
     assert_eq!(read.hosts[0].daemon, Some(SocketAddrV4::new(read.hosts[0].address, CONTROL_PORT)));
     assert_eq!(read.hosts[1].daemon.map(|at| at.port()), Some(9999));
     assert_eq!(read.hosts[3].daemon, None);
+    for (site, name, port) in [
+        (Site::Host(1), "a1", Some(9999)),
+        (Site::Host(3), "b1", None),
+        (Site::Region(1), "b", Some(CONTROL_PORT)),
+        (Site::Region(0), "a", None),
+    ] {
+        assert_eq!(read.name_of(site), name);
+        assert_eq!(read.control_of(site).map(|at| at.port()), port);
+    }
     let printed = read.to_toml();
     let again = Topology::parse(&printed).expect("the canonical form is right");
     assert_eq!(again, read);
@@ -181,8 +191,8 @@ fn every_fault_is_refused_with_its_line_and_the_reason() {
 
 #[test]
 fn a_longer_cycle_is_shown_as_it_goes() {
-    let cycle = "[[region]]\nname = \"x\"\nparent = \"y\"\n[[region]]\nname = \"y\"\nparent = \"z\"\n\
-                 [[region]]\nname = \"z\"\nparent = \"y\"\n";
+    let region = |(name, parent)| format!("[[region]]\nname = \"{name}\"\nparent = \"{parent}\"\n");
+    let cycle: String = [("x", "y"), ("y", "z"), ("z", "y")].map(region).concat();
     let error = Topology::parse(&format!("{GOOD}{cycle}")).expect_err("it is a cycle");
     assert!(error.to_string().contains("\"y\" is inside itself: y -> z -> y"), "{error}");
     assert_eq!(error.line, 46);

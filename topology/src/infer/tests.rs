@@ -124,7 +124,8 @@ proptest! {
         let found = infer(&measured);
         prop_assert_eq!(found.regions.len(), racks);
         for (index, region) in found.regions.iter().enumerate() {
-            prop_assert!(region.hosts.iter().all(|host| topology.hosts[*host].region == Some(index)));
+            let inside = |host: &usize| topology.hosts[*host].region == Some(index);
+            prop_assert!(region.hosts.iter().all(inside));
         }
     }
 }

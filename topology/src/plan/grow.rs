@@ -18,14 +18,23 @@ pub(super) fn flat(scopes: &Scopes<'_>, strategy: Strategy) -> Vec<Tree> {
 }
 
 /// One tree for each site, rooted there, with one aggregator in every other region (paper 2,
-/// section 3.2).
+/// section 3.2). Beside hosts a region's aggregator is the root of as many trees as the region has
+/// workers, so that the other regions' hosts have even shares to sum.
 pub(super) fn rat(scopes: &Scopes<'_>) -> Vec<Tree> {
     let mut load = Load {
         hosts: vec![0; scopes.topology.hosts.len()],
         regions: vec![0; scopes.topology.regions.len()],
     };
-    let roots = scopes.core().sites.iter();
-    let trees = roots.map(|&root| {
+    let sites = &scopes.core().sites;
+    let mixed = sites.iter().any(|site| matches!(site, Site::Host(_)));
+    let roots = sites.iter().flat_map(|&site| {
+        let trees = match site {
+            Site::Region(region) if mixed => scopes.workers_within(region),
+            _ => 1,
+        };
+        std::iter::repeat_n(site, trees)
+    });
+    let trees = roots.map(|root| {
         let mut tree = Tree::default();
         let node = push(&mut tree, root, None);
         grow(scopes, 0, &mut tree, node, &load);

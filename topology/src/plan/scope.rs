@@ -64,6 +64,12 @@ impl<'a> Scopes<'a> {
         &self.workers
     }
 
+    /// How many ranks are left in the region.
+    pub(super) fn workers_within(&self, region: usize) -> usize {
+        let within = |&&rank: &&u16| self.topology.is_within(usize::from(rank), region);
+        self.workers.iter().filter(within).count()
+    }
+
     pub(super) fn has_aggregator(&self, region: usize) -> bool {
         self.topology.regions[region].aggregator.is_some()
             && !self.lost.sites.contains(&Site::Region(region))
@@ -76,17 +82,14 @@ impl<'a> Scopes<'a> {
             && !self.lost.sites.contains(&Site::Host(host))
     }
 
-    /// Whether each region is aggregated: it has two workers or more, somebody to do it, and it
-    /// is worth while: it has an aggregator, or (`rat`) less uplink than its hosts can fill.
+    /// Whether each region is aggregated, if there is somebody to do it: it has two workers or
+    /// more, and an aggregator or (`rat`) less uplink than its hosts can fill.
     fn matter(&self, strategy: Strategy) -> Vec<bool> {
         let topology = self.topology;
         let mut workers = vec![0_usize; topology.regions.len()];
-        let mut staffed: Vec<_> =
-            (0..topology.regions.len()).map(|region| self.has_aggregator(region)).collect();
         for &rank in &self.workers {
             for region in topology.around(topology.hosts[usize::from(rank)].region) {
                 workers[region] += 1;
-                staffed[region] |= self.has_daemon(rank);
             }
         }
         let narrow = topology.oversubscribed();
@@ -95,10 +98,8 @@ impl<'a> Scopes<'a> {
             Strategy::Rina => self.has_aggregator(region),
             _ => false,
         };
-        let regions = workers.into_iter().zip(staffed).enumerate();
-        regions
-            .map(|(region, (workers, staffed))| workers > 1 && staffed && worth(region))
-            .collect()
+        let regions = workers.into_iter().enumerate();
+        regions.map(|(region, workers)| workers > 1 && worth(region)).collect()
     }
 
     fn open(&mut self, around: usize) -> usize {

@@ -1,0 +1,256 @@
+//! `xdp-agg topology`: check a description of a network, and plan on it.
+
+mod text;
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use serde::Serialize;
+use xdp_agg_topology::analysis::{Comparison, Demand, Traffic, demands, least_crossing, table1};
+use xdp_agg_topology::choose::{Choice, Costs, choose};
+use xdp_agg_topology::flows::Scheme;
+use xdp_agg_topology::incremental::{self, Upgrade};
+use xdp_agg_topology::occupation::StepCosts;
+use xdp_agg_topology::plan::{Lost, racks, ring_order};
+use xdp_agg_topology::{Forest, Strategy, Topology};
+
+use crate::bench::size;
+
+/// Check a description of a network, print it, or plan the sums on it
+///
+/// A topology file (TOML) names regions (racks, pods) with their uplinks, and hosts with their
+/// ranks; docs/topology.md describes it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = crate::EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Say whether the file is right; if not, which line is wrong and why (exit code 2)
+    Check {
+        /// The topology file
+        file: PathBuf,
+        /// This host's name in the file: its interface must exist here
+        #[arg(long, value_name = "HOST")]
+        here: Option<String>,
+    },
+    /// Print the file in canonical form: parents first, hosts by rank, all values said
+    Print {
+        /// The topology file
+        file: PathBuf,
+        /// Print a JSON object instead
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the aggregation trees, the bytes on every link, and how other schemes compare
+    Plan(PlanArgs),
+}
+
+/// Print the aggregation trees, the bytes on every link, and how other schemes compare
+///
+/// Bytes are those of the data, without headers. A plan that takes more slots or jobs than an
+/// aggregator has is printed, and ends with exit code 1.
+#[derive(Debug, clap::Args)]
+struct PlanArgs {
+    /// The topology file
+    file: PathBuf,
+    /// auto, colocated, rat, rina, passing, h-ar, ring or ps, instead of the file's
+    #[arg(long, value_name = "S")]
+    strategy: Option<Strategy>,
+    /// Size of the vector that each worker has, for example 64K or 97MiB
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "97MiB")]
+    bytes: usize,
+    /// Slots of each tree at each of its aggregators
+    #[arg(long, value_name = "N", default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    slots: u32,
+    /// Say which rack to equip with an aggregator next, and what that gains
+    #[arg(long)]
+    incremental: bool,
+    /// For --incremental: microseconds that each step of a ring costs beside the transfer
+    #[arg(long, value_name = "US", default_value_t = 50, requires = "incremental")]
+    step_us: u32,
+    /// For --incremental: standard deviation of a worker's time for a step, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 15, requires = "incremental")]
+    sigma_us: u32,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that `plan` finds out.
+#[derive(Debug, Serialize)]
+struct Report {
+    topology: Topology,
+    strategy: Strategy,
+    /// Why `auto` chose it; None if it was asked for.
+    choice: Option<Choice>,
+    bytes: usize,
+    /// The trees, if the strategy has any.
+    forest: Option<Forest>,
+    /// The ring over all, of `ring`; the racks' rings, of `h-ar`.
+    rings: Vec<Vec<u16>>,
+    /// Steps between groups, of `rina`.
+    steps: Option<usize>,
+    traffic: Traffic,
+    least_crossing: f64,
+    demands: Vec<Demand>,
+    table1: Vec<Comparison>,
+    incremental: Option<Upgrades>,
+}
+
+/// What each upgrade gains, for two systems beside each other.
+#[derive(Debug, Serialize)]
+struct Upgrades {
+    rina: Vec<Upgrade>,
+    server: Vec<Upgrade>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    match &args.action {
+        Action::Check { file, here } => {
+            let topology = read(file)?;
+            if let Some(here) = here {
+                interface_exists(&topology, here)?;
+            }
+            let (hosts, regions) = (topology.world(), topology.regions.len());
+            let narrow = topology.oversubscribed().into_iter().filter(|narrow| *narrow).count();
+            writeln!(
+                io::stdout(),
+                "{}: {:?} is right: {hosts} hosts, {regions} regions, {narrow} over-subscribed, \
+                 strategy {}",
+                file.display(),
+                topology.name,
+                topology.strategy
+            )?;
+        }
+        Action::Print { file, json } => {
+            let topology = read(file)?;
+            if *json {
+                writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&topology)?)?;
+            } else {
+                write!(io::stdout(), "{}", topology.to_toml())?;
+            }
+        }
+        Action::Plan(args) => plan(args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(file: &Path) -> Result<Topology> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the topology file {}", file.display()))?;
+    Topology::parse(&text).with_context(|| file.display().to_string())
+}
+
+fn interface_exists(topology: &Topology, here: &str) -> Result<()> {
+    let Some(host) = topology.hosts.iter().find(|host| host.name == here) else {
+        bail!(
+            "there is no host {here:?} in the file; --here wants the name of one of its [[host]]s"
+        );
+    };
+    let Some(interface) = &host.interface else {
+        bail!("host {here:?} has no `interface` in the file; give it one, or leave --here out");
+    };
+    let known = Path::new("/sys/class/net");
+    if known.join(interface).exists() && !interface.contains('/') {
+        return Ok(());
+    }
+    let mut names: Vec<_> = std::fs::read_dir(known)
+        .with_context(|| format!("cannot list the interfaces in {}", known.display()))?
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    bail!(
+        "interface {interface:?} of host {here:?} does not exist here; there are {}; correct \
+         `interface` in the file, or run this on {here}",
+        names.join(", ")
+    );
+}
+
+fn plan(args: &PlanArgs) -> Result<()> {
+    let report = report(args)?;
+    if args.json {
+        writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        write!(io::stdout(), "{}", text::report(&report))?;
+    }
+    io::stdout().flush()?;
+    fits(&report.demands)
+}
+
+fn report(args: &PlanArgs) -> Result<Report> {
+    let topology = read(&args.file)?.inferred();
+    let bytes = args.bytes as f64;
+    let asked = args.strategy.unwrap_or(topology.strategy);
+    let choice =
+        (asked == Strategy::Auto).then(|| choose(&topology, bytes, &Costs::default(), args.slots));
+    let strategy = choice.as_ref().map_or(asked, |choice| choice.strategy);
+    let scheme = Scheme::of(&topology, strategy)
+        .with_context(|| format!("no plan for {}", args.file.display()))?;
+    let none = Lost::default();
+    let rings = match strategy {
+        Strategy::Ring => vec![ring_order(&topology, &none)],
+        Strategy::HAr => racks(&topology, &none),
+        _ => Vec::new(),
+    };
+    let forest = match &scheme {
+        Scheme::Forest(forest) if strategy.is_forest() => Some(forest.clone()),
+        _ => None,
+    };
+    let groups = forest.as_ref().map(|forest| forest.trees.len());
+    let costs = StepCosts {
+        overhead: f64::from(args.step_us) / 1e6,
+        sigma: f64::from(args.sigma_us) / 1e6,
+    };
+    let incremental = args.incremental.then(|| Upgrades {
+        rina: incremental::rina(&topology, bytes, costs),
+        server: incremental::server(&topology, bytes, costs),
+    });
+    let needed = forest.as_ref().map(|forest| demands(&topology, forest, args.slots));
+    Ok(Report {
+        strategy,
+        choice,
+        bytes: args.bytes,
+        rings,
+        steps: groups.filter(|_| strategy == Strategy::Rina).map(|groups| 2 * (groups - 1)),
+        traffic: Traffic::of(&topology, &scheme, bytes),
+        least_crossing: least_crossing(&topology, bytes),
+        demands: needed.unwrap_or_default(),
+        table1: table1(&topology, bytes),
+        forest,
+        incremental,
+        topology,
+    })
+}
+
+/// Refuses a plan that an aggregator cannot hold.
+fn fits(demands: &[Demand]) -> Result<()> {
+    let mut missing = String::new();
+    for demand in demands {
+        let (name, trees) = (&demand.name, demand.trees);
+        if demand.missing() > 0 {
+            let (missed, wanted) = (demand.missing(), demand.slots);
+            // Writing to a string does not fail.
+            let _ = write!(missing, "; {name}: {missed} slots are missing of {wanted}");
+        }
+        if demand.jobs_missing() > 0 {
+            let missed = demand.jobs_missing();
+            let _ = write!(missing, "; {name}: {missed} jobs are missing of {trees}");
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "the plan does not fit its aggregators{missing}. Give the daemons more --slots, give each \
+         tree fewer (--slots), or choose another strategy"
+    );
+}

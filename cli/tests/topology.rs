@@ -1,0 +1,132 @@
+//! `xdp-agg topology` as people run it: what it prints, and its exit codes.
+
+use std::io::Write;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+/// Two racks of two hosts, 2:1, with a rack aggregator that has few slots.
+const RACKS: &str = r#"
+name = "two racks"
+[job]
+strategy = "rat"
+[defaults]
+rate = "1gbit"
+interface = "lo"
+[[region]]
+name = "a"
+oversubscription = 2.0
+[[region]]
+name = "b"
+oversubscription = 2.0
+[[host]]
+name = "a0"
+rank = 0
+address = "10.0.0.1"
+region = "a"
+[[host]]
+name = "a1"
+rank = 1
+address = "10.0.0.2"
+region = "a"
+interface = "no-such0"
+[[host]]
+name = "b0"
+rank = 2
+address = "10.0.0.3"
+region = "b"
+[[host]]
+name = "b1"
+rank = 3
+address = "10.0.0.4"
+region = "b"
+slots = 1500
+"#;
+
+fn topology(text: &str, args: &[&str]) -> (i32, String, String) {
+    let mut file = NamedTempFile::new().expect("a temporary file");
+    file.write_all(text.as_bytes()).expect("it is written");
+    let (action, rest) = args.split_first().expect("an action");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    command.args(["topology", action]).arg(file.path()).args(rest);
+    let Output { status, stdout, stderr } = command.output().expect("the program runs");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints UTF-8");
+    (status.code().expect("it exits"), text(stdout), text(stderr))
+}
+
+#[test]
+fn a_right_file_is_said_to_be_right_and_a_wrong_one_why() {
+    let (code, out, _) = topology(RACKS, &["check"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("is right: 4 hosts, 2 regions, 2 over-subscribed"), "{out}");
+    let (code, _, err) = topology(&RACKS.replace("rank = 3", "rank = 2"), &["check"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("line 32: rank 2 is used twice, first in line 27"), "{err}");
+}
+
+#[test]
+fn an_interface_is_looked_for_on_the_host_that_is_named() {
+    assert_eq!(topology(RACKS, &["check", "--here", "a0"]).0, 0, "lo is everywhere");
+    let (code, _, err) = topology(RACKS, &["check", "--here", "a1"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("interface \"no-such0\" of host \"a1\" does not exist here"), "{err}");
+    let (code, _, err) = topology(RACKS, &["check", "--here", "zz"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("there is no host \"zz\""), "{err}");
+}
+
+#[test]
+fn the_canonical_form_is_a_file_again() {
+    let (code, printed, _) = topology(RACKS, &["print"]);
+    assert_eq!(code, 0);
+    assert!(printed.contains("uplink = \"1gbit\""), "{printed}");
+    assert_eq!(topology(&printed, &["print"]).1, printed);
+    let (_, json, _) = topology(RACKS, &["print", "--json"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["hosts"][3]["rank"], 3);
+}
+
+#[test]
+fn a_plan_shows_trees_links_and_the_comparison() {
+    let fits = ["plan", "--slots", "512", "--bytes", "4MiB", "--incremental"];
+    let (code, out, err) = topology(RACKS, &fits);
+    assert_eq!(code, 0, "{err}");
+    for said in [
+        "4 trees, each with 1.00 MiB",
+        "host a0: ranks 0-1",
+        "uplink of a",
+        "dependency chain: 4 messages",
+        "(1.00 x the least possible)",
+        "halving-doubling",
+        "which region to equip next",
+    ] {
+        assert!(out.contains(said), "{said:?} is missing in {out}");
+    }
+    let (_, json, _) = topology(RACKS, &[&fits[..], &["--json"]].concat());
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["forest"]["trees"].as_array().map(Vec::len), Some(4));
+    assert_eq!(json["traffic"]["cables"][0]["up"], f64::from(4 << 20));
+    assert_eq!(json["incremental"]["rina"][2]["count"], 2);
+}
+
+#[test]
+fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
+    let (code, out, err) = topology(RACKS, &["plan", "--slots", "1024"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("host b1"), "{out}");
+    assert!(err.contains("b1: 548 slots are missing of 2048"), "{err}");
+}
+
+#[test]
+fn auto_says_what_it_chose_and_why() {
+    let (code, out, _) = topology(RACKS, &["plan", "--strategy", "auto", "--slots", "16"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("auto chose rat: about"), "{out}");
+    let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("strategy passing finds no aggregator"), "{err}");
+    let (code, _, err) = topology(RACKS, &["plan", "--strategy", "star"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("is no strategy; expected auto"), "{err}");
+}

@@ -1,0 +1,343 @@
+//! Every plan is a valid one, whatever the network, and RAT's is the least traffic.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use proptest::prelude::*;
+use xdp_agg_topology::analysis::{Traffic, demands, least_crossing, table1};
+use xdp_agg_topology::flows::Scheme;
+use xdp_agg_topology::generate::{SpineLeaf, equip};
+use xdp_agg_topology::graph::Network;
+use xdp_agg_topology::plan::ring_order;
+use xdp_agg_topology::{Forest, Host, Lost, PlanError, Rate, Region, Site, Strategy, Topology};
+
+const FORESTS: [Strategy; 4] =
+    [Strategy::Colocated, Strategy::Rat, Strategy::Rina, Strategy::Passing];
+
+/// What is drawn for a region: its parent, whether it is narrow, whether it has an aggregator.
+type DrawnRegion = (usize, bool, bool);
+/// What is drawn for a host: its region, whether it has a daemon.
+type DrawnHost = (usize, bool);
+
+fn network(regions: &[DrawnRegion], hosts: &[DrawnHost]) -> Topology {
+    let mut topology = Topology {
+        name: "drawn".into(),
+        strategy: Strategy::Auto,
+        regions: Vec::new(),
+        hosts: Vec::new(),
+        measured: None,
+    };
+    for (index, &(parent, narrow, equipped)) in regions.iter().enumerate() {
+        topology.regions.push(Region {
+            name: format!("r{index}"),
+            // One more than there are: the core.
+            parent: Some(parent % (index + 1)).filter(|parent| *parent < index),
+            uplink: narrow.then_some(Rate::nearest(1e6)),
+            aggregator: None,
+        });
+        if equipped {
+            equip(&mut topology, index);
+        }
+    }
+    for (index, &(region, daemon)) in hosts.iter().enumerate() {
+        let rank = u16::try_from(index).expect("a few hosts");
+        let address = Ipv4Addr::new(10, 0, 1, u8::try_from(index).expect("a few hosts"));
+        topology.hosts.push(Host {
+            name: format!("h{index}"),
+            rank,
+            address,
+            region: Some(region % (regions.len() + 1)).filter(|region| *region < regions.len()),
+            rate: Rate::gbit(10),
+            daemon: daemon.then_some(SocketAddrV4::new(address, 9870)),
+            slots: None,
+            interface: None,
+        });
+    }
+    topology
+}
+
+/// What must hold of every plan.
+fn check(topology: &Topology, lost: &Lost, forest: &Forest) -> Result<(), TestCaseError> {
+    let left: Vec<_> = topology
+        .hosts
+        .iter()
+        .map(|host| host.rank)
+        .filter(|rank| !lost.ranks.contains(rank))
+        .collect();
+    prop_assert!(!forest.trees.is_empty());
+    for tree in &forest.trees {
+        prop_assert_eq!(tree.nodes[0].parent, None);
+        for (index, node) in tree.nodes.iter().enumerate().skip(1) {
+            prop_assert!(node.parent.is_some_and(|parent| parent < index), "parents come first");
+        }
+        prop_assert_eq!(tree.ranks_below(0), left.clone(), "every rank exactly once");
+        prop_assert!(tree.nodes.iter().all(|node| node.ranks.is_sorted()));
+        let sites: BTreeSet<_> = tree.nodes.iter().map(|node| node.site).collect();
+        prop_assert_eq!(sites.len(), tree.nodes.len(), "a site at most once in a tree");
+        for site in sites {
+            prop_assert!(!lost.sites.contains(&site));
+            let works = match site {
+                Site::Host(host) => {
+                    topology.hosts[host].daemon.is_some()
+                        && !lost.ranks.contains(&topology.hosts[host].rank)
+                }
+                Site::Region(region) => topology.regions[region].aggregator.is_some(),
+            };
+            prop_assert!(works, "{site:?} aggregates");
+        }
+    }
+    Ok(())
+}
+
+fn regions() -> impl proptest::strategy::Strategy<Value = Vec<DrawnRegion>> {
+    prop::collection::vec((0_usize..8, any::<bool>(), any::<bool>()), 0..8)
+}
+
+fn hosts() -> impl proptest::strategy::Strategy<Value = Vec<DrawnHost>> {
+    prop::collection::vec((0_usize..9, prop::bool::weighted(0.8)), 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn every_plan_is_valid(regions in regions(), hosts in hosts()) {
+        let topology = network(&regions, &hosts);
+        for strategy in FORESTS {
+            match Forest::plan(&topology, strategy) {
+                Ok(forest) => {
+                    check(&topology, &Lost::default(), &forest)?;
+                    let again = Forest::plan(&topology, strategy);
+                    prop_assert_eq!(again, Ok(forest), "the same again");
+                }
+                Err(error) => prop_assert_eq!(error, PlanError::NoAggregator(strategy)),
+            }
+        }
+        for other in [Strategy::Ring, Strategy::HAr, Strategy::Ps] {
+            prop_assert_eq!(Forest::plan(&topology, other), Err(PlanError::NoTrees(other)));
+            prop_assert!(Scheme::of(&topology, other).is_ok());
+        }
+    }
+
+    #[test]
+    fn every_plan_after_a_loss_is_valid(
+        regions in regions(),
+        hosts in hosts(),
+        ranks in prop::collection::btree_set(0_u16..24, 0..4),
+        daemons in prop::collection::btree_set(0_usize..24, 0..4),
+        aggregators in prop::collection::btree_set(0_usize..8, 0..4),
+    ) {
+        let topology = network(&regions, &hosts);
+        let daemons = daemons.into_iter().map(Site::Host);
+        let sites = daemons.chain(aggregators.into_iter().map(Site::Region)).collect();
+        let lost = Lost { ranks, sites };
+        let left = topology.hosts.iter().any(|host| !lost.ranks.contains(&host.rank));
+        for strategy in FORESTS {
+            match Forest::without(&topology, strategy, &lost) {
+                Ok(forest) => check(&topology, &lost, &forest)?,
+                Err(PlanError::NoWorkers) => prop_assert!(!left),
+                Err(error) => prop_assert_eq!(error, PlanError::NoAggregator(strategy)),
+            }
+        }
+        prop_assert_eq!(ring_order(&topology, &lost).is_empty(), !left);
+    }
+
+    /// No scheme sends less across regions than the least, and rat sends just that.
+    #[test]
+    fn rat_sends_the_least_across_regions(
+        racks in 1_usize..6, hosts in 2_usize..6, pods in 1_usize..4
+    ) {
+        let topology = pods_of_racks(pods, racks, hosts);
+        let least = least_crossing(&topology, 1000.0);
+        let narrow = topology.oversubscribed();
+        let nodes = 2.0 * 1000.0 * ((pods * racks - 1) as f64 + (pods as f64 - 1.0));
+        prop_assert!((least - nodes).abs() < 1e-6, "a tree over racks, and one over pods");
+        for row in table1(&topology, 1000.0) {
+            prop_assert!(row.crossing >= least - 1e-6, "{row:?}");
+            prop_assert!(row.scheme != "rat" || row.is_least(), "{row:?}");
+        }
+        let scheme = Scheme::of(&topology, Strategy::Rat).expect("there are daemons");
+        let traffic = Traffic::of(&topology, &scheme, 1000.0);
+        let levels = usize::from(narrow.first() == Some(&true)) + 1;
+        prop_assert!(traffic.chain <= 2 * (levels + 1), "2(l+1)");
+    }
+
+    /// Racks of the same size: every host's link carries the same, in both directions.
+    #[test]
+    fn rat_loads_all_hosts_alike(racks in 1_usize..7, hosts in 2_usize..7) {
+        let plan = SpineLeaf::oversubscribed((1, racks, hosts), Rate::gbit(10), 4.0);
+        let topology = plan.generate().expect("a few hosts").topology;
+        let forest = Forest::plan(&topology, Strategy::Rat).expect("there are daemons");
+        let trees: BTreeSet<_> =
+            demands(&topology, &forest, 1).into_iter().map(|demand| demand.trees).collect();
+        // Root of one tree, and once for each other rack.
+        prop_assert_eq!(trees, BTreeSet::from([racks]));
+        let scheme = Scheme::Forest(forest);
+        let traffic = Traffic::of(&topology, &scheme, 1000.0);
+        let world = (racks * hosts) as f64;
+        for cable in &traffic.cables[racks..] {
+            let bound = 2.0 * (world - 1.0) / world * 1000.0;
+            prop_assert!((cable.up - bound).abs() < 1e-6 && (cable.down - bound).abs() < 1e-6);
+        }
+    }
+}
+
+/// Pods of racks of hosts, everything over-subscribed.
+fn pods_of_racks(pods: usize, racks: usize, hosts: usize) -> Topology {
+    // The parent `index` of region `index` stands for the core.
+    let mut regions: Vec<DrawnRegion> = (0..pods).map(|index| (index, true, false)).collect();
+    let mut drawn = Vec::new();
+    for pod in 0..pods {
+        for _ in 0..racks {
+            let region = regions.len();
+            regions.push((pod, true, false));
+            drawn.extend(std::iter::repeat_n((region, true), hosts));
+        }
+    }
+    network(&regions, &drawn)
+}
+
+fn two_racks() -> Topology {
+    let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
+    plan.generate().expect("8 hosts").topology
+}
+
+fn sites(forest: &Forest, tree: usize) -> Vec<Site> {
+    forest.trees[tree].nodes.iter().map(|node| node.site).collect()
+}
+
+#[test]
+fn rat_is_the_papers_figure_5() {
+    let forest = Forest::plan(&two_racks(), Strategy::Rat).expect("there are daemons");
+    assert_eq!(forest.trees.len(), 8, "one rooted at each worker");
+    for host in 0..8 {
+        // The other rack is aggregated by the host that corresponds.
+        assert_eq!(sites(&forest, host), [Site::Host(host), Site::Host((host + 4) % 8)]);
+    }
+    assert_eq!(forest.trees[0].nodes[0].ranks, [0, 1, 2, 3]);
+    assert_eq!(forest.trees[0].nodes[1].ranks, [4, 5, 6, 7]);
+}
+
+#[test]
+fn rat_uses_the_aggregators_of_regions() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    equip(&mut topology, 1);
+    let forest = Forest::plan(&topology, Strategy::Rat).expect("there are aggregators");
+    assert_eq!(forest.trees.len(), 2, "one rooted at each");
+    assert_eq!(sites(&forest, 0), [Site::Region(0), Site::Region(1)]);
+    assert_eq!(sites(&forest, 1), [Site::Region(1), Site::Region(0)]);
+    let traffic = Traffic::of(&topology, &Scheme::Forest(forest), 1000.0);
+    assert!(traffic.cables.iter().all(|cable| (cable.up, cable.down) == (1000.0, 1000.0)));
+}
+
+#[test]
+fn rina_has_a_path_of_groups_for_each_group() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    let forest = Forest::plan(&topology, Strategy::Rina).expect("there are aggregators");
+    // Rack 0 is abstracted, and the four workers of rack 1 are autonomous.
+    assert_eq!(forest.trees.len(), 5);
+    let ring = [Site::Region(0), Site::Host(4), Site::Host(5), Site::Host(6), Site::Host(7)];
+    for first in 0..5 {
+        // Sums start at group `first`; the root is the one before it.
+        let path: Vec<_> = (1..=5).map(|step| ring[(first + 5 - step) % 5]).collect();
+        assert_eq!(sites(&forest, first), path);
+        let parents: Vec<_> = forest.trees[first].nodes.iter().map(|node| node.parent).collect();
+        assert_eq!(parents, [None, Some(0), Some(1), Some(2), Some(3)]);
+    }
+    assert_eq!(forest.trees[0].nodes[4].ranks, [0, 1, 2, 3]);
+}
+
+#[test]
+fn rina_goes_on_after_each_loss_of_the_paper() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    let groups = |lost: &Lost| {
+        let forest = Forest::without(&topology, Strategy::Rina, lost).expect("some are left");
+        let ranks = forest.trees[0].nodes.iter().rev().map(|node| node.ranks.clone());
+        ranks.collect::<Vec<_>>()
+    };
+    let agent = Lost { sites: [Site::Region(0)].into(), ..Lost::default() };
+    let plain: Vec<_> = (0..8).map(|rank| vec![rank]).collect();
+    assert_eq!(groups(&agent), plain, "the rack falls back to the plain ring");
+    let worker = Lost { ranks: [2].into(), ..Lost::default() };
+    let rest = [vec![0, 1, 3], vec![4], vec![5], vec![6], vec![7]];
+    assert_eq!(groups(&worker), rest, "a worker is excluded");
+    let autonomous = Lost { ranks: [5].into(), ..Lost::default() };
+    let rest = [vec![0, 1, 2, 3], vec![4], vec![6], vec![7]];
+    assert_eq!(groups(&autonomous), rest, "an autonomous worker is bypassed");
+    let daemon = Lost { sites: [Site::Host(5)].into(), ..Lost::default() };
+    let rest = [vec![0, 1, 2, 3], vec![4, 5], vec![6], vec![7]];
+    assert_eq!(groups(&daemon), rest, "a worker without daemon joins a neighbour");
+}
+
+#[test]
+fn a_rack_of_rat_whose_aggregator_is_lost_is_aggregated_by_its_hosts() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    equip(&mut topology, 1);
+    let lost = Lost { sites: [Site::Region(1)].into(), ..Lost::default() };
+    let forest = Forest::without(&topology, Strategy::Rat, &lost).expect("some are left");
+    assert_eq!(forest.trees.len(), 8, "as many as workers, though four have the same root");
+    for tree in 0..4 {
+        assert_eq!(sites(&forest, tree), [Site::Region(0), Site::Host(4 + tree)]);
+        assert_eq!(sites(&forest, 4 + tree), [Site::Host(4 + tree), Site::Region(0)]);
+    }
+}
+
+#[test]
+fn a_rack_with_one_worker_is_part_of_what_is_around_it() {
+    let mut topology = two_racks();
+    equip(&mut topology, 0);
+    let lost = Lost { ranks: [1, 2, 3].into(), ..Lost::default() };
+    for strategy in [Strategy::Rat, Strategy::Rina] {
+        let forest = Forest::without(&topology, strategy, &lost).expect("some are left");
+        assert_eq!(forest.trees.len(), 5, "{strategy}: rank 0 counts for itself");
+        let used = forest.trees.iter().flat_map(|tree| &tree.nodes);
+        assert!(used.into_iter().all(|node| node.site != Site::Region(0)), "{strategy}");
+    }
+}
+
+#[test]
+fn a_tree_knows_who_is_below() {
+    let forest = Forest::plan(&pods_of_racks(2, 2, 2), Strategy::Rat).expect("there are daemons");
+    let tree = &forest.trees[0];
+    assert_eq!(tree.ranks_below(0), (0..8).collect::<Vec<_>>());
+    assert_eq!(tree.depth(), 3);
+    let pod = tree.children(0).find(|&child| tree.ranks_below(child).len() == 4);
+    let pod = pod.expect("the other pod has one aggregator");
+    assert_eq!(tree.ranks_below(pod), [4, 5, 6, 7]);
+    assert_eq!(tree.node_of(4), Some(pod));
+    assert_eq!(tree.node_of(8), None);
+}
+
+#[test]
+fn four_thousand_workers_are_planned_in_a_moment() {
+    let plan = SpineLeaf::oversubscribed((16, 64, 64), Rate::gbit(10), 4.0);
+    let made = plan.generate().expect("4096 hosts");
+    let forest = Forest::plan(&made.topology, Strategy::Rat).expect("there are daemons");
+    assert_eq!(forest.trees.len(), 4096);
+    assert!(forest.trees.iter().all(|tree| tree.nodes.len() == 64));
+    let ring = Scheme::of(&made.topology, Strategy::Ring).expect("a ring needs nothing");
+    let seconds = Traffic::of(&made.topology, &ring, 97e6).seconds;
+    assert!((seconds / (2.0 * 4095.0 / 4096.0 * 97e6 / 1.25e9) - 1.0).abs() < 1e-6);
+    assert_eq!(Network::of(&made.topology).hosts().len(), 4096);
+}
+
+#[test]
+fn slots_and_jobs_that_are_missing_are_counted() {
+    let mut topology = two_racks();
+    topology.hosts[3].slots = Some(1500);
+    let forest = Forest::plan(&topology, Strategy::Rat).expect("there are daemons");
+    let missing: Vec<_> = demands(&topology, &forest, 1024)
+        .into_iter()
+        .filter(|demand| demand.missing() > 0)
+        .map(|demand| (demand.name.clone(), demand.slots, demand.missing()))
+        .collect();
+    assert_eq!(missing, [("h3".to_owned(), 2048, 548)]);
+    let plan = SpineLeaf::oversubscribed((1, 1, 20), Rate::gbit(10), 1.0);
+    let topology = plan.generate().expect("20 hosts").topology;
+    let forest = Forest::plan(&topology, Strategy::Rina).expect("there are daemons");
+    assert!(demands(&topology, &forest, 1).iter().all(|demand| demand.jobs_missing() == 4));
+}
