@@ -115,7 +115,11 @@ const fn efficiency(
 pub fn compute_in_transfers(network: Network) -> f64 {
     let percent = match network {
         Network::Resnet50 => 9.91,
-        Network::Vgg16 | Network::Vgg19 | Network::Bert => 9.09,
+        Network::Resnet101
+        | Network::Vgg16
+        | Network::Vgg19
+        | Network::Bert
+        | Network::Inception => 9.09,
     };
     3.0 / (percent / 100.0) - 4.0
 }

@@ -1,7 +1,7 @@
 //! What data-parallel training sends, and how long it should take.
 //!
-//! * [`Network`]: the parameter tensors of ResNet-50, VGG-16, VGG-19 and BERT-base, in order, from
-//!   their architecture, each with the arithmetic of its layer.
+//! * [`Network`]: the parameter tensors of ResNet-50, ResNet-101, VGG-16, VGG-19, BERT-base and
+//!   Inception v3, in order, from their architecture, each with the arithmetic of its layer.
 //! * [`Workload`]: their gradients in buckets as PyTorch's `DistributedDataParallel` makes them,
 //!   from the last layer to the first, each with the time that its backward pass takes.
 //! * [`model`]: equations (1) to (4) of PASSING (Yu et al. 2025) and their like for the systems
@@ -15,6 +15,7 @@
 mod bert;
 mod buckets;
 pub mod claims;
+mod inception;
 pub mod model;
 mod network;
 mod resnet;

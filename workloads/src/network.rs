@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{bert, resnet, vgg};
+use crate::{bert, inception, resnet, vgg};
 
 /// A parameter tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ impl Tensor {
 pub enum Network {
     /// ResNet-50 (He et al. 2016) as in torchvision: 1000 classes, images of 224 x 224.
     Resnet50,
+    /// ResNet-101 likewise.
+    Resnet101,
     /// VGG-16 without batch normalisation (Simonyan and Zisserman 2015), the same input.
     Vgg16,
     /// VGG-19 likewise.
@@ -44,20 +46,26 @@ pub enum Network {
     /// BERT-base, uncased (Devlin et al. 2019), as `transformers.BertModel`: with the pooler and
     /// without any head, sequences of 128 tokens.
     Bert,
+    /// Inception v3 (Szegedy et al. 2016) as in torchvision, without the auxiliary classifier:
+    /// images of 299 x 299.
+    Inception,
 }
 
 impl Network {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Resnet50, Self::Vgg16, Self::Vgg19, Self::Bert];
+    pub const ALL: [Self; 6] =
+        [Self::Resnet50, Self::Resnet101, Self::Vgg16, Self::Vgg19, Self::Bert, Self::Inception];
 
     /// The name on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Resnet50 => "resnet50",
+            Self::Resnet101 => "resnet101",
             Self::Vgg16 => "vgg16",
             Self::Vgg19 => "vgg19",
             Self::Bert => "bert",
+            Self::Inception => "inception",
         }
     }
 
@@ -65,10 +73,12 @@ impl Network {
     #[must_use]
     pub fn tensors(self) -> Vec<Tensor> {
         match self {
-            Self::Resnet50 => resnet::resnet50(),
+            Self::Resnet50 => resnet::resnet(&resnet::RESNET50),
+            Self::Resnet101 => resnet::resnet(&resnet::RESNET101),
             Self::Vgg16 => vgg::vgg(&vgg::VGG16),
             Self::Vgg19 => vgg::vgg(&vgg::VGG19),
             Self::Bert => bert::bert_base(),
+            Self::Inception => inception::inception_v3(),
         }
     }
 
@@ -121,6 +131,8 @@ mod tests {
     #[test]
     fn totals_are_the_published_ones() {
         assert_eq!(Network::Resnet50.parameters(), 25_557_032);
+        assert_eq!(Network::Resnet101.parameters(), 44_549_160);
+        assert_eq!(Network::Inception.parameters(), 23_834_568);
         assert_eq!(Network::Vgg16.parameters(), 138_357_544);
         assert_eq!(Network::Vgg19.parameters(), 143_667_240);
         assert_eq!(Network::Bert.parameters(), 109_482_240);
@@ -130,18 +142,24 @@ mod tests {
     fn numbers_of_tensors_are_those_of_the_frameworks() {
         let count = |network: Network| network.tensors().len();
         assert_eq!(count(Network::Resnet50), 161);
+        assert_eq!(count(Network::Resnet101), 314);
+        assert_eq!(count(Network::Inception), 284);
         assert_eq!(count(Network::Vgg16), 32);
         assert_eq!(count(Network::Vgg19), 38);
         assert_eq!(count(Network::Bert), 199);
     }
 
-    /// Published multiply-adds of one image: 4.09, 15.47 and 19.63 billion (torchvision's model
-    /// pages, "GFLOPS"); an operation here is a multiplication or an addition.
+    /// Published multiply-adds of one image (torchvision's model pages, "GFLOPS"), in billions; an
+    /// operation here is a multiplication or an addition.
     #[test]
     fn arithmetic_is_close_to_what_is_published() {
-        for (network, giga_macs) in
-            [(Network::Resnet50, 4.09), (Network::Vgg16, 15.47), (Network::Vgg19, 19.63)]
-        {
+        for (network, giga_macs) in [
+            (Network::Resnet50, 4.09),
+            (Network::Resnet101, 7.8),
+            (Network::Vgg16, 15.47),
+            (Network::Vgg19, 19.63),
+            (Network::Inception, 5.71),
+        ] {
             let flops: f64 = network.tensors().iter().map(|tensor| tensor.flops).sum();
             let ratio = flops / 2e9 / giga_macs;
             assert!((0.98..1.02).contains(&ratio), "{network}: {ratio}");

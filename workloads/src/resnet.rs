@@ -1,14 +1,18 @@
-//! ResNet-50: sixteen bottleneck blocks in four stages.
+//! ResNet-50 and ResNet-101: bottleneck blocks in four stages.
 
 use crate::network::Tensor;
 
 /// Blocks of each stage.
-const STAGES: [usize; 4] = [3, 4, 6, 3];
+type Stages = [usize; 4];
+
+pub(crate) const RESNET50: Stages = [3, 4, 6, 3];
+pub(crate) const RESNET101: Stages = [3, 4, 23, 3];
+
 /// A block's output has so many times the channels of its middle.
 const EXPANSION: usize = 4;
 
-/// The parameters of ResNet-50, named as in torchvision.
-pub(crate) fn resnet50() -> Vec<Tensor> {
+/// The parameters of a ResNet, named as in torchvision.
+pub(crate) fn resnet(stages: &Stages) -> Vec<Tensor> {
     let mut tensors = Vec::new();
     // 224 x 224 at the start; a convolution of stride 2, then a pooling of stride 2.
     convolution(
@@ -19,7 +23,7 @@ pub(crate) fn resnet50() -> Vec<Tensor> {
         112,
     );
     let mut channels = 64;
-    for (stage, &blocks) in STAGES.iter().enumerate() {
+    for (stage, &blocks) in stages.iter().enumerate() {
         let width = 64 << stage;
         let side = 56 >> stage;
         for block in 0..blocks {

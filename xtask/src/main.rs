@@ -41,6 +41,7 @@ enum Command {
     /// Train a small network on four hosts in network namespaces, summed by the XDP program.
     Demo(lab::Args),
     /// Measure: `bench links`, `latency`, `passing`, `kernel`, …; `bench links --help` for options.
+    /// Simulate: `bench figures`, `bench simulate`.
     Bench(lab::Args),
     /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
     Sim(sim::Args),

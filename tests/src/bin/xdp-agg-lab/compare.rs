@@ -11,7 +11,6 @@ use super::bound;
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
 use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
-use super::report::Report;
 use super::row::{Row, heading, quantile, write_json};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::workers::{self, Bench, Measured};
@@ -100,7 +99,7 @@ impl Common {
     /// Writes the report of a scenario whose plot is drawn, where one is asked for.
     pub(crate) fn write_report(&self, scenario: &str, title: &str, rows: &[Row]) -> Result<()> {
         let Some(directory) = &self.report else { return Ok(()) };
-        let mut report = Report::new(format!("{scenario}: {title}"), &Facts::gather());
+        let mut report = Facts::gather().report(format!("{scenario}: {title}"));
         report.plot(format!("{scenario}.svg"), title);
         let lines: Vec<String> = rows.iter().map(Row::line).collect();
         report.code(format!("{}\n{}", heading(), lines.join("\n")));

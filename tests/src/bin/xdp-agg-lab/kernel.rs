@@ -11,8 +11,8 @@ use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 
 use super::compare::warn_if_busy;
 use super::lab::Privilege;
-use super::plot::{Axes, Labels, Series, lines};
 use super::row::write_json;
+use xdp_agg_report::plot::{Axes, Labels, Series, lines};
 
 /// The kernel program alone: nanoseconds a packet by block size and by what the packet does
 /// (BPF_PROG_TEST_RUN).

@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common, System};
 use super::lab::{Lab, Privilege};
-use super::plot::{Axes, Labels, Series, lines};
 use super::row::{Row, heading, write_json};
 use super::setting::Rate;
+use xdp_agg_report::plot::{Axes, Labels, Series, lines};
 
 /// Sizes where none are given: 4 B to 64 KiB.
 const SIZES: [u64; 8] = [4, 64, 256, 1024, 4096, 16_384, 32_768, 65_536];

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use xdp_agg_report::Report;
 
 /// Where and how something was measured.
 #[derive(Clone, Debug, Serialize)]
@@ -45,8 +46,13 @@ impl Facts {
         }
     }
 
+    /// A report that begins with where and how it was measured.
+    pub(crate) fn report(&self, title: impl Into<String>) -> Report {
+        Report::new(title, &self.command, self.pairs())
+    }
+
     /// As pairs of a name and a value, for a table.
-    pub(crate) fn pairs(&self) -> Vec<[String; 2]> {
+    fn pairs(&self) -> Vec<[String; 2]> {
         let memory = format!("{:.1} GiB", self.memory_bytes as f64 / f64::from(1 << 30));
         [
             ("date", self.date.clone()),

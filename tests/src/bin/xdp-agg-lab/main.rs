@@ -14,8 +14,6 @@ mod links;
 mod machine;
 mod openmpi;
 mod passing;
-mod plot;
-mod report;
 mod row;
 mod scratch;
 mod setting;

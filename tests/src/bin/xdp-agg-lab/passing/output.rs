@@ -7,12 +7,12 @@ use xdp_agg_workloads::model::System;
 use xdp_agg_workloads::{Workload, claims};
 
 use super::super::machine::Facts;
-use super::super::plot::{Group, Labels, groups};
-use super::super::report::Report;
 use super::super::row::write_json;
 use super::row::{Kind, Row};
 use super::table::{self, Table, aligned};
 use super::{Args, Bench, Failure};
+use xdp_agg_report::Report;
+use xdp_agg_report::plot::{Group, Labels, groups};
 
 /// Collects rows, and says them as they come.
 pub(crate) struct Output {
@@ -134,7 +134,7 @@ impl Output {
     }
 
     fn report(&self, sections: &[(&str, Table)], plots: &[Plot], stolen_s: f64) -> Report {
-        let mut report = Report::new("PASSING and the systems it is compared with", &self.facts);
+        let mut report = self.facts.report("PASSING and the systems it is compared with");
         report.text(format!("{}.", self.title));
         for note in &self.notes {
             report.text(format!("{note}."));

@@ -4,16 +4,16 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-
-use super::machine::Facts;
+use crate::{ReportError, make_directory};
 
 /// A report in the making. Parts appear in the order in which they are added.
-pub(crate) struct Report {
+#[derive(Debug)]
+pub struct Report {
     title: String,
     parts: Vec<Part>,
 }
 
+#[derive(Debug)]
 enum Part {
     Heading(String),
     Text(String),
@@ -30,49 +30,52 @@ enum Part {
 }
 
 impl Report {
-    /// A report that begins with where and how it was measured.
-    pub(crate) fn new(title: impl Into<String>, facts: &Facts) -> Self {
+    /// A report that begins with its command and with what it was made on.
+    #[must_use]
+    pub fn new(title: impl Into<String>, command: &str, facts: Vec<[String; 2]>) -> Self {
         let mut report = Self { title: title.into(), parts: Vec::new() };
-        report.code(&facts.command);
-        let pairs = facts.pairs().into_iter().map(Vec::from).collect();
-        report.table(&["fact", "value"], pairs);
+        report.code(command);
+        report.table(&["fact", "value"], facts.into_iter().map(Vec::from).collect());
         report
     }
 
     /// Begins a section.
-    pub(crate) fn heading(&mut self, text: impl Into<String>) {
+    pub fn heading(&mut self, text: impl Into<String>) {
         self.parts.push(Part::Heading(text.into()));
     }
 
     /// A paragraph.
-    pub(crate) fn text(&mut self, text: impl Into<String>) {
+    pub fn text(&mut self, text: impl Into<String>) {
         self.parts.push(Part::Text(text.into()));
     }
 
     /// Text that keeps its lines.
-    pub(crate) fn code(&mut self, text: impl Into<String>) {
+    pub fn code(&mut self, text: impl Into<String>) {
         self.parts.push(Part::Code(text.into()));
     }
 
     /// A table.
-    pub(crate) fn table(&mut self, heading: &[&str], rows: Vec<Vec<String>>) {
+    pub fn table(&mut self, heading: &[&str], rows: Vec<Vec<String>>) {
         let heading = heading.iter().map(ToString::to_string).collect();
         self.parts.push(Part::Table { heading, rows });
     }
 
     /// A plot that is, or will be, a file in the report's directory.
-    pub(crate) fn plot(&mut self, file: impl Into<String>, shows: impl Into<String>) {
+    pub fn plot(&mut self, file: impl Into<String>, shows: impl Into<String>) {
         self.parts.push(Part::Plot { file: file.into(), shows: shows.into() });
     }
 
     /// Writes `report.md` and `report.html` into a directory, which is made.
-    pub(crate) fn write(&self, directory: &Path) -> Result<()> {
-        fs::create_dir_all(directory)
-            .with_context(|| format!("making the directory {}", directory.display()))?;
+    ///
+    /// # Errors
+    ///
+    /// [`ReportError`]: the directory or a file cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<(), ReportError> {
+        make_directory(directory)?;
         for (name, text) in [("report.md", self.markdown()), ("report.html", self.html(directory))]
         {
             let file = directory.join(name);
-            fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
+            fs::write(&file, text).map_err(|error| ReportError::Write(file, error))?;
         }
         Ok(())
     }
@@ -147,16 +150,9 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let facts = Facts {
-            cpu: "A <fast> one".into(),
-            processors: 2,
-            kernel: "6.1".into(),
-            memory_bytes: 3 << 29,
-            version: "0.1.0".into(),
-            command: "xdp-agg-lab bench passing".into(),
-            date: "2026-01-31 12:00:00 UTC".into(),
-        };
-        let mut report = Report::new("Passing", &facts);
+        let facts = [["processor", "A <fast> one"], ["processors", "2"]];
+        let facts = facts.map(|pair| pair.map(str::to_owned)).to_vec();
+        let mut report = Report::new("Passing", "xdp-agg-lab bench passing", facts);
         report.heading("Rows");
         report.text("Two of them.");
         report.table(&["system", "time"], vec![vec!["a|b".into(), "1 & 2".into()]]);
@@ -175,12 +171,8 @@ xdp-agg-lab bench passing
 
 | fact | value |
 |---|---|
-| date | 2026-01-31 12:00:00 UTC |
-| xdp-agg | 0.1.0 |
 | processor | A <fast> one |
 | processors | 2 |
-| memory | 1.5 GiB |
-| kernel | 6.1 |
 
 ## Rows
 
@@ -197,8 +189,8 @@ Two of them.
 
     #[test]
     fn html_escapes_and_takes_plots_in() {
-        let scratch = super::super::scratch::Scratch::new().expect("a directory");
-        let file = scratch.file("x.svg");
+        let scratch = tempfile::tempdir().expect("a directory");
+        let file = scratch.path().join("x.svg");
         let html = report().html(file.parent().expect("a directory"));
         assert!(html.contains("<td>A &lt;fast&gt; one</td>") && html.contains("1 &amp; 2"));
         assert!(html.contains("<img src=\"x.svg\""));

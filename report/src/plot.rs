@@ -4,12 +4,11 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
-use super::row::make_parent;
+use crate::{ReportError, make_directory};
 
 const SIZE: (u32, u32) = (900, 520);
 /// Told apart by people who see few colours, too (Okabe and Ito).
@@ -24,45 +23,45 @@ const COLOURS: [RGBColor; 7] = [
 ];
 
 /// Title and axes of a plot.
-pub(crate) struct Labels<'a> {
+pub struct Labels<'a> {
     /// Above the plot.
-    pub(crate) title: &'a str,
+    pub title: &'a str,
     /// Below it.
-    pub(crate) x: &'a str,
+    pub x: &'a str,
     /// Beside it.
-    pub(crate) y: &'a str,
+    pub y: &'a str,
 }
 
 /// A line of a plot.
-pub(crate) struct Series {
+pub struct Series {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// Its points, from left to right.
-    pub(crate) points: Vec<(f64, f64)>,
+    pub points: Vec<(f64, f64)>,
 }
 
 /// A bar of a plot, with the mark of what is possible at best.
-pub(crate) struct Bar {
+pub struct Bar {
     /// Below the bar.
-    pub(crate) name: String,
+    pub name: String,
     /// Its height.
-    pub(crate) value: f64,
+    pub value: f64,
     /// The height of the mark.
-    pub(crate) bound: Option<f64>,
+    pub bound: Option<f64>,
 }
 
 /// Bars that belong together, such as those of one setting.
-pub(crate) struct Group {
+pub struct Group {
     /// Below them.
-    pub(crate) name: String,
+    pub name: String,
     /// One for each series; none where nothing was measured. With the mark of what is possible at
     /// best.
-    pub(crate) bars: Vec<Option<(f64, Option<f64>)>>,
+    pub bars: Vec<Option<(f64, Option<f64>)>>,
 }
 
 /// How the axes are divided.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Axes {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axes {
     /// Both evenly, the vertical one from 0.
     Linear,
     /// Both in powers.
@@ -70,10 +69,19 @@ pub(crate) enum Axes {
 }
 
 /// Draws lines.
-pub(crate) fn lines(file: &Path, labels: &Labels<'_>, axes: Axes, series: &[Series]) -> Result<()> {
+///
+/// # Errors
+///
+/// [`ReportError`]: there is no point, or the file cannot be written.
+pub fn lines(
+    file: &Path,
+    labels: &Labels<'_>,
+    axes: Axes,
+    series: &[Series],
+) -> Result<(), ReportError> {
     let all = || series.iter().flat_map(|line| line.points.iter().copied());
     if all().next().is_none() {
-        return Err(anyhow!("nothing was measured, so there is nothing to draw"));
+        return Err(ReportError::Nothing);
     }
     let x = range(all().map(|(x, _)| x));
     let y = range(all().map(|(_, y)| y));
@@ -96,7 +104,11 @@ pub(crate) fn lines(file: &Path, labels: &Labels<'_>, axes: Axes, series: &[Seri
 }
 
 /// Draws bars beside each other.
-pub(crate) fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<()> {
+///
+/// # Errors
+///
+/// [`ReportError::Draw`]: the file cannot be written.
+pub fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<(), ReportError> {
     let highest =
         bars.iter().map(|bar| bar.value.max(bar.bound.unwrap_or(0.0))).fold(0.0, f64::max);
     draw(file, |root| {
@@ -130,16 +142,20 @@ pub(crate) fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<()>
 }
 
 /// Draws groups of bars beside each other, a colour a series.
-pub(crate) fn groups(
+///
+/// # Errors
+///
+/// [`ReportError`]: there is no bar, or the file cannot be written.
+pub fn groups(
     file: &Path,
     labels: &Labels<'_>,
     series: &[String],
     groups: &[Group],
-) -> Result<()> {
+) -> Result<(), ReportError> {
     let all = || groups.iter().flat_map(|group| group.bars.iter().flatten());
     let highest = all().map(|(value, bound)| value.max(bound.unwrap_or(0.0))).fold(0.0, f64::max);
     if highest <= 0.0 {
-        return Err(anyhow!("nothing was measured, so there is nothing to draw"));
+        return Err(ReportError::Nothing);
     }
     draw(file, |root| {
         let mut chart = ChartBuilder::on(root)
@@ -203,17 +219,17 @@ fn three(value: f64) -> String {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-fn draw(file: &Path, content: impl FnOnce(&Area<'_>) -> DrawResult) -> Result<()> {
-    make_parent(file)?;
+fn draw(file: &Path, content: impl FnOnce(&Area<'_>) -> DrawResult) -> Result<(), ReportError> {
+    if let Some(parent) = file.parent() {
+        make_directory(parent)?;
+    }
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     let result = root
         .fill(&WHITE)
         .map_err(Into::into)
         .and_then(|()| content(&root))
         .and_then(|()| root.present().map_err(Into::into));
-    result
-        .map_err(|error| anyhow!("{error}"))
-        .with_context(|| format!("drawing {}", file.display()))
+    result.map_err(|error| ReportError::Draw(file.to_owned(), error.to_string()))
 }
 
 fn series_in<'a, 'b: 'a, X, Y>(
@@ -268,7 +284,7 @@ mod tests {
 
     const LABELS: Labels<'_> = Labels { title: "a title", x: "an x", y: "a y" };
 
-    fn drawn(name: &str, draw: impl FnOnce(&Path) -> Result<()>) -> String {
+    fn drawn(name: &str, draw: impl FnOnce(&Path) -> Result<(), ReportError>) -> String {
         let file = std::env::temp_dir().join(format!("xdp-agg-{}-{name}.svg", std::process::id()));
         draw(&file).expect("it can be drawn");
         let text = std::fs::read_to_string(&file).expect("it was written");

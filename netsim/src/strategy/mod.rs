@@ -1,0 +1,191 @@
+//! Ways to sum, as schedules: who sends what to whom over which links, and after what.
+
+mod atp;
+mod forest;
+mod ring;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+use xdp_agg_topology::graph::{Network, NodeKind};
+use xdp_agg_topology::plan::{racks, ring_order};
+use xdp_agg_topology::{Forest, Lost, Node, PlanError, Site, Strategy, Topology, Tree};
+
+use crate::engine::Schedule;
+use crate::fabric::Fabric;
+
+pub use atp::{occupation, switches_on_way};
+pub use forest::{Coupling, Load, chain, forest};
+pub use ring::{halving_doubling, hierarchical, ring};
+
+pub use atp::servers;
+
+/// A way to sum that can be simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// One parameter server, on the host of rank 0.
+    OneServer,
+    /// A parameter server on each host, each with an equal share.
+    Servers,
+    /// One ring.
+    Ring,
+    /// Rings in and across racks.
+    HierarchicalRing,
+    /// Recursive halving and doubling.
+    HalvingDoubling,
+    /// One parameter server on the host of rank 0, and switches that aggregate on the way.
+    Atp,
+    /// Each host's daemon aggregates an equal share.
+    Colocated,
+    /// Trees over over-subscribed regions.
+    Rat,
+    /// A ring of racks.
+    Rina,
+    /// One aggregator, or several that share the vector.
+    Passing,
+    /// The same, for each process of a host: no sum in hosts first.
+    SwitchMl,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::OneServer,
+        Self::Servers,
+        Self::Ring,
+        Self::HierarchicalRing,
+        Self::HalvingDoubling,
+        Self::Atp,
+        Self::Colocated,
+        Self::Rat,
+        Self::Rina,
+        Self::Passing,
+        Self::SwitchMl,
+    ];
+
+    /// The name on command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneServer => "ps-one",
+            Self::Servers => "ps",
+            Self::Ring => "ring",
+            Self::HierarchicalRing => "h-ar",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::Atp => "atp",
+            Self::Colocated => "colocated",
+            Self::Rat => "rat",
+            Self::Rina => "rina",
+            Self::Passing => "passing",
+            Self::SwitchMl => "switchml",
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Way {
+    type Err = StrategyError;
+
+    fn from_str(text: &str) -> Result<Self, StrategyError> {
+        let found = Self::ALL.into_iter().find(|way| way.name() == text);
+        found.ok_or_else(|| StrategyError::Unknown(text.to_owned()))
+    }
+}
+
+/// Why a strategy has no schedule on a network.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum StrategyError {
+    /// A name that is no strategy's.
+    #[error(
+        "{0:?} is no strategy; expected one of {names}",
+        names = Way::ALL.map(Way::name).join(", ")
+    )]
+    Unknown(String),
+    /// Hierarchical rings connect the members with the same number.
+    #[error("racks of {0} and of {1} hosts; h-ar expects racks of equal size")]
+    UnequalRacks(usize, usize),
+    /// Halving and doubling pairs ranks.
+    #[error("{0} ranks; halving-doubling expects a power of two")]
+    NoPowerOfTwo(usize),
+    /// The planner has no trees.
+    #[error("{0}")]
+    Plan(#[from] PlanError),
+}
+
+/// What is to be summed where.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// The network as regions and hosts; its regions' aggregators are those that the strategies
+    /// may use.
+    pub topology: &'a Topology,
+    /// The vector's bytes.
+    pub bytes: f64,
+    /// Processes of a host that are workers of their own behind its one link, with `ps-one`, `ps`,
+    /// `atp` and `switchml`; the others sum in the host first, which takes no time here.
+    pub processes: u16,
+    /// How trees' links depend on each other.
+    pub coupling: Coupling,
+}
+
+/// The schedule of one all-reduce.
+///
+/// Forests come from the planner (`xdp-agg-topology`), rings from its order of ranks.
+///
+/// # Errors
+///
+/// [`StrategyError`]: the strategy does not fit the network.
+pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule, StrategyError> {
+    let Job { topology, bytes, processes, coupling } = *job;
+    let costs = fabric.costs();
+    let all_bytes = bytes * f64::from(processes);
+    let lost = Lost::default();
+    let planted = |strategy, bytes| -> Result<Schedule, StrategyError> {
+        let plan = Forest::plan(topology, strategy)?;
+        let load = Load { wire_bytes: costs.aggregated.wire(bytes), hop: costs.hop };
+        Ok(forest(fabric, &plan, load, coupling))
+    };
+    let ranks = || ring_order(topology, &lost);
+    match way {
+        Way::OneServer => Ok(servers(fabric, &[0], &BTreeSet::new(), all_bytes)),
+        Way::Servers => {
+            let plan = everywhere(topology);
+            let hop = costs.step_of(topology.world());
+            let load = Load { wire_bytes: costs.streamed.wire(all_bytes), hop };
+            Ok(forest(fabric, &plan, load, coupling))
+        }
+        Way::Ring => Ok(ring(fabric, &ranks(), bytes)),
+        Way::HierarchicalRing => hierarchical(fabric, &racks(topology, &lost), bytes),
+        Way::HalvingDoubling => halving_doubling(fabric, &ranks(), bytes),
+        Way::Atp => Ok(servers(fabric, &[0], &equipped(topology, fabric.network()), all_bytes)),
+        Way::Colocated => planted(Strategy::Colocated, bytes),
+        Way::Rat => planted(Strategy::Rat, bytes),
+        Way::Rina => planted(Strategy::Rina, bytes),
+        Way::Passing => planted(Strategy::Passing, bytes),
+        Way::SwitchMl => planted(Strategy::Passing, all_bytes),
+    }
+}
+
+/// A parameter server on each host: to the links, a tree of one node each.
+fn everywhere(topology: &Topology) -> Forest {
+    let ranks: Vec<u16> = topology.hosts.iter().map(|host| host.rank).collect();
+    let server = |host| {
+        let node = Node { site: Site::Host(host), parent: None, ranks: ranks.clone() };
+        Tree { nodes: vec![node] }
+    };
+    Forest { trees: (0..topology.hosts.len()).map(server).collect() }
+}
+
+/// Switches of the regions that have an aggregator in them.
+fn equipped(topology: &Topology, network: &Network) -> BTreeSet<usize> {
+    let regions = topology.regions.iter().enumerate();
+    let with = regions.filter(|(_, region)| region.aggregator.is_some());
+    let nodes = with.map(|(index, _)| network.node_of(Site::Region(index)));
+    nodes.filter(|&node| network.nodes()[node] == NodeKind::Switch).collect()
+}
