@@ -7,8 +7,8 @@
 mod measure;
 mod pattern;
 mod replay;
-mod report;
-mod size;
+pub(crate) mod report;
+pub(crate) mod size;
 mod strategy;
 mod usage;
 

@@ -10,6 +10,7 @@ mod ps;
 mod serve;
 mod stats;
 mod table;
+mod tune;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ enum Command {
     Stats(stats::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Tune(tune::Args),
     Ps(ps::Args),
 }
 
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Ps(args) => ps::run(args),
     };
     match done {
