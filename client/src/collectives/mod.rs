@@ -24,8 +24,8 @@ use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use bytes::Words;
-pub(crate) use mesh::Side;
 use mesh::reducible;
+pub(crate) use mesh::{Side, hierarchical_all_reduce};
 
 impl Communicator {
     /// Leaves the root's elements at all workers, bit for bit.
