@@ -22,9 +22,9 @@ use report::Report;
 /// by.
 ///
 /// Start it once per worker, with the environment of `xdp-agg bench`. Each time is the longest of
-/// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and B
-/// fitted to these measurements, and writes the table for XDP_AGG_TUNING. Exits with 1 where a byte
-/// is wrong.
+/// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and
+/// B fitted to these measurements, and writes the table for XDP_AGG_TUNING. Exits with 1 where a
+/// byte is wrong.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Sizes, separated by commas: bytes, or with K, M, G (1024-based).

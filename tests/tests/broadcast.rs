@@ -189,7 +189,7 @@ fn a_dead_worker_is_an_error_and_no_hang() {
     let lab = Lab::start(network(3, "ports"), "xdp");
     for way in [Way::Aggregator, Way::Mesh(Algorithm::PipelinedChain { chunk: 4096 })] {
         let choice = Choice::new(way).unchecked();
-        // A worker that leaves in good order is not lost: the aggregator waits for its contribution.
+        // Who leaves in good order is not lost: the aggregator waits for its contribution.
         let deadline = Duration::from_secs(3);
         let job = format!("dead-{way}");
         let mut workers = lab.connect(&job, 3, |settings| settings.deadline(deadline));

@@ -168,8 +168,8 @@ fn compare_short(report: &Report) -> Option<String> {
     let (aggregator, binomial) = of("aggregator").zip(of("binomial"))?;
     let ratio = binomial.median_us / aggregator.median_us;
     println!(
-        "# {}: aggregator {:.0} us, binomial over TCP (nothing agreed before) {:.0} us: {ratio:.2}x \
-         (aim: {:.0}x)",
+        "# {}: aggregator {:.0} us, binomial over TCP (nothing agreed before) {:.0} us: \
+         {ratio:.2}x (aim: {:.0}x)",
         short_bytes(SHORT),
         aggregator.median_us,
         binomial.median_us,
