@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Rate of every link in each direction, such as 500mbit or 1gbit, or none.
     #[arg(long, default_value = "none")]
     rate: Rate,
+    /// Every packet crosses the links on its own, as on a cable; TCP's super-packets do not.
+    #[arg(long)]
+    no_offloads: bool,
     /// What sums in the aggregator. Default: xdp as root, userspace otherwise.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
@@ -89,13 +92,15 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         mode: ResultMode::Ports,
         engine: args.engine.unwrap_or(engine),
         privilege,
-        offloads: true,
+        offloads: !args.no_offloads,
     };
     let (lab, scratch) = (Lab::build(plan)?, Scratch::new()?);
     let daemon = lab.start_daemon()?;
     let sizes = args.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
     let list = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    println!("# broadcast: {} hosts, links: {}, {}", plan.workers, plan.rate, daemon.engine());
+    let offloads = if plan.offloads { "" } else { ", no offloads" };
+    let Plan { workers, rate, .. } = plan;
+    println!("# broadcast: {workers} hosts, links: {rate}{offloads}, {}", daemon.engine());
     let table = scratch.file("table.toml");
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let tune = |job: &str, further: &[&str]| tune(&lab, &scratch, job, args.iters, further);
