@@ -7,7 +7,7 @@
 mod measure;
 mod pattern;
 mod replay;
-mod report;
+pub(crate) mod report;
 pub(crate) mod size;
 mod strategy;
 mod usage;

@@ -11,6 +11,7 @@ mod serve;
 mod stats;
 mod table;
 mod topology;
+mod tune;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ enum Command {
     Stats(stats::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Tune(tune::Args),
     Ps(ps::Args),
     Topology(topology::Args),
 }
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Ps(args) => ps::run(args),
         Command::Topology(args) => topology::run(&args),
     };

@@ -1,6 +1,7 @@
 //! How gradients become their average: over a network, or in one process.
 
 use xdp_agg_client::collective::BoxError;
+use xdp_agg_client::collectives::{Choice, Way};
 use xdp_agg_client::ring::Ring;
 use xdp_agg_client::{Collective, Communicator, ElementType, Format, FormatError, Op, Scaling};
 
@@ -103,6 +104,22 @@ impl Exchange {
                 rank..rank + 1
             }
         }
+    }
+
+    /// Leaves rank 0's weights at all ranks. Through an aggregator they are sent: what other ranks
+    /// have is thrown away first. Elsewhere all have them from the same seed.
+    ///
+    /// # Errors
+    /// Those of the broadcast.
+    pub fn share(&mut self, weights: &mut [f32]) -> Result<(), BoxError> {
+        if let Self::Aggregator(communicator) = self {
+            if communicator.rank() != 0 {
+                weights.fill(0.0);
+            }
+            // A small model: one round trip, and workers need not reach each other.
+            communicator.broadcast_by(weights, 0, Choice::new(Way::Aggregator))?;
+        }
+        Ok(())
     }
 
     /// Leaves in the first vector the average over all parts. `vectors` are those of

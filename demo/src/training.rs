@@ -1,9 +1,10 @@
 //! Stochastic gradient descent with momentum.
 //!
-//! Every rank has all images and the same weights. A step's batch is divided evenly, each rank
-//! computes the gradient of its part, and all take the same step along the average, so weights stay
-//! equal, bit for bit, without ever being sent. The loss of the part travels with the gradient, as
-//! one more element.
+//! Every rank has all images and the same weights: rank 0's, which the aggregator gives to all (or,
+//! where there is none, the same seed's). A step's batch is divided evenly, each rank computes the
+//! gradient of its part, and all take the same step along the average, so weights stay equal, bit
+//! for bit, without being sent again. The loss of the part travels with the gradient, as one more
+//! element.
 
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,9 @@ pub enum TrainingError {
         /// What the all-reduce said.
         source: BoxError,
     },
+    /// The initial weights did not reach all.
+    #[error("sharing the initial weights: {0}")]
+    Share(BoxError),
     /// Training diverged.
     #[error(
         "the loss is {loss} in step {step}: choose a smaller learning rate than {learning_rate}"
@@ -111,11 +115,13 @@ pub fn train(
     }
     let started = Instant::now();
     let parts = exchange.own_parts().len();
+    let mut network = Network::new(options.seed);
+    exchange.share(&mut network.parameters).map_err(TrainingError::Share)?;
     let mut run = Run {
         options,
         exchange,
         train,
-        network: Network::new(options.seed),
+        network,
         velocity: vec![0.0; PARAMETERS],
         gradients: vec![vec![0.0; PARAMETERS + 1]; parts],
         communication: Vec::new(),

@@ -150,8 +150,8 @@ impl Mesh {
         self.run(Call::new::<u8>(Collective::Barrier, 1), &schedule, &mut [0_u8], None)
     }
 
-    /// Leaves all ranks' data, reduced, at all ranks: rings inside the groups and across them (H-AR,
-    /// the baseline of the Rina paper). All ranks get the same bits.
+    /// Leaves all ranks' data, reduced, at all ranks: rings inside the groups and across them
+    /// (H-AR, the baseline of the Rina paper). All ranks get the same bits.
     ///
     /// # Errors
     /// As [`Self::broadcast`]; groups of several sizes.

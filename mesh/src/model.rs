@@ -1,8 +1,8 @@
 //! What a broadcast costs: the models (1) to (6) of the paper (sections 3.1, 4.2 and 4.4).
 //!
-//! `n` ranks, `M` bytes, `C` bytes of a chunk, `B` bytes a second of a connection, and `t_s` seconds
-//! to start a transfer. All models are linear in `t_s` and `1/B`, so both can be fitted to measured
-//! times ([`fit`]).
+//! `n` ranks, `M` bytes, `C` bytes of a chunk, `B` bytes a second of a connection, and `t_s`
+//! seconds to start a transfer. All models are linear in `t_s` and `1/B`, so both can be fitted to
+//! measured times ([`fit`]).
 
 use crate::schedule::Algorithm;
 
@@ -69,8 +69,8 @@ pub fn pipelined_chain(n: u32, m: f64, c: f64) -> Cost {
     Cost::times(((m / c).max(1.0) + f64::from(n) - 2.0).max(0.0), c)
 }
 
-/// Equation (6): `M/B_PCIe + ceil(log_k n) (t_s + M/B)` in seconds: a k-nomial tree from memory that
-/// has to be copied to the host first at `pcie_bytes_per_s`.
+/// Equation (6): `M/B_PCIe + ceil(log_k n) (t_s + M/B)` in seconds: a k-nomial tree from memory
+/// that has to be copied to the host first at `pcie_bytes_per_s`.
 #[must_use]
 pub fn staged_knomial(n: u32, k: u32, m: f64, pcie_bytes_per_s: f64, network: Network) -> f64 {
     m / pcie_bytes_per_s + knomial(n, k, m).seconds(network)

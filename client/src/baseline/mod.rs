@@ -6,14 +6,17 @@
 //! * [`PsRing`]: PASSING's first step (section 4.1): the processes of a host sum first, and push
 //!   one copy.
 //! * [`Atp`]: an aggregator with few slots; blocks that find theirs taken go to the servers.
+//! * [`Har`]: rings inside groups and across them, the baseline of the Rina paper.
 //!
 //! They sum floats, blocking, and are tuned as far as they go: full duplex, all servers at once.
 
 mod atp;
+mod har;
 mod ps;
 mod psring;
 
 pub use atp::{Atp, Fate};
+pub use har::Har;
 pub use ps::Ps;
 pub use psring::PsRing;
 

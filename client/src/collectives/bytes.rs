@@ -65,7 +65,7 @@ mod tests {
     fn the_lanes_of_words_are_the_bytes() {
         let format = Format::new(ElementType::I64, Op::Max, Scaling::Block, None, 3);
         let format = format.expect("it makes sense");
-        let bytes: Vec<u8> = (0..64).map(|i| i * 37 + 130).collect();
+        let bytes: Vec<u8> = (0..64_u8).map(|i| i.wrapping_mul(37).wrapping_add(130)).collect();
         let mut words = Words::default();
         let mut lanes = vec![0xee; 64];
         words.fill(&bytes, &[(1, 0..64)], 1);

@@ -134,6 +134,7 @@ fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
+/// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;
 
 /// True for types that workers can reduce among themselves.
@@ -198,6 +199,14 @@ pub(super) fn reduce<T: Element>(
 pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
     let op = mesh_op(op);
     as_numbers!(data: T, |data| mesh.reduce_scatter(data, op).map(drop), Err(irreducible()))
+}
+
+/// Leaves all ranks' data, reduced, at all ranks, by rings inside and across the mesh's groups.
+pub(crate) fn hierarchical_all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
+    let ring = mesh_op(op);
+    as_numbers!(data: T, |data| mesh.hierarchical_all_reduce(data, ring), Err(irreducible()))?;
+    average(data, op, mesh.world_size());
+    Ok(())
 }
 
 fn irreducible() -> xdp_agg_mesh::Error {

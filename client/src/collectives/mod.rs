@@ -1,9 +1,9 @@
 //! Broadcast, reduce, reduce-scatter, all-gather and barrier.
 //!
 //! Each goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
-//! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel as
-//! unsigned 64-bit lanes of which it keeps the largest: who has nothing to say sends zeros. That is
-//! exact for any bytes, and all workers get the same ones.
+//! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel
+//! as unsigned 64-bit lanes of which it keeps the largest: who has nothing to say sends zeros. That
+//! is exact for any bytes, and all workers get the same ones.
 
 mod bytes;
 mod mesh;
@@ -24,17 +24,17 @@ use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use bytes::Words;
-pub(crate) use mesh::Side;
 use mesh::reducible;
+pub(crate) use mesh::{Side, hierarchical_all_reduce};
 
 impl Communicator {
     /// Leaves the root's elements at all workers, bit for bit.
     ///
     /// # Errors
-    /// A root that is none; the deadline (naming ranks), the job's end, a call that differs from the
-    /// other workers', a worker that cannot be reached; a root that is lost. After an error other
-    /// than the first and the last the contents of `data` are unspecified and the communicator is
-    /// unusable.
+    /// A root that is none; the deadline (naming ranks), the job's end, a call that differs from
+    /// the other workers', a worker that cannot be reached; a root that is lost. After an error
+    /// other than the first and the last the contents of `data` are unspecified and the
+    /// communicator is unusable.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: u16) -> Result<(), Error> {
         self.broadcast_by(data, root, self.choice(Kind::Broadcast, size_of_val(data)))
     }
@@ -63,7 +63,8 @@ impl Communicator {
         }
     }
 
-    /// Leaves all workers' elements, reduced, at the root; at the others `data` is unspecified then.
+    /// Leaves all workers' elements, reduced, at the root; at the others `data` is unspecified
+    /// then.
     ///
     /// Sums through the aggregator are as in [`Self::all_reduce`]; among the workers floats are
     /// added as they are, in the same order in every run.

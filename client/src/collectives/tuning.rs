@@ -261,7 +261,11 @@ impl Tuning {
     /// # Errors
     /// What is wrong, with the line where that is known.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let table: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut table: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        let Self { broadcast, reduce, reduce_scatter, all_gather } = &mut table;
+        for rule in [broadcast, reduce, reduce_scatter, all_gather].into_iter().flatten() {
+            rule.algorithm = rule.choice().way;
+        }
         for kind in Kind::ALL {
             let rules = table.rules(kind);
             if rules.is_empty() {

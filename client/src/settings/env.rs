@@ -29,8 +29,8 @@ impl Builder {
     /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
     /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
     /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, and for TLS the files `XDP_AGG_TLS_CA`,
-    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`; and `XDP_AGG_TUNING`, a file
-    /// of `xdp-agg tune`, or `aggregator`: see [`Tuning`].
+    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`; and `XDP_AGG_TUNING`, a
+    /// file of `xdp-agg tune`, or `aggregator`: see [`Tuning`].
     ///
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].

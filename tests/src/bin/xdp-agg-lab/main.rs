@@ -3,6 +3,7 @@
 //! `cargo xtask demo` and `cargo xtask bench SCENARIO` build everything and call this.
 
 mod bound;
+mod broadcast;
 mod compare;
 mod demo;
 mod flood;
@@ -49,6 +50,7 @@ enum Scenario {
     Kill(kill::Args),
     Flood(flood::Args),
     Passing(passing::Args),
+    Broadcast(broadcast::Args),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
+        Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });
     match result {

@@ -1,0 +1,210 @@
+//! One size of one collective, by all ways, in turns: what disturbs one disturbs all alike.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use xdp_agg_client::collectives::{Algorithm, Choice, Kind, Way};
+use xdp_agg_client::{Communicator, Op};
+
+use crate::bench::report::quantile;
+
+/// Turns in which every way is measured.
+const ROUNDS: u32 = 3;
+/// Further turns of those that may be the best.
+const FINAL_ROUNDS: u32 = 4;
+/// Whose median is at most so much above the best one's, may be the best.
+const CLOSE: f64 = 1.3;
+/// Bytes above which there are fewer calls.
+const MANY_CALLS: usize = 1 << 20;
+
+/// What measures.
+pub(super) struct Bench<'a> {
+    pub(super) communicator: &'a Communicator,
+    pub(super) root: u16,
+    /// Calls of a way.
+    pub(super) iters: u32,
+    pub(super) checked: bool,
+}
+
+/// What one way takes.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) kind: Kind,
+    pub(super) bytes: usize,
+    pub(super) choice: Choice,
+    /// Every call's longest time at any rank, sorted.
+    pub(super) times_us: Vec<f64>,
+    /// The table in force takes it.
+    pub(super) chosen: bool,
+    pub(super) wrong: u64,
+}
+
+impl Measured {
+    /// Median of the calls.
+    pub(super) fn median_us(&self) -> f64 {
+        quantile(&self.times_us, 0.5)
+    }
+}
+
+impl Bench<'_> {
+    /// The ways of a collective of so many bytes.
+    fn ways(&self, kind: Kind, bytes: usize) -> Vec<Way> {
+        let chunks: Vec<u32> = [16, 64, 256, 1024]
+            .map(|kib| kib << 10)
+            .into_iter()
+            .filter(|chunk| *chunk as usize * 2 <= bytes && bytes / *chunk as usize <= 1024)
+            .collect();
+        let chains = chunks.iter().map(|chunk| Algorithm::PipelinedChain { chunk: *chunk });
+        let shared = self.communicator.local_size() > 1;
+        let topology = chunks.iter().filter(|_| shared);
+        let topology = topology.map(|chunk| Algorithm::TopologyChain { chunk: *chunk });
+        let trees = [Algorithm::Binomial, Algorithm::Knomial { k: 4 }];
+        let mut mesh: Vec<Algorithm> = match kind {
+            Kind::Broadcast => {
+                let simple = [Algorithm::Direct, Algorithm::Chain, Algorithm::ScatterAllGather];
+                trees.into_iter().chain(simple).chain([Algorithm::Knomial { k: 8 }]).collect()
+            }
+            Kind::Reduce => trees.to_vec(),
+            Kind::ReduceScatter | Kind::AllGather => Vec::new(),
+        };
+        if matches!(kind, Kind::Broadcast | Kind::Reduce) {
+            mesh.extend(chains.chain(topology));
+        }
+        let ring = matches!(kind, Kind::ReduceScatter | Kind::AllGather).then_some(Way::Ring);
+        [Way::Aggregator].into_iter().chain(mesh.into_iter().map(Way::Mesh)).chain(ring).collect()
+    }
+
+    /// Measures a size by all ways; the same numbers at all ranks.
+    pub(super) fn measure(&self, kind: Kind, bytes: usize) -> Result<Vec<Measured>> {
+        let in_force = self.communicator.choice(kind, bytes);
+        let mut ways = self.ways(kind, bytes);
+        if !ways.contains(&in_force.way) {
+            ways.push(in_force.way);
+        }
+        let choice = |way| Choice { way, checked: self.checked };
+        let mut all: Vec<Measured> = ways
+            .into_iter()
+            .map(|way| Measured {
+                kind,
+                bytes,
+                choice: choice(way),
+                times_us: Vec::new(),
+                chosen: way == in_force.way,
+                wrong: 0,
+            })
+            .collect();
+        let mut data = vec![0_i32; bytes / 4];
+        let fewer = (bytes / MANY_CALLS).max(1) as u32;
+        let iters = (self.iters / fewer).clamp(2, self.iters).div_ceil(ROUNDS);
+        for round in 0..ROUNDS {
+            for one in &mut all {
+                if round == 0 {
+                    one.wrong += self.verify(one, &mut data)?;
+                }
+                self.time(one, iters, &mut data)?;
+            }
+        }
+        let median = |one: &Measured| quantile(&sorted(&one.times_us), 0.5);
+        let best = all.iter().map(median).fold(f64::INFINITY, f64::min);
+        let close: Vec<bool> =
+            all.iter().map(|one| one.chosen || median(one) <= best * CLOSE).collect();
+        for round in 0..FINAL_ROUNDS {
+            for (one, _) in all.iter_mut().zip(&close).filter(|(_, close)| **close) {
+                self.time(one, iters, &mut data)?;
+                if round + 1 == FINAL_ROUNDS {
+                    one.wrong += self.verify(one, &mut data)?;
+                }
+            }
+        }
+        for one in &mut all {
+            one.times_us = sorted(&one.times_us);
+        }
+        Ok(all)
+    }
+
+    /// What it costs that all agree on a call.
+    pub(super) fn check_us(&self) -> Result<f64> {
+        let mut times = Vec::new();
+        for _ in 0..self.iters.max(10) {
+            let start = Instant::now();
+            self.communicator.barrier()?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(quantile(&sorted(&self.longest(&times)?), 0.5))
+    }
+
+    fn call(&self, one: &Measured, data: &mut [i32]) -> Result<()> {
+        let (communicator, root, choice) = (self.communicator, self.root, one.choice);
+        match one.kind {
+            Kind::Broadcast => communicator.broadcast_by(data, root, choice)?,
+            Kind::Reduce => communicator.reduce_by(data, Op::Sum, root, choice)?,
+            Kind::ReduceScatter => {
+                communicator.reduce_scatter_by(data, Op::Sum, choice)?;
+            }
+            Kind::AllGather => communicator.all_gather_by(data, choice)?,
+        }
+        Ok(())
+    }
+
+    fn time(&self, one: &mut Measured, iters: u32, data: &mut [i32]) -> Result<()> {
+        // Small numbers: sums of sums would not fit at some time.
+        data.fill(0);
+        self.call(one, data)?;
+        let mut times = Vec::with_capacity(iters as usize);
+        for _ in 0..iters {
+            data.fill(0);
+            self.communicator.barrier()?;
+            let start = Instant::now();
+            self.call(one, data)?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        one.times_us.extend(self.longest(&times)?);
+        Ok(())
+    }
+
+    /// The longest of all ranks, call by call.
+    fn longest(&self, times: &[f64]) -> Result<Vec<f64>> {
+        let mut all = times.to_vec();
+        self.communicator.all_reduce(&mut all, Op::Max)?;
+        Ok(all)
+    }
+
+    /// Elements that are not what they must be, at all ranks together.
+    fn verify(&self, one: &Measured, data: &mut [i32]) -> Result<u64> {
+        let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
+        let len = data.len();
+        for (i, x) in data.iter_mut().enumerate() {
+            *x = value(rank, i);
+        }
+        self.call(one, data)?;
+        let sum = |i: usize| (0..world).map(|rank| value(rank, i)).sum::<i32>();
+        let own = self.communicator.part(rank, len);
+        let wrong = match one.kind {
+            Kind::Broadcast => (0..len).filter(|i| data[*i] != value(self.root, *i)).count(),
+            Kind::Reduce if rank != self.root => 0,
+            Kind::Reduce => (0..len).filter(|i| data[*i] != sum(*i)).count(),
+            Kind::ReduceScatter => own.filter(|i| data[*i] != sum(*i)).count(),
+            Kind::AllGather => {
+                let parts = (0..world).map(|rank| (rank, self.communicator.part(rank, len)));
+                let wrong = |(rank, part): (u16, std::ops::Range<usize>)| {
+                    part.filter(|i| data[*i] != value(rank, *i)).count()
+                };
+                parts.map(wrong).sum()
+            }
+        };
+        let mut total = [wrong.min(1 << 20) as i32];
+        self.communicator.all_reduce(&mut total, Op::Sum)?;
+        u64::try_from(total[0]).map_err(|_| anyhow!("a count below 0: {}", total[0]))
+    }
+}
+
+/// A rank's element: whole numbers whose sums are far from any limit.
+fn value(rank: u16, i: usize) -> i32 {
+    (i % 1021) as i32 * (i32::from(rank) + 1) + 3
+}
+
+fn sorted(times: &[f64]) -> Vec<f64> {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}

@@ -1,0 +1,184 @@
+//! `bench broadcast`: every way that a broadcast can go, and what a tuned table makes of it.
+//!
+//! `xdp-agg tune` runs as every worker: first to write a table, then again, on its own, to see what
+//! the table's choice is worth against the best of all; and once more for short vectors without the
+//! agreement on a call, so that the trees over TCP are alone on the clock.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use super::compare;
+use super::lab::{Engine, Lab, Plan, Privilege, Program, ResultMode, wait_all};
+use super::scratch::Scratch;
+use super::setting::{Loss, Rate, parse_bytes, short_bytes};
+
+/// Sizes where none are given: 4 KiB to 64 MiB.
+const SIZES: [u64; 8] =
+    [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Size at which the aggregator and the binomial tree are compared.
+const SHORT: u64 = 4 << 10;
+/// How far the choice may be from the best, and how much faster the aggregator has to be.
+const AIMS: (f64, f64) = (0.10, 2.0);
+/// The longest that one call, and one run, may take.
+const LIMITS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(1800));
+
+/// Broadcast: every algorithm over TCP and the aggregator, 4 KiB to 64 MiB, and what is chosen.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Hosts, one worker each.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=32))]
+    workers: u16,
+    /// Sizes, separated by commas, such as 4K,1M.
+    #[arg(long, value_delimiter = ',', value_parser = parse_bytes)]
+    bytes: Option<Vec<u64>>,
+    /// Calls of each way and turn; large vectors get fewer.
+    #[arg(long, default_value_t = 30)]
+    iters: u32,
+    /// Rate of every link in each direction, such as 500mbit or 1gbit, or none.
+    #[arg(long, default_value = "none")]
+    rate: Rate,
+    /// Every packet crosses the links on its own, as on a cable; TCP's super-packets do not.
+    #[arg(long)]
+    no_offloads: bool,
+    /// What sums in the aggregator. Default: xdp as root, userspace otherwise.
+    #[arg(long, value_enum)]
+    engine: Option<Engine>,
+    /// Keep the table here.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+/// What rank 0 of `xdp-agg tune` reports, as far as it is used here.
+#[derive(Debug, Deserialize)]
+struct Report {
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    bytes: u64,
+    algorithm: String,
+    chunk: Option<u32>,
+    median_us: f64,
+    p10_us: f64,
+    p90_us: f64,
+    best: bool,
+    chosen: bool,
+    wrong: u64,
+}
+
+impl Row {
+    fn name(&self) -> String {
+        let chunk = self.chunk.map(|chunk| format!(" {}", short_bytes(chunk.into())));
+        format!("{}{}", self.algorithm, chunk.unwrap_or_default())
+    }
+}
+
+pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
+    compare::warn_if_busy()?;
+    let engine = match privilege {
+        Privilege::Root => Engine::Xdp,
+        Privilege::UserNamespace => Engine::Userspace,
+    };
+    let plan = Plan {
+        workers: args.workers,
+        rate: args.rate,
+        mtu: 1500,
+        loss: Loss { ppm: 0 },
+        mode: ResultMode::Ports,
+        engine: args.engine.unwrap_or(engine),
+        privilege,
+        offloads: !args.no_offloads,
+    };
+    let (lab, scratch) = (Lab::build(plan)?, Scratch::new()?);
+    let daemon = lab.start_daemon()?;
+    let sizes = args.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
+    let list = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let offloads = if plan.offloads { "" } else { ", no offloads" };
+    let Plan { workers, rate, .. } = plan;
+    println!("# broadcast: {workers} hosts, links: {rate}{offloads}, {}", daemon.engine());
+    let table = scratch.file("table.toml");
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    let tune = |job: &str, further: &[&str]| tune(&lab, &scratch, job, args.iters, further);
+    tune("tune", &["--bytes", &list(&sizes), "--write", &path(&table)])?;
+    let judged = tune("judge", &["--bytes", &list(&sizes), "--tuning", &path(&table)])?;
+    let short = tune("short", &["--bytes", &SHORT.to_string(), "--unchecked"])?;
+    daemon.stop()?;
+    if let Some(file) = &args.write {
+        fs::copy(&table, file).with_context(|| format!("writing {}", file.display()))?;
+    }
+    let mut complaints = judge(&judged, &sizes);
+    complaints.extend(compare_short(&short));
+    if complaints.is_empty() { Ok(()) } else { bail!("missed: {}", complaints.join("; ")) }
+}
+
+/// Runs `xdp-agg tune` as every worker; its output is shown.
+fn tune(lab: &Lab, scratch: &Scratch, job: &str, iters: u32, further: &[&str]) -> Result<Report> {
+    let file = scratch.file(format!("{job}.json"));
+    let mut arguments = vec!["tune".to_owned(), "--collective".into(), "broadcast".into()];
+    arguments.extend(["--iters".into(), iters.to_string()]);
+    arguments.extend(["--json".into(), file.to_string_lossy().into_owned()]);
+    arguments.extend(further.iter().map(ToString::to_string));
+    let program = Program { name: "xdp-agg", job, deadline: LIMITS.0, shows_rank_0: true };
+    wait_all(lab.start_workers(&program, |_| arguments.clone())?, LIMITS.1)?;
+    let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+    serde_json::from_slice(&json).context("the report of `xdp-agg tune` is not as expected")
+}
+
+/// Prints every way, and what the choice is worth; what is missed.
+fn judge(report: &Report, sizes: &[u64]) -> Vec<String> {
+    println!("# time: median (10 % - 90 %) of the calls in us, each the longest of all ranks'");
+    println!("# * best, < chosen by the table of an earlier run");
+    let mut complaints = Vec::new();
+    for row in &report.rows {
+        let marks = [(row.best, "*"), (row.chosen, "<")];
+        let marks: String = marks.iter().filter(|(is, _)| *is).map(|(_, mark)| *mark).collect();
+        println!(
+            "{:>6}  {:<22} {:>9.0} ({:.0} - {:.0}) {marks}",
+            short_bytes(row.bytes),
+            row.name(),
+            row.median_us,
+            row.p10_us,
+            row.p90_us
+        );
+        if row.wrong > 0 {
+            complaints.push(format!("{} elements wrong by {}", row.wrong, row.name()));
+        }
+    }
+    println!("# {:>6}  {:<22} {:<22} chosen/best (aim: 1.10)", "bytes", "chosen", "best");
+    for bytes in sizes {
+        let of_size = || report.rows.iter().filter(|row| row.bytes == *bytes);
+        let (best, chosen) = (of_size().find(|row| row.best), of_size().find(|row| row.chosen));
+        let Some((best, chosen)) = best.zip(chosen) else {
+            complaints.push(format!("{}: nothing was chosen", short_bytes(*bytes)));
+            continue;
+        };
+        let ratio = chosen.median_us / best.median_us;
+        let size = short_bytes(*bytes);
+        println!("{size:>8}  {:<22} {:<22} {ratio:.2}", chosen.name(), best.name());
+        if ratio > 1.0 + AIMS.0 {
+            complaints.push(format!("{size}: {} is {ratio:.2} of the best", chosen.name()));
+        }
+    }
+    complaints
+}
+
+/// The aggregator against the binomial tree alone.
+fn compare_short(report: &Report) -> Option<String> {
+    let of = |name: &str| report.rows.iter().find(|row| row.algorithm == name);
+    let (aggregator, binomial) = of("aggregator").zip(of("binomial"))?;
+    let ratio = binomial.median_us / aggregator.median_us;
+    println!(
+        "# {}: aggregator {:.0} us, binomial over TCP (nothing agreed before) {:.0} us: \
+         {ratio:.2}x (aim: {:.0}x)",
+        short_bytes(SHORT),
+        aggregator.median_us,
+        binomial.median_us,
+        AIMS.1
+    );
+    (ratio < AIMS.1).then(|| format!("the aggregator is {ratio:.2}x as fast at 4 KiB"))
+}

@@ -1,0 +1,230 @@
+//! Broadcast and the other collectives end to end: through the aggregator over real XDP, also under
+//! loss, and among the workers.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{ENGINES, Lab, element, network};
+use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
+use xdp_agg_client::{Communicator, Error, Op, WorkerLoss};
+use xdp_agg_common::wire::DATA_PORT;
+use xdp_agg_tests::{Faults, Topology};
+
+/// Does the same at all workers, each on its own host: a mesh opens sockets in a call.
+fn at_all<T: Send>(
+    lab: &Lab,
+    workers: &[Communicator],
+    work: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |worker| {
+            let host = lab.topology.worker(Communicator::rank(worker).into());
+            scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
+        };
+        let threads: Vec<_> = workers.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// Bits that no arithmetic leaves alone: NaNs with payloads, negative zeros, the smallest numbers.
+fn bits(rank: u16, i: usize) -> u32 {
+    (i as u32).wrapping_mul(0x9e37_79b9) ^ u32::from(rank) << 28 ^ 0x7fc0_0001
+}
+
+fn floats(rank: u16, len: usize) -> Vec<f32> {
+    (0..len).map(|i| f32::from_bits(bits(rank, i))).collect()
+}
+
+fn check_broadcast(worker: &Communicator, len: usize, root: u16, choice: Choice) {
+    let mut data = floats(worker.rank(), len);
+    worker
+        .broadcast_by(&mut data, root, choice)
+        .unwrap_or_else(|error| panic!("rank {}: {error}", worker.rank()));
+    let exact = data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(root, i));
+    assert!(exact, "rank {} of root {root}, {len} by {}", worker.rank(), choice.way);
+    let mut halves = vec![xdp_agg_client::bf16::from_bits(worker.rank() * 3); len % 1000];
+    worker.broadcast_by(&mut halves, root, choice).expect("all are well");
+    assert!(halves.iter().all(|x| x.to_bits() == root * 3));
+}
+
+/// Every bit of the root's data reaches everybody through the aggregator, from any root, also where
+/// a hundredth of the packets is lost.
+#[test]
+fn a_broadcast_through_the_aggregator_is_exact_under_loss() {
+    need_root!();
+    let faults = Faults { loss: 0.01, ..Faults::NONE }.only_udp(DATA_PORT);
+    for engine in ENGINES {
+        let topology = Topology::builder().workers(4).faults(faults).build().expect("a network");
+        let lab = Lab::start(topology, engine);
+        let workers = lab.connect("broadcast", 4, |settings| settings);
+        at_all(&lab, &workers, |worker| {
+            for len in [0, 1, 3, 703, 705, 100_003] {
+                check_broadcast(worker, len, (len % 4) as u16, Choice::new(Way::Aggregator));
+            }
+        });
+        let counters = lab.job_stats("broadcast").counters;
+        assert!(counters.duplicates > 0, "nothing was lost? {counters:?}");
+    }
+}
+
+#[test]
+fn every_way_of_every_collective_is_exact() {
+    need_root!();
+    let lab = Lab::start(network(4, "ports"), "xdp");
+    let workers = lab.connect("ways", 4, |settings| settings);
+    at_all(&lab, &workers, |worker| {
+        let (rank, world, len) = (worker.rank(), worker.world_size(), 30_001);
+        let ways = Algorithm::ALL.map(Way::Mesh).into_iter().chain([Way::Aggregator]);
+        let whole = |rank| (0..len).map(|i| element(rank, i)).collect::<Vec<i32>>();
+        let sum = |i: usize| (0..world).map(|rank| element(rank, i)).sum::<i32>();
+        for way in ways {
+            check_broadcast(worker, 70_001, 1, Choice::new(way));
+            check_broadcast(worker, 100, 3, Choice::new(way).unchecked());
+            if way == Way::Mesh(Algorithm::ScatterAllGather) {
+                continue;
+            }
+            let mut data = whole(rank);
+            worker.reduce_by(&mut data, Op::Sum, 2, Choice::new(way)).expect("all are well");
+            assert!(rank != 2 || (0..len).all(|i| data[i] == sum(i)), "{way}");
+            let mut small: Vec<f32> = vec![f32::from(rank); 9];
+            worker.reduce_by(&mut small, Op::Average, 0, Choice::new(way)).expect("all are well");
+            assert!(rank != 0 || small == [1.5; 9], "{way}: {small:?}");
+        }
+        for way in [Way::Aggregator, Way::Ring] {
+            let mut data = whole(rank);
+            let part = worker.reduce_scatter_by(&mut data, Op::Sum, Choice::new(way));
+            let part = part.expect("all are well");
+            assert_eq!(part, worker.part(rank, len));
+            assert!(part.clone().all(|i| data[i] == sum(i)), "{way}");
+            (0..len).filter(|i| !part.contains(i)).for_each(|i| data[i] = -1);
+            worker.all_gather_by(&mut data, Choice::new(way)).expect("all are well");
+            assert!((0..len).all(|i| data[i] == sum(i)), "{way}");
+        }
+        worker.barrier().expect("all are well");
+        // By the table.
+        let mut data = floats(rank, 1_200_000);
+        worker.broadcast(&mut data, 0).expect("all are well");
+        assert!(data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(0, i)));
+    });
+}
+
+/// Several aggregators, and several processes on a host: the same calls.
+#[test]
+fn processes_of_a_host_take_part() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let workers = std::thread::scope(|scope| {
+        let lab = &lab;
+        let connect = |rank: u16| {
+            let settings = lab.worker("hosts", rank, 4).local(rank % 2, 2);
+            let host = lab.topology.worker((rank / 2).into());
+            scope.spawn(move || host.run(|| settings.connect().expect("it joins")).expect("moved"))
+        };
+        let threads: Vec<_> = (0..4).map(connect).collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    std::thread::scope(|scope| {
+        for worker in &workers {
+            let host = lab.topology.worker((worker.rank() / 2).into());
+            let work = move || {
+                for way in [Way::Aggregator, Way::Mesh(Algorithm::TopologyChain { chunk: 8192 })] {
+                    check_broadcast(worker, 50_001, 3, Choice::new(way));
+                }
+                let mut parts = vec![worker.rank() as i64; 1003];
+                worker.all_gather(&mut parts).expect("all are well");
+                for rank in 0..4 {
+                    assert!(parts[worker.part(rank, 1003)].iter().all(|x| *x == i64::from(rank)));
+                }
+                worker.barrier().expect("all are well");
+            };
+            scope.spawn(move || host.run(work).expect("moved"));
+        }
+    });
+}
+
+/// A root, a length, a type or a collective that differs is an error at every worker, at once.
+#[test]
+fn calls_that_differ_are_errors_everywhere() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let mesh = Choice::new(Way::Mesh(Algorithm::Binomial));
+    let aggregator = Choice::new(Way::Aggregator);
+    type Odd<'a> = &'a (dyn Fn(&Communicator) -> Result<(), Error> + Sync);
+    let cases: [(Choice, Odd<'_>); 8] = [
+        (aggregator, &|w| w.broadcast_by(&mut [0_f32; 100], 1, aggregator)),
+        (aggregator, &|w| w.broadcast_by(&mut [0_f32; 102], 0, aggregator)),
+        (aggregator, &|w| w.broadcast_by(&mut [0_i32; 100], 0, aggregator)),
+        (aggregator, &|w| w.broadcast_by(&mut [0_f32; 100], 0, mesh)),
+        (aggregator, &|w| w.all_reduce(&mut [0_i64; 50], Op::Max).map(drop)),
+        (mesh, &|w| w.broadcast_by(&mut [0_f32; 100], 1, mesh)),
+        (mesh, &|w| w.broadcast_by(&mut [0_f32; 101], 0, mesh)),
+        (mesh, &|w| w.reduce_by(&mut [0_f32; 100], Op::Sum, 0, mesh)),
+    ];
+    for (case, (choice, odd)) in cases.into_iter().enumerate() {
+        let workers = lab.connect(&format!("odd{case}"), 3, |settings| settings);
+        let start = Instant::now();
+        let results = at_all(&lab, &workers, |worker| match worker.rank() {
+            1 => odd(worker),
+            _ => worker.broadcast_by(&mut [0_f32; 100], 0, choice),
+        });
+        assert!(start.elapsed() < Duration::from_secs(5), "case {case}");
+        for (rank, result) in results.into_iter().enumerate() {
+            let error = result.expect_err("the calls differ").to_string();
+            assert!(error.contains("call"), "case {case}, rank {rank}: {error}");
+        }
+    }
+    let workers = lab.connect("root", 3, |settings| settings);
+    let error = workers[0].broadcast(&mut [0_f32], 3).expect_err("no such root");
+    assert!(error.to_string().contains("root: 3 of 3 workers"), "{error}");
+    let error = workers[0].broadcast_by(&mut [0_f32], 0, Choice::new(Way::Ring));
+    assert!(error.expect_err("no such way").to_string().contains("does not go by ring"));
+}
+
+/// A worker that dies is named by those that wait for it, on either way.
+#[test]
+fn a_dead_worker_is_an_error_and_no_hang() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    for way in [Way::Aggregator, Way::Mesh(Algorithm::PipelinedChain { chunk: 4096 })] {
+        let choice = Choice::new(way).unchecked();
+        // Who leaves in good order is not lost: the aggregator waits for its contribution.
+        let deadline = Duration::from_secs(3);
+        let job = format!("dead-{way}");
+        let mut workers = lab.connect(&job, 3, |settings| settings.deadline(deadline));
+        at_all(&lab, &workers, |worker| check_broadcast(worker, 1000, 0, choice));
+        drop(workers.remove(1));
+        let start = Instant::now();
+        let results = at_all(&lab, &workers, |worker| {
+            let mut data = floats(worker.rank(), 2_000_000);
+            worker.broadcast_by(&mut data, 0, choice).and_then(|()| worker.barrier())
+        });
+        assert!(start.elapsed() < Duration::from_secs(10), "{way}");
+        for result in results {
+            let error = result.expect_err("rank 1 is gone").to_string();
+            assert!(error.contains("rank 1"), "{way}: {error}");
+        }
+    }
+}
+
+/// Where the job goes on without lost workers, zeros of a lost root are not taken for its data.
+#[test]
+fn a_lost_root_is_an_error_and_the_job_goes_on() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let mut workers = lab.connect("shrink", 3, |settings| {
+        settings.on_worker_loss(WorkerLoss::Shrink).tuning(Tuning::default())
+    });
+    at_all(&lab, &workers, |worker| {
+        worker.broadcast(&mut floats(worker.rank(), 500_000), 2).expect("all are well");
+    });
+    drop(workers.remove(2));
+    at_all(&lab, &workers, |worker| {
+        let error = worker.broadcast(&mut [1.0_f32; 10], 2).expect_err("the root is lost");
+        assert!(matches!(&error, Error::DataLost { ranks, .. } if ranks == &[2]), "{error}");
+        let mut data = floats(worker.rank(), 10);
+        worker.broadcast(&mut data, 1).expect("the others are well");
+        assert_eq!(data[9].to_bits(), bits(1, 9));
+    });
+}
