@@ -9,13 +9,16 @@
 //!
 //! | per step, of `n - 1` | paper | here |
 //! |---|---|---|
-//! | transfers of `V/n` | a DMA get into local memory, a DMA put to the neighbour | a copy into the socket's buffer, a copy out of it |
-//! | launches | one in each entity: `n (n - 1)` in all, 12 of four | the system calls that send and receive |
-//! | synchronisations | one of all, over PCIe | with the neighbours alone: a receive waits for its sender |
+//! | transfers of `V/n` | a DMA get into local memory, a DMA put to the neighbour | a copy into the
+//! socket's buffer, a copy out of it |
+//! | launches | one in each entity: `n (n - 1)` in all, 12 of four | the system calls that send and
+//! receive |
+//! | synchronisations | one of all, over PCIe | with the neighbours alone: a receive waits for its
+//! sender |
 //!
 //! So it pays no more than the paper's does: nobody waits for all, and a step goes by chunks that
-//! overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes in the shared
-//! segment: a ring that has CSC's memory already, and makes do with fewer system calls.
+//! overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes in the
+//! shared segment: a ring that has CSC's memory already, and makes do with fewer system calls.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;

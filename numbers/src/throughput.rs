@@ -176,8 +176,8 @@ pub fn alone(formats: &[(&str, Format)], place: Place, rounds: usize) -> Vec<Row
 }
 
 /// Fused against unfused, over `chunks` chunks: the sum of `sources` processes' elements straight
-/// into packets, or by way of a sum in memory; results straight into the shared result, or by way of
-/// a buffer. Packets are used again and again.
+/// into packets, or by way of a sum in memory; results straight into the shared result, or by way
+/// of a buffer. Packets are used again and again.
 ///
 /// Three rows each: fused; one operation after the other, with the intermediate vector between them
 /// (what fusion replaces: paper 5, section 2.3, Eq. (9)); and by chunks, with a buffer of one chunk

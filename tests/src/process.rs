@@ -214,8 +214,8 @@ impl Process {
         self.stdout.wait_line(limit, condition).map_err(|missed| self.missed(missed, what, limit))
     }
 
-    /// The same on its standard error. The two streams are read apart: a line that was written there
-    /// before one on the standard output may be seen after it.
+    /// The same on its standard error. The two streams are read apart: a line that was written
+    /// there before one on the standard output may be seen after it.
     ///
     /// # Errors
     /// As [`Self::wait_line`].

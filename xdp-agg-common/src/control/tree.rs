@@ -2,8 +2,9 @@
 //!
 //! Workers have a control connection to the daemon at the root alone. That daemon leads the job; to
 //! the other daemons of the tree, its *branches*, it opens control connections of its own and tells
-//! them which ranks they serve and where their sums go. Cookie, epoch, block numbers, slots and ranks
-//! are the same in the whole tree; a branch contributes to its parent under the lowest rank below it.
+//! them which ranks they serve and where their sums go. Cookie, epoch, block numbers, slots and
+//! ranks are the same in the whole tree; a branch contributes to its parent under the lowest rank
+//! below it.
 
 use std::net::SocketAddrV4;
 

@@ -175,8 +175,8 @@ impl JobSnapshot {
 }
 
 impl Jobs {
-    /// What the next daemon needs to go on. Jobs of several aggregators (their branches end with the
-    /// connection to this daemon) and jobs that are not running are left out: their workers
+    /// What the next daemon needs to go on. Jobs of several aggregators (their branches end with
+    /// the connection to this daemon) and jobs that are not running are left out: their workers
     /// know all that is needed to form them again.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

@@ -15,6 +15,7 @@ mod links;
 mod machine;
 mod openmpi;
 mod passing;
+mod racks;
 mod row;
 mod scratch;
 mod setting;
@@ -51,6 +52,7 @@ enum Scenario {
     Flood(flood::Args),
     Passing(passing::Args),
     Broadcast(broadcast::Args),
+    Racks(racks::Args),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),
+        Command::Bench(Scenario::Racks(args)) => racks::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });
     match result {
