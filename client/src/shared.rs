@@ -142,6 +142,8 @@ impl Shared {
         while !*joined {
             self.joined_now.wait(&mut joined);
         }
+        // The progress thread takes this lock while it holds the engine: not the other way round.
+        drop(joined);
         let engine = self.lock();
         match engine.machine.failure() {
             Some(error) => Err(error.clone()),

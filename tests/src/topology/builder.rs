@@ -71,7 +71,7 @@ impl Builder {
     }
 
     /// The MTU of every interface. Default: 1500. An XDP program without fragments takes at most
-    /// [`MAX_XDP_MTU`].
+    /// [`crate::MAX_XDP_MTU`].
     #[must_use]
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.mtu = mtu;

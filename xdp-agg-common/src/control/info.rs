@@ -14,8 +14,8 @@ pub struct JobInfo {
     pub job: String,
     /// Index on the data path.
     pub job_id: u16,
-    /// `forming`, `resuming`, `probing`, `running`, `pausing` (a rank wants to join) or `reforming`
-    /// (a rank was lost).
+    /// `forming`, `connecting` (to the aggregators below), `resuming`, `probing`, `running`,
+    /// `pausing` (a rank wants to join) or `reforming` (a rank was lost).
     pub phase: String,
     /// Number of workers.
     pub world_size: u16,

@@ -30,8 +30,8 @@ enum Step {
     Idle,
     /// The engine is registering the members.
     Preparing,
-    /// The way up is being tried; the next probe is due then.
-    Probing(Instant),
+    /// The way up is being tried: when the next probe is due, and when it is over.
+    Probing(Instant, Instant),
     /// It is open.
     Linked,
     /// The engine is opening the data path.
@@ -61,7 +61,7 @@ impl Served {
     /// When the next probe is due.
     pub(super) const fn due(&self) -> Option<Instant> {
         match self.step {
-            Step::Probing(due) => Some(due),
+            Step::Probing(due, _) => Some(due),
             _ => None,
         }
     }
@@ -70,7 +70,7 @@ impl Served {
     pub(super) fn info(&self, job_id: u16) -> JobInfo {
         let phase = match self.step {
             Step::Idle => "forming",
-            Step::Preparing | Step::Probing(_) | Step::Linked | Step::Starting => "probing",
+            Step::Preparing | Step::Probing(..) | Step::Linked | Step::Starting => "probing",
             Step::Running => "running",
         };
         let members = self.setup.iter().flat_map(|setup| &setup.members);
@@ -310,7 +310,7 @@ impl Jobs {
         let conn = served.conn;
         let reply = match (answer, served.step) {
             (Ok(None), Step::Preparing) => {
-                served.step = Step::Probing(now);
+                served.step = Step::Probing(now, now + self.limits.probe_timeout);
                 BranchReply::Prepared { epoch }
             }
             (Ok(Some(Started { mode, group })), Step::Starting) => {
@@ -329,18 +329,29 @@ impl Jobs {
         true
     }
 
-    /// Tries the ways up that are due.
+    /// Tries the ways up that are due. None is tried for ever: whoever asks for it names the
+    /// address.
     pub(super) fn probe_uplinks(&mut self) {
         let now = self.clock;
+        let mut over = Vec::new();
         for (job_id, served) in &mut self.served {
             let epoch = served.epoch();
-            if let Step::Probing(due) = &mut served.step
-                && *due <= now
-            {
-                *due = now + PROBE_PAUSE;
-                let formation = Formation { job_id: *job_id, epoch };
-                self.effects.push_back(Effect::ProbeUplink(formation));
+            match &mut served.step {
+                Step::Probing(due, end) if *due <= now && now >= *end => {
+                    over.push((*job_id, served.conn, epoch));
+                }
+                Step::Probing(due, _) if *due <= now => {
+                    *due = now + PROBE_PAUSE;
+                    let formation = Formation { job_id: *job_id, epoch };
+                    self.effects.push_back(Effect::ProbeUplink(formation));
+                }
+                _ => {}
             }
+        }
+        for (job_id, conn, epoch) in over {
+            self.silence_served(job_id);
+            let reason = "its parent has not answered in time".to_owned();
+            self.branch_reply(conn, BranchReply::Failed { epoch, reason });
         }
     }
 
@@ -350,7 +361,7 @@ impl Jobs {
         let Some(served) = self.served.get_mut(&job_id).filter(|s| s.epoch() == epoch) else {
             return;
         };
-        if !matches!(served.step, Step::Probing(_)) {
+        if !matches!(served.step, Step::Probing(..)) {
             return;
         }
         let conn = served.conn;

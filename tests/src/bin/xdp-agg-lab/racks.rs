@@ -28,10 +28,10 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Trees of aggregators in racks with over-subscribed uplinks, beside a TCP ring and parameter
 /// servers.
 ///
-/// Every rack is a switch that may run an aggregator, every worker a host behind one link; links and
-/// uplinks are shaped and counted in both directions. `rat`, `rina` and `passing` use the racks'
-/// aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts (user space) and nothing
-/// else; `ps` has a parameter server on every host. Each system gets a new network.
+/// Every rack is a switch that may run an aggregator, every worker a host behind one link; links
+/// and uplinks are shaped and counted in both directions. `rat`, `rina` and `passing` use the
+/// racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts (user space) and
+/// nothing else; `ps` has a parameter server on every host. Each system gets a new network.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Number of racks.

@@ -470,6 +470,51 @@ fn impossible_trees_and_different_ones_are_refused() {
     assert_eq!(refused(&heard, &["another tree", "XDP_AGG_TOPOLOGY"]), ErrorCode::Invalid);
 }
 
+/// A branch does not send to whatever address it was told for ever.
+#[test]
+fn a_way_up_is_not_tried_for_ever() {
+    use xdp_agg_common::control::{BranchReply, BranchRequest, BranchSetup, Uplink};
+    let now = Instant::now();
+    let mut branch = Daemon::new(1, now);
+    branch.uplink = false;
+    let root = branch.connect(address(0));
+    let serve = BranchRequest::Serve { job: "far".into(), world_size: 2, slots: 16 };
+    let setup = BranchSetup {
+        epoch: 50,
+        cookie: 1,
+        chunks: 22,
+        members: vec![(0, data(3))],
+        forwarders: 0,
+        uplink: Uplink { data: data(0), job_id: 0, rank: 0 },
+    };
+    for request in
+        [hello(None), Request::Branch(serve), Request::Branch(BranchRequest::Prepare(setup))]
+    {
+        branch.jobs.request(root, request, now);
+        while let Some(effect) = branch.jobs.next_effect() {
+            if let Some(answer) = branch.effect(effect) {
+                branch.jobs.answer(answer, now);
+            }
+        }
+    }
+    let mut probes = 0;
+    for step in 1..3000 {
+        let now = now + Duration::from_millis(20 * step);
+        branch.jobs.handle_timeout(now);
+        while let Some(effect) = branch.jobs.next_effect() {
+            probes += u64::from(matches!(effect, Effect::ProbeUplink(_)));
+            if let Some(answer) = branch.effect(effect) {
+                branch.jobs.answer(answer, now);
+            }
+        }
+    }
+    let most = limits().probe_timeout.as_millis() as u64 / 20 + 1;
+    assert!((most / 2..=most).contains(&probes), "{probes}");
+    assert!(branch.engine.is_empty(), "it has given up");
+    let last = branch.heard.remove(&root).and_then(|mut heard| heard.pop());
+    assert!(matches!(last, Some(Reply::Branch(BranchReply::Failed { epoch: 50, .. }))), "{last:?}");
+}
+
 /// A branch does not take what it cannot do.
 #[test]
 fn a_branch_refuses_what_does_not_fit() {
