@@ -16,8 +16,18 @@ pub const SEEDS: u64 = 8000;
 /// Seeds that the unchanged program has to pass.
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
-const CRATES: [&str; 8] =
-    ["xdp-agg-common", "numbers", "tls", "xdp-agg", "host", "ps", "client", "sim"];
+const CRATES: [&str; 10] = [
+    "xdp-agg-common",
+    "numbers",
+    "tls",
+    "xdp-agg",
+    "host",
+    "ps",
+    "client",
+    "sim",
+    "mesh",
+    "topology",
+];
 /// What an edit writes where the switch of its mutant is asked.
 const SWITCH: &str = "MUTANT";
 
@@ -156,6 +166,26 @@ fn copy_directory(
         }
         let bytes = fs::read(entry.path()).with_context(|| path.display().to_string())?;
         write(&to.join(&path), &edit(&path, bytes, mutants, misfits)?)?;
+    }
+    forget_what_is_gone(&from, &to.join(path))
+}
+
+/// Removes from the copy what the sources do not have any more.
+fn forget_what_is_gone(from: &Path, to: &Path) -> Result<()> {
+    // A directory without files has no copy.
+    let Ok(copies) = fs::read_dir(to) else { return Ok(()) };
+    for copy in copies {
+        let copy = copy?;
+        if from.join(copy.file_name()).exists() {
+            continue;
+        }
+        let path = copy.path();
+        let gone = if copy.file_type()?.is_dir() {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        gone.with_context(|| format!("removing {}", path.display()))?;
     }
     Ok(())
 }
