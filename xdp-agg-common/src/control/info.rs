@@ -86,7 +86,7 @@ pub struct MemberInfo {
 /// Everything that is counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
-    /// As in [`Reply::Welcome`].
+    /// As in [`super::Reply::Welcome`].
     pub engine: String,
     /// Seconds since the daemon started.
     pub uptime_s: u64,

@@ -90,7 +90,7 @@ impl std::fmt::Display for AbortReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// Another [`CONTROL_VERSION`]; the connection ends.
+    /// Another [`super::CONTROL_VERSION`]; the connection ends.
     Version,
     /// Not a frame of this protocol, or not allowed now; the connection ends.
     Protocol,
