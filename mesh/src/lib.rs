@@ -16,6 +16,7 @@ mod element;
 mod error;
 mod executor;
 mod link;
+pub mod meet;
 mod mesh;
 pub mod model;
 mod open;

@@ -8,10 +8,6 @@ use socket2::SockRef;
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, Header};
 
-/// Socket buffers in bytes, each way: enough to keep a link of 10 Gbit/s with a millisecond of
-/// queueing busy. The kernel caps it at `net.core.{r,w}mem_max`.
-const SOCKET_BUFFER: usize = 4 << 20;
-
 /// A connection with another rank.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -134,13 +130,4 @@ fn read(stream: &mut TcpStream, place: &mut [u8], ended: &mut Option<String>) ->
         }
         return 0;
     }
-}
-
-/// Options that count from the handshake on.
-pub(crate) fn tune(socket: &SockRef<'_>) {
-    // All are improvements only; a kernel that refuses one still has a correct mesh.
-    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
-    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
-    // BBR, the default of some distributions, halves the throughput of short low-latency paths.
-    let _ = socket.set_tcp_congestion(b"cubic");
 }

@@ -10,11 +10,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockRef, Socket, Type};
 use xdp_agg_common::control::{read_message, write_message};
 
 use crate::error::Error;
-use crate::link::{Link, tune};
+use crate::link::Link;
+use crate::meet::{connect_until, listen, random};
 use crate::mesh::Mesh;
 use crate::schedule::Groups;
 
@@ -234,8 +234,11 @@ impl Builder {
     fn listen(&mut self, address: SocketAddr) -> Result<TcpListener, Error> {
         let listener = match self.listener.take() {
             Some(listener) => listener,
-            None => listen(address)?,
+            None => {
+                listen(address, MAX_WORLD).map_err(|source| Error::Listen { address, source })?
+            }
         };
+        // A caller's own may block.
         listener.set_nonblocking(true).map_err(Error::io("make a listener non-blocking"))?;
         Ok(listener)
     }
@@ -295,7 +298,7 @@ impl Builder {
         let address = self.rendezvous_address()?;
         let waited = self.deadline;
         let silent = |source| Error::Unreachable { rank: 0, address, waited, source };
-        let mut stream = connect_until(address, end).map_err(silent)?;
+        let mut stream = connect_until(address, end, RETRY).map_err(silent)?;
         let ip: IpAddr = stream.local_addr().map_err(silent)?.ip();
         let listener = self.listen(SocketAddr::new(ip, 0))?;
         let at = listener.local_addr().map_err(Error::io("read a listener's address"))?;
@@ -350,7 +353,8 @@ impl Builder {
         // The kernel takes connections for a listener that nobody looks at yet: no rank waits for
         // another one here.
         for rank in me + 1..addresses.len() {
-            let mut stream = connect_until(addresses[rank], end).map_err(unreachable(rank))?;
+            let mut stream =
+                connect_until(addresses[rank], end, RETRY).map_err(unreachable(rank))?;
             write_message(&mut stream, &self.hello(cookie, None))
                 .map_err(|error| unreachable(rank)(io::Error::other(error)))?;
             streams[rank] = Some(stream);
@@ -432,26 +436,6 @@ fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut V
     let _ = write_message(stream, &Answer::Refused { reason });
 }
 
-/// A number that nobody can guess: the hasher is seeded by the system's random numbers.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
-}
-
-fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    let open = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-        // A port whose last connections linger in TIME_WAIT is free for us.
-        socket.set_reuse_address(true)?;
-        // Accepted sockets inherit these.
-        tune(&SockRef::from(&socket));
-        socket.bind(&address.into())?;
-        socket.listen(MAX_WORLD.into())?;
-        Ok(socket.into())
-    };
-    open().map_err(|source| Error::Listen { address, source })
-}
-
 /// The next caller that speaks as one; None when there is none until `end`.
 fn accept(listener: &TcpListener, end: Instant) -> Result<Option<(TcpStream, Hello)>, Error> {
     loop {
@@ -470,24 +454,6 @@ fn accept(listener: &TcpListener, end: Instant) -> Result<Option<(TcpStream, Hel
             return Ok(None);
         } else {
             std::thread::sleep(RETRY);
-        }
-    }
-}
-
-/// Connects as soon as somebody listens there, until `end`.
-fn connect_until(address: SocketAddr, end: Instant) -> io::Result<TcpStream> {
-    loop {
-        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let attempt = || {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-            tune(&SockRef::from(&socket));
-            socket.connect_timeout(&address.into(), left)?;
-            Ok(TcpStream::from(socket))
-        };
-        match attempt() {
-            Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() + RETRY >= end => return Err(error),
-            Err(_) => std::thread::sleep(RETRY),
         }
     }
 }

@@ -10,10 +10,6 @@ use super::call::Notice;
 use super::error::Error;
 use super::poll::{Interest, poll};
 
-/// Socket buffers in bytes, each way. Large enough to keep a link of 10 Gbit/s with a millisecond
-/// of queueing busy; the kernel caps it at `net.core.{r,w}mem_max`.
-const SOCKET_BUFFER: usize = 4 << 20;
-
 /// What a neighbour's control connection has said about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -128,14 +124,4 @@ impl Links {
             let _ = control.send_with_flags(&notice.encode(), libc::MSG_NOSIGNAL);
         }
     }
-}
-
-/// Options that count from the handshake on: buffers decide the window scale, and the congestion
-/// control how the connection starts.
-pub(super) fn tune(socket: &SockRef<'_>) {
-    // All three are improvements only; a kernel that refuses one still has a correct ring.
-    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
-    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
-    // BBR, the default of some distributions, halves the throughput of short low-latency paths.
-    let _ = socket.set_tcp_congestion(b"cubic");
 }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockRef, Socket, Type};
+use xdp_agg_mesh::meet::{self, connect_until};
 
 use super::error::Error;
-use super::links::{Links, Neighbour, tune};
+use super::links::{Links, Neighbour};
 
 /// Of these messages and of what follows on the ring's connections.
 const VERSION: u32 = 1;
@@ -126,7 +126,8 @@ impl Meeting {
             let (missing, world_size, waited) = (ranks, self.world_size, self.deadline);
             return Err(Error::MissingRanks { missing, world_size, waited, refused });
         }
-        let ring = ring_id();
+        // Tells the connections of one ring from those of another on reused ports. Nothing secret.
+        let ring = meet::random();
         let next = guests.listener(1);
         guests.answer(|rank| Reply::Go {
             next: match guests.seats.get(usize::from(rank)) {
@@ -143,7 +144,7 @@ impl Meeting {
     fn visit(&self, end: Instant) -> Result<(TcpListener, SocketAddr, u64), Error> {
         let (rank, address, waited) = (self.rank, self.address, self.deadline);
         let silent = |source| Error::NoRendezvous { rank, address, waited, source };
-        let mut stream = connect_until(address, end).map_err(silent)?;
+        let mut stream = connect_until(address, end, RETRY).map_err(silent)?;
         let local = stream.local_addr().map_err(silent)?;
         let listener = listen(SocketAddr::new(local.ip(), 0))?;
         let at = listener.local_addr().map_err(Error::io("read a listener's address"))?;
@@ -168,7 +169,7 @@ impl Meeting {
         role: Role,
         end: Instant,
     ) -> io::Result<TcpStream> {
-        let mut stream = connect_until(next, end)?;
+        let mut stream = connect_until(next, end, RETRY)?;
         write_message(&mut stream, &Link { ring, rank: self.rank, role })?;
         Ok(stream)
     }
@@ -274,26 +275,8 @@ impl Guests {
     }
 }
 
-/// Tells the connections of one ring from those of another on reused ports. Nothing secret.
-fn ring_id() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // RandomState is seeded by the system's random numbers.
-    RandomState::new().hash_one(std::process::id())
-}
-
 fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    let open = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-        // A port whose last connections linger in TIME_WAIT is free for us.
-        socket.set_reuse_address(true)?;
-        // Accepted sockets inherit these.
-        tune(&SockRef::from(&socket));
-        socket.bind(&address.into())?;
-        socket.listen(i32::from(super::MAX_WORLD))?;
-        socket.set_nonblocking(true)?;
-        Ok(socket.into())
-    };
-    open().map_err(|source: io::Error| match source.kind() {
+    meet::listen(address, super::MAX_WORLD).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => Error::PortInUse { address },
         _ => Error::Listen { address, source },
     })
@@ -339,24 +322,6 @@ fn accept_links(
     data.zip(control).ok_or_else(|| {
         io::Error::new(io::ErrorKind::TimedOut, "it did not connect within the deadline")
     })
-}
-
-/// Connects as soon as somebody listens there, until `end`.
-fn connect_until(address: SocketAddr, end: Instant) -> io::Result<TcpStream> {
-    loop {
-        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let attempt = || {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-            tune(&SockRef::from(&socket));
-            socket.connect_timeout(&address.into(), left)?;
-            Ok(TcpStream::from(socket))
-        };
-        match attempt() {
-            Ok(stream) => return Ok(stream),
-            Err(e) if Instant::now() + RETRY >= end => return Err(e),
-            Err(_) => std::thread::sleep(RETRY),
-        }
-    }
 }
 
 fn write_message(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {

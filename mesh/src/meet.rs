@@ -1,0 +1,63 @@
+//! Sockets of ranks that look for each other: what every rendezvous over TCP needs.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockRef, Socket, Type};
+
+/// Buffers of a connection, each way, in bytes: they decide the window scale.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Options that count from the handshake on: buffers, and how the connection starts.
+pub fn tune(socket: &SockRef<'_>) {
+    // All are improvements only; a kernel that refuses one still has a correct connection.
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
+    // BBR, the default of some distributions, halves the throughput of short low-latency paths.
+    let _ = socket.set_tcp_congestion(b"cubic");
+}
+
+/// A non-blocking listener for so many callers at a time.
+///
+/// # Errors
+/// The system's; `AddrInUse` where another socket has the port.
+pub fn listen(address: SocketAddr, callers: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A port whose last connections linger in TIME_WAIT is free for us.
+    socket.set_reuse_address(true)?;
+    // Accepted sockets inherit these.
+    tune(&SockRef::from(&socket));
+    socket.bind(&address.into())?;
+    socket.listen(callers.into())?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Connects as soon as somebody listens there, with a `pause` between attempts, until `end`.
+///
+/// # Errors
+/// That of the last attempt.
+pub fn connect_until(address: SocketAddr, end: Instant, pause: Duration) -> io::Result<TcpStream> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let attempt = || {
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+            tune(&SockRef::from(&socket));
+            socket.connect_timeout(&address.into(), left)?;
+            Ok(TcpStream::from(socket))
+        };
+        match attempt() {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() + pause >= end => return Err(error),
+            Err(_) => std::thread::sleep(pause),
+        }
+    }
+}
+
+/// A number that nobody can guess: the hasher is seeded by the system's random numbers.
+#[must_use]
+pub fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
