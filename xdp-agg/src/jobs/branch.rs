@@ -3,7 +3,7 @@
 //! The connection that asked for it is the root's; its end is the end of the branch.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
@@ -14,8 +14,8 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
 use super::checks::{self, Refusal};
-use super::job::Wish;
-use super::setup::group_of;
+use super::job::{Wish, bits_of};
+use super::setup::identity;
 use super::tree::later;
 use super::{ConnId, Effect, Formation, Jobs, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
@@ -218,25 +218,19 @@ impl Jobs {
             self.branch_reply(conn, BranchReply::Used { epoch: setup.epoch, last_epoch });
             return Ok(());
         }
-        let data_port = self.limits.data_port;
         let addr = self.limits.data_addr.or(self.sessions.get(&conn).and_then(|s| s.peer.local));
         let Some(served) = self.served.get_mut(&job_id) else {
             return Ok(());
         };
         let members: BTreeMap<_, _> = setup.members.iter().copied().collect();
+        let addr = addr.unwrap_or(Ipv4Addr::UNSPECIFIED);
         let conf = JobConf {
-            members: members.keys().fold(0, |bits, rank| bits | 1 << (rank & 63)),
-            cookie: setup.cookie,
-            addr: addr.map_or(0, u32::from),
+            members: bits_of(members.keys()),
             slot_base: served.slot_base,
             slots: served.slots,
-            group: group_of(setup.cookie).into(),
-            group_port: if data_port == u16::MAX { data_port - 1 } else { data_port + 1 },
-            port: data_port,
-            epoch: setup.epoch,
             workers: served.world_size,
             max_chunks: setup.chunks,
-            ..JobConf::default()
+            ..identity((setup.epoch, setup.cookie), (addr, self.limits.data_port))
         };
         let up = setup.uplink;
         let uplink = Some(Uplink { addr: up.data, job: up.job_id, rank: up.rank });
@@ -293,20 +287,17 @@ impl Jobs {
         }
     }
 
-    /// Whether an engine's answer is about a job that another daemon leads, and what follows.
+    /// The engine has answered about a job that another daemon leads: prepared (None), or started.
     pub(super) fn served_answer(
         &mut self,
         formation: Formation,
         answer: Result<Option<Started>, String>,
-    ) -> bool {
+    ) {
         let Formation { job_id, epoch } = formation;
         let now = self.clock;
-        let Some(served) = self.served.get_mut(&job_id) else {
-            return false;
+        let Some(served) = self.served.get_mut(&job_id).filter(|s| s.epoch() == epoch) else {
+            return;
         };
-        if served.epoch() != epoch {
-            return true;
-        }
         let conn = served.conn;
         let reply = match (answer, served.step) {
             (Ok(None), Step::Preparing) => {
@@ -323,10 +314,9 @@ impl Jobs {
                 warn!(job = served.name, "the engine failed: {reason}");
                 BranchReply::Failed { epoch, reason }
             }
-            _ => return true,
+            _ => return,
         };
         self.branch_reply(conn, reply);
-        true
     }
 
     /// Tries the ways up that are due. None is tried for ever: whoever asks for it names the

@@ -213,7 +213,7 @@ impl Job {
     }
 
     pub(super) fn member_bits(&self) -> u64 {
-        self.life.members.keys().fold(0, |bits, rank| bits | 1 << rank)
+        bits_of(self.life.members.keys())
     }
 
     /// The ranks that everybody else waits for: those that did not join or come back, are not
@@ -270,6 +270,11 @@ impl Job {
         let planned = plan.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len));
         planned.saturating_add(self.slots.into()).min(SPAN_MAX)
     }
+}
+
+/// Ranks as a bitmap: bit `r` for rank `r`, below 64.
+pub(super) fn bits_of<'a>(ranks: impl IntoIterator<Item = &'a u16>) -> u64 {
+    ranks.into_iter().fold(0, |bits, rank| bits | 1 << (rank & 63))
 }
 
 /// The counts since `base` was taken.

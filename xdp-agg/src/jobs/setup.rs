@@ -7,7 +7,7 @@ use xdp_agg_common::control::{Admitted, AggregatorLoss, JobInfo, MemberInfo};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::JobConf;
 
-use super::job::{Job, Phase};
+use super::job::{Job, Phase, bits_of};
 use super::{ConnId, Limits};
 use crate::engine::JobSetup;
 
@@ -23,24 +23,17 @@ impl Job {
     /// What the engine needs for the epoch that the job begins.
     pub(super) fn setup(&self, limits: &Limits) -> JobSetup {
         let life = &self.life;
-        let data_port = limits.data_port;
         let (packet_interval, packet_burst) = self.quota(limits.job_packet_rate);
         let (members, forwarders) = self.root_members();
         let conf = JobConf {
-            members: members.keys().fold(0, |bits, rank| bits | 1 << rank),
-            cookie: life.cookie,
-            addr: self.data_addr().into(),
+            members: bits_of(members.keys()),
             slot_base: self.slot_base,
             slots: self.slots,
-            group: group_of(life.cookie).into(),
-            group_port: if data_port == u16::MAX { data_port - 1 } else { data_port + 1 },
-            port: data_port,
-            epoch: life.epoch,
             workers: self.world_size,
             max_chunks: life.chunks,
             packet_interval,
             packet_burst,
-            ..JobConf::default()
+            ..identity((life.epoch, life.cookie), (self.data_addr(), limits.data_port))
         };
         JobSetup { forwarders, ..JobSetup::new(self.job_id, conf, members) }
     }
@@ -123,6 +116,20 @@ impl Job {
             branches: life.trunk.infos(),
             parent: None,
         }
+    }
+}
+
+/// What a job's packets are known by: number and cookie of the epoch, our data address and port, and
+/// the group that results may go to.
+pub(super) fn identity((epoch, cookie): (u16, u64), (addr, port): (Ipv4Addr, u16)) -> JobConf {
+    JobConf {
+        epoch,
+        cookie,
+        addr: addr.into(),
+        port,
+        group: group_of(cookie).into(),
+        group_port: if port == u16::MAX { port - 1 } else { port + 1 },
+        ..JobConf::default()
     }
 }
 

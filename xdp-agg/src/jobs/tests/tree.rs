@@ -214,10 +214,15 @@ impl Woods {
         conn
     }
 
+    /// Joins all ranks of a job over `tree`.
+    fn join_all(&mut self, tree: &Tree, world_size: u16, policy: Policy) -> Vec<ConnId> {
+        let wish = |rank| Join { policy, tree: tree.clone(), ..wish("trees", rank, world_size) };
+        (0..world_size).map(|rank| self.join(wish(rank))).collect()
+    }
+
     /// Brings a job over `tree` to its running state.
     fn run(&mut self, tree: &Tree, world_size: u16, policy: Policy) -> Vec<ConnId> {
-        let wish = |rank| Join { policy, tree: tree.clone(), ..wish("trees", rank, world_size) };
-        let conns: Vec<_> = (0..world_size).map(|rank| self.join(wish(rank))).collect();
+        let conns = self.join_all(tree, world_size, policy);
         self.ready(&conns);
         assert_eq!(self.info().phase, "running");
         conns
@@ -347,10 +352,7 @@ fn the_end_of_a_job_is_the_end_of_its_branches() {
 fn nobody_goes_before_all_ways_up_are_open() {
     let mut woods = Woods::new(2);
     woods.daemons[2].uplink = false;
-    let tree = path();
-    let conns: Vec<_> = (0..5)
-        .map(|rank| woods.join(Join { tree: tree.clone(), ..wish("trees", rank, 5) }))
-        .collect();
+    let conns = woods.join_all(&path(), 5, Policy::default());
     for conn in &conns {
         woods.say(*conn, Request::Ready);
     }
@@ -365,10 +367,7 @@ fn nobody_goes_before_all_ways_up_are_open() {
 fn a_branch_without_a_way_up_is_named() {
     let mut woods = Woods::new(2);
     woods.daemons[2].uplink = false;
-    let tree = path();
-    let conns: Vec<_> = (0..5)
-        .map(|rank| woods.join(Join { tree: tree.clone(), ..wish("trees", rank, 5) }))
-        .collect();
+    let conns = woods.join_all(&path(), 5, Policy::default());
     for conn in &conns {
         woods.say(*conn, Request::Ready);
     }
@@ -445,10 +444,7 @@ fn who_is_missing_is_asked_everywhere() {
 fn a_daemon_that_is_not_there_is_named() {
     let mut woods = Woods::new(2);
     woods.daemons[2].is_dead = true;
-    let tree = path();
-    let conns: Vec<_> = (0..5)
-        .map(|rank| woods.join(Join { tree: tree.clone(), ..wish("trees", rank, 5) }))
-        .collect();
+    let conns = woods.join_all(&path(), 5, Policy::default());
     let reasons = woods.aborted(&conns);
     assert!(reasons[0].to_string().contains("10.0.0.3:9870"), "{reasons:?}");
     assert!(woods.links.is_empty(), "the others are let go");
