@@ -119,8 +119,8 @@ impl Job {
     }
 }
 
-/// What a job's packets are known by: number and cookie of the epoch, our data address and port, and
-/// the group that results may go to.
+/// What a job's packets are known by: number and cookie of the epoch, our data address and port,
+/// and the group that results may go to.
 pub(super) fn identity((epoch, cookie): (u16, u64), (addr, port): (Ipv4Addr, u16)) -> JobConf {
     JobConf {
         epoch,
