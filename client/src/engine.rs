@@ -87,18 +87,18 @@ impl Engine {
     }
 
     /// What waits for the communicator's own thread.
-    pub(crate) fn errand(&mut self) -> Option<Errand> {
+    pub(crate) fn errand(&mut self, lost: impl FnOnce() -> u64) -> Option<Errand> {
         self.control();
         if std::mem::take(&mut self.connect) {
             return Some(Errand::Connect(self.dial.clone()));
         }
         let group = self.group_to_join().map(Errand::Join);
-        group.or_else(|| self.machine.ring_seat().map(Errand::Ring))
+        group.or_else(|| self.machine.ring_seat(lost()).map(Errand::Ring))
     }
 
     /// True if something does.
     pub(crate) fn has_errand(&self) -> bool {
-        self.connect || self.group_to_join().is_some() || self.machine.ring_seat().is_some()
+        self.connect || self.group_to_join().is_some() || self.machine.ring_seat(0).is_some()
     }
 
     /// How [`Errand::Connect`] went.

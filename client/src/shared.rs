@@ -232,8 +232,7 @@ impl Shared {
         while !self.closing.load(Ordering::Acquire) {
             let mut engine = self.lock();
             self.tell_if_joined(&engine);
-            engine.machine.exclude(self.roll.0.lost(self.roll.1));
-            if let Some(errand) = engine.errand() {
+            if let Some(errand) = engine.errand(|| self.roll.0.lost(self.roll.1)) {
                 drop(engine);
                 self.run(errand, &mut ring);
             } else if engine.machine.state() == State::OnRing {

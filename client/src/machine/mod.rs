@@ -121,8 +121,6 @@ pub struct Machine {
     run_to: bool,
     /// After a new connection: until when the daemon says whether the gate still stands.
     gate_until: Option<Duration>,
-    /// Ranks that a ring does without.
-    excluded: u64,
     /// Was a member once: blocks were sent.
     has_run: bool,
     /// Joining, or the first epoch's start, must be over by then.
@@ -171,7 +169,6 @@ impl Machine {
             gate: None,
             run_to: false,
             gate_until: None,
-            excluded: 0,
             has_run: false,
             lost_since: None,
             lost_reason: String::new(),

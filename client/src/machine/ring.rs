@@ -55,25 +55,20 @@ pub struct Lanes {
 }
 
 impl Machine {
-    /// The ring that is to be built now, if any.
+    /// The ring that is to be built now, if any. It does without the ranks of `lost`, which are
+    /// known from elsewhere to be so, where the policy is to go on without lost workers.
     #[must_use]
-    pub fn ring_seat(&self) -> Option<Seat> {
+    pub fn ring_seat(&self, lost: u64) -> Option<Seat> {
         let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();
         let admitted = self.admitted().filter(|_| wanted)?;
         let ranks = 0..MAX_WORKERS as u16;
+        let goes_on = self.config.policy.worker_loss == WorkerLoss::Shrink;
+        let out = if goes_on { lost & !rank_bit(self.config.rank) } else { 0 };
         let all = ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0);
-        let left = all.zip(&admitted.ring).filter(|(rank, _)| self.excluded & rank_bit(*rank) == 0);
+        let left = all.zip(&admitted.ring).filter(|(rank, _)| out & rank_bit(*rank) == 0);
         let (members, addresses): (Vec<u16>, Vec<_>) = left.unzip();
         let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
         Some(Seat { members, addresses, index, epoch: (admitted.epoch, admitted.cookie) })
-    }
-
-    /// These ranks are known to be lost, from elsewhere: a ring is built without them, where the
-    /// policy is to go on without lost workers.
-    pub fn exclude(&mut self, ranks: u64) {
-        if self.config.policy.worker_loss == WorkerLoss::Shrink {
-            self.excluded = ranks & !rank_bit(self.config.rank);
-        }
     }
 
     /// No daemon came back for too long: the members are to build a ring.

@@ -41,13 +41,8 @@ impl Builder {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
         let strategy = match strategy.unwrap_or(topology.strategy) {
             Strategy::Auto => {
-                let slots = self.slots.unwrap_or(SLOTS);
-                let choice = choose(topology, BUCKET, &Costs::default(), slots);
-                // Where TCP between the workers would be the fastest, it is the best of the others.
-                let forest = choice.estimates.iter().find(|e| e.strategy.is_forest());
-                let best = forest.map_or(choice.strategy, |estimate| estimate.strategy);
-                tracing::info!(strategy = %best, "chosen: {}", choice.reason);
-                self.reason = Some(choice.reason);
+                let (best, reason) = best(topology, self.slots.unwrap_or(SLOTS));
+                tracing::info!(strategy = %best, "chosen: {reason}");
                 best
             }
             strategy => strategy,
@@ -55,7 +50,6 @@ impl Builder {
         let forest = Forest::plan(topology, strategy).map_err(|error| wrong(error.to_string()))?;
         let trees = forest.trees.iter().map(|tree| target(topology, tree));
         self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
-        self.strategy = Some(strategy);
         self.hosts = Some(topology.hosts.len());
         Ok(self)
     }
@@ -108,18 +102,17 @@ impl Builder {
         hosts.retain(|host| seen.insert(*host));
         let daemon = |host: Ipv4Addr| SocketAddrV4::new(host, CONTROL_PORT).into();
         tracing::info!(hosts = hosts.len(), "no aggregator is named: every host sums a share");
-        *self = self.clone().colocated(hosts.into_iter().map(daemon));
+        self.aggregators = hosts.into_iter().map(daemon).map(Target::new).collect();
         Ok(())
     }
+}
 
-    /// One tree for each of these daemons, all workers at its root: every host sums its share of
-    /// the vector.
-    #[must_use]
-    pub fn colocated(mut self, daemons: impl IntoIterator<Item = SocketAddr>) -> Self {
-        self.aggregators = daemons.into_iter().map(Target::new).collect();
-        self.strategy = Some(Strategy::Colocated);
-        self
-    }
+/// The best strategy that works by aggregators, and why: where TCP between the workers would be the
+/// fastest, the best of the others.
+fn best(topology: &Topology, slots: u32) -> (Strategy, String) {
+    let choice = choose(topology, BUCKET, &Costs::default(), slots);
+    let forest = choice.estimates.iter().find(|estimate| estimate.strategy.is_forest());
+    (forest.map_or(choice.strategy, |estimate| estimate.strategy), choice.reason)
 }
 
 /// A planned tree as the daemons to speak to.
@@ -216,9 +209,11 @@ mod tests {
 
     #[test]
     fn auto_says_why() {
-        let builder = builder(Some(Strategy::Auto)).expect("a plan");
-        assert!(builder.strategy.is_some_and(Strategy::is_forest));
-        assert!(builder.reason.expect("a reason").contains("ms for"));
+        let topology = Topology::parse(RACKS).expect("a topology");
+        let (strategy, reason) = best(&topology, SLOTS);
+        assert!(strategy.is_forest());
+        assert!(reason.contains("ms for"));
+        assert!(!builder(Some(Strategy::Auto)).expect("a plan").aggregators.is_empty());
     }
 
     #[test]

@@ -14,7 +14,6 @@ use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_numbers::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
-use xdp_agg_topology::Strategy;
 
 use crate::collectives::Tuning;
 use crate::communicator::Communicator;
@@ -53,9 +52,6 @@ const DEFAULT_SEGMENT: usize = 32 << 20;
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
-    /// Where they come from, if it is a topology, and why it was chosen, if it was.
-    pub(crate) strategy: Option<Strategy>,
-    pub(crate) reason: Option<String>,
     /// Where the workers meet if no aggregator is named.
     pub(crate) master: Option<SocketAddr>,
     /// Hosts that the topology has.
@@ -91,8 +87,6 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             aggregators: Vec::new(),
-            strategy: None,
-            reason: None,
             master: None,
             hosts: None,
             job: "default".into(),

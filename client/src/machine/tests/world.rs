@@ -285,7 +285,7 @@ impl World {
         let progress: Vec<_> =
             alive.iter().map(|rank| (*rank, self.at(*rank).progress())).collect();
         for rank in &alive {
-            let seat = self.at(*rank).ring_seat().expect("it wants a ring");
+            let seat = self.at(*rank).ring_seat(0).expect("it wants a ring");
             assert_eq!(seat.members, alive);
             self.at(*rank).enter_ring(&progress).expect("it fits");
         }
