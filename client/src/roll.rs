@@ -1,32 +1,51 @@
-//! Who is left, as the stripes of a communicator know it.
+//! What the stripes of a communicator know of each other: who is left, and how far each is.
 //!
 //! A ring takes the place of one lost aggregator. Its members have nobody to tell them who else is
 //! lost (in a co-located job a host takes its aggregator with it); the other aggregators do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Members by stripe, as bits; 0: not known.
+/// What each stripe has said last.
 #[derive(Debug)]
 pub(crate) struct Roll {
-    members: Vec<AtomicU64>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Members of the latest epoch, as bits; 0: not known.
+    members: AtomicU64,
+    /// Blocks without result.
+    left: AtomicU64,
 }
 
 impl Roll {
     pub(crate) fn new(stripes: usize) -> Self {
-        Self { members: (0..stripes).map(|_| AtomicU64::new(0)).collect() }
+        Self { entries: (0..stripes).map(|_| Entry::default()).collect() }
     }
 
-    /// The members of a stripe's latest epoch.
-    pub(crate) fn publish(&self, stripe: usize, members: u64) {
-        if let Some(place) = self.members.get(stripe) {
-            place.store(members, Ordering::Relaxed);
+    /// The members of a stripe's latest epoch, and how many blocks it has left.
+    pub(crate) fn publish(&self, stripe: usize, members: u64, left: u64) {
+        if let Some(entry) = self.entries.get(stripe) {
+            entry.members.store(members, Ordering::Relaxed);
+            entry.left.store(left, Ordering::Relaxed);
         }
+    }
+
+    /// Most blocks that another stripe has left.
+    pub(crate) fn most_left(&self, stripe: usize) -> u64 {
+        let left = |entry: &Entry| entry.left.load(Ordering::Relaxed);
+        self.others(stripe).map(left).max().unwrap_or(0)
+    }
+
+    fn others(&self, stripe: usize) -> impl Iterator<Item = &Entry> {
+        let other = move |(index, entry)| (index != stripe).then_some(entry);
+        self.entries.iter().enumerate().filter_map(other)
     }
 
     /// The ranks that another stripe goes on without.
     pub(crate) fn lost(&self, stripe: usize) -> u64 {
-        let others = self.members.iter().enumerate().filter(|(index, _)| *index != stripe);
-        let known = others.map(|(_, members)| members.load(Ordering::Relaxed));
+        let known = self.others(stripe).map(|entry| entry.members.load(Ordering::Relaxed));
         !known.filter(|members| *members != 0).fold(u64::MAX, |left, members| left & members)
     }
 }
@@ -36,14 +55,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_last_of_the_others_counts() {
+        let roll = Roll::new(3);
+        assert_eq!(roll.most_left(0), 0);
+        roll.publish(0, 0, 90);
+        roll.publish(1, 0, 40);
+        roll.publish(2, 0, 60);
+        assert_eq!([0, 1, 2].map(|stripe| roll.most_left(stripe)), [60, 90, 90]);
+        assert_eq!(Roll::new(1).most_left(0), 0, "alone, it waits for nobody");
+    }
+
+    #[test]
     fn what_others_go_on_without_is_lost() {
         let roll = Roll::new(3);
         assert_eq!(roll.lost(0), 0, "nothing is known");
-        roll.publish(0, 0b1111);
-        roll.publish(1, 0b0111);
+        roll.publish(0, 0b1111, 0);
+        roll.publish(1, 0b0111, 0);
         assert_eq!(roll.lost(0) & 0b1111, 0b1000);
         assert_eq!(roll.lost(1) & 0b1111, 0, "its own word does not count");
-        roll.publish(2, 0b1110);
+        roll.publish(2, 0b1110, 0);
         assert_eq!(roll.lost(0) & 0b1111, 0b1001);
     }
 }

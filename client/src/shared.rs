@@ -26,7 +26,8 @@ use crate::sys::{self, Interest};
 
 /// Longest sleep of a thread that drives the calls.
 const NAP: Duration = Duration::from_millis(100);
-/// How often a thread that carries a ring looks whether a call's input is there.
+/// How often a thread looks that waits for other threads: one that carries a ring for a call's
+/// input, one that is ahead of the other stripes for these.
 const GLANCE: Duration = Duration::from_millis(1);
 /// Attempts to hand the engine to who wants it, before the next step.
 const COURTESY: u32 = 20;
@@ -153,8 +154,11 @@ impl Shared {
 
     /// One step of the engine, then a chance for those who want it.
     fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
+        let (roll, stripe) = &self.roll;
+        let waits = engine.machine.hold_back(roll.most_left(*stripe));
+        let patience = if waits { patience.min(GLANCE) } else { patience };
         let woken = engine.step(patience, self.wake.rx.as_fd());
-        self.roll.0.publish(self.roll.1, engine.machine.members());
+        roll.publish(*stripe, engine.machine.members(), engine.machine.left());
         if !woken && self.wanted.load(Ordering::Acquire) == 0 {
             return;
         }

@@ -19,14 +19,19 @@
 //!   alone. Its result shows that the path works and losses were real: then twice as many more are
 //!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
 //!   oldest block is asked for again, ever more slowly.
+//! * **Lead**: where a vector's parts go over several flows, none may be more than [`LEAD`] blocks
+//!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: what one flow
+//!   is ahead, another one is behind, and at the end its links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
 
+mod config;
 mod rtt;
 mod window;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub use config::{Config, Counters};
 pub use rtt::Rtt;
 use rtt::Shortest;
 pub use window::Window;
@@ -34,58 +39,11 @@ pub use window::Window;
 /// Results of later transmissions that make an earlier one count as lost.
 pub const REORDER: u64 = 3;
 
+/// Blocks that a flow may be ahead of the other flows of a communicator.
+pub const LEAD: u64 = 128;
+
 /// Trips this many times as long as the latest shortest one are not of the path alone.
 const TRIP_SPREAD: u32 = 8;
-
-/// Settings of a flow.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Most blocks that may be under way: half the job's pool or less.
-    pub limit: u32,
-    /// Most blocks that the receiver has room for; the window never exceeds it.
-    pub window_max: u32,
-    /// Blocks under way at the start.
-    pub initial_window: u32,
-    /// Shortest retransmission timeout.
-    pub rto_min: Duration,
-    /// Longest retransmission timeout.
-    pub rto_max: Duration,
-    /// Time between two blocks at the pace that the caller allows. Zero: no pace.
-    pub block_interval: Duration,
-}
-
-/// What the flow did so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Counters {
-    /// First transmissions.
-    pub sent: u64,
-    /// Repetitions because of a gap.
-    pub gap_retransmissions: u64,
-    /// Repetitions because of the timer.
-    pub timer_retransmissions: u64,
-    /// Results that were new.
-    pub results: u64,
-    /// Results of blocks that had their result already.
-    pub duplicate_results: u64,
-    /// `PENDING` answers.
-    pub pendings: u64,
-    /// Transmissions that were taken for lost, less those that `PENDING` or a second result shows
-    /// to have arrived.
-    pub losses: u64,
-}
-
-impl Counters {
-    /// Adds those of another flow.
-    pub const fn merge(&mut self, other: &Self) {
-        self.sent += other.sent;
-        self.gap_retransmissions += other.gap_retransmissions;
-        self.timer_retransmissions += other.timer_retransmissions;
-        self.results += other.results;
-        self.duplicate_results += other.duplicate_results;
-        self.pendings += other.pendings;
-        self.losses += other.losses;
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -141,10 +99,14 @@ pub struct Flow {
     smooth_trips: Rtt,
     shortest: Shortest,
     recovery: Option<Recovery>,
+    /// The block whose timer ran out last, unless it was a straggler's fault.
+    timed_out: Option<u64>,
     backoff: u32,
     /// When the timer was last started: at a transmission of the oldest block or a result.
     timer_from: Duration,
     next_send: Duration,
+    /// No new block while fewer than this many have no result.
+    least_left: u64,
     counters: Counters,
 }
 
@@ -170,9 +132,11 @@ impl Flow {
             smooth_trips: Rtt::new(config.rto_min, config.rto_max),
             shortest: Shortest::default(),
             recovery: None,
+            timed_out: None,
             backoff: 0,
             timer_from: Duration::ZERO,
             next_send: Duration::ZERO,
+            least_left: 0,
             counters: Counters::default(),
         }
     }
@@ -201,6 +165,24 @@ impl Flow {
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.base == self.end
+    }
+
+    /// Blocks that were asked for and have no result, but for some whose turn is not yet.
+    #[must_use]
+    pub const fn left(&self) -> u64 {
+        self.end - self.base
+    }
+
+    /// Another flow of the same communicator has so many blocks left: this one waits where it is
+    /// too far ahead. It never waits for good: of all flows, the last one is held back nowhere.
+    pub const fn hold_back(&mut self, others_left: u64) {
+        self.least_left = others_left.saturating_sub(LEAD);
+    }
+
+    /// True while it waits for the others.
+    #[must_use]
+    pub const fn is_held_back(&self) -> bool {
+        self.left() < self.least_left
     }
 
     /// What the flow did so far.
@@ -240,7 +222,7 @@ impl Flow {
         let Some(block) = self.waited_for(number) else {
             // The repetition was not needed: this worker's packets were not lost.
             self.counters.duplicate_results += 1;
-            self.acquit();
+            self.acquit(number);
             return false;
         };
         let was = *block;
@@ -253,10 +235,13 @@ impl Flow {
         self.counters.results += 1;
         self.backoff = 0;
         self.timer_from = now;
+        // A repeated block's result cannot be told from the first one's (Karn).
+        let trip = (was.attempts == 1).then(|| now.saturating_sub(was.sent_at));
+        if let Some(trip) = trip {
+            self.window.on_trip(trip);
+        }
         self.window.on_result(self.under_way + self.lost + 1);
-        if was.attempts == 1 {
-            // A repeated block's result cannot be told from the first one's (Karn).
-            let trip = now.saturating_sub(was.sent_at);
+        if let Some(trip) = trip {
             // A trip that is many times the shortest waited for another worker's timer, not for a
             // queue, which lengthens all trips. Taken as it is it would lengthen this worker's
             // timer, for which the others then wait: under loss all would end at their longest.
@@ -292,7 +277,7 @@ impl Flow {
             self.under_way += 1;
         }
         if acquitted {
-            self.acquit();
+            self.acquit(number);
         }
         // A straggler: no reason to ask for more, and the path is fine.
         self.recovery = None;
@@ -359,6 +344,9 @@ impl Flow {
                 oldest.counted = true;
                 self.counters.losses += 1;
             }
+            if self.timed_out.replace(self.base) != Some(self.base) {
+                self.window.confirm_timeout();
+            }
             self.window.on_timeout();
             self.recovery = Some(Recovery { suspect_until, step: 1 });
         }
@@ -392,9 +380,14 @@ impl Flow {
         self.counters.losses += u64::from(losses);
     }
 
-    fn acquit(&mut self) {
+    /// The transmission of this block that was taken for lost was not.
+    fn acquit(&mut self, number: u64) {
         self.counters.losses = self.counters.losses.saturating_sub(1);
         self.window.on_acquittal();
+        if self.timed_out == Some(number) {
+            self.timed_out = None;
+            self.window.undo_timeout();
+        }
     }
 
     /// Recovery lasts as long as some repeated block is unanswered.
@@ -414,7 +407,7 @@ impl Flow {
 
     /// New blocks that window and pool allow now.
     fn room(&self) -> u64 {
-        if self.recovery.is_some() {
+        if self.recovery.is_some() || self.is_held_back() {
             return 0;
         }
         let next = self.base + self.blocks.len() as u64;

@@ -130,6 +130,55 @@ fn a_straggler_is_asked_for_ever_more_slowly() {
 }
 
 #[test]
+fn a_wrong_timeout_costs_no_window() {
+    for wrong in [true, false] {
+        let mut flow = Flow::new(CONFIG);
+        flow.extend(40);
+        send_all(&mut flow, Duration::ZERO);
+        let (block, before) = (flow.base(), flow.window());
+        let now = flow.poll_timeout().expect("blocks are under way");
+        flow.on_timeout(now);
+        assert_eq!(send_all(&mut flow, now), [block]);
+        assert_eq!(flow.window(), (before / 2).max(8));
+        assert!(flow.on_result(block, now + US));
+        if wrong {
+            // The first one's result was late; this is the second one's.
+            assert!(!flow.on_result(block, now + US * 2));
+            assert_eq!(flow.window(), before);
+        } else {
+            assert!(flow.window() < before);
+        }
+    }
+}
+
+#[test]
+fn nobody_is_far_ahead_of_the_other_flows() {
+    let mut ahead = Flow::new(Config { limit: 1000, window_max: 1000, ..CONFIG });
+    ahead.extend(600);
+    let mut block = 0;
+    let mut now = Duration::ZERO;
+    // The other one does nothing for a while.
+    ahead.hold_back(600);
+    while let [_, ..] = send_all(&mut ahead, now)[..] {
+        while block < ahead.sent_end() {
+            now += US;
+            assert!(ahead.on_result(block, now));
+            block += 1;
+        }
+    }
+    assert!(ahead.is_held_back());
+    let lead = 600 - ahead.left();
+    assert!((LEAD..LEAD * 3).contains(&lead), "{lead}");
+    // It comes closer, and this one goes on.
+    ahead.hold_back(ahead.left() + LEAD);
+    assert!(!ahead.is_held_back());
+    assert_ne!(send_all(&mut ahead, now), [0_u64; 0]);
+    // Whoever is last waits for nobody; nor does who has no others.
+    ahead.hold_back(0);
+    assert!(!ahead.is_held_back());
+}
+
+#[test]
 fn late_results_end_recovery() {
     let mut flow = Flow::new(CONFIG);
     flow.extend(4);

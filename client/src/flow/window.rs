@@ -7,9 +7,20 @@
 //! BBR's loss threshold). Halving at every loss would hold the window near ten blocks at 1 % loss
 //! on each of four links, whatever the rate: see `docs/performance.md`.
 //!
+//! What waits in queues helps nobody: where a vector's parts go to several aggregators, a long
+//! queue before one of them keeps results of the others from this worker, and links elsewhere run
+//! dry. So slow start pauses as long as trips are longer than half of [`LONGEST_QUEUE`], and the
+//! window shrinks, once a round trip and by half at most, when even the shortest trip of the round
+//! is longer than that (as the delay targets of Swift and LEDBAT, RFC 6817). The shortest one,
+//! because most wait for another worker, too: a round in which all did costs half of the window
+//! once, and slow start brings it back.
+//!
 //! A round trip with any loss also ends growth beyond a quarter of the pool's limit: the pool rule
 //! stops a worker that is one limit ahead of its oldest missing block, and until that block is
 //! found missing, repeated and answered, two to three round trips pass.
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Smallest window in blocks.
 const FLOOR: f64 = 8.0;
@@ -21,6 +32,13 @@ const GAIN: f64 = 0.25;
 /// Smoothed share of lost blocks that does not count as congestion: 2 % on the way up and as much
 /// on the way down.
 const TOLERANCE: f64 = 0.04;
+
+/// Trips up to this long are left alone: ordinary switches hold a millisecond or less, the rest is
+/// what processes wait for a processor.
+const LONGEST_QUEUE: Duration = Duration::from_millis(20);
+
+/// Trips that tell together how long the queues are now.
+const SPAN: usize = 8;
 
 /// The window of one flow.
 #[derive(Clone, Debug)]
@@ -34,6 +52,12 @@ pub struct Window {
     results: u32,
     losses: u32,
     share: f64,
+    /// Shortest trip of this round, of the latest [`SPAN`], and of all.
+    shortest: Option<Duration>,
+    latest: VecDeque<Duration>,
+    shortest_ever: Option<Duration>,
+    /// Size and end of slow start before the latest timeouts in a row.
+    before_timeout: Option<(f64, f64)>,
 }
 
 impl Window {
@@ -51,6 +75,10 @@ impl Window {
             results: 0,
             losses: 0,
             share: 0.0,
+            shortest: None,
+            latest: VecDeque::with_capacity(SPAN),
+            shortest_ever: None,
+            before_timeout: None,
         }
     }
 
@@ -60,11 +88,23 @@ impl Window {
         self.blocks as u32
     }
 
+    /// The trip of a block that was sent once; before [`Self::on_result`].
+    pub fn on_trip(&mut self, trip: Duration) {
+        let least = |shortest: Option<Duration>| shortest.map_or(trip, |other| other.min(trip));
+        self.shortest = Some(least(self.shortest));
+        self.shortest_ever = Some(least(self.shortest_ever));
+        if self.latest.len() == SPAN {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(trip);
+    }
+
     /// A new result. `in_use`: blocks that were under way; an idle window does not grow.
     pub fn on_result(&mut self, in_use: u32) {
         self.results += 1;
         if f64::from(in_use) * 2.0 >= self.blocks {
-            let step = if self.blocks < self.slow_start_until { 1.0 } else { 1.0 / self.blocks };
+            let slow_start = self.blocks < self.slow_start_until && !self.queues_grow();
+            let step = if slow_start { 1.0 } else { 1.0 / self.blocks };
             self.blocks = (self.blocks + step).min(self.limit);
         }
         if f64::from(self.results + self.losses) >= self.round.floor() {
@@ -84,7 +124,22 @@ impl Window {
 
     /// Nothing came back for a whole timeout.
     pub fn on_timeout(&mut self) {
+        self.before_timeout.get_or_insert((self.blocks, self.slow_start_until));
         self.shrink(0.5);
+    }
+
+    /// The latest timeouts were right: what they took stays taken.
+    pub fn confirm_timeout(&mut self) {
+        self.before_timeout = None;
+    }
+
+    /// The latest timeouts were wrong, nothing had been lost: gives back what they took (as the
+    /// Eifel response, RFC 4015).
+    pub fn undo_timeout(&mut self) {
+        if let Some((blocks, slow_start_until)) = self.before_timeout.take() {
+            self.blocks = self.blocks.max(blocks);
+            self.slow_start_until = self.slow_start_until.max(slow_start_until);
+        }
     }
 
     fn end_round(&mut self) {
@@ -97,9 +152,28 @@ impl Window {
         if share > HALVING_SHARE || self.losses > 0 && self.share > TOLERANCE {
             self.shrink(if share > HALVING_SHARE { 0.5 } else { self.share / 2.0 });
         }
+        if let Some(excess) = self.queueing() {
+            self.blocks = (self.blocks / excess.min(2.0)).max(FLOOR.min(self.limit));
+        }
+        self.shortest = None;
         self.round = self.blocks;
         self.results = 0;
         self.losses = 0;
+    }
+
+    /// By how much even the shortest trip of the round was too long, if it was.
+    fn queueing(&self) -> Option<f64> {
+        let excess = self.shortest?.as_secs_f64() / self.longest_trip().as_secs_f64();
+        (excess > 1.0).then_some(excess)
+    }
+
+    fn queues_grow(&self) -> bool {
+        self.latest.iter().min().is_some_and(|trip| *trip > self.longest_trip() / 2)
+    }
+
+    /// A path that is itself that long may have as much again in queues.
+    fn longest_trip(&self) -> Duration {
+        LONGEST_QUEUE.max(self.shortest_ever.unwrap_or_default() * 2)
     }
 
     fn shrink(&mut self, by: f64) {
@@ -173,6 +247,66 @@ mod tests {
         assert_eq!(window.blocks(), 250);
         round(&mut window, 0);
         assert!((250..=252).contains(&window.blocks()), "{}", window.blocks());
+    }
+
+    /// Rounds whose trips all take so long; the window at the end of each.
+    fn rounds(window: &mut Window, trip: Duration, count: usize) -> Vec<u32> {
+        let one = |_| {
+            let blocks = window.blocks();
+            for _ in 0..blocks {
+                window.on_trip(trip);
+                window.on_result(blocks);
+            }
+            window.blocks()
+        };
+        (0..count).map(one).collect()
+    }
+
+    #[test]
+    fn long_queues_shrink_it_and_slow_start_brings_it_back() {
+        let (short, long) = (LONGEST_QUEUE / 100, LONGEST_QUEUE * 3);
+        let mut window = Window::new(100, 1000, 1000);
+        assert_eq!(rounds(&mut window, short, 2), [200, 400]);
+        // A first round that began with short queues, then half of it each.
+        let shrunk = rounds(&mut window, long, 3);
+        assert!(shrunk[2] < 60, "{shrunk:?}");
+        assert!(rounds(&mut window, long, 10).iter().all(|blocks| *blocks >= 8));
+        let back = rounds(&mut window, short, 7);
+        assert!(back[6] > 900, "{back:?}");
+        // One trip of a round that did not wait for another worker is enough.
+        let before = window.blocks();
+        window.on_trip(short);
+        rounds(&mut window, long, 1);
+        assert!(window.blocks() >= before, "{} of {before}", window.blocks());
+    }
+
+    #[test]
+    fn slow_start_pauses_while_queues_grow() {
+        let mut window = Window::new(100, 1000, 1000);
+        window.on_trip(LONGEST_QUEUE / 100);
+        let paused = rounds(&mut window, LONGEST_QUEUE * 3 / 4, 4);
+        assert!(paused[3] < 120, "{paused:?}");
+        assert!(rounds(&mut window, LONGEST_QUEUE / 4, 1)[0] > 200);
+    }
+
+    #[test]
+    fn a_long_path_is_no_queue() {
+        let mut window = Window::new(100, 1000, 1000);
+        assert_eq!(rounds(&mut window, LONGEST_QUEUE * 9, 2), [200, 400]);
+    }
+
+    #[test]
+    fn a_wrong_timeout_is_undone() {
+        let mut window = Window::new(100, 1000, 1000);
+        window.on_timeout();
+        window.on_timeout();
+        assert_eq!(window.blocks(), 25);
+        window.undo_timeout();
+        assert_eq!(window.blocks(), 100);
+        window.on_timeout();
+        window.confirm_timeout();
+        window.undo_timeout();
+        assert_eq!(window.blocks(), 50);
     }
 
     #[test]

@@ -522,6 +522,23 @@ impl Machine {
         self.epoch.as_ref().map_or(0, |epoch| epoch.flow.under_way())
     }
 
+    /// Blocks of its calls that have no result yet; 0 while the aggregator sums none.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        let runs = self.phase == Phase::Running && self.failed.is_none();
+        let epoch = self.epoch.as_ref().filter(|_| runs);
+        epoch.map_or(0, |epoch| epoch.flow.left() + (self.end - self.released))
+    }
+
+    /// The communicator's other machines have up to so many blocks left: see
+    /// [`flow::Flow::hold_back`]. True if this one waits for them now.
+    pub fn hold_back(&mut self, others_left: u64) -> bool {
+        let unreleased = self.end - self.released;
+        let Some(epoch) = &mut self.epoch else { return false };
+        epoch.flow.hold_back(others_left.saturating_sub(unreleased));
+        epoch.flow.is_held_back()
+    }
+
     /// Results are kept for members that lack them.
     fn keeps_results(&self) -> bool {
         let Policy { worker_loss, aggregator_loss } = self.config.policy;
