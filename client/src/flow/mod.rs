@@ -40,7 +40,7 @@ pub use window::Window;
 pub const REORDER: u64 = 3;
 
 /// Blocks that a flow may be ahead of the other flows of a communicator.
-pub const LEAD: u64 = 128;
+pub const LEAD: u64 = 512;
 
 /// Trips this many times as long as the latest shortest one are not of the path alone.
 const TRIP_SPREAD: u32 = 8;

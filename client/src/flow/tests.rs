@@ -154,11 +154,11 @@ fn a_wrong_timeout_costs_no_window() {
 #[test]
 fn nobody_is_far_ahead_of_the_other_flows() {
     let mut ahead = Flow::new(Config { limit: 1000, window_max: 1000, ..CONFIG });
-    ahead.extend(600);
+    ahead.extend(2000);
     let mut block = 0;
     let mut now = Duration::ZERO;
     // The other one does nothing for a while.
-    ahead.hold_back(600);
+    ahead.hold_back(2000);
     while let [_, ..] = send_all(&mut ahead, now)[..] {
         while block < ahead.sent_end() {
             now += US;
@@ -167,7 +167,7 @@ fn nobody_is_far_ahead_of_the_other_flows() {
         }
     }
     assert!(ahead.is_held_back());
-    let lead = 600 - ahead.left();
+    let lead = 2000 - ahead.left();
     assert!((LEAD..LEAD * 3).contains(&lead), "{lead}");
     // It comes closer, and this one goes on.
     ahead.hold_back(ahead.left() + LEAD);
