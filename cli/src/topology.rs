@@ -61,7 +61,7 @@ enum Action {
 struct PlanArgs {
     /// The topology file
     file: PathBuf,
-    /// auto, colocated, rat, rina, passing, h-ar, ring or ps, instead of the file's
+    /// auto, colocated, rat, rina, passing, atp, h-ar, ring or ps, instead of the file's
     #[arg(long, value_name = "S")]
     strategy: Option<Strategy>,
     /// Size of the vector that each worker has, for example 64K or 97MiB

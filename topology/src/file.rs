@@ -249,7 +249,7 @@ impl Reader<'_> {
         let Some(strategy) = self.raw.job.as_ref().and_then(|job| job.strategy.as_ref()) else {
             return Ok(Strategy::Auto);
         };
-        let expected = "auto, colocated, rat, rina, passing, h-ar, ring or ps";
+        let expected = "auto, colocated, rat, rina, passing, atp, h-ar, ring or ps";
         self.lines.read(strategy, "strategy", expected)
     }
 

@@ -99,6 +99,9 @@ pub enum Strategy {
     Rina,
     /// The regions' aggregators share the vector (paper 1).
     Passing,
+    /// Servers on all hosts, fed by the regions' aggregators where there are any (ATP, the baseline
+    /// of paper 3).
+    Atp,
     /// A ring within each rack, and rings across them (paper 3, baseline).
     HAr,
     /// One ring over all workers.
@@ -109,12 +112,13 @@ pub enum Strategy {
 
 impl Strategy {
     /// All of them, in the order of their description.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Auto,
         Self::Colocated,
         Self::Rat,
         Self::Rina,
         Self::Passing,
+        Self::Atp,
         Self::HAr,
         Self::Ring,
         Self::Ps,
@@ -129,6 +133,7 @@ impl Strategy {
             Self::Rat => "rat",
             Self::Rina => "rina",
             Self::Passing => "passing",
+            Self::Atp => "atp",
             Self::HAr => "h-ar",
             Self::Ring => "ring",
             Self::Ps => "ps",
@@ -138,7 +143,7 @@ impl Strategy {
     /// Whether it is carried out by [`Forest`](crate::Forest)s, i.e. by aggregators.
     #[must_use]
     pub const fn is_forest(self) -> bool {
-        matches!(self, Self::Colocated | Self::Rat | Self::Rina | Self::Passing)
+        matches!(self, Self::Colocated | Self::Rat | Self::Rina | Self::Passing | Self::Atp)
     }
 }
 
@@ -150,7 +155,9 @@ impl fmt::Display for Strategy {
 
 /// A text that names no strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no strategy; expected auto, colocated, rat, rina, passing, h-ar, ring or ps")]
+#[error(
+    "{0:?} is no strategy; expected auto, colocated, rat, rina, passing, atp, h-ar, ring or ps"
+)]
 pub struct BadStrategy(pub String);
 
 impl FromStr for Strategy {

@@ -61,8 +61,8 @@ pub struct Lost {
 pub enum PlanError {
     /// The strategy needs no trees.
     #[error(
-        "strategy {0} has no aggregation trees; expected colocated, rat, rina or passing \
-         (auto has to be decided first)"
+        "strategy {0} has no aggregation trees; expected colocated, rat, rina, passing or \
+         atp (auto has to be decided first)"
     )]
     NoTrees(Strategy),
     /// There is no worker.
@@ -155,6 +155,7 @@ impl Forest {
         let trees = match strategy {
             Strategy::Rat => grow::rat(&scopes),
             Strategy::Rina => grow::rina(&scopes),
+            Strategy::Atp => grow::atp(&scopes),
             _ => grow::flat(&scopes, strategy),
         };
         if trees.is_empty() {

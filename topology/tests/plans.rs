@@ -11,8 +11,8 @@ use xdp_agg_topology::graph::Network;
 use xdp_agg_topology::plan::ring_order;
 use xdp_agg_topology::{Forest, Host, Lost, PlanError, Rate, Region, Site, Strategy, Topology};
 
-const FORESTS: [Strategy; 4] =
-    [Strategy::Colocated, Strategy::Rat, Strategy::Rina, Strategy::Passing];
+const FORESTS: [Strategy; 5] =
+    [Strategy::Colocated, Strategy::Rat, Strategy::Rina, Strategy::Passing, Strategy::Atp];
 
 /// What is drawn for a region: its parent, whether it is narrow, whether it has an aggregator.
 type DrawnRegion = (usize, bool, bool);
@@ -247,6 +247,27 @@ fn rina_has_a_path_of_groups_for_each_group() {
         assert_eq!(parents, [None, Some(0), Some(1), Some(2), Some(3)]);
     }
     assert_eq!(forest.trees[0].nodes[4].ranks, [0, 1, 2, 3]);
+}
+
+#[test]
+fn atp_takes_one_sum_from_equipped_racks_and_all_from_others() {
+    let mut topology = two_racks();
+    let tree = |topology: &Topology, host: usize| {
+        let forest = Forest::plan(topology, Strategy::Atp).expect("all hosts have daemons");
+        assert_eq!(forest.trees.len(), 8, "a server on each host");
+        forest.trees[host].clone()
+    };
+    assert_eq!(tree(&topology, 3).nodes[0].ranks, (0..8).collect::<Vec<_>>());
+    equip(&mut topology, 0);
+    let half = tree(&topology, 3);
+    assert_eq!(half.nodes[0].site, Site::Host(3));
+    assert_eq!(half.nodes[0].ranks, [4, 5, 6, 7]);
+    assert_eq!((half.nodes[1].site, half.nodes[1].parent), (Site::Region(0), Some(0)));
+    assert_eq!(half.nodes[1].ranks, [0, 1, 2, 3], "the server's own worker, too");
+    equip(&mut topology, 1);
+    let full = tree(&topology, 3);
+    assert_eq!(full.nodes[0].ranks, [0_u16; 0]);
+    assert_eq!(full.nodes.len(), 3);
 }
 
 #[test]

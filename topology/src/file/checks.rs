@@ -160,7 +160,7 @@ impl Reader<'_> {
         let daemons = topology.hosts.iter().any(|host| host.daemon.is_some());
         let missing = match strategy {
             Strategy::Passing if !regions => "give a region an `aggregator`",
-            Strategy::Colocated if !daemons => "run a daemon on a host",
+            Strategy::Colocated | Strategy::Atp if !daemons => "run a daemon on a host",
             Strategy::Rat | Strategy::Rina if !regions && !daemons => {
                 "give a region an `aggregator`, or run a daemon on a host"
             }

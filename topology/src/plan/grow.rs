@@ -44,6 +44,21 @@ pub(super) fn rat(scopes: &Scopes<'_>) -> Vec<Tree> {
     trees.collect()
 }
 
+/// One tree for each host's daemon, its server. An equipped region's aggregator sums what is in it
+/// and sends that to the server, or to the next aggregator around; every other worker sends to the
+/// server itself.
+pub(super) fn atp(scopes: &Scopes<'_>) -> Vec<Tree> {
+    let load = Load { hosts: Vec::new(), regions: Vec::new() };
+    let servers = scopes.workers().iter().filter(|&&rank| scopes.has_daemon(rank));
+    let trees = servers.map(|&rank| {
+        let mut tree = Tree::default();
+        let server = push(&mut tree, Site::Host(usize::from(rank)), None);
+        grow(scopes, 0, &mut tree, server, &load);
+        tree
+    });
+    trees.collect()
+}
+
 /// One tree for each group: a path of the groups' aggregators along the ring of groups. The sums
 /// of tree `g` start at group `g`, and are complete at the group before it (paper 3, section IV-B).
 pub(super) fn rina(scopes: &Scopes<'_>) -> Vec<Tree> {

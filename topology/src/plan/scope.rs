@@ -95,7 +95,7 @@ impl<'a> Scopes<'a> {
         let narrow = topology.oversubscribed();
         let worth = |region| match strategy {
             Strategy::Rat => narrow[region] || self.has_aggregator(region),
-            Strategy::Rina => self.has_aggregator(region),
+            Strategy::Rina | Strategy::Atp => self.has_aggregator(region),
             _ => false,
         };
         let regions = workers.into_iter().enumerate();

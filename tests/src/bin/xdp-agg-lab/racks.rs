@@ -31,7 +31,8 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Every rack is a switch that may run an aggregator, every worker a host behind one link; links
 /// and uplinks are shaped and counted in both directions. `rat`, `rina` and `passing` use the
 /// racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts (user space) and
-/// nothing else; `ps` has a parameter server on every host. Each system gets a new network.
+/// nothing else, `atp` both; `ps` has a parameter server on every host. Each system gets a new
+/// network.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Number of racks.
@@ -78,6 +79,8 @@ enum System {
     Rina,
     /// The racks' aggregators share the vector: every worker sends to all of them.
     Passing,
+    /// Servers on all hosts, fed by the racks' aggregators where there are any.
+    Atp,
     /// Every host's daemon sums a share.
     Colocated,
     /// A TCP ring of all workers, rack by rack.
@@ -92,6 +95,7 @@ impl System {
             Self::Rat | Self::RatHosts => Some(Strategy::Rat),
             Self::Rina => Some(Strategy::Rina),
             Self::Passing => Some(Strategy::Passing),
+            Self::Atp => Some(Strategy::Atp),
             Self::Colocated => Some(Strategy::Colocated),
             Self::Ring | Self::Ps => None,
         }
@@ -107,11 +111,11 @@ impl System {
     }
 
     const fn uses_racks(self) -> bool {
-        matches!(self, Self::Rat | Self::Rina | Self::Passing)
+        matches!(self, Self::Rat | Self::Rina | Self::Passing | Self::Atp)
     }
 
     const fn uses_hosts(self) -> bool {
-        matches!(self, Self::RatHosts | Self::Colocated)
+        matches!(self, Self::RatHosts | Self::Atp | Self::Colocated)
     }
 }
 
