@@ -125,15 +125,17 @@ fn abstracted_and_autonomous_workers_share_a_job() {
 #[test]
 fn every_host_sums_a_share() {
     need_root!();
-    let topology = Topology::builder().workers(4).xdp_on_hosts(true).build().expect("a network");
-    let mut fabric = Fabric::new(topology);
-    for worker in 0..4 {
-        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
-    }
-    let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
-    assert_eq!(workers[0].aggregators(), 4);
-    for len in [1, 352, 100_000] {
-        check_sums(&workers, len);
+    for engine in ENGINES {
+        let topology = Topology::builder().workers(4).xdp_on_hosts(true).build();
+        let mut fabric = Fabric::new(topology.expect("a network"));
+        for worker in 0..4 {
+            fabric.serve(Spot::Worker(worker), engine, &[]).expect("a daemon");
+        }
+        let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
+        assert_eq!(workers[0].aggregators(), 4);
+        for len in [1, 352, 100_000] {
+            check_sums(&workers, len);
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::DATA_PORT;
 
-use crate::engine::{EngineConfig, EngineKind, XdpMode};
+use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
 use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
@@ -58,6 +58,8 @@ pub struct Partial {
     pub control: Option<SocketAddr>,
     /// Address that workers send to.
     pub data_addr: Option<Ipv4Addr>,
+    /// Address that workers on the daemon's own host send to.
+    pub local_addr: Option<LocalAddr>,
     /// UDP port that workers send to.
     pub data_port: Option<u16>,
     /// Slots of the whole pool.
@@ -177,6 +179,7 @@ impl Partial {
             xdp_mode: self.xdp_mode.or(below.xdp_mode),
             control: self.control.or(below.control),
             data_addr: self.data_addr.or(below.data_addr),
+            local_addr: self.local_addr.or(below.local_addr),
             data_port: self.data_port.or(below.data_port),
             slots: self.slots.or(below.slots),
             job_slots: self.job_slots.or(below.job_slots),
@@ -225,6 +228,7 @@ impl Partial {
                 xdp_mode: self.xdp_mode.unwrap_or_default(),
                 interfaces: self.interface.unwrap_or_default(),
                 data_addr: self.data_addr,
+                local_addr: self.local_addr.unwrap_or_default(),
                 data_port,
                 slots,
                 mtu: self.mtu,
@@ -267,6 +271,20 @@ impl Partial {
                 let expected = "one address of this host is expected; leave it out to use the \
                                 address that each worker is connected to";
                 wrong("data-addr", addr, expected.into())
+            }
+            _ => Ok(()),
+        }?;
+        match self.local_addr {
+            Some(LocalAddr::At(addr))
+                if addr.is_unspecified()
+                    || addr.is_multicast()
+                    || addr.is_broadcast()
+                    || addr.is_loopback()
+                    || self.data_addr == Some(addr) =>
+            {
+                let expected = "an address that nobody has is expected: workers on this host send \
+                                to it instead of to the data address";
+                wrong("local-addr", addr, expected.into())
             }
             _ => Ok(()),
         }

@@ -231,6 +231,24 @@ pub struct Uplink {
     pub rank: u16,
 }
 
+/// Members on their aggregator's own host that have an address of their own for it: packets to
+/// the one that the others use would not come to its data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalMembers {
+    /// Their ranks, as bits.
+    pub ranks: u64,
+    /// Where they send to.
+    pub data: SocketAddrV4,
+}
+
+impl LocalMembers {
+    /// Whether a rank is one of them.
+    #[must_use]
+    pub const fn has(&self, rank: u16) -> bool {
+        rank < 64 && self.ranks >> rank & 1 == 1
+    }
+}
+
 /// What a branch says to the root of its tree. Refusals are [`super::Reply::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
@@ -257,6 +275,9 @@ pub enum BranchReply {
     Prepared {
         /// The epoch.
         epoch: u16,
+        /// The workers on the branch's own host. None: its address is the same for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        local: Option<LocalMembers>,
     },
     /// The parent has answered a probe: the way up is open.
     Linked {

@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg::engine::xdp::XdpEngine;
-use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
+use xdp_agg::engine::{
+    Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, XdpMode,
+};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, Reduction};
 
@@ -25,6 +27,7 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
         xdp_mode: XdpMode::Auto,
         interfaces: Vec::new(),
         data_addr: None,
+        local_addr: LocalAddr::Auto,
         data_port: PORT,
         slots,
         mtu: None,

@@ -78,7 +78,7 @@ impl Daemon {
             Effect::Prepare(Prepare { formation, setup }) => {
                 assert!(setup.is_consistent(), "{setup:?}");
                 assert!(self.engine.insert(formation.job_id, setup).is_none(), "two at a time");
-                return Some(Answer::Prepared(formation, Ok(())));
+                return Some(Answer::Prepared(formation, Ok(None)));
             }
             Effect::ProbeUplink(formation) => {
                 return Some(Answer::Uplink(formation, Ok(self.uplink)));
