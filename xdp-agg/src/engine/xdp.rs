@@ -16,7 +16,7 @@ mod plan;
 mod sys;
 mod tables;
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ impl XdpEngine {
                 .map_err(|error| pins.misfit(format!("workers of this host: {error}")))?,
             _ => Local::make(config, &interfaces, mtu_of(config, &interfaces))?,
         };
-        let far = local.pair().map(|pair| pair.far.ifindex);
+        let far = local.side().map(|(ifindex, _)| ifindex);
         let mut engine = Self::load(config, &interfaces, pins, local)?;
         for (port, ifindex) in indexes.clone().chain(far).enumerate() {
             engine.object.register_port(ifindex, port as u32, found.is_some())?;
@@ -114,9 +114,9 @@ impl XdpEngine {
             None => engine.attach(config.xdp_mode, &interfaces)?,
         }
         if let (Some(pins), None) = (&engine.pins, found) {
-            let pair = engine.local.pair();
+            let side = engine.local.side();
             let (local_ifindex, local_addr) =
-                pair.map_or((0, 0), |pair| (pair.far.ifindex, pair.addr.into()));
+                side.map_or((0, 0), |(ifindex, addr)| (ifindex, addr.into()));
             let generic = engine.generic.into();
             pins.seal(Stamp { generic, local_ifindex, local_addr, ..stamp })?;
         }
@@ -137,8 +137,20 @@ impl XdpEngine {
     /// # Errors
     /// No privilege or an old kernel.
     pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
+        Self::detached_beside(config, None)
+    }
+
+    /// As [`Self::detached`], with this interface and address for workers of this host: those that
+    /// [`JobSetup::local`] names.
+    ///
+    /// # Errors
+    /// As [`Self::detached`].
+    pub fn detached_beside(
+        config: &EngineConfig,
+        local: Option<(u32, Ipv4Addr)>,
+    ) -> Result<Self, EngineError> {
         let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(config, &[], None, Local::Detached)?;
+        let mut engine = Self::load(config, &[], None, Local::Detached(local))?;
         engine.object.register_port(loopback.ifindex, 0, false)?;
         engine.ports = vec![loopback.ifindex];
         Ok(engine)
@@ -154,7 +166,7 @@ impl XdpEngine {
             data_port: config.data_port,
             data_addr: config.data_addr.map_or(0, u32::from),
             redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
-            local: local.pair().map(|pair| (pair.far.ifindex, pair.addr.into())),
+            local: local.side().map(|(ifindex, addr)| (ifindex, addr.into())),
             slots: config.slots,
         };
         let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
@@ -309,7 +321,7 @@ impl Engine for XdpEngine {
         let members = self.learned(job_id, &conf)?;
         let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
         uplink::check(&conf, &self.object.uplink(job_id)?, |up| port_of(up.ifindex).is_some())?;
-        let local = self.local.pair().map(|pair| pair.far.ifindex);
+        let local = self.local.side().map(|(ifindex, _)| ifindex);
         let plan = plan::plan(&members, port_of, wanted, (!self.generic, local))?;
         uplink::check_mode(plan.mode, forwarders)?;
         self.write_plan(job_id, &plan)?;

@@ -22,6 +22,11 @@ pub(crate) const REDIRECT: u32 = 4;
 
 /// A loaded program; None, with a message, where this process may not load one.
 pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
+    engine_beside(slots, None)
+}
+
+/// The same, with this interface and address for workers of the aggregator's host.
+pub(crate) fn engine_beside(slots: u32, local: Option<(u32, Ipv4Addr)>) -> Option<XdpEngine> {
     let config = EngineConfig {
         kind: EngineKind::Xdp,
         xdp_mode: XdpMode::Auto,
@@ -34,7 +39,7 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
         pin: None,
         fresh: false,
     };
-    match XdpEngine::detached(&config) {
+    match XdpEngine::detached_beside(&config, local) {
         Ok(engine) => Some(engine),
         Err(reason @ (EngineError::NotPermitted(_) | EngineError::Unsupported(_))) => {
             eprintln!("skipped: {reason}");

@@ -35,8 +35,9 @@ pub(super) enum Local {
     On(Pair),
     /// Not at all: why, and what to do.
     Off(String),
-    /// No packet comes in anyhow.
-    Detached,
+    /// No packet comes in but by test runs: they may seem to come by this interface, to this
+    /// address. A job's setup says who is on this host.
+    Detached(Option<(u32, Ipv4Addr)>),
 }
 
 /// The pair. Dropping it removes it, unless it is to be kept.
@@ -57,7 +58,7 @@ impl Local {
         interfaces: &[Interface],
         mtu: u32,
     ) -> Result<Self, EngineError> {
-        let Some(first) = interfaces.first() else { return Ok(Self::Detached) };
+        let Some(first) = interfaces.first() else { return Ok(Self::Detached(None)) };
         let mode = config.xdp_mode;
         let candidates: Vec<Ipv4Addr> = match config.local_addr {
             LocalAddr::Off => return Ok(Self::Off("--local-addr is off".into())),
@@ -99,7 +100,7 @@ impl Local {
             let why = "the data path that was taken over at the start has no way in for it";
             return Ok(Self::Off(why.into()));
         }
-        let Some(first) = interfaces.first() else { return Ok(Self::Detached) };
+        let Some(first) = interfaces.first() else { return Ok(Self::Detached(None)) };
         let (near, far) = names(first);
         let far = Interface::find(&far, &links()?)?;
         if far.ifindex != stamp.local_ifindex {
@@ -113,7 +114,16 @@ impl Local {
     pub(super) const fn pair(&self) -> Option<&Pair> {
         match self {
             Self::On(pair) => Some(pair),
-            Self::Off(_) | Self::Detached => None,
+            Self::Off(_) | Self::Detached(_) => None,
+        }
+    }
+
+    /// Interface and address.
+    pub(super) fn side(&self) -> Option<(u32, Ipv4Addr)> {
+        match self {
+            Self::On(pair) => Some((pair.far.ifindex, pair.addr)),
+            Self::Off(_) => None,
+            Self::Detached(side) => *side,
         }
     }
 
@@ -126,8 +136,12 @@ impl Local {
 
     /// The workers of a job that are on this host, and where they are to send to.
     pub(super) fn members(&self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
-        if matches!(self, Self::Detached) {
-            return Ok(None);
+        let told = |ranks: u64| {
+            let (_, addr) = self.side().filter(|_| ranks != 0)?;
+            Some(LocalMembers { ranks, data: SocketAddrV4::new(addr, job.conf.port) })
+        };
+        if matches!(self, Self::Detached(_)) {
+            return Ok(told(job.local));
         }
         let own = link::addresses().map_err(|error| other("the addresses of this host", error))?;
         let here = job.members.iter().filter(|(rank, data)| {
@@ -149,9 +163,7 @@ impl Local {
                 _ => ranks |= 1 << rank,
             }
         }
-        let pair = self.pair().filter(|_| ranks != 0);
-        let data = |pair: &Pair| SocketAddrV4::new(pair.addr, job.conf.port);
-        Ok(pair.map(|pair| LocalMembers { ranks, data: data(pair) }))
+        Ok(told(ranks))
     }
 }
 
