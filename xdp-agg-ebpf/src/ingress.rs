@@ -39,8 +39,7 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     if !is_ours(network, ifindex) {
         return Ok(xdp_action::XDP_PASS);
     }
-    let ip_len = network.ip.total_len();
-    let addr = network.ip.destination();
+    let (ip_len, addr) = (network.ip.total_len(), network.ip.destination());
     let mut refusal = Refusal {
         reason: Reject::Truncated,
         source: Source { addr: network.ip.source(), port: u16::from_be_bytes(network.port_from) },
@@ -68,17 +67,9 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     // A parent is another host.
     if header.kind.is_answer()
         && !Settings::is_local(ifindex)
-        && let Some((job, conf)) = above::job_of(&header)
+        && let Some(job) = above::job_of(&header)
     {
-        if addr != conf.addr {
-            return Ok(xdp_action::XDP_PASS);
-        }
-        let lens = (ip_len, payload_len);
-        let taken = above::take_in(ctx, &mut packet, (job, conf), &header, refusal.source, lens);
-        return match taken {
-            Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
-            Err(reason) => Err(Refusal { reason, job, ..refusal }),
-        };
+        return from_above(ctx, &mut packet, job, (&header, addr), (ip_len, payload_len), &refusal);
     }
     let conf = match JOBS.get(header.job.into()) {
         Some(conf) if conf.phase != Phase::Off as u16 => conf,
@@ -109,6 +100,26 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
         }
     };
     Ok(action.unwrap_or(xdp_action::XDP_ABORTED))
+}
+
+/// Decides over a packet that only an aggregator sends, to this address, under the cookie of a job
+/// that has a parent.
+#[inline(always)]
+fn from_above(
+    ctx: &XdpContext,
+    packet: &mut Packet<'_>,
+    (job, conf): (u16, &JobConf),
+    (header, addr): (&Header, u32),
+    lens: (u16, u16),
+    refusal: &Refusal,
+) -> Result<u32, Refusal> {
+    if addr != conf.addr {
+        return Ok(xdp_action::XDP_PASS);
+    }
+    match above::take_in(ctx, packet, (job, conf), header, refusal.source, lens) {
+        Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
+        Err(reason) => Err(Refusal { reason, job, ..*refusal }),
+    }
 }
 
 #[inline(always)]

@@ -405,12 +405,15 @@ mod tests {
                    control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
                    slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
                    log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
-                   job-slots-max = 16\njob-packet-rate = 1000\n";
+                   job-slots-max = 16\njob-packet-rate = 1000\n\
+                   local-addr = '169.254.7.7'\n";
         let settings = file(all).and_then(Partial::complete).expect("all of it is right");
         assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
         assert_eq!(settings.engine.interfaces, ["p0", "p1"]);
         assert_eq!((settings.engine.slots, settings.server.job_slots), (64, 8));
         assert_eq!(settings.engine.xdp_mode, XdpMode::Generic);
+        let local = LocalAddr::At(Ipv4Addr::new(169, 254, 7, 7));
+        assert_eq!(settings.engine.local_addr, local);
         let server = settings.server;
         assert_eq!(server.probe_timeout, Duration::from_secs(6));
         assert_eq!(server.resume_timeout, Duration::from_secs(7));
@@ -444,6 +447,7 @@ mod tests {
             ("slots = 8\njob-slots = 16", "from 2 to 8"),
             ("mtu = 113", "mtu = 113: 114 to"),
             ("data-addr = '0.0.0.0'", "data-addr = 0.0.0.0: one address"),
+            ("local-addr = '127.0.0.1'", "local-addr = 127.0.0.1: an address that nobody has"),
             ("data-port = 0", "--engine userspace"),
             ("join-timeout = 0", "join-timeout = 0: 1 to"),
             ("probe-timeout = 90000", "probe-timeout = 90000: 1 to"),

@@ -358,6 +358,23 @@ mod tests {
     }
 
     #[test]
+    fn a_branch_tells_of_its_own_workers_if_there_are_any() {
+        let prepared = |local| BranchReply::Prepared { epoch: 3, local };
+        let json = |reply: &BranchReply| serde_json::to_string(reply).expect("plain data");
+        assert_eq!(json(&prepared(None)), r#"{"step":"prepared","epoch":3}"#);
+        let data = SocketAddrV4::new([169, 254, 109, 1].into(), 48864);
+        let local = LocalMembers { ranks: 0b101, data };
+        let text =
+            r#"{"step":"prepared","epoch":3,"local":{"ranks":5,"data":"169.254.109.1:48864"}}"#;
+        assert_eq!(json(&prepared(Some(local))), text);
+        for (text, local) in [(text, Some(local)), (r#"{"step":"prepared","epoch":3}"#, None)] {
+            let read: BranchReply = serde_json::from_str(text).expect("it is one");
+            assert_eq!(read, prepared(local));
+        }
+        assert!(local.has(2) && !local.has(1) && !local.has(64));
+    }
+
+    #[test]
     fn what_is_lost_leaves_its_ranks_to_its_parent() {
         // Branch 0 is lost: 1 and 2 send to the root, and branch 1 forwards there.
         let pruned = tree().pruned(0b11111, |at| at == daemon(1));

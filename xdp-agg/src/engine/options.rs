@@ -140,3 +140,18 @@ fn open_xdp(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
     }
     Ok(Box::new(XdpEngine::open(config)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_addresses_are_read() {
+        assert_eq!("auto".parse(), Ok(LocalAddr::Auto));
+        assert_eq!("off".parse(), Ok(LocalAddr::Off));
+        let addr = Ipv4Addr::new(169, 254, 1, 2);
+        assert_eq!("169.254.1.2".parse(), Ok(LocalAddr::At(addr)));
+        let error = "none".parse::<LocalAddr>().expect_err("no such word");
+        assert!(error.contains("auto, off or an IPv4 address"), "{error}");
+    }
+}

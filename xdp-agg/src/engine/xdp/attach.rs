@@ -70,8 +70,8 @@ impl XdpEngine {
                     %interface,
                     %driver,
                     "this driver cannot run XDP programs itself: attaching to all interfaces in \
-                     generic mode, which is slower and sends results of more than one worker by \
-                     multicast only"
+                     generic mode, which is slower, sends results of more than one worker by \
+                     multicast only and serves no workers on this host"
                 ),
                 result => return result.map_err(AttachError::into_engine),
             }
