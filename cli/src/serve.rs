@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, Partial, Settings};
-use xdp_agg::engine::{self, EngineKind, XdpMode};
+use xdp_agg::engine::{self, EngineKind, LocalAddr, XdpMode};
 use xdp_agg::process::raise_file_limit;
 use xdp_agg::server::{Listener, Server};
 
@@ -40,6 +40,11 @@ pub(crate) struct Args {
     /// connected to]
     #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP")]
     data_addr: Option<Ipv4Addr>,
+    /// Address that workers on this host send data to, with the XDP engine: one of nobody, to which
+    /// a veth pair is made; `auto` takes one of 169.254.109.0/24, `off` serves no such workers
+    /// [default: auto]
+    #[arg(long, env = "XDP_AGG_LOCAL_ADDR", value_name = "IP|auto|off")]
+    local_addr: Option<LocalAddr>,
     /// UDP port that workers send data to; 0 takes a free one (user-space engine only) [default:
     /// 48864]
     #[arg(long, env = "XDP_AGG_DATA_PORT", value_name = "PORT")]
@@ -217,6 +222,7 @@ impl Args {
             }),
             control: self.control,
             data_addr: self.data_addr,
+            local_addr: self.local_addr,
             data_port: self.data_port,
             slots: self.slots,
             job_slots: self.job_slots,

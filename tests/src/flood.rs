@@ -353,6 +353,37 @@ impl Rude {
         self.hear(|reply| matches!(reply, Reply::Go { .. }).then_some(()))
     }
 
+    /// Where it was told to send to.
+    #[must_use]
+    pub fn told(&self) -> Option<SocketAddrV4> {
+        self.admitted.as_ref().map(|admitted| admitted.data)
+    }
+
+    /// Its contribution to a block, as it would send it: lanes full of ones.
+    #[must_use]
+    pub fn contribution(&self, block: u64) -> Vec<u8> {
+        self.packet(Kind::Contribution, block)
+    }
+
+    /// Contributes to a block and waits for its sum.
+    ///
+    /// # Errors
+    /// The operating system's, or none comes.
+    pub fn sum(&self, block: u64) -> Result<Vec<u8>, Error> {
+        let mut answer = [0; 2048];
+        for _ in 0..50 {
+            self.data.send(&self.contribution(block)).map_err(Error::os("contributing"))?;
+            while let Ok(len) = self.data.recv(&mut answer) {
+                let (header, payload) = answer[..len].split_at(HEADER_LEN.min(len));
+                let header = header.first_chunk().and_then(|header| Header::parse(header).ok());
+                if header.is_some_and(|h| h.kind == Kind::Result && h.block == block) {
+                    return Ok(payload.to_vec());
+                }
+            }
+        }
+        Err(Error::Process(format!("rank {}: no sum of block {block}", self.rank)))
+    }
+
     /// Sends its contribution to block 0 again and again, as fast as one processor can.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use support::LIMIT;
 use xdp_agg::engine::{
-    self, Engine, EngineConfig, EngineError, EngineKind, JobSetup, Uplink, XdpMode,
+    self, Engine, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, Uplink, XdpMode,
 };
 use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction, flags};
@@ -141,6 +141,7 @@ fn open(kind: EngineKind, addr: Ipv4Addr) -> Box<dyn Engine> {
         xdp_mode: XdpMode::Native,
         interfaces: if kind == Xdp { vec!["eth0".into()] } else { Vec::new() },
         data_addr: Some(addr),
+        local_addr: LocalAddr::Auto,
         data_port: PORT,
         slots: 128,
         mtu: None,

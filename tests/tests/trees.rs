@@ -125,24 +125,56 @@ fn abstracted_and_autonomous_workers_share_a_job() {
 #[test]
 fn every_host_sums_a_share() {
     need_root!();
-    let topology = Topology::builder().workers(4).xdp_on_hosts(true).build().expect("a network");
+    for engine in ENGINES {
+        let topology = Topology::builder().workers(4).xdp_on_hosts(true).build();
+        let fabric = hosts(topology.expect("a network"), engine);
+        let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
+        assert_eq!(workers[0].aggregators(), 4);
+        for len in [1, 352, 100_000] {
+            check_sums(&workers, len);
+        }
+    }
+}
+
+/// RAT on hosts: every host's daemon roots a tree, and the one of its rack's hosts that aggregates
+/// for a tree serves its own host's worker, too.
+#[test]
+fn every_host_roots_a_tree() {
+    need_root!();
+    for engine in ENGINES {
+        let topology = Topology::builder().racks(2).workers(4).xdp_on_hosts(true).build();
+        let fabric = hosts(topology.expect("a network"), engine);
+        let workers = connect(&fabric, Strategy::Rat, |settings| settings);
+        assert_eq!(workers[0].aggregators(), 4);
+        for len in [1, 352, 100_000] {
+            check_sums(&workers, len);
+        }
+    }
+}
+
+/// A daemon on every worker's host.
+fn hosts(topology: Topology, engine: &str) -> Fabric {
     let mut fabric = Fabric::new(topology);
-    for worker in 0..4 {
-        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    for worker in 0..fabric.topology.workers().len() {
+        fabric.serve(Spot::Worker(worker), engine, &[]).expect("a daemon");
     }
-    let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
-    assert_eq!(workers[0].aggregators(), 4);
-    for len in [1, 352, 100_000] {
-        check_sums(&workers, len);
-    }
+    fabric
 }
 
 /// Loss on every link, those between the aggregators among them.
 #[test]
 fn loss_anywhere_in_a_tree_is_survived() {
     need_root!();
-    for (engine, strategy) in [("xdp", Strategy::Rat), ("userspace", Strategy::Rina)] {
-        let fabric = fabric(racks(2, 2), &[engine; 2]);
+    let on_hosts = || {
+        let topology = Topology::builder().racks(2).workers(4).xdp_on_hosts(true).build();
+        hosts(topology.expect("a network"), "xdp")
+    };
+    for (fabric, strategy) in [
+        (fabric(racks(2, 2), &["xdp"; 2]), Strategy::Rat),
+        (fabric(racks(2, 2), &["userspace"; 2]), Strategy::Rina),
+        (on_hosts(), Strategy::Rat),
+        (on_hosts(), Strategy::Colocated),
+    ] {
         let faults = Faults { loss: 0.02, duplicate: 0.02, ..Faults::NONE }.only_udp(48864);
         for link in 0..fabric.topology.link_count() {
             for direction in Direction::BOTH {

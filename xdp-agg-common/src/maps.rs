@@ -29,6 +29,10 @@ pub const fn copy_index(job: u16, port: u32, copy: u32) -> u32 {
     (job as u32 * MAX_PORTS as u32 + port) * MAX_WORKERS as u32 + copy
 }
 
+/// The rank in a result between the program that sends a copy to every member and the one that
+/// addresses each copy: it never leaves a host.
+pub const UNADDRESSED: u16 = 0xfe;
+
 /// Entries of the recipient table.
 pub const COPY_ENTRIES: usize = MAX_JOBS * MAX_PORTS * MAX_WORKERS;
 
@@ -158,7 +162,7 @@ pub struct Member {
     pub port: u16,
     /// Epoch in which the fields below were learned; another one means: not yet.
     pub learned_epoch: u16,
-    /// Interface that its probe came in on.
+    /// Interface that its probe came in on. Of a worker on this host the daemon registers it.
     pub ifindex: u32,
     /// Its link-layer address (or its router's).
     pub mac: [u8; 6],
@@ -379,7 +383,7 @@ pub const QUOTA_LEN: usize = size_of::<Quota>();
 /// Changes with the layout of the maps: what was pinned with another one cannot be used.
 pub const LAYOUT: u64 = {
     /// To be raised where a value's meaning changes and no size does.
-    const REVISION: usize = 3;
+    const REVISION: usize = 4;
     let parts = [
         REVISION,
         SLOT_LEN,

@@ -89,5 +89,5 @@ fn learn(
 fn relay(packet: &mut Packet<'_>, conf: &JobConf, header: &Header, rank: u16) -> Option<u32> {
     let member = MEMBERS.get(member_index(header.job, rank))?;
     count(header.job, |counters| counters.relays += 1);
-    to_one(packet, conf, &Way::to_member(member), &Header { rank, ..*header })
+    to_one(packet, conf, &Way::to_member(member, conf), &Header { rank, ..*header })
 }

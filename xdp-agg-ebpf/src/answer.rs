@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::xdp_action;
 use xdp_agg_common::frame::{IP_LEN, IP_OVERHEAD, Ipv4};
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Lane};
-use xdp_agg_common::maps::{JobConf, Member, Uplink};
+use xdp_agg_common::maps::{JobConf, Member, UNADDRESSED, Uplink};
 use xdp_agg_common::slot::Payload as _;
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
@@ -57,7 +57,7 @@ pub fn to_all(
 ) -> Option<u32> {
     let payload_len = packet.payload_len();
     let headers = packet.headers()?;
-    let mut result = Header { kind: Kind::Result, flags, ..*header };
+    let mut result = Header { kind: Kind::Result, flags, rank: UNADDRESSED, ..*header };
     if multicast {
         result.rank = EVERYBODY;
         let [_, a, b, c] = conf.group.to_be_bytes();
@@ -81,11 +81,14 @@ pub fn to_parent(
 ) -> Option<u32> {
     let uplink = UPLINKS.get(header.job.into())?;
     let (kind, job, rank) = (Kind::Contribution, uplink.job, uplink.rank);
-    to_one(packet, conf, &Way::to_parent(uplink), &Header { kind, flags, job, rank, ..*header })
+    let way = Way::to_parent(uplink, conf);
+    to_one(packet, conf, &way, &Header { kind, flags, job, rank, ..*header })
 }
 
 /// How a host is reached, as a probe showed.
 pub struct Way {
+    /// Our address for it.
+    from: u32,
     addr: u32,
     port: u16,
     ifindex: u32,
@@ -95,15 +98,16 @@ pub struct Way {
 
 impl Way {
     #[inline(always)]
-    pub fn to_member(member: &Member) -> Self {
+    pub fn to_member(member: &Member, conf: &JobConf) -> Self {
         let Member { addr, port, ifindex, mac, local_mac, .. } = *member;
-        Self { addr, port, ifindex, mac, local_mac }
+        let from = Settings::addr_behind(ifindex, conf);
+        Self { from, addr, port, ifindex, mac, local_mac }
     }
 
     #[inline(always)]
-    pub fn to_parent(uplink: &Uplink) -> Self {
+    pub fn to_parent(uplink: &Uplink, conf: &JobConf) -> Self {
         let Uplink { addr, port, ifindex, mac, local_mac, .. } = *uplink;
-        Self { addr, port, ifindex, mac, local_mac }
+        Self { from: conf.addr, addr, port, ifindex, mac, local_mac }
     }
 }
 
@@ -116,7 +120,7 @@ pub fn to_one(packet: &mut Packet<'_>, conf: &JobConf, way: &Way, header: &Heade
     let network = &mut headers.network;
     network.mac_to = way.mac.into();
     network.mac_from = way.local_mac.into();
-    address(network, (conf.addr, conf.port), (way.addr, way.port), payload_len);
+    address(network, (way.from, conf.port), (way.addr, way.port), payload_len);
     header.emit(&mut headers.ours);
     Some(redirect_back(way.ifindex))
 }
@@ -133,5 +137,7 @@ pub fn address(network: &mut Network, from: (u32, u16), to: (u32, u16), payload_
 
 #[inline(always)]
 fn back_out(ifindex: u32) -> u32 {
-    if Settings::redirect_back() { redirect_back(ifindex) } else { xdp_action::XDP_TX }
+    // The local interface is a veth whatever the others are.
+    let redirect = Settings::redirect_back() || Settings::is_local(ifindex);
+    if redirect { redirect_back(ifindex) } else { xdp_action::XDP_TX }
 }

@@ -1,11 +1,13 @@
 //! A packet of ours on its way out of an interface: most often one copy of a result.
 
 use aya_ebpf::programs::XdpContext;
-use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, copy_index, member_index};
+use xdp_agg_common::maps::{
+    Fan, JobConf, Member, Phase, UNADDRESSED, copy_index, member_index,
+};
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
 use crate::answer::address;
-use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS};
+use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS, Settings};
 use crate::packet::Packet;
 
 /// Addresses the copy to its recipient. None: it is for nobody.
@@ -16,19 +18,15 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let headers = packet.headers()?;
     let mut header = Header::parse(&headers.ours).ok()?;
     // Only results are copied. Anything else is addressed already, and may have the parent's number
-    // of a job.
-    if header.kind as u8 != Kind::Result as u8 {
-        return Some(());
-    }
-    let conf = JOBS.get(header.job.into())?;
-    // What has our address as its source is addressed, too: a result to one worker, or the one
-    // packet to a group (an answer was counted where it was made: it may leave by `XDP_TX`).
-    if headers.network.ip.source() == conf.addr {
-        if header.rank == EVERYBODY {
+    // of a job. So is a result to one worker, which was counted where it was made (it may leave by
+    // `XDP_TX`), and the one packet to a group.
+    if header.kind as u8 != Kind::Result as u8 || header.rank != UNADDRESSED {
+        if header.kind as u8 == Kind::Result as u8 && header.rank == EVERYBODY {
             count_copy(header.job);
         }
         return Some(());
     }
+    let conf = JOBS.get(header.job.into())?;
     // The job may have ended between the broadcast and here.
     if conf.phase != Phase::Running as u16
         || conf.cookie != header.cookie
@@ -40,7 +38,8 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let network = &mut headers.network;
     network.mac_to = member.mac.into();
     network.mac_from = member.local_mac.into();
-    address(network, (conf.addr, conf.port), (member.addr, member.port), payload_len);
+    let from = Settings::addr_behind(member.ifindex, conf);
+    address(network, (from, conf.port), (member.addr, member.port), payload_len);
     header.emit(&mut headers.ours);
     count_copy(header.job);
     Some(())

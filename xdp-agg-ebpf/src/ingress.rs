@@ -34,12 +34,12 @@ pub struct Refusal {
 pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     let mut packet = Packet::new(ctx);
     let frame_len = packet.len();
+    let ifindex = ctx.ingress_ifindex() as u32;
     let Some(network) = packet.network() else { return Ok(xdp_action::XDP_PASS) };
-    if !is_ours(network) {
+    if !is_ours(network, ifindex) {
         return Ok(xdp_action::XDP_PASS);
     }
-    let ip_len = network.ip.total_len();
-    let addr = network.ip.destination();
+    let (ip_len, addr) = (network.ip.total_len(), network.ip.destination());
     let mut refusal = Refusal {
         reason: Reject::Truncated,
         source: Source { addr: network.ip.source(), port: u16::from_be_bytes(network.port_from) },
@@ -64,28 +64,22 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     refusal.rank = header.rank;
     refusal.block = header.block;
     let payload_len = ip_len - IP_OVERHEAD as u16;
+    // A parent is another host.
     if header.kind.is_answer()
-        && let Some((job, conf)) = above::job_of(&header)
+        && !Settings::is_local(ifindex)
+        && let Some(job) = above::job_of(&header)
     {
-        if addr != conf.addr {
-            return Ok(xdp_action::XDP_PASS);
-        }
-        let lens = (ip_len, payload_len);
-        let taken = above::take_in(ctx, &mut packet, (job, conf), &header, refusal.source, lens);
-        return match taken {
-            Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
-            Err(reason) => Err(Refusal { reason, job, ..refusal }),
-        };
+        return from_above(ctx, &mut packet, job, (&header, addr), (ip_len, payload_len), &refusal);
     }
     let conf = match JOBS.get(header.job.into()) {
         Some(conf) if conf.phase != Phase::Off as u16 => conf,
         _ => return Err(Refusal { reason: Reject::Job, ..refusal }),
     };
-    if addr != conf.addr {
+    if addr != Settings::addr_behind(ifindex, conf) {
         return Ok(xdp_action::XDP_PASS);
     }
     refusal.job = header.job;
-    let (member, request) = match admit(conf, &header, refusal.source, payload_len) {
+    let (member, request) = match admit(conf, &header, refusal.source, ifindex, payload_len) {
         Ok(admitted) => admitted,
         Err(reason) => return Err(Refusal { reason, ..refusal }),
     };
@@ -108,9 +102,30 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     Ok(action.unwrap_or(xdp_action::XDP_ABORTED))
 }
 
+/// Decides over a packet that only an aggregator sends, to this address, under the cookie of a job
+/// that has a parent.
 #[inline(always)]
-fn is_ours(network: &Network) -> bool {
-    let wanted = Settings::data_addr();
+fn from_above(
+    ctx: &XdpContext,
+    packet: &mut Packet<'_>,
+    (job, conf): (u16, &JobConf),
+    (header, addr): (&Header, u32),
+    lens: (u16, u16),
+    refusal: &Refusal,
+) -> Result<u32, Refusal> {
+    if addr != conf.addr {
+        return Ok(xdp_action::XDP_PASS);
+    }
+    match above::take_in(ctx, packet, (job, conf), header, refusal.source, lens) {
+        Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
+        Err(reason) => Err(Refusal { reason, job, ..*refusal }),
+    }
+}
+
+#[inline(always)]
+fn is_ours(network: &Network, ifindex: u32) -> bool {
+    let local = Settings::is_local(ifindex);
+    let wanted = if local { Settings::local_addr() } else { Settings::data_addr() };
     u16::from_be_bytes(network.ethertype) == ETHERTYPE_IPV4
         && network.ip.is_plain_udp()
         && u16::from_be_bytes(network.port_to) == Settings::data_port()
@@ -122,6 +137,7 @@ fn admit(
     conf: &JobConf,
     header: &Header,
     source: Source,
+    ifindex: u32,
     payload_len: u16,
 ) -> Result<(*mut Member, Request), Reject> {
     check_job(conf, header)?;
@@ -129,6 +145,11 @@ fn admit(
         MEMBERS.get_ptr_mut(member_index(header.job, header.rank)).ok_or(Reject::Member)?;
     // SAFETY: a live map value; the fields that are checked change only while the job is off.
     let request = check_member(conf, unsafe { &*member }, header, source, payload_len)?;
+    // Who is on this host has one way in, and nobody else has it: the daemon registered which.
+    // SAFETY: as above; learning a path does not change on which side of us the member is.
+    if Settings::is_local(unsafe { (*member).ifindex }) != Settings::is_local(ifindex) {
+        return Err(Reject::Member);
+    }
     Ok((member, request))
 }
 

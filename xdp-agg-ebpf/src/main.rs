@@ -18,10 +18,16 @@ mod slots;
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 
+use maps::Settings;
+
 /// A packet that came in.
 #[xdp]
 pub fn xdp_agg(ctx: XdpContext) -> u32 {
     match ingress::receive(&ctx) {
+        // Behind the local interface there is nobody but us.
+        Ok(xdp_action::XDP_PASS) if Settings::is_local(ctx.ingress_ifindex() as u32) => {
+            xdp_action::XDP_DROP
+        }
         Ok(action) => action,
         Err(refusal) => {
             ingress::report(&refusal);

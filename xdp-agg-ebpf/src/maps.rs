@@ -26,6 +26,12 @@ static DATA_ADDR: u32 = 0;
 /// program of its own. Set by the loader.
 #[unsafe(no_mangle)]
 static REDIRECT_BACK: u8 = 0;
+/// The interface that workers of this host are behind; 0: none is. Set by the loader.
+#[unsafe(no_mangle)]
+static LOCAL_IFINDEX: u32 = 0;
+/// The IPv4 address that they send to, host byte order. Set by the loader.
+#[unsafe(no_mangle)]
+static LOCAL_ADDR: u32 = 0;
 
 /// The loader's constants.
 pub struct Settings;
@@ -47,6 +53,26 @@ impl Settings {
     pub fn redirect_back() -> bool {
         // SAFETY: as above.
         unsafe { core::ptr::read_volatile(&raw const REDIRECT_BACK) != 0 }
+    }
+
+    /// Whether this interface, or what the number in an entry means, is that of this host's
+    /// workers.
+    #[inline(always)]
+    pub fn is_local(ifindex: u32) -> bool {
+        // SAFETY: as above.
+        ifindex != 0 && ifindex == unsafe { core::ptr::read_volatile(&raw const LOCAL_IFINDEX) }
+    }
+
+    /// Our address for who is behind an interface.
+    #[inline(always)]
+    pub fn addr_behind(ifindex: u32, conf: &JobConf) -> u32 {
+        if Self::is_local(ifindex) { Self::local_addr() } else { conf.addr }
+    }
+
+    #[inline(always)]
+    pub fn local_addr() -> u32 {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const LOCAL_ADDR) }
     }
 }
 

@@ -15,7 +15,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::DATA_PORT;
 
-use crate::engine::{EngineConfig, EngineKind, XdpMode};
+use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
 use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
@@ -58,6 +58,8 @@ pub struct Partial {
     pub control: Option<SocketAddr>,
     /// Address that workers send to.
     pub data_addr: Option<Ipv4Addr>,
+    /// Address that workers on the daemon's own host send to.
+    pub local_addr: Option<LocalAddr>,
     /// UDP port that workers send to.
     pub data_port: Option<u16>,
     /// Slots of the whole pool.
@@ -177,6 +179,7 @@ impl Partial {
             xdp_mode: self.xdp_mode.or(below.xdp_mode),
             control: self.control.or(below.control),
             data_addr: self.data_addr.or(below.data_addr),
+            local_addr: self.local_addr.or(below.local_addr),
             data_port: self.data_port.or(below.data_port),
             slots: self.slots.or(below.slots),
             job_slots: self.job_slots.or(below.job_slots),
@@ -225,6 +228,7 @@ impl Partial {
                 xdp_mode: self.xdp_mode.unwrap_or_default(),
                 interfaces: self.interface.unwrap_or_default(),
                 data_addr: self.data_addr,
+                local_addr: self.local_addr.unwrap_or_default(),
                 data_port,
                 slots,
                 mtu: self.mtu,
@@ -267,6 +271,20 @@ impl Partial {
                 let expected = "one address of this host is expected; leave it out to use the \
                                 address that each worker is connected to";
                 wrong("data-addr", addr, expected.into())
+            }
+            _ => Ok(()),
+        }?;
+        match self.local_addr {
+            Some(LocalAddr::At(addr))
+                if addr.is_unspecified()
+                    || addr.is_multicast()
+                    || addr.is_broadcast()
+                    || addr.is_loopback()
+                    || self.data_addr == Some(addr) =>
+            {
+                let expected = "an address that nobody has is expected: workers on this host send \
+                                to it instead of to the data address";
+                wrong("local-addr", addr, expected.into())
             }
             _ => Ok(()),
         }
@@ -387,12 +405,15 @@ mod tests {
                    control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
                    slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
                    log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
-                   job-slots-max = 16\njob-packet-rate = 1000\n";
+                   job-slots-max = 16\njob-packet-rate = 1000\n\
+                   local-addr = '169.254.7.7'\n";
         let settings = file(all).and_then(Partial::complete).expect("all of it is right");
         assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
         assert_eq!(settings.engine.interfaces, ["p0", "p1"]);
         assert_eq!((settings.engine.slots, settings.server.job_slots), (64, 8));
         assert_eq!(settings.engine.xdp_mode, XdpMode::Generic);
+        let local = LocalAddr::At(Ipv4Addr::new(169, 254, 7, 7));
+        assert_eq!(settings.engine.local_addr, local);
         let server = settings.server;
         assert_eq!(server.probe_timeout, Duration::from_secs(6));
         assert_eq!(server.resume_timeout, Duration::from_secs(7));
@@ -426,6 +447,7 @@ mod tests {
             ("slots = 8\njob-slots = 16", "from 2 to 8"),
             ("mtu = 113", "mtu = 113: 114 to"),
             ("data-addr = '0.0.0.0'", "data-addr = 0.0.0.0: one address"),
+            ("local-addr = '127.0.0.1'", "local-addr = 127.0.0.1: an address that nobody has"),
             ("data-port = 0", "--engine userspace"),
             ("join-timeout = 0", "join-timeout = 0: 1 to"),
             ("probe-timeout = 90000", "probe-timeout = 90000: 1 to"),

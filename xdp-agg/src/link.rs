@@ -1,5 +1,7 @@
-//! What the kernel tells about network interfaces by `ioctl`: works in any network namespace.
+//! Questions to the kernel about network interfaces, by `ioctl`, and pairs of them ([`pair`]).
 #![expect(unsafe_code, reason = "ioctl, getifaddrs and setns are C interfaces")]
+
+pub mod pair;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -102,6 +104,7 @@ pub struct Offloads {
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GGRO: u32 = 0x2b;
+const ETHTOOL_SGRO: u32 = 0x2c;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 
 /// `struct ethtool_value` of the kernel.
@@ -159,6 +162,16 @@ impl Links {
             gro: self.value(interface, ETHTOOL_GGRO).ok().map(|v| v != 0),
             lro: self.value(interface, ETHTOOL_GFLAGS).ok().map(|v| v & ETH_FLAG_LRO != 0),
         }
+    }
+
+    /// Switches generic receive offload on or off.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such interface, otherwise the system's.
+    pub fn set_gro(&self, interface: &str, on: bool) -> io::Result<()> {
+        let mut value = EthtoolValue { cmd: ETHTOOL_SGRO, data: on.into() };
+        // SAFETY: the command reads one `ethtool_value`.
+        unsafe { self.ethtool(interface, &mut value) }
     }
 
     fn value(&self, interface: &str, cmd: u32) -> io::Result<u32> {

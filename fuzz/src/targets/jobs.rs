@@ -292,7 +292,7 @@ impl World {
                 assert!(setup.is_consistent(), "{setup:?}");
                 self.check_slots(&setup);
                 self.engine.insert(formation.job_id, setup);
-                let result = if self.fails { Err(broken) } else { Ok(()) };
+                let result = if self.fails { Err(broken) } else { Ok(None) };
                 self.answer(Answer::Prepared(formation, result));
             }
             Effect::Start(formation, wanted) => {

@@ -288,7 +288,7 @@ impl World {
                 let sums = self.daemon.sums.as_mut()?;
                 let done = sums.prepare(&setup).map_err(|error| error.to_string());
                 self.checker.prepared(&setup);
-                return Some(Answer::Prepared(formation, done));
+                return Some(Answer::Prepared(formation, done.map(|()| None)));
             }
             Effect::Start(formation, wanted) => {
                 let sums = self.daemon.sums.as_mut()?;

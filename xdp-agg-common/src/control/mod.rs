@@ -40,7 +40,8 @@ pub use info::{BranchInfo, ControlCounters, JobInfo, JobStats, MemberInfo, Stats
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};
 pub use reason::{AbortReason, ErrorCode};
 pub use tree::{
-    Branch, BranchReply, BranchRequest, BranchSetup, MAX_BRANCHES, Tree, TreeError, Uplink,
+    Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, MAX_BRANCHES, Tree, TreeError,
+    Uplink,
 };
 
 /// Version of the control protocol.

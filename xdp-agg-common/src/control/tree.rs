@@ -231,6 +231,24 @@ pub struct Uplink {
     pub rank: u16,
 }
 
+/// Members on their aggregator's own host that have an address of their own for it: packets to
+/// the one that the others use would not come to its data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalMembers {
+    /// Their ranks, as bits.
+    pub ranks: u64,
+    /// Where they send to.
+    pub data: SocketAddrV4,
+}
+
+impl LocalMembers {
+    /// Whether a rank is one of them.
+    #[must_use]
+    pub const fn has(&self, rank: u16) -> bool {
+        rank < 64 && self.ranks >> rank & 1 == 1
+    }
+}
+
 /// What a branch says to the root of its tree. Refusals are [`super::Reply::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
@@ -257,6 +275,9 @@ pub enum BranchReply {
     Prepared {
         /// The epoch.
         epoch: u16,
+        /// The workers on the branch's own host. None: its address is the same for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        local: Option<LocalMembers>,
     },
     /// The parent has answered a probe: the way up is open.
     Linked {
@@ -334,6 +355,23 @@ mod tests {
         assert!(matches!(with(|t| t.branches[1].ranks.clear()), Err(TreeError::Empty { .. })));
         let many = Tree { branches: vec![branch(1, None, &[0]); MAX_BRANCHES + 1] };
         assert!(matches!(many.check(64), Err(TreeError::TooMany(_))));
+    }
+
+    #[test]
+    fn a_branch_tells_of_its_own_workers_if_there_are_any() {
+        let prepared = |local| BranchReply::Prepared { epoch: 3, local };
+        let json = |reply: &BranchReply| serde_json::to_string(reply).expect("plain data");
+        assert_eq!(json(&prepared(None)), r#"{"step":"prepared","epoch":3}"#);
+        let data = SocketAddrV4::new([169, 254, 109, 1].into(), 48864);
+        let local = LocalMembers { ranks: 0b101, data };
+        let text =
+            r#"{"step":"prepared","epoch":3,"local":{"ranks":5,"data":"169.254.109.1:48864"}}"#;
+        assert_eq!(json(&prepared(Some(local))), text);
+        for (text, local) in [(text, Some(local)), (r#"{"step":"prepared","epoch":3}"#, None)] {
+            let read: BranchReply = serde_json::from_str(text).expect("it is one");
+            assert_eq!(read, prepared(local));
+        }
+        assert!(local.has(2) && !local.has(1) && !local.has(64));
     }
 
     #[test]

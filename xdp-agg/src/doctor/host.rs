@@ -24,6 +24,8 @@ pub(super) struct Facts {
     capabilities: Option<u64>,
     unprivileged_bpf: Option<String>,
     rmem_max: Option<u64>,
+    /// The veth driver: None where it cannot be told without loading it.
+    veth: Option<bool>,
 }
 
 pub(super) fn gather() -> Facts {
@@ -36,7 +38,20 @@ pub(super) fn gather() -> Facts {
         capabilities: effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()),
         unprivileged_bpf: read("/proc/sys/kernel/unprivileged_bpf_disabled"),
         rmem_max: read("/proc/sys/net/core/rmem_max").and_then(|text| text.parse().ok()),
+        veth: veth_driver(),
     }
+}
+
+/// Whether the kernel has the veth driver, loaded, built in or as a module.
+fn veth_driver() -> Option<bool> {
+    if Path::new("/sys/module/veth").exists() {
+        return Some(true);
+    }
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let modules = Path::new("/lib/modules").join(release.trim());
+    let lists = ["modules.builtin", "modules.dep"].map(|list| modules.join(list));
+    let texts = lists.iter().filter_map(|list| std::fs::read_to_string(list).ok());
+    texts.map(|text| text.contains("/veth.ko")).reduce(|a, b| a || b)
 }
 
 pub(super) fn judge(facts: &Facts) -> Vec<Check> {
@@ -46,6 +61,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Check> {
         capabilities(facts.capabilities),
         unprivileged_bpf(facts.unprivileged_bpf.as_deref()),
         rmem_max(facts.rmem_max),
+        own_workers(facts.veth),
     ]
 }
 
@@ -140,6 +156,20 @@ fn rmem_max(value: Option<u64>) -> Check {
     }
 }
 
+/// The XDP engine serves workers of its own host by a veth pair.
+fn own_workers(veth: Option<bool>) -> Check {
+    const SUBJECT: &str = "workers on this host";
+    match veth {
+        Some(true) => Check::ok(SUBJECT, "there is a veth driver for their way in (--local-addr)"),
+        Some(false) => Check::warn(
+            SUBJECT,
+            "there is no veth driver for their way in: XDP serves those on other hosts only",
+        )
+        .mend("use a kernel with CONFIG_VETH, or --engine userspace on hosts with workers"),
+        None => Check::ok(SUBJECT, "whether there is a veth driver shows when the daemon starts"),
+    }
+}
+
 /// Whether the daemon's ports are free.
 pub(super) fn ports(control: SocketAddr, data_port: u16) -> [Check; 2] {
     let data = SocketAddr::from((Ipv4Addr::UNSPECIFIED, data_port));
@@ -221,6 +251,9 @@ mod tests {
         assert_eq!(unprivileged_bpf(Some("2")).status, Status::Ok);
         assert_eq!(rmem_max(Some(212_992)).status, Status::Warn);
         assert_eq!(rmem_max(Some(RMEM_WANTED)).status, Status::Ok);
-        assert_eq!(judge(&gather()).len(), 5);
+        assert_eq!(own_workers(Some(false)).status, Status::Warn);
+        assert_eq!(own_workers(Some(true)).status, Status::Ok);
+        assert_eq!(own_workers(None).status, Status::Ok);
+        assert_eq!(judge(&gather()).len(), 6);
     }
 }

@@ -11,14 +11,15 @@ pub mod userspace;
 pub mod xdp;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::maps::{self, JobConf, JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
 
-pub use options::{EngineConfig, EngineKind, XdpMode, open};
+pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode, open};
 
 /// A job as an engine needs it before its workers probe their paths.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct JobSetup {
     /// Bit `r`: member `r` is an aggregator that forwards its own members' sum. Its results must
     /// be sent to it alone, so such a job has no multicast.
     pub forwarders: u64,
+    /// Bit `r`: member `r` is a worker on the aggregator's own host. The engine finds out.
+    pub local: u64,
 }
 
 /// The parent of an aggregator in a tree. Cookie, epoch, slots and ranks are the same there.
@@ -61,7 +64,7 @@ impl JobSetup {
     /// A job of workers alone: no parent, no forwarders.
     #[must_use]
     pub const fn new(job_id: u16, conf: JobConf, members: BTreeMap<u16, SocketAddrV4>) -> Self {
-        Self { job_id, conf, members, uplink: None, forwarders: 0 }
+        Self { job_id, conf, members, uplink: None, forwarders: 0, local: 0 }
     }
 
     /// Whether the members are those that the configuration names, all below the world size, the
@@ -110,11 +113,12 @@ pub trait Engine: Send {
         None
     }
 
-    /// Registers the members of a new epoch and answers their probes from now on.
+    /// Registers the members of a new epoch and answers their probes from now on. Returns those
+    /// that are on this host, if they are to send to another address than the job's.
     ///
     /// # Errors
     /// The engine's, with what to do.
-    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError>;
+    fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError>;
 
     /// Sends one probe of full block size up to the job's parent, and says whether the answer to
     /// one has come: then the path is learned, and nothing is sent any more. To be called again
@@ -256,6 +260,16 @@ pub enum EngineError {
     /// A UDP port that is taken.
     #[error("UDP address {0} is in use; stop the other program or choose another --data-port")]
     PortInUse(SocketAddrV4),
+    /// A worker on this host cannot be reached.
+    #[error("rank {rank} at {addr} is on the aggregator's own host: {why}")]
+    Local {
+        /// The rank.
+        rank: u16,
+        /// Its address.
+        addr: Ipv4Addr,
+        /// Why it cannot take part, and what to do.
+        why: String,
+    },
     /// A path was not learned.
     #[error("no probe of rank {0} has arrived on the data path")]
     NoPath(u16),

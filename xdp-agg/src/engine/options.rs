@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -36,6 +37,47 @@ pub enum XdpMode {
     Generic,
 }
 
+/// The address that workers on the aggregator's own host send data to, with the XDP engine: packets
+/// to the host's own addresses come to no interface's program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum LocalAddr {
+    /// One of [`LocalAddr::NET`], where it can be made.
+    #[default]
+    Auto,
+    /// There is none: such workers are refused.
+    Off,
+    /// This one, or an error. It must be nobody's.
+    At(Ipv4Addr),
+}
+
+impl LocalAddr {
+    /// Of which network an address is chosen: `169.254.109.0/24`, which is link-local (RFC 3927).
+    pub const NET: [u8; 3] = [169, 254, 109];
+}
+
+impl FromStr for LocalAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            text => text.parse().map(Self::At).map_err(|_| {
+                format!("{text:?}: auto, off or an IPv4 address of nobody is expected")
+            }),
+        }
+    }
+}
+
+impl TryFrom<String> for LocalAddr {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
 /// What an engine needs to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -47,6 +89,8 @@ pub struct EngineConfig {
     pub interfaces: Vec<String>,
     /// Address that workers send to; None: any address of this host.
     pub data_addr: Option<Ipv4Addr>,
+    /// Address that workers on this host send to.
+    pub local_addr: LocalAddr,
     /// UDP port that workers send to. The user-space engine takes a free one for 0.
     pub data_port: u16,
     /// Slots of the whole pool.
@@ -95,4 +139,19 @@ fn open_xdp(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
         return Err(EngineError::NoInterfaces);
     }
     Ok(Box::new(XdpEngine::open(config)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_addresses_are_read() {
+        assert_eq!("auto".parse(), Ok(LocalAddr::Auto));
+        assert_eq!("off".parse(), Ok(LocalAddr::Off));
+        let addr = Ipv4Addr::new(169, 254, 1, 2);
+        assert_eq!("169.254.1.2".parse(), Ok(LocalAddr::At(addr)));
+        let error = "none".parse::<LocalAddr>().expect_err("no such word");
+        assert!(error.contains("auto, off or an IPv4 address"), "{error}");
+    }
 }

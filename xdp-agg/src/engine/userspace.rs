@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{error, info};
 use xdp_agg_common::admission::Source;
+use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobCounters, Member, ResultMode};
@@ -99,8 +100,9 @@ impl Engine for UserspaceEngine {
         Some(self.port)
     }
 
-    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
-        self.sums().prepare(job)
+    fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
+        // Sockets take what comes from this host by its own address, too.
+        self.sums().prepare(job).map(|()| None)
     }
 
     fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {

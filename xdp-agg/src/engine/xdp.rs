@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod events;
 pub mod fuzz;
+mod local;
 mod object;
 mod phases;
 mod pins;
@@ -15,11 +16,12 @@ mod plan;
 mod sys;
 mod tables;
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tracing::info;
+use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::Chunk;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
@@ -31,6 +33,7 @@ use super::uplink::{self, Prober};
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use attach::{Interface, links};
 use events::EventLog;
+use local::Local;
 use object::{Object, Settings, other};
 use pins::{Lock, Pins};
 use plan::Plan;
@@ -60,6 +63,8 @@ pub struct XdpEngine {
     max_chunks: u16,
     /// Where probes of parents are sent from.
     prober: Prober,
+    /// How workers of this host are served.
+    local: Local,
     // Dropped last: the next daemon finds everything gone, or free.
     _lock: Option<Lock>,
 }
@@ -89,25 +94,33 @@ impl XdpEngine {
     /// already, or a driver that refuses.
     pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
         let interfaces = Interface::find_all(&config.interfaces)?;
-        let indexes = || interfaces.iter().map(|interface| interface.ifindex);
-        let stamp = Stamp::wanted(config, indexes())?;
+        let indexes = interfaces.iter().map(|interface| interface.ifindex);
+        let stamp = Stamp::wanted(config, indexes.clone())?;
         let pins = config.pin.as_deref().map(|dir| Pins::open(dir, config, &stamp)).transpose()?;
         let found = pins.as_ref().and_then(|pins| pins.found().copied());
-        let mut engine = Self::load(config, &interfaces, pins)?;
-        for (port, ifindex) in indexes().enumerate() {
+        let local = match (&pins, &found) {
+            (Some(pins), Some(found)) => Local::found(found, &interfaces)
+                .map_err(|error| pins.misfit(format!("workers of this host: {error}")))?,
+            _ => Local::make(config, &interfaces, mtu_of(config, &interfaces))?,
+        };
+        let far = local.side().map(|(ifindex, _)| ifindex);
+        let mut engine = Self::load(config, &interfaces, pins, local)?;
+        for (port, ifindex) in indexes.clone().chain(far).enumerate() {
             engine.object.register_port(ifindex, port as u32, found.is_some())?;
         }
-        engine.ports = indexes().collect();
+        engine.ports = indexes.chain(far).collect();
         match found {
             Some(found) => engine.adopt(&found, &interfaces)?,
             None => engine.attach(config.xdp_mode, &interfaces)?,
         }
         if let (Some(pins), None) = (&engine.pins, found) {
-            pins.seal(Stamp { generic: engine.generic.into(), ..stamp })?;
+            let side = engine.local.side();
+            let (local_ifindex, local_addr) =
+                side.map_or((0, 0), |(ifindex, addr)| (ifindex, addr.into()));
+            let generic = engine.generic.into();
+            pins.seal(Stamp { generic, local_ifindex, local_addr, ..stamp })?;
         }
-        if let Some(pins) = &mut engine.pins {
-            pins.set_keep(false);
-        }
+        engine.set_keep(false);
         info!(
             interfaces = config.interfaces.join(","),
             slots = config.slots,
@@ -124,8 +137,20 @@ impl XdpEngine {
     /// # Errors
     /// No privilege or an old kernel.
     pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
+        Self::detached_beside(config, None)
+    }
+
+    /// As [`Self::detached`], with this interface and address for workers of this host: those that
+    /// [`JobSetup::local`] names.
+    ///
+    /// # Errors
+    /// As [`Self::detached`].
+    pub fn detached_beside(
+        config: &EngineConfig,
+        local: Option<(u32, Ipv4Addr)>,
+    ) -> Result<Self, EngineError> {
         let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(config, &[], None)?;
+        let mut engine = Self::load(config, &[], None, Local::Detached(local))?;
         engine.object.register_port(loopback.ifindex, 0, false)?;
         engine.ports = vec![loopback.ifindex];
         Ok(engine)
@@ -135,16 +160,13 @@ impl XdpEngine {
         config: &EngineConfig,
         interfaces: &[Interface],
         mut pins: Option<Pins>,
+        local: Local,
     ) -> Result<Self, EngineError> {
-        let smallest = interfaces.iter().map(|interface| interface.mtu).min();
-        let mtu = match (smallest, config.mtu) {
-            (Some(a), Some(b)) => a.min(b),
-            (a, b) => a.or(b).unwrap_or(u32::MAX),
-        };
         let settings = Settings {
             data_port: config.data_port,
             data_addr: config.data_addr.map_or(0, u32::from),
             redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
+            local: local.side().map(|(ifindex, addr)| (ifindex, addr.into())),
             slots: config.slots,
         };
         let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
@@ -159,8 +181,9 @@ impl XdpEngine {
             ports: Vec::new(),
             generic: false,
             slots: config.slots,
-            max_chunks: chunks_for_mtu(mtu),
+            max_chunks: chunks_for_mtu(mtu_of(config, interfaces)),
             prober: Prober::new(config),
+            local,
             _lock: lock,
         })
     }
@@ -183,6 +206,14 @@ impl XdpEngine {
     pub fn slot(&self, job_id: u16, block: u64) -> Result<(SlotState, Vec<Chunk>), EngineError> {
         let RawSlot { head, lanes } = self.object.slot(self.job(job_id)?.slot_of(block))?;
         Ok((head.state, lanes.to_vec()))
+    }
+
+    /// Whether all that can outlive this does.
+    fn set_keep(&mut self, keep: bool) {
+        self.local.set_keep(keep);
+        if let Some(pins) = &mut self.pins {
+            pins.set_keep(keep);
+        }
     }
 
     fn job(&self, job_id: u16) -> Result<&Job, EngineError> {
@@ -259,15 +290,17 @@ impl Engine for XdpEngine {
         self.slots
     }
 
-    fn prepare(&mut self, job: &JobSetup) -> Result<(), EngineError> {
+    fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
         let pool = self.check_setup(job)?;
+        let members = self.local.members(job)?;
+        let local = members.map_or(0, |members| members.ranks);
         let (group, group_port) = plan::group(job.job_id, &job.conf);
         let forwards = job.uplink.is_some().into();
         let conf = JobConf { group, group_port, forwards, ..job.conf };
         self.jobs[usize::from(job.job_id)] = None;
-        let conf = phases::prepare(&mut self.object, &JobSetup { conf, ..job.clone() })?;
+        let conf = phases::prepare(&mut self.object, &JobSetup { conf, local, ..job.clone() })?;
         self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool, forwarders: job.forwarders });
-        Ok(())
+        Ok(members)
     }
 
     fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
@@ -288,7 +321,8 @@ impl Engine for XdpEngine {
         let members = self.learned(job_id, &conf)?;
         let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
         uplink::check(&conf, &self.object.uplink(job_id)?, |up| port_of(up.ifindex).is_some())?;
-        let plan = plan::plan(&members, port_of, wanted, !self.generic)?;
+        let local = self.local.side().map(|(ifindex, _)| ifindex);
+        let plan = plan::plan(&members, port_of, wanted, (!self.generic, local))?;
         uplink::check_mode(plan.mode, forwarders)?;
         self.write_plan(job_id, &plan)?;
         let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
@@ -330,8 +364,8 @@ impl Engine for XdpEngine {
     }
 
     fn keep(&mut self) {
-        if let Some(pins) = &mut self.pins {
-            pins.set_keep(true);
+        if self.pins.is_some() {
+            self.set_keep(true);
         }
     }
 
@@ -350,6 +384,15 @@ impl Engine for XdpEngine {
 impl Job {
     fn slot_of(&self, block: u64) -> u32 {
         self.conf.slot_base + self.pool.slot_of(block)
+    }
+}
+
+/// The largest packet that all interfaces take.
+fn mtu_of(config: &EngineConfig, interfaces: &[Interface]) -> u32 {
+    let smallest = interfaces.iter().map(|interface| interface.mtu).min();
+    match (smallest, config.mtu) {
+        (Some(a), Some(b)) => a.min(b),
+        (a, b) => a.or(b).unwrap_or(u32::MAX),
     }
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    BranchReply, BranchRequest, BranchSetup, ErrorCode, JobInfo, MemberInfo, Policy, Reply,
+    BranchReply, BranchRequest, BranchSetup, ErrorCode, JobInfo, LocalMembers, MemberInfo, Policy,
+    Reply,
 };
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
@@ -37,6 +38,13 @@ enum Step {
     /// The engine is opening the data path.
     Starting,
     Running,
+}
+
+/// What the engine has done.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Done {
+    Prepared(Option<LocalMembers>),
+    Started(Started),
 }
 
 /// A job that another daemon leads.
@@ -287,12 +295,8 @@ impl Jobs {
         }
     }
 
-    /// The engine has answered about a job that another daemon leads: prepared (None), or started.
-    pub(super) fn served_answer(
-        &mut self,
-        formation: Formation,
-        answer: Result<Option<Started>, String>,
-    ) {
+    /// The engine has answered about a job that another daemon leads.
+    pub(super) fn served_answer(&mut self, formation: Formation, answer: Result<Done, String>) {
         let Formation { job_id, epoch } = formation;
         let now = self.clock;
         let Some(served) = self.served.get_mut(&job_id).filter(|s| s.epoch() == epoch) else {
@@ -300,11 +304,11 @@ impl Jobs {
         };
         let conn = served.conn;
         let reply = match (answer, served.step) {
-            (Ok(None), Step::Preparing) => {
+            (Ok(Done::Prepared(local)), Step::Preparing) => {
                 served.step = Step::Probing(now, now + self.limits.probe_timeout);
-                BranchReply::Prepared { epoch }
+                BranchReply::Prepared { epoch, local }
             }
-            (Ok(Some(Started { mode, group })), Step::Starting) => {
+            (Ok(Done::Started(Started { mode, group })), Step::Starting) => {
                 info!(job = served.name, epoch, mode = mode.name(), "running, as a branch");
                 served.step = Step::Running;
                 served.mode = Some(mode);

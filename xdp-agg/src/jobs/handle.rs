@@ -5,12 +5,12 @@ use std::time::Instant;
 use subtle::ConstantTimeEq;
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    AbortReason, BranchReply, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, Reply,
-    Request, Stats, Token,
+    AbortReason, BranchReply, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, LocalMembers,
+    Reply, Request, Stats, Token,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
-use super::branch::Served;
+use super::branch::{Done, Served};
 use super::checks::Refusal;
 use super::job::{Job, Phase, Wish, since};
 use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
@@ -154,13 +154,13 @@ impl Jobs {
         self.clock = now.max(self.clock);
         match answer {
             Answer::Prepared(formation, answer) if self.served.contains_key(&formation.job_id) => {
-                self.served_answer(formation, answer.map(|()| None));
+                self.served_answer(formation, answer.map(Done::Prepared));
             }
             Answer::Started(formation, answer) if self.served.contains_key(&formation.job_id) => {
-                self.served_answer(formation, answer.map(Some));
+                self.served_answer(formation, answer.map(Done::Started));
             }
             Answer::Uplink(formation, open) => self.uplink_probed(formation, open),
-            Answer::Prepared(formation, Ok(())) => self.engine_prepared(formation),
+            Answer::Prepared(formation, Ok(local)) => self.engine_prepared(formation, local),
             Answer::Started(formation, Ok(started)) => self.engine_started(formation, started),
             Answer::Prepared(formation, Err(why)) | Answer::Started(formation, Err(why)) => {
                 if self.current(formation).is_some() {
@@ -214,9 +214,10 @@ impl Jobs {
     }
 
     /// This daemon's engine knows the members.
-    fn engine_prepared(&mut self, formation: Formation) {
+    fn engine_prepared(&mut self, formation: Formation, local: Option<LocalMembers>) {
         if let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Preparing) {
             job.life.trunk.prepared = true;
+            job.life.trunk.local = local;
             self.advance(formation.job_id);
         }
     }

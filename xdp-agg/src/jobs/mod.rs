@@ -47,7 +47,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
-use xdp_agg_common::control::{AbortReason, ErrorCode, Reply, Request, Token};
+use xdp_agg_common::control::{AbortReason, ErrorCode, LocalMembers, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 
 use crate::engine::{JobSetup, Started};
@@ -233,6 +233,7 @@ impl PartialEq for Prepare {
             && setup.members == other.setup.members
             && setup.uplink == other.setup.uplink
             && setup.forwarders == other.setup.forwarders
+            && setup.local == other.setup.local
     }
 }
 
@@ -240,7 +241,7 @@ impl PartialEq for Prepare {
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// To [`Effect::Prepare`].
-    Prepared(Formation, Result<(), String>),
+    Prepared(Formation, Result<Option<LocalMembers>, String>),
     /// To [`Effect::Start`].
     Started(Formation, Result<Started, String>),
     /// To [`Effect::ProbeUplink`]: whether the way up is open.

@@ -56,6 +56,7 @@ impl Job {
         let branch = life.trunk.tree.branch_of(rank).and_then(|index| life.trunk.data(index));
         let own = (SocketAddrV4::new(self.data_addr(), data_port), self.job_id);
         let (data, job_id) = branch.unwrap_or(own);
+        let data = life.trunk.local_data(rank).unwrap_or(data);
         let rings = self.policy().aggregator_loss == AggregatorLoss::Ring;
         let ring = life.members.values().filter(|_| rings).filter_map(|member| {
             member.ring_port.map(|port| SocketAddrV4::new(*member.data.ip(), port))

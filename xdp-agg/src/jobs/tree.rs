@@ -11,7 +11,7 @@ use std::net::SocketAddrV4;
 use tracing::{info, warn};
 use xdp_agg_common::control::{
     AbortReason, AggregatorLoss, BranchInfo, BranchReply, BranchRequest, BranchSetup,
-    CONTROL_VERSION, Reply, Request, Tree, Uplink,
+    CONTROL_VERSION, LocalMembers, Reply, Request, Tree, Uplink,
 };
 
 use super::handle::agent_name;
@@ -26,6 +26,8 @@ pub(super) struct Link {
     /// None: it was not asked yet, or has not answered.
     pub(super) serving: Option<Serving>,
     pub(super) prepared: bool,
+    /// Members on its own host.
+    local: Option<LocalMembers>,
     /// Its way up is open.
     pub(super) linked: bool,
     pub(super) started: Option<Started>,
@@ -53,6 +55,8 @@ pub(super) struct Trunk {
     pub(super) dead: BTreeSet<SocketAddrV4>,
     /// This daemon's engine has prepared the epoch.
     pub(super) prepared: bool,
+    /// Members on this host.
+    pub(super) local: Option<LocalMembers>,
     /// This daemon's engine has started it.
     pub(super) started: Option<Started>,
 }
@@ -97,6 +101,15 @@ impl Trunk {
     /// Where a branch is to be reached on the data path, and its index of the job.
     pub(super) fn data(&self, index: usize) -> Option<(SocketAddrV4, u16)> {
         self.serving(index).map(|serving| (serving.data, serving.job_id))
+    }
+
+    /// Where a rank sends to that is on its aggregator's own host.
+    pub(super) fn local_data(&self, rank: u16) -> Option<SocketAddrV4> {
+        let local = match self.tree.branch_of(rank) {
+            None => self.local,
+            Some(index) => self.links.get(&self.tree.branches[index].daemon)?.local,
+        };
+        local.filter(|local| local.has(rank)).map(|local| local.data)
     }
 
     /// How results come from the aggregator that a rank sends to.
@@ -253,7 +266,9 @@ impl Jobs {
                     return self.form(job_id);
                 }
             }
-            BranchReply::Prepared { epoch } if current == Some(epoch) => link.prepared = true,
+            BranchReply::Prepared { epoch, local } if current == Some(epoch) => {
+                (link.prepared, link.local) = (true, local);
+            }
             BranchReply::Linked { epoch } if current == Some(epoch) => link.linked = true,
             BranchReply::Started { epoch, mode, group } if current == Some(epoch) => {
                 link.started = Some(Started { mode, group });
@@ -307,7 +322,14 @@ impl Jobs {
                 self.links.insert(id, (job_id, daemon));
                 info!(job = job.name, %daemon, "connecting to a branch");
                 self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon)));
-                Link { id, serving: None, prepared: false, linked: false, started: None }
+                Link {
+                    id,
+                    serving: None,
+                    prepared: false,
+                    local: None,
+                    linked: false,
+                    started: None,
+                }
             });
         }
         let there = trunk.is_there();
@@ -324,6 +346,7 @@ impl Jobs {
             return;
         };
         job.life.trunk.prepared = false;
+        job.life.trunk.local = None;
         job.life.trunk.started = None;
         let mut setups = Vec::new();
         for index in 0..job.life.trunk.tree.branches.len() {

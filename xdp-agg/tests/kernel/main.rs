@@ -9,6 +9,7 @@ mod foreign;
 mod forwarding;
 mod frames;
 mod fuzz;
+mod local;
 mod model;
 mod quota;
 mod setup;

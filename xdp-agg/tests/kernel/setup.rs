@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg::engine::xdp::XdpEngine;
-use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
+use xdp_agg::engine::{
+    Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, XdpMode,
+};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, Reduction};
 
@@ -20,18 +22,24 @@ pub(crate) const REDIRECT: u32 = 4;
 
 /// A loaded program; None, with a message, where this process may not load one.
 pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
+    engine_beside(slots, None)
+}
+
+/// The same, with this interface and address for workers of the aggregator's host.
+pub(crate) fn engine_beside(slots: u32, local: Option<(u32, Ipv4Addr)>) -> Option<XdpEngine> {
     let config = EngineConfig {
         kind: EngineKind::Xdp,
         xdp_mode: XdpMode::Auto,
         interfaces: Vec::new(),
         data_addr: None,
+        local_addr: LocalAddr::Auto,
         data_port: PORT,
         slots,
         mtu: None,
         pin: None,
         fresh: false,
     };
-    match XdpEngine::detached(&config) {
+    match XdpEngine::detached_beside(&config, local) {
         Ok(engine) => Some(engine),
         Err(reason @ (EngineError::NotPermitted(_) | EngineError::Unsupported(_))) => {
             eprintln!("skipped: {reason}");

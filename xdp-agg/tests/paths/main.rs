@@ -9,7 +9,7 @@ mod workers;
 use namespaces::{AGGREGATOR, Network, Shape};
 use workers::all_reduce;
 use xdp_agg::engine::xdp::XdpEngine;
-use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, XdpMode};
+use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, LocalAddr, XdpMode};
 use xdp_agg_common::maps::ResultMode;
 
 const PORT: u16 = 0xBEE0;
@@ -25,6 +25,7 @@ fn config_of(xdp_mode: XdpMode) -> EngineConfig {
         xdp_mode,
         interfaces: Vec::new(),
         data_addr: Some(AGGREGATOR),
+        local_addr: LocalAddr::Off,
         data_port: PORT,
         slots: 64,
         mtu: None,

@@ -30,9 +30,8 @@ const GRACE: Duration = Duration::from_secs(60);
 ///
 /// Every rack is a switch that may run an aggregator, every worker a host behind one link; links
 /// and uplinks are shaped and counted in both directions. `rat`, `rina` and `passing` use the
-/// racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts (user space) and
-/// nothing else, `atp` both; `ps` has a parameter server on every host. Each system gets a new
-/// network.
+/// racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts and nothing
+/// else, `atp` both; `ps` has a parameter server on every host. Each system gets a new network.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Number of racks.
@@ -59,6 +58,9 @@ pub(crate) struct Args {
     /// Racks that have an aggregator, the first ones; the others' workers sum on their own hosts.
     #[arg(long)]
     equipped: Option<u16>,
+    /// What sums in daemons on hosts; those of racks are always XDP.
+    #[arg(long, default_value = "xdp", value_parser = ["xdp", "userspace"])]
+    engine: String,
     /// Stop the last worker for 200 ms in every second.
     #[arg(long)]
     stall: bool,
@@ -213,6 +215,7 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
         .racks(args.racks.into())
         .rate(args.rate.bits)
         .uplink(uplink)
+        .xdp_on_hosts(args.engine == "xdp" && (system.uses_hosts() || args.equipped.is_some()))
         .build()
         .context("building the test network")?;
     let mut fabric = Fabric::new(topology);
@@ -231,7 +234,7 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
         0..0
     };
     for worker in own {
-        fabric.serve(Spot::Worker(worker), "userspace", &[])?;
+        fabric.serve(Spot::Worker(worker), &args.engine, &[])?;
     }
     Ok(fabric)
 }

@@ -6,6 +6,7 @@ use tracing::{info, warn};
 use xdp_agg_common::maps::{MAX_JOBS, MAX_PORTS, Phase};
 use xdp_agg_common::slot::Pool;
 
+use super::local::Local;
 use super::object::other;
 use super::phases::{self, Tables as _};
 use super::sys::{self, Stamp};
@@ -16,7 +17,7 @@ use crate::link::Links;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 /// Largest MTU of a veth peer that native XDP takes: one page less what the kernel keeps in it.
-const VETH_MTU_MAX: u32 = 3506;
+pub(super) const VETH_MTU_MAX: u32 = 3506;
 
 impl XdpEngine {
     /// Puts this engine's program in the place of the one that is pinned, on the same maps, and
@@ -28,7 +29,8 @@ impl XdpEngine {
     ) -> Result<(), EngineError> {
         let Some(pins) = &self.pins else { return Ok(()) };
         let program = self.object.ingress_fd()?;
-        for (number, interface) in interfaces.iter().enumerate() {
+        let local = self.local.pair().map(|pair| &pair.far);
+        for (number, interface) in interfaces.iter().chain(local).enumerate() {
             let name = &interface.name;
             let gone = || pins.misfit(format!("{name} is not attached any more"));
             let link = pins.link(number)?.ok_or_else(gone)?;
@@ -55,7 +57,8 @@ impl XdpEngine {
         Ok(())
     }
 
-    /// Attaches to all interfaces in one mode: copies go from any of them to any other.
+    /// Attaches to all interfaces in one mode: copies go from any of them to any other. In generic
+    /// mode there is no way in for workers of this host.
     pub(super) fn attach(
         &mut self,
         mode: XdpMode,
@@ -67,21 +70,24 @@ impl XdpEngine {
                     %interface,
                     %driver,
                     "this driver cannot run XDP programs itself: attaching to all interfaces in \
-                     generic mode, which is slower and sends results of more than one worker by \
-                     multicast only"
+                     generic mode, which is slower, sends results of more than one worker by \
+                     multicast only and serves no workers on this host"
                 ),
                 result => return result.map_err(AttachError::into_engine),
             }
         }
         self.generic = true;
+        self.local = Local::generic();
         self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
     }
 
     fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {
         let program = self.object.ingress_fd().map_err(AttachError::Engine)?;
+        let local = self.local.pair().map(|pair| &pair.far);
         // On an error the ones that were attached detach here.
         let links: Result<Vec<_>, _> = interfaces
             .iter()
+            .chain(local)
             .map(|interface| {
                 sys::attach_xdp(program, interface.ifindex, flags)
                     .map_err(|error| AttachError::new(interface, error))
@@ -99,7 +105,7 @@ impl XdpEngine {
 /// An interface as it is when the engine starts.
 #[derive(Clone, Debug)]
 pub(super) struct Interface {
-    name: String,
+    pub(super) name: String,
     pub(super) ifindex: u32,
     pub(super) mtu: u32,
     pub(super) driver: String,

@@ -21,7 +21,9 @@ use self::feeder::{Feeder, Next, Rounds};
 use super::XdpEngine;
 use super::object::other;
 use super::sys;
-use crate::engine::{Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, XdpMode};
+use crate::engine::{
+    Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, XdpMode,
+};
 
 /// Repetitions of a packet that changes nothing.
 const REPEATS: u32 = 4096;
@@ -210,6 +212,7 @@ impl Bench {
             xdp_mode: XdpMode::Auto,
             interfaces: Vec::new(),
             data_addr: None,
+            local_addr: LocalAddr::Auto,
             data_port: DATA_PORT,
             slots: config.slots,
             mtu: None,

@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 use xdp_agg_common::maps::{MAX_JOBS, Reject};
 
 use super::{Engine, EngineConfig, EngineError, JobSetup, XdpEngine};
-use crate::engine::{EngineKind, XdpMode};
+use crate::engine::{EngineKind, LocalAddr, XdpMode};
 use model::{JOBS, Model, SLOTS, World};
 use mutate::Mutator;
 
@@ -160,6 +160,7 @@ impl Bed {
             xdp_mode: XdpMode::Auto,
             interfaces: Vec::new(),
             data_addr: None,
+            local_addr: LocalAddr::Auto,
             data_port: model::PORT,
             slots: SLOTS,
             mtu: None,

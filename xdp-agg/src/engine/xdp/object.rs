@@ -42,6 +42,8 @@ pub(super) struct Settings {
     pub(super) data_addr: u32,
     /// Answers leave by a redirect to the port they came from, not by `XDP_TX`.
     pub(super) redirect_back: bool,
+    /// Interface and address (host byte order) for workers of this host.
+    pub(super) local: Option<(u32, u32)>,
     /// Slots in the whole pool.
     pub(super) slots: u32,
 }
@@ -59,6 +61,8 @@ pub(super) struct Object {
     fans: PerCpuHashMap<MapData, u32, Fan>,
     back: DevMap<MapData>,
     ports: Vec<Map>,
+    /// Interface of the workers of this host; 0: none.
+    pub(super) local_ifindex: u32,
 }
 
 impl Object {
@@ -73,10 +77,13 @@ impl Object {
         let object = object_bytes()?;
         let mut loader = EbpfLoader::new();
         let redirect_back = u8::from(settings.redirect_back);
+        let (local_ifindex, local_addr) = settings.local.unwrap_or_default();
         loader
             .override_global("DATA_PORT", &settings.data_port, true)
             .override_global("DATA_ADDR", &settings.data_addr, true)
             .override_global("REDIRECT_BACK", &redirect_back, true)
+            .override_global("LOCAL_IFINDEX", &local_ifindex, true)
+            .override_global("LOCAL_ADDR", &local_addr, true)
             .map_max_entries("SLOTS", settings.slots);
         for (name, path) in pins {
             loader.map_pin_path(name, path);
@@ -98,6 +105,7 @@ impl Object {
             fans: take("FANS")?.try_into().map_err(map_error("the interfaces"))?,
             back: take("BACK")?.try_into().map_err(map_error("the ways back"))?,
             ports: ports?,
+            local_ifindex,
             bpf,
         })
     }

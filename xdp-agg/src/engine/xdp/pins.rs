@@ -22,7 +22,7 @@ use xdp_agg_common::wire::VERSION;
 
 use super::object::other;
 use super::sys::{self, Stamp};
-use crate::engine::{EngineConfig, EngineError, XdpMode};
+use crate::engine::{EngineConfig, EngineError, LocalAddr, XdpMode};
 
 /// The maps of the object that are pinned, besides the device maps of the jobs.
 const MAPS: [&str; 10] = [
@@ -67,6 +67,8 @@ impl Stamp {
             data_port: config.data_port,
             wire: VERSION.into(),
             generic: u32::from(config.xdp_mode == XdpMode::Generic),
+            local_ifindex: 0,
+            local_addr: 0,
             interfaces: [0; MAX_PORTS],
         };
         stamp.interfaces.iter_mut().zip(interfaces).for_each(|(place, index)| *place = index);
@@ -74,7 +76,7 @@ impl Stamp {
     }
 
     /// In what this differs from what is wanted, in words.
-    fn differs(&self, wanted: &Self, mode: XdpMode) -> Option<String> {
+    fn differs(&self, wanted: &Self, config: &EngineConfig) -> Option<String> {
         let (magic, layout, wire) = (self.magic, self.layout, self.wire);
         if (magic, layout, wire) != (wanted.magic, wanted.layout, wanted.wire) {
             return Some("it is of another version of xdp-agg".into());
@@ -82,7 +84,7 @@ impl Stamp {
         if self.namespace != wanted.namespace {
             return Some("it is in another network namespace".into());
         }
-        let mode = match mode {
+        let mode = match config.xdp_mode {
             XdpMode::Auto => self.generic,
             XdpMode::Native => 0,
             XdpMode::Generic => 1,
@@ -90,6 +92,15 @@ impl Stamp {
         let addr = |addr: u32| match addr {
             0 => "any address".to_owned(),
             addr => std::net::Ipv4Addr::from(addr).to_string(),
+        };
+        let local = match self.local_addr {
+            0 => "off".to_owned(),
+            there => addr(there),
+        };
+        let local_wanted = match config.local_addr {
+            LocalAddr::Auto => local.clone(),
+            LocalAddr::Off => "off".to_owned(),
+            LocalAddr::At(addr) => addr.to_string(),
         };
         let indexes = |stamp: &Self| {
             let used = stamp.interfaces.iter().take_while(|index| **index != 0);
@@ -99,6 +110,7 @@ impl Stamp {
         let rows = [
             ("slots", self.slots.to_string(), wanted.slots.to_string()),
             ("data address", addr(self.data_addr), addr(wanted.data_addr)),
+            ("local address", local, local_wanted),
             ("data port", self.data_port.to_string(), wanted.data_port.to_string()),
             ("XDP mode", mode_name(self.generic), mode_name(mode)),
             ("interfaces (by their numbers, in this order)", indexes(self), indexes(wanted)),
@@ -145,7 +157,7 @@ impl Pins {
             // A daemon died before its data path was whole.
             None => pins.remove(),
             Some(stamp) => {
-                if let Some(differs) = stamp.differs(wanted, config.xdp_mode) {
+                if let Some(differs) = stamp.differs(wanted, config) {
                     return Err(pins.misfit(differs));
                 }
                 pins.found = found;

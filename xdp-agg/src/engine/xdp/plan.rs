@@ -17,12 +17,13 @@ pub(super) struct Plan {
 /// Chooses the mode, or checks the wanted one, for members whose paths are all learned.
 ///
 /// `port_of` numbers the served interfaces. `copies_differ` is false where all copies of a packet
-/// share one memory, so that they cannot be addressed to one member each.
+/// share one memory, so that they cannot be addressed to one member each. `local` is the interface
+/// of workers of this host.
 pub(super) fn plan(
     members: &[(u16, Member)],
     port_of: impl Fn(u32) -> Option<u32>,
     wanted: Option<ResultMode>,
-    copies_differ: bool,
+    (copies_differ, local): (bool, Option<u32>),
 ) -> Result<Plan, EngineError> {
     let shared = first_shared(members);
     let best = match shared {
@@ -46,6 +47,14 @@ pub(super) fn plan(
         ));
     }
     if mode == ResultMode::Multicast {
+        let here = |(_, member): &&(u16, Member)| Some(member.ifindex) == local;
+        if let Some((rank, _)) = members.iter().find(here) {
+            let why = format!(
+                "rank {rank} is on the aggregator's own host, which a multicast does not reach; \
+                 ports or fanout fit"
+            );
+            return Err(misfit(mode, why));
+        }
         let mut ifindexes: Vec<u32> = members.iter().map(|(_, m)| m.ifindex).collect();
         ifindexes.sort_unstable();
         ifindexes.dedup();
@@ -100,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_port_for_each_member_is_ports() {
-        let plan = plan(&behind(&[12, 10, 11]), port_of, None, true).expect("it fits");
+        let plan = plan(&behind(&[12, 10, 11]), port_of, None, (true, None)).expect("it fits");
         assert_eq!(plan.mode, ResultMode::Ports);
         assert_eq!(plan.ifindexes, [12, 10, 11]);
         assert_eq!(plan.recipients, [(2, 0, 0), (0, 0, 1), (1, 0, 2)]);
@@ -108,7 +117,7 @@ mod tests {
 
     #[test]
     fn copies_on_one_port_are_numbered_in_the_order_of_the_device_map() {
-        let plan = plan(&behind(&[10, 11, 10, 10]), port_of, None, true).expect("it fits");
+        let plan = plan(&behind(&[10, 11, 10, 10]), port_of, None, (true, None)).expect("it fits");
         assert_eq!(plan.mode, ResultMode::Fanout);
         assert_eq!(plan.recipients, [(0, 0, 0), (1, 0, 1), (0, 1, 2), (0, 2, 3)]);
     }
@@ -116,27 +125,38 @@ mod tests {
     #[test]
     fn multicast_sends_one_packet_a_port() {
         let wanted = Some(ResultMode::Multicast);
-        let plan = plan(&behind(&[11, 10, 11]), port_of, wanted, true).expect("it fits");
+        let plan = plan(&behind(&[11, 10, 11]), port_of, wanted, (true, None)).expect("it fits");
         assert_eq!(plan.ifindexes, [10, 11]);
         assert_eq!(plan.recipients, []);
+        let own = plan_of_host(Some(ResultMode::Multicast)).expect_err("one is on this host");
+        assert!(own.to_string().contains("rank 1 is on the aggregator's own host"), "{own}");
+        let auto = plan_of_host(None).expect("copies of their own");
+        assert_eq!(auto.mode, ResultMode::Ports);
+    }
+
+    /// Rank 1 is on the aggregator's host.
+    fn plan_of_host(wanted: Option<ResultMode>) -> Result<Plan, EngineError> {
+        plan(&behind(&[11, 12]), port_of, wanted, (true, Some(12)))
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_what_does() {
         let wanted = Some(ResultMode::Ports);
-        let error = plan(&behind(&[11, 10, 11]), port_of, wanted, true).expect_err("shared");
+        let error =
+            plan(&behind(&[11, 10, 11]), port_of, wanted, (true, None)).expect_err("shared");
         assert!(error.to_string().contains("ranks 0 and 2"), "{error}");
-        let error = plan(&behind(&[11, 10]), port_of, wanted, false).expect_err("generic");
+        let error = plan(&behind(&[11, 10]), port_of, wanted, (false, None)).expect_err("generic");
         assert!(error.to_string().contains("multicast fits"), "{error}");
-        let auto = plan(&behind(&[11, 10]), port_of, None, false).expect("multicast");
+        let auto = plan(&behind(&[11, 10]), port_of, None, (false, None)).expect("multicast");
         assert_eq!(auto.mode, ResultMode::Multicast);
-        let alone = plan(&behind(&[11]), port_of, None, false).expect("one copy needs no sharing");
+        let alone =
+            plan(&behind(&[11]), port_of, None, (false, None)).expect("one copy needs no sharing");
         assert_eq!(alone.mode, ResultMode::Ports);
     }
 
     #[test]
     fn an_interface_that_is_not_served_is_no_path() {
-        let error = plan(&behind(&[10, 9]), port_of, None, true).expect_err("not served");
+        let error = plan(&behind(&[10, 9]), port_of, None, (true, None)).expect_err("not served");
         assert!(matches!(error, EngineError::NoPath(1)), "{error}");
     }
 

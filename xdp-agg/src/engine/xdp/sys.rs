@@ -68,11 +68,15 @@ pub(super) struct Stamp {
     pub(super) wire: u16,
     /// 1: attached in generic mode.
     pub(super) generic: u32,
+    /// Number of the interface for workers of this host; 0: none.
+    pub(super) local_ifindex: u32,
+    /// Their address for the aggregator.
+    pub(super) local_addr: u32,
     /// Numbers of the served interfaces, then zeros.
     pub(super) interfaces: [u32; MAX_PORTS],
 }
 
-const _: () = assert!(size_of::<Stamp>() == 40 + 4 * MAX_PORTS);
+const _: () = assert!(size_of::<Stamp>() == 48 + 4 * MAX_PORTS);
 
 // SAFETY: as above.
 unsafe impl aya::Pod for Stamp {}

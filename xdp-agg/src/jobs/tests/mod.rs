@@ -185,7 +185,7 @@ impl World {
                 assert!(setup.is_consistent(), "{setup:?}");
                 let job_id = formation.job_id;
                 assert!(self.engine.insert(job_id, setup).is_none(), "two epochs at a time");
-                return Some(Answer::Prepared(formation, answer));
+                return Some(Answer::Prepared(formation, answer.map(|()| None)));
             }
             Effect::Start(formation, wanted) => {
                 let mode = wanted.unwrap_or(ResultMode::Ports);

@@ -1,6 +1,6 @@
 //! Jobs of several aggregators: the real machines of all daemons, and connections between them.
 
-use xdp_agg_common::control::{Branch, JobInfo, TreeError};
+use xdp_agg_common::control::{Branch, JobInfo, LocalMembers, TreeError};
 
 use super::*;
 
@@ -21,6 +21,8 @@ struct Daemon {
     uplink: bool,
     /// Members that are awaited, as the engine says.
     missing: u64,
+    /// Workers on its host, as the engine says.
+    local: Option<LocalMembers>,
     is_dead: bool,
 }
 
@@ -59,6 +61,7 @@ impl Daemon {
             next: 0,
             uplink: true,
             missing: 0,
+            local: None,
             is_dead: false,
         }
     }
@@ -78,7 +81,7 @@ impl Daemon {
             Effect::Prepare(Prepare { formation, setup }) => {
                 assert!(setup.is_consistent(), "{setup:?}");
                 assert!(self.engine.insert(formation.job_id, setup).is_none(), "two at a time");
-                return Some(Answer::Prepared(formation, Ok(())));
+                return Some(Answer::Prepared(formation, Ok(self.local)));
             }
             Effect::ProbeUplink(formation) => {
                 return Some(Answer::Uplink(formation, Ok(self.uplink)));
@@ -292,6 +295,27 @@ fn branch(index: usize, parent: Option<u16>, ranks: &[u16]) -> Branch {
 /// Root with rank 0, branch 1 with 1 and 2, below it branch 2 with 3 and 4.
 fn path() -> Tree {
     Tree { branches: vec![branch(1, None, &[1, 2]), branch(2, Some(0), &[3, 4])] }
+}
+
+/// A worker on its aggregator's host is told where it sends to, by the root whoever says it; the
+/// others' address stays, and so does that of ranks that are none of a branch's own.
+#[test]
+fn workers_beside_their_aggregator_are_told_another_address() {
+    let mut woods = Woods::new(2);
+    let local = |nth: u8| SocketAddrV4::new([169, 254, 109, nth].into(), 48864);
+    woods.daemons[0].local = Some(LocalMembers { ranks: 0b1, data: local(1) });
+    woods.daemons[1].local = Some(LocalMembers { ranks: 0b1010, data: local(2) });
+    let conns = woods.join_all(&path(), 5, GO_ON);
+    let told: Vec<_> = woods.ready(&conns).iter().map(|admitted| admitted.data).collect();
+    assert_eq!(told, [local(1), local(2), data(1), data(2), data(2)]);
+    // In the next epoch it may be another one, or none.
+    woods.daemons[0].local = None;
+    woods.daemons[1].local = Some(LocalMembers { ranks: 0b10, data: local(3) });
+    woods.daemons[0].jobs.closed(conns[4]);
+    woods.settle();
+    woods.progress(&conns[..4], 8);
+    let told: Vec<_> = woods.ready(&conns[..4]).iter().map(|admitted| admitted.data).collect();
+    assert_eq!(told, [data(0), local(3), data(1), data(2)]);
 }
 
 #[test]

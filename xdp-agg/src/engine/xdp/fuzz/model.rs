@@ -10,7 +10,9 @@ use xdp_agg_common::admission::{
 };
 use xdp_agg_common::frame::Ipv4;
 use xdp_agg_common::lanes::{Chunk, Lane};
-use xdp_agg_common::maps::{JobConf, JobCounters, Member, Phase, Reject, ResultMode, Uplink};
+use xdp_agg_common::maps::{
+    JobConf, JobCounters, Member, Phase, Reject, ResultMode, UNADDRESSED, Uplink,
+};
 use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in, take_result};
 use xdp_agg_common::wire::{EVERYBODY, Header, HeaderError, Kind};
 
@@ -426,7 +428,7 @@ impl Packet {
     }
 
     fn answer_all(&mut self, conf: &JobConf, flags: u8) {
-        let mut result = Header { kind: Kind::Result, flags, ..self.header };
+        let mut result = Header { kind: Kind::Result, flags, rank: UNADDRESSED, ..self.header };
         if conf.mode == ResultMode::Multicast as u16 {
             result.rank = EVERYBODY;
             let [_, a, b, c] = conf.group.to_be_bytes();
