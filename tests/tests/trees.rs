@@ -15,7 +15,8 @@ use xdp_agg_topology::Strategy;
 const PROMISED: Duration = Duration::from_secs(3);
 
 fn racks(racks: usize, workers: usize) -> Topology {
-    Topology::builder().racks(racks).workers(racks * workers).build().expect("a network")
+    let builder = Topology::builder().racks(racks).workers(racks * workers);
+    builder.xdp_on_hosts(true).build().expect("a network")
 }
 
 /// With an aggregator in each rack's switch.
@@ -111,14 +112,16 @@ fn sums_go_along_a_path_of_racks() {
 #[test]
 fn abstracted_and_autonomous_workers_share_a_job() {
     need_root!();
-    let mut fabric = fabric(racks(2, 2), &["xdp"]);
-    for worker in 0..4 {
-        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    for engine in ENGINES {
+        let mut fabric = fabric(racks(2, 2), &["xdp"]);
+        for worker in 0..4 {
+            fabric.serve(Spot::Worker(worker), engine, &[]).expect("a daemon");
+        }
+        let workers = connect(&fabric, Strategy::Rina, |settings| settings);
+        // A group of two workers, and two of one.
+        assert_eq!(workers[0].aggregators(), 3);
+        check_sums(&workers, 100_000);
     }
-    let workers = connect(&fabric, Strategy::Rina, |settings| settings);
-    // A group of two workers, and two of one.
-    assert_eq!(workers[0].aggregators(), 3);
-    check_sums(&workers, 100_000);
 }
 
 /// Every host sums its share, and no further machine is needed.
@@ -142,8 +145,7 @@ fn every_host_sums_a_share() {
 fn every_host_roots_a_tree() {
     need_root!();
     for engine in ENGINES {
-        let topology = Topology::builder().racks(2).workers(4).xdp_on_hosts(true).build();
-        let fabric = hosts(topology.expect("a network"), engine);
+        let fabric = hosts(racks(2, 2), engine);
         let workers = connect(&fabric, Strategy::Rat, |settings| settings);
         assert_eq!(workers[0].aggregators(), 4);
         for len in [1, 352, 100_000] {
@@ -165,10 +167,7 @@ fn hosts(topology: Topology, engine: &str) -> Fabric {
 #[test]
 fn loss_anywhere_in_a_tree_is_survived() {
     need_root!();
-    let on_hosts = || {
-        let topology = Topology::builder().racks(2).workers(4).xdp_on_hosts(true).build();
-        hosts(topology.expect("a network"), "xdp")
-    };
+    let on_hosts = || hosts(racks(2, 2), "xdp");
     for (fabric, strategy) in [
         (fabric(racks(2, 2), &["xdp"; 2]), Strategy::Rat),
         (fabric(racks(2, 2), &["userspace"; 2]), Strategy::Rina),
@@ -192,7 +191,7 @@ fn loss_anywhere_in_a_tree_is_survived() {
 fn training(strategy: Strategy, racks_with: usize) -> (Fabric, Vec<Steady>, tempfile::TempDir) {
     let mut fabric = fabric(racks(2, 2), &["xdp"; 2][..racks_with]);
     for worker in 0..4 {
-        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+        fabric.serve(Spot::Worker(worker), "xdp", &[]).expect("a daemon");
     }
     let directory = tempfile::tempdir().expect("a directory");
     let plan = fabric.write_plan(directory.path(), strategy).expect("a file");

@@ -192,7 +192,7 @@ async fn end(handle: &Handle, name: &str) -> Result<End, Error> {
 fn ask<T: Send>(question: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send) -> io::Result<T> {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-        let answer = runtime.block_on(async {
+        runtime.block_on(async {
             let (connection, handle, _) = new_connection()?;
             // It ends with its last handle.
             tokio::spawn(connection);
@@ -200,8 +200,7 @@ fn ask<T: Send>(question: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send) -
                 Error::NetlinkError(error) => error.to_io(),
                 error => io::Error::other(error.to_string()),
             })
-        });
-        answer
+        })
     };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().spawn_scoped(scope, work)?;

@@ -215,7 +215,7 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
         .racks(args.racks.into())
         .rate(args.rate.bits)
         .uplink(uplink)
-        .xdp_on_hosts(args.engine == "xdp" && (system.uses_hosts() || args.equipped.is_some()))
+        .xdp_on_hosts(system.uses_hosts() || args.equipped.is_some())
         .build()
         .context("building the test network")?;
     let mut fabric = Fabric::new(topology);

@@ -73,7 +73,8 @@ impl Local {
                 (1..u8::MAX).map(|d| Ipv4Addr::new(a, b, c, d)).collect()
             }
         };
-        match Pair::make(first, mtu.min(VETH_MTU_MAX), &candidates) {
+        let made = interfaces.iter().try_for_each(clear);
+        match made.and_then(|()| Pair::make(first, mtu.min(VETH_MTU_MAX), &candidates)) {
             Ok(pair) => {
                 let Pair { near, far, addr, .. } = &pair;
                 info!(near, far = far.name, %addr, "made a way in for workers on this host");
@@ -168,26 +169,10 @@ impl Local {
 }
 
 impl Pair {
-    /// Makes a pair in the place of one that a daemon left that was killed. Its name is that of the
-    /// first served interface, which can have one daemon only.
+    /// Makes a pair. Its name is that of the first served interface, which has one daemon only.
     fn make(first: &Interface, mtu: u32, addrs: &[Ipv4Addr]) -> Result<Self, EngineError> {
         let (near, far) = names(first);
         let what = |error| failed(&format!("the veth pair {near}"), error);
-        if let Some(there) = pair::find(&near).map_err(what)? {
-            if there.alias.as_ref().is_some_and(|alias| !alias.starts_with(ALIAS)) {
-                let why = "an interface of this name is there, and it is not xdp-agg's";
-                return Err(what(io::Error::other(why)));
-            }
-            let give_up = Instant::now() + DETACH;
-            while pair::find(&far).map_err(what)?.is_some_and(|far| far.program) {
-                if Instant::now() > give_up {
-                    return Err(EngineError::InterfaceBusy { interface: first.name.clone() });
-                }
-                std::thread::sleep(DETACH / 20);
-            }
-            info!(near, "removing what a daemon has left that was killed");
-            pair::remove(&near).map_err(what)?;
-        }
         let queues = std::thread::available_parallelism().map_or(1, |n| n.get().min(QUEUES_MAX));
         let alias = format!("{ALIAS}, on their way to the aggregator on {}", first.name);
         let wanted =
@@ -228,6 +213,26 @@ impl Drop for Pair {
             warn!(near = self.near, "the way in for workers on this host stays: {error}");
         }
     }
+}
+
+/// Removes the pair of a daemon that was killed and had this interface as its first one.
+fn clear(interface: &Interface) -> Result<(), EngineError> {
+    let (near, far) = names(interface);
+    let what = |error| failed(&format!("the veth pair {near}"), error);
+    let Some(there) = pair::find(&near).map_err(what)? else { return Ok(()) };
+    if there.alias.is_some_and(|alias| !alias.starts_with(ALIAS)) {
+        let why = "an interface of this name is there, and it is not xdp-agg's";
+        return Err(what(io::Error::other(why)));
+    }
+    let give_up = Instant::now() + DETACH;
+    while pair::find(&far).map_err(what)?.is_some_and(|far| far.program) {
+        if Instant::now() > give_up {
+            return Err(EngineError::InterfaceBusy { interface: interface.name.clone() });
+        }
+        std::thread::sleep(DETACH / 20);
+    }
+    info!(near, "removing what a daemon has left that was killed");
+    pair::remove(&near).map_err(what)
 }
 
 /// Names of the two ends: with any number at most 15 bytes, which is what a name may have.
