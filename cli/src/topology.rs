@@ -1,5 +1,6 @@
 //! `xdp-agg topology`: check a description of a network, and plan on it.
 
+mod measure;
 mod text;
 
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ use xdp_agg_topology::{Forest, Strategy, Topology};
 
 use crate::bench::size;
 
-/// Check a description of a network, print it, or plan the sums on it
+/// Check a description of a network, print it, plan the sums on it, or measure a network
 ///
 /// A topology file (TOML) names regions (racks, pods) with their uplinks, and hosts with their
 /// ranks; docs/topology.md describes it.
@@ -41,7 +42,8 @@ enum Action {
         #[arg(long, value_name = "HOST")]
         here: Option<String>,
     },
-    /// Print the file in canonical form: parents first, hosts by rank, all values said
+    /// Print the file in canonical form: parents first, hosts by rank, all values said, regions
+    /// that were found in measured rates
     Print {
         /// The topology file
         file: PathBuf,
@@ -51,6 +53,7 @@ enum Action {
     },
     /// Print the aggregation trees, the bytes on every link, and how other schemes compare
     Plan(PlanArgs),
+    Measure(measure::Args),
 }
 
 /// Print the aggregation trees, the bytes on every link, and how other schemes compare
@@ -116,7 +119,7 @@ struct Upgrades {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.action {
         Action::Check { file, here } => {
-            let topology = read(file)?;
+            let topology = read(file)?.inferred();
             if let Some(here) = here {
                 interface_exists(&topology, here)?;
             }
@@ -132,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             )?;
         }
         Action::Print { file, json } => {
-            let topology = read(file)?;
+            let topology = read(file)?.inferred();
             if *json {
                 writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&topology)?)?;
             } else {
@@ -140,6 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             }
         }
         Action::Plan(args) => plan(args)?,
+        Action::Measure(args) => measure::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -190,8 +194,8 @@ fn report(args: &PlanArgs) -> Result<Report> {
     let topology = read(&args.file)?.inferred();
     let bytes = args.bytes as f64;
     let asked = args.strategy.unwrap_or(topology.strategy);
-    let choice =
-        (asked == Strategy::Auto).then(|| choose(&topology, bytes, &Costs::default(), args.slots));
+    let choice = (asked == Strategy::Auto)
+        .then(|| choose(&topology, bytes, &Costs::of(&topology), args.slots));
     let strategy = choice.as_ref().map_or(asked, |choice| choice.strategy);
     let scheme = Scheme::of(&topology, strategy)
         .with_context(|| format!("no plan for {}", args.file.display()))?;
