@@ -3,7 +3,6 @@
 mod measure;
 mod text;
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,7 +10,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use serde::Serialize;
-use xdp_agg_topology::analysis::{Comparison, Demand, Traffic, demands, least_crossing, table1};
+use xdp_agg_topology::analysis::{
+    Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
+};
 use xdp_agg_topology::choose::{Choice, Costs, choose};
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
@@ -148,7 +149,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(file: &Path) -> Result<Topology> {
+pub(crate) fn read(file: &Path) -> Result<Topology> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("cannot read the topology file {}", file.display()))?;
     Topology::parse(&text).with_context(|| file.display().to_string())
@@ -237,24 +238,9 @@ fn report(args: &PlanArgs) -> Result<Report> {
 
 /// Refuses a plan that an aggregator cannot hold.
 fn fits(demands: &[Demand]) -> Result<()> {
-    let mut missing = String::new();
-    for demand in demands {
-        let (name, trees) = (&demand.name, demand.trees);
-        if demand.missing() > 0 {
-            let (missed, wanted) = (demand.missing(), demand.slots);
-            // Writing to a string does not fail.
-            let _ = write!(missing, "; {name}: {missed} slots are missing of {wanted}");
-        }
-        if demand.jobs_missing() > 0 {
-            let missed = demand.jobs_missing();
-            let _ = write!(missing, "; {name}: {missed} jobs are missing of {trees}");
-        }
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
+    let Some(missing) = shortfall(demands) else { return Ok(()) };
     bail!(
-        "the plan does not fit its aggregators{missing}. Give the daemons more --slots, give each \
-         tree fewer (--slots), or choose another strategy"
+        "the plan does not fit its aggregators; {missing}. Give the daemons more --slots, give \
+         each tree fewer (--slots), or choose another strategy"
     );
 }

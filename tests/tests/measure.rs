@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use xdp_agg_client::collectives::Tuning;
 use xdp_agg_tests::{Fabric, Process, Sink, Spot, Topology, program};
 use xdp_agg_topology::infer::infer;
 use xdp_agg_topology::{Rate, Topology as Plan};
@@ -24,20 +26,29 @@ fn narrow(racks: usize, hosts: usize) -> Topology {
 
 /// Runs the probe on all hosts; the file that rank 0 wrote.
 fn probe(fabric: &Fabric, directory: &Path, extra: &[&str]) -> PathBuf {
-    let topology = &fabric.topology;
     let file = directory.join("measured.toml");
+    let args = ["topology", "measure", "--write"].map(OsStr::new);
+    let extra = extra.iter().map(OsStr::new);
+    run(fabric, &args.into_iter().chain([file.as_os_str()]).chain(extra).collect::<Vec<_>>(), None);
+    file
+}
+
+/// Runs `xdp-agg` with these arguments on all hosts, as ranks.
+fn run(fabric: &Fabric, args: &[&OsStr], plan: Option<&Path>) {
+    let topology = &fabric.topology;
     let count = topology.workers().len();
     let start = |rank: usize| {
         let mut command = topology.worker(rank).command(program("xdp-agg").expect("it is built"));
         command
-            .args(["topology", "measure", "--write"])
-            .arg(&file)
-            .args(extra)
+            .args(args)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", topology.worker_addr(0).to_string())
             .env("MASTER_PORT", "29600");
-        let name = format!("the probe on host {rank}");
+        if let Some(plan) = plan {
+            command.env("XDP_AGG_TOPOLOGY", plan).env("XDP_AGG_DEADLINE", "60");
+        }
+        let name = format!("host {rank}");
         Process::spawn_with(name, command, Sink::Capture, Sink::Capture).expect("it starts")
     };
     let hosts: Vec<_> = (0..count).map(start).collect();
@@ -46,7 +57,6 @@ fn probe(fabric: &Fabric, directory: &Path, extra: &[&str]) -> PathBuf {
         let ended = ended.unwrap_or_else(|error| panic!("{error}"));
         println!("{}{}", ended.stdout, ended.stderr);
     }
-    file
 }
 
 /// Two racks of three hosts, 4:1: the racks are found, and their over-subscription within 15 %.
@@ -94,6 +104,20 @@ fn daemons_are_timed_and_a_file_is_kept() {
     assert!(
         read.regions.is_empty() && infer(read.measured.as_ref().expect("rates")).regions.is_empty()
     );
+    // `tune` measures all-reduce over these trees, too, and a job goes by its table.
+    let (table, report) =
+        (directory.path().join("table.toml"), directory.path().join("{rank}.json"));
+    let tune = ["tune", "--collective", "all-reduce", "--bytes", "4K,64K", "--iters", "4"];
+    let tune = tune.into_iter().map(OsStr::new).chain(["--write".as_ref(), table.as_os_str()]);
+    run(&fabric, &tune.collect::<Vec<_>>(), Some(&file));
+    let rules = fs::read_to_string(&table).expect("rank 0 wrote it");
+    let rules = Tuning::parse(&rules).unwrap_or_else(|error| panic!("{error}: {rules}"));
+    assert!(rules.all_reduce.iter().all(|rule| rule.ranks == Some(2)), "{rules:?}");
+    assert!(!rules.all_reduce.is_empty());
+    let bench = ["bench", "--bytes", "4K", "--iters", "2", "--json"].map(OsStr::new);
+    run(&fabric, &[&bench[..], &[report.as_os_str()]].concat(), Some(&file));
+    let json = fs::read_to_string(directory.path().join("0.json")).expect("it is there");
+    assert!(json.contains("auto by measured costs"), "{json}");
     // What people changed stays, and what was measured is new.
     let edited = text.replace("name = \"measured\"", "name = \"mine\"");
     let edited = edited.replace("\"auto\"", "\"colocated\"");

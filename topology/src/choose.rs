@@ -144,8 +144,9 @@ pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u3
     Choice { strategy, reason, estimates }
 }
 
-/// The size, in bytes, at which a ring of the workers in the order of their ranks and the trees of
-/// `strategy` take equally long, by the same model.
+/// For which sizes a ring of the workers in the order of their ranks is faster than the trees of
+/// `strategy`, by the same model. Before a ring the workers agree on the call by a round trip over
+/// a daemon.
 ///
 /// # Errors
 /// Why the ring never comes into question: the ranks are not numbered region by region, or the
@@ -166,7 +167,8 @@ pub fn against_ring(
         let (none, some) = (at(0.0)?.seconds, at(SAMPLE)?.seconds);
         Ok((none, (some - none) / SAMPLE))
     };
-    let (trees, ring) = (line(strategy)?, line(Strategy::Ring)?);
+    let (trees, mut ring) = (line(strategy)?, line(Strategy::Ring)?);
+    ring.0 += 2.0 * costs.message;
     let later = (ring.0 - trees.0) / (trees.1 - ring.1);
     Ok(match (ring.0 < trees.0, ring.1 < trees.1) {
         (true, true) => Crossing::Always,
@@ -313,12 +315,16 @@ mod tests {
             let all = choose(&network, bytes, &slow, 16).estimates;
             let of =
                 |strategy| all.iter().find(|e| e.strategy == strategy).map_or(0.0, |e| e.seconds);
-            assert_eq!(of(Strategy::Ring) < of(Strategy::Colocated), ring, "{all:?}");
+            let agreed = of(Strategy::Ring) + 2.0 * slow.message;
+            assert_eq!(agreed < of(Strategy::Colocated), ring, "{all:?}");
         }
+        // Messages over daemons that take a hundred times as long, and trees of two levels.
+        let network = racks(8.0, 2);
+        let cross = |costs: &Costs| against_ring(&network, Strategy::Rat, costs, 16);
         let far = Costs { message: 1e-3, ..Costs::default() };
-        assert_eq!(cross(&far), Ok(Crossing::Always));
-        let far = Costs { tcp_byte: 1e-8, ..far };
         assert!(matches!(cross(&far), Ok(Crossing::UpTo(_))), "{:?}", cross(&far));
+        let far = Costs { daemon_byte: 1e-8, ..far };
+        assert_eq!(cross(&far), Ok(Crossing::Always));
     }
 
     #[test]

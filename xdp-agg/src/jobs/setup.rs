@@ -115,6 +115,7 @@ impl Job {
             waiting: life.waiting.keys().copied().collect(),
             branches: life.trunk.infos(),
             parent: None,
+            chosen: life.chosen.clone(),
         }
     }
 }

@@ -82,6 +82,8 @@ enum System {
     Colocated,
     /// A TCP ring of all workers, rack by rack.
     Ring,
+    /// Rings in the racks and across them (H-AR).
+    HAr,
     /// A parameter server on every host.
     Ps,
 }
@@ -93,6 +95,7 @@ impl System {
             Self::Rina => Some(Strategy::Rina),
             Self::Passing => Some(Strategy::Passing),
             Self::Colocated => Some(Strategy::Colocated),
+            Self::HAr => Some(Strategy::HAr),
             Self::Ring | Self::Ps => None,
         }
     }
@@ -101,6 +104,7 @@ impl System {
     const fn bench(self) -> &'static str {
         match self {
             Self::Ring => "ring",
+            Self::HAr => "h-ar",
             Self::Ps => "ps",
             _ => "passing",
         }
