@@ -19,7 +19,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use xdp_agg_client::collective::BoxError;
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Builder, Collective, Communicator};
+use xdp_agg_client::{Builder, Chosen, Collective, Communicator};
 use xdp_agg_workloads::{Network, Workload};
 
 use measure::Plan;
@@ -43,7 +43,8 @@ pub(crate) struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value_t = System::XdpAgg)]
     system: System,
-    /// Replay iterations of training over this: ps, psring, switchml, atp, ring or passing.
+    /// Replay iterations of training over this: ps, psring, switchml, atp, ring, h-ar or
+    /// passing.
     #[arg(long, conflicts_with = "system")]
     strategy: Option<Strategy>,
     /// Whose gradients to replay: resnet50, vgg16, vgg19 or bert. Default: each of --bytes.
@@ -129,6 +130,14 @@ impl Connected {
         }
     }
 
+    /// By which strategy it sums, and why.
+    fn chosen(&self) -> Option<Chosen> {
+        match self {
+            Self::XdpAgg(communicator) => Some(communicator.chosen().clone()),
+            Self::TcpRing(_) => None,
+        }
+    }
+
     /// Counters for the JSON report.
     fn counters(&self) -> Result<serde_json::Value> {
         Ok(match self {
@@ -153,6 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     };
     let mut report = Report::new(rank, world_size, connected.collective().system());
     report.algorithm = connected.algorithm();
+    report.chosen = connected.chosen();
     report.dtype = args.dtype.name().to_owned();
     if rank == 0 {
         print!("{}", report.heading());

@@ -221,6 +221,7 @@ mod tests {
             waiting: vec![3],
             branches: vec![],
             parent: None,
+            chosen: None,
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");

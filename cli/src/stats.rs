@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use xdp_agg_common::control::{ControlCounters, JobStats, Reply, Request, Stats};
+use xdp_agg_common::control::{Chosen, ControlCounters, JobStats, Reply, Request, Stats};
 use xdp_agg_common::maps::{JobCounters, Reject};
 
 use crate::control::Target;
@@ -19,6 +19,11 @@ use crate::table::{columns, row};
 /// when a job is done), `duplicates` repeated ones, answered by a `resend` of the result or by
 /// `pending` (others are missing); `stale` ones are older than what their slot holds; `rejects`
 /// were refused, by reason.
+///
+/// Of aggregators in a tree a second table tells: `forwards` are sums sent up to the parent,
+/// `again` those sent once more because a member asked, `deliveries` the parent's results that were
+/// handed down, `late` those that were not needed any more, `relays` its other answers that were
+/// handed on. A job whose workers follow a topology has a line with its strategy, and why.
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::EXIT_CODES)]
 pub(crate) struct Args {
@@ -107,6 +112,13 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
     }
     rows.push(counters("(no job)", "-", unattributed, None, None));
     text.push_str(&columns(&rows));
+    text += &trees(jobs);
+    for info in jobs.iter().map(|job| &job.info) {
+        if let Some(Chosen { strategy, reason }) = &info.chosen {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "strategy of {}: {strategy} ({reason})", info.job);
+        }
+    }
     for (name, counters) in jobs
         .iter()
         .map(|job| (job.info.job.as_str(), &job.counters))
@@ -123,6 +135,37 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
         }
     }
     text + &connections(control)
+}
+
+/// A table of the jobs that are part of a tree of aggregators; empty if there are none.
+fn trees(jobs: &[JobStats]) -> String {
+    let mut rows = vec![row([
+        "JOB",
+        "ROLE",
+        "PARENT",
+        "BRANCHES",
+        "FORWARDS",
+        "AGAIN",
+        "DELIVERIES",
+        "LATE",
+        "RELAYS",
+    ])];
+    for JobStats { info, counters } in jobs {
+        if info.parent.is_none() && info.branches.is_empty() {
+            continue;
+        }
+        let parent = info.parent.map(|parent| parent.to_string());
+        let role = if parent.is_some() { "branch" } else { "root" };
+        // A branch does not know of those below it: they are the root's affair.
+        let branches = if parent.is_some() { "-".into() } else { info.branches.len().to_string() };
+        let JobCounters { forwards, forwards_again, deliveries, late, relays, .. } = counters;
+        let counts = [forwards, forwards_again, deliveries, late, relays];
+        let mut cells = vec![info.job.clone(), role.into()];
+        cells.extend([parent.unwrap_or_else(|| "-".into()), branches]);
+        cells.extend(counts.map(ToString::to_string));
+        rows.push(cells);
+    }
+    if rows.len() == 1 { String::new() } else { columns(&rows) }
 }
 
 /// A table of the jobs' members.
@@ -197,7 +240,7 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xdp_agg_common::control::{JobInfo, MemberInfo};
+    use xdp_agg_common::control::{BranchInfo, JobInfo, MemberInfo};
 
     fn stats(blocks: u64) -> Stats {
         let info = JobInfo {
@@ -217,6 +260,7 @@ mod tests {
             waiting: vec![],
             branches: vec![],
             parent: None,
+            chosen: None,
         };
         let counters = JobCounters { blocks, contributions: 2 * blocks, ..JobCounters::default() };
         let mut unattributed = JobCounters::default();
@@ -243,6 +287,33 @@ mod tests {
         assert!(text.contains("rejects of (no job): cookie 3\n"), "{text}");
         let last = "control connections: 9 accepted; refused or ended: garbled 2\n";
         assert!(text.ends_with(last), "{text}");
+    }
+
+    #[test]
+    fn trees_are_shown_with_what_went_up_and_down() {
+        let plain = stats(1);
+        assert!(!text(&plain, None).contains("ROLE"));
+        let mut stats = stats(1);
+        let info = &mut stats.jobs[0].info;
+        info.parent = Some("10.0.0.9:4001".parse().expect("an address"));
+        let reason = "auto by measured costs".into();
+        info.chosen = Some(Chosen { strategy: "rat".into(), reason });
+        stats.jobs[0].counters.forwards = 70;
+        stats.jobs[0].counters.relays = 3;
+        let text = text(&stats, None);
+        let line = text.lines().find(|line| line.contains("branch")).expect("a row");
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells, ["train", "branch", "10.0.0.9:4001", "-", "70", "0", "0", "0", "3"]);
+        assert!(text.contains("strategy of train: rat (auto by measured costs)\n"), "{text}");
+        stats.jobs[0].info.parent = None;
+        let branch = BranchInfo {
+            daemon: "10.0.0.9:9870".parse().expect("an address"),
+            parent: None,
+            ranks: vec![1],
+            linked: true,
+        };
+        stats.jobs[0].info.branches.push(branch);
+        assert!(trees(&stats.jobs).contains("root"));
     }
 
     #[test]

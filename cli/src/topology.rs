@@ -1,8 +1,8 @@
 //! `xdp-agg topology`: check a description of a network, and plan on it.
 
+mod measure;
 mod text;
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +10,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use serde::Serialize;
-use xdp_agg_topology::analysis::{Comparison, Demand, Traffic, demands, least_crossing, table1};
+use xdp_agg_topology::analysis::{
+    Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
+};
 use xdp_agg_topology::choose::{Choice, Costs, choose};
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
@@ -20,7 +22,7 @@ use xdp_agg_topology::{Forest, Strategy, Topology};
 
 use crate::bench::size;
 
-/// Check a description of a network, print it, or plan the sums on it
+/// Check a description of a network, print it, plan the sums on it, or measure a network
 ///
 /// A topology file (TOML) names regions (racks, pods) with their uplinks, and hosts with their
 /// ranks; docs/topology.md describes it.
@@ -41,7 +43,8 @@ enum Action {
         #[arg(long, value_name = "HOST")]
         here: Option<String>,
     },
-    /// Print the file in canonical form: parents first, hosts by rank, all values said
+    /// Print the file in canonical form: parents first, hosts by rank, all values said, regions
+    /// that were found in measured rates
     Print {
         /// The topology file
         file: PathBuf,
@@ -51,6 +54,7 @@ enum Action {
     },
     /// Print the aggregation trees, the bytes on every link, and how other schemes compare
     Plan(PlanArgs),
+    Measure(measure::Args),
 }
 
 /// Print the aggregation trees, the bytes on every link, and how other schemes compare
@@ -116,7 +120,7 @@ struct Upgrades {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.action {
         Action::Check { file, here } => {
-            let topology = read(file)?;
+            let topology = read(file)?.inferred();
             if let Some(here) = here {
                 interface_exists(&topology, here)?;
             }
@@ -132,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             )?;
         }
         Action::Print { file, json } => {
-            let topology = read(file)?;
+            let topology = read(file)?.inferred();
             if *json {
                 writeln!(io::stdout(), "{}", serde_json::to_string_pretty(&topology)?)?;
             } else {
@@ -140,11 +144,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             }
         }
         Action::Plan(args) => plan(args)?,
+        Action::Measure(args) => measure::run(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(file: &Path) -> Result<Topology> {
+pub(crate) fn read(file: &Path) -> Result<Topology> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("cannot read the topology file {}", file.display()))?;
     Topology::parse(&text).with_context(|| file.display().to_string())
@@ -190,8 +195,8 @@ fn report(args: &PlanArgs) -> Result<Report> {
     let topology = read(&args.file)?.inferred();
     let bytes = args.bytes as f64;
     let asked = args.strategy.unwrap_or(topology.strategy);
-    let choice =
-        (asked == Strategy::Auto).then(|| choose(&topology, bytes, &Costs::default(), args.slots));
+    let choice = (asked == Strategy::Auto)
+        .then(|| choose(&topology, bytes, &Costs::of(&topology), args.slots));
     let strategy = choice.as_ref().map_or(asked, |choice| choice.strategy);
     let scheme = Scheme::of(&topology, strategy)
         .with_context(|| format!("no plan for {}", args.file.display()))?;
@@ -233,24 +238,9 @@ fn report(args: &PlanArgs) -> Result<Report> {
 
 /// Refuses a plan that an aggregator cannot hold.
 fn fits(demands: &[Demand]) -> Result<()> {
-    let mut missing = String::new();
-    for demand in demands {
-        let (name, trees) = (&demand.name, demand.trees);
-        if demand.missing() > 0 {
-            let (missed, wanted) = (demand.missing(), demand.slots);
-            // Writing to a string does not fail.
-            let _ = write!(missing, "; {name}: {missed} slots are missing of {wanted}");
-        }
-        if demand.jobs_missing() > 0 {
-            let missed = demand.jobs_missing();
-            let _ = write!(missing, "; {name}: {missed} jobs are missing of {trees}");
-        }
-    }
-    if missing.is_empty() {
-        return Ok(());
-    }
+    let Some(missing) = shortfall(demands) else { return Ok(()) };
     bail!(
-        "the plan does not fit its aggregators{missing}. Give the daemons more --slots, give each \
-         tree fewer (--slots), or choose another strategy"
+        "the plan does not fit its aggregators; {missing}. Give the daemons more --slots, give \
+         each tree fewer (--slots), or choose another strategy"
     );
 }

@@ -18,8 +18,8 @@ use crate::bench::size;
 use measure::{Bench, Measured};
 use report::Report;
 
-/// Measure every way that a broadcast can go, as one worker of a job, and write a table to choose
-/// by.
+/// Measure every way that collectives can go, as one worker of a job, and write a table to choose
+/// by: broadcast, reduce, reduce-scatter, all-gather, all-reduce.
 ///
 /// Start it once per worker, with the environment of `xdp-agg bench`. Each time is the longest of
 /// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and
@@ -40,7 +40,7 @@ pub(crate) struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "broadcast,reduce,reduce-scatter,all-gather"
+        default_value = "broadcast,reduce,reduce-scatter,all-gather,all-reduce"
     )]
     collective: Vec<What>,
     /// The root of broadcast and reduce.
@@ -74,6 +74,8 @@ enum What {
     ReduceScatter,
     /// Each rank's part to all.
     AllGather,
+    /// All data to all, summed.
+    AllReduce,
 }
 
 impl What {
@@ -83,6 +85,7 @@ impl What {
             Self::Reduce => Kind::Reduce,
             Self::ReduceScatter => Kind::ReduceScatter,
             Self::AllGather => Kind::AllGather,
+            Self::AllReduce => Kind::AllReduce,
         }
     }
 }

@@ -122,7 +122,10 @@ fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
 fn auto_says_what_it_chose_and_why() {
     let (code, out, _) = topology(RACKS, &["plan", "--strategy", "auto", "--slots", "16"]);
     assert_eq!(code, 0);
-    assert!(out.contains("auto chose rat: about"), "{out}");
+    assert!(out.contains("auto chose rat by assumed costs: about"), "{out}");
+    let measured = format!("{RACKS}[costs]\ndaemon_byte = 1e-6\n");
+    let (_, out, _) = topology(&measured, &["plan", "--strategy", "auto", "--slots", "16"]);
+    assert!(out.contains("auto chose h-ar by costs measured in part: about"), "{out}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);
     assert_eq!(code, 1);
     assert!(err.contains("strategy passing finds no aggregator"), "{err}");

@@ -17,7 +17,7 @@ pub enum Path {
     /// The aggregator.
     #[default]
     Aggregator,
-    /// A TCP ring of the workers, because no aggregator could be reached.
+    /// A TCP ring of the workers, because no aggregator could be reached, or because it is faster.
     Ring,
     /// Some blocks over the one, some over the other.
     Mixed,

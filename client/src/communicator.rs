@@ -17,12 +17,12 @@ use crate::blocks::{Blocks, Local, Purpose, Share};
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
-use crate::collectives::Side;
+use crate::collectives::{Kind, Side};
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Handle, Lent, fail, globally};
 use crate::machine::{Counters, State};
-use crate::settings::{Builder, Place};
+use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
 use crate::stripe::Stripe;
 
@@ -58,6 +58,7 @@ pub struct Communicator {
     lanes: Option<LaneWidth>,
     mode: ResultMode,
     deadline: Duration,
+    chosen: Chosen,
     /// What other collectives need.
     pub(crate) side: Side,
 }
@@ -80,11 +81,12 @@ impl Communicator {
     pub(crate) fn connect(mut settings: Builder) -> Result<Self, Error> {
         let place = settings.place()?;
         let Builder { scaling, lanes, deadline, .. } = settings;
-        let side = Side::new(&settings)?;
         // What no call could have is told before anybody is waited for.
         Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         settings.find_hosts(&place)?;
+        settings.chosen = settings.settle(&place);
+        let side = Side::new(&settings)?;
         let stripes = Stripe::open_all(&settings, &place)?;
         let mut mode = ResultMode::Ports;
         let mut chunks = u16::MAX;
@@ -103,7 +105,20 @@ impl Communicator {
             }
         }
         let starting = Mutex::new(());
-        Ok(Self { stripes, group, starting, place, chunks, scaling, lanes, mode, deadline, side })
+        let chosen = settings.chosen;
+        Ok(Self {
+            stripes,
+            group,
+            starting,
+            place,
+            chunks,
+            scaling,
+            lanes,
+            mode,
+            deadline,
+            chosen,
+            side,
+        })
     }
 
     /// This worker's number.
@@ -134,6 +149,12 @@ impl Communicator {
     #[must_use]
     pub fn aggregators(&self) -> usize {
         self.stripes.len()
+    }
+
+    /// By which strategy this job sums, and why.
+    #[must_use]
+    pub const fn chosen(&self) -> &Chosen {
+        &self.chosen
     }
 
     /// How results come to this job.
@@ -205,14 +226,16 @@ impl Communicator {
         states.find(|state| *state != State::Running).unwrap_or(State::Running)
     }
 
-    /// All-reduces in place and waits for it, at most for the configured deadline.
+    /// All-reduces in place and waits for it, at most for the configured deadline. Where the tuning
+    /// table or `auto` says so for this size, a ring of the workers sums, and not the aggregators:
+    /// see [`Self::all_reduce_by`].
     ///
     /// # Errors
     /// The deadline (naming the ranks whose contribution is missing), the job's end, a call that
     /// differs from the other workers', a value that does not fit. After an error the contents of
     /// `data` are unspecified and the communicator is unusable.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<Report, Error> {
-        self.all_reduce_for(data, op, &None)
+        self.all_reduce_by(data, op, self.choice(Kind::AllReduce, size_of_val(data)))
     }
 
     /// The same as a part of something that is more than an all-reduce.
@@ -232,8 +255,9 @@ impl Communicator {
         lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
     }
 
-    /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several
-    /// may be in flight; a thread of the communicator keeps them going.
+    /// Starts an all-reduce through the aggregators, whatever its size, and returns at once;
+    /// [`Handle::wait`] gives the elements back. Several may be in flight; a thread of the
+    /// communicator keeps them going.
     ///
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.

@@ -86,6 +86,7 @@ impl Stripe {
             aggregator: target.address,
             data_addr: (serving != target.address).then_some(local),
             tree: target.tree.clone(),
+            chosen: Some(settings.chosen.told()),
             data_port: socket.port().map_err(Error::io("reading the data port"))?,
             ring_port: ring_port.map(|address| address.port()),
             max_chunks,

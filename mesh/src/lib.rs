@@ -6,6 +6,7 @@
 //!   sockets or clocks.
 //! * [`model`]: what they cost, by the models (1) to (6) of the broadcast paper (Xin, Xie, Li:
 //!   Large Message Broadcast Design for Distributed Machine Learning, 2020).
+//! * [`Mesh::flood`]: what all get through to each other at the same time.
 //!
 //! One executor carries out every schedule. Calls block; all ranks make the same ones in the same
 //! order. Each ends within its deadline, with the result or with an [`Error`] that names a rank.
@@ -15,6 +16,7 @@ mod call;
 mod element;
 mod error;
 mod executor;
+mod flood;
 mod link;
 pub mod meet;
 mod mesh;

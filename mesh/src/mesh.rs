@@ -1,7 +1,10 @@
 //! A rank's connections with all others, and the collectives over them.
 
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
+
+use socket2::SockRef;
 
 use crate::call::{Call, Collective};
 use crate::element::{Combine, Datum, Number, Op, combine};
@@ -164,6 +167,23 @@ impl Mesh {
             .map_err(Error::Argument)?;
         let call = Call::new::<T>(Collective::HierarchicalAllReduce, data.len()).with(op);
         self.run(call, &schedule, data, Some((combine::<T>, op)))
+    }
+
+    /// This host's address on its connections, where it has any.
+    #[must_use]
+    pub fn local_address(&self) -> Option<IpAddr> {
+        let address = |link: &Link| link.stream.local_addr().ok();
+        self.links.iter().flatten().find_map(address).map(|address| address.ip())
+    }
+
+    /// The connections' sockets.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = SockRef<'_>> {
+        self.links.iter().flatten().map(|link| SockRef::from(&link.stream))
+    }
+
+    /// The connections, and the number of the next call.
+    pub(crate) fn into_parts(self) -> (Vec<Option<Link>>, u64) {
+        (self.links, self.sequence)
     }
 
     fn check(&self, root: u16, algorithm: Algorithm) -> Result<(), Error> {

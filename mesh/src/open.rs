@@ -203,7 +203,10 @@ impl Builder {
         let groups = self.groups.take().unwrap_or_else(|| Groups::single(world_size));
         let grouped: usize = groups.groups().iter().map(Vec::len).sum();
         if grouped != usize::from(world_size) {
-            return wrong("groups", format!("{grouped} ranks in groups of {world_size} ranks"));
+            return wrong(
+                "groups",
+                format!("{grouped} ranks are in them, and the world has {world_size}"),
+            );
         }
         let links = if world_size == 1 { vec![None] } else { self.connect()? };
         Ok(Mesh::new(rank, groups, self.deadline, links))

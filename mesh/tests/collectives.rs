@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use support::{bytes, on_all, world};
 use xdp_agg_mesh::{Algorithm, Groups, Op, schedule};
 
@@ -172,4 +174,26 @@ fn groups_of_any_shape_make_a_chain() {
         mesh.broadcast(&mut data, 4, algorithm).expect("all are well");
         assert!(data == bytes(4, 50_000));
     });
+}
+
+#[test]
+fn everybody_gets_something_through_to_everybody() {
+    let meshes = world(3, 1);
+    let address = meshes[0].local_address().expect("it has connections");
+    assert!(address.is_loopback());
+    let flood = |mesh: xdp_agg_mesh::Mesh| {
+        // Ranks that begin late must not disturb those that have begun.
+        std::thread::sleep(Duration::from_millis(u64::from(mesh.rank()) * 50));
+        mesh.flood(Duration::from_millis(50), Duration::from_millis(300)).expect("all are well")
+    };
+    let rates: Vec<Vec<f64>> = std::thread::scope(|scope| {
+        let all: Vec<_> = meshes.into_iter().map(|mesh| scope.spawn(move || flood(mesh))).collect();
+        all.into_iter().map(|one| one.join().expect("no panic")).collect()
+    });
+    for (rank, row) in rates.iter().enumerate() {
+        for (from, rate) in row.iter().enumerate() {
+            // Loopback carries gigabytes a second, this machine's other work notwithstanding.
+            assert_eq!(*rate > 1e6, from != rank, "{from} to {rank}: {rates:?}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use xdp_agg_common::control::CONTROL_PORT;
-use xdp_agg_topology::{Aggregator, Host, Rate, Region, Strategy, Topology as Plan};
+use xdp_agg_topology::{Aggregator, Host, KnownCosts, Rate, Region, Strategy, Topology as Plan};
 
 use crate::error::Error;
 use crate::namespace::Namespace;
@@ -140,6 +140,7 @@ impl Fabric {
             regions: regions.collect(),
             hosts: hosts.collect(),
             measured: None,
+            costs: KnownCosts::default(),
         }
     }
 

@@ -281,6 +281,7 @@ impl Rude {
             ring_port: None,
             resume: None,
             tree: Tree::default(),
+            chosen: None,
         }))?;
         Ok(rude)
     }

@@ -37,6 +37,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
             ring_port: None,
             resume: None,
             tree: Tree::default(),
+            chosen: None,
         };
         write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
         stream

@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, check_sums};
-use xdp_agg_client::{Builder, Communicator};
+use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
-use xdp_agg_tests::{Direction, Fabric, Faults, Spot, Topology};
-use xdp_agg_topology::Strategy;
+use xdp_agg_tests::{Direction, Fabric, Faults, Process, Spot, Topology, program};
+use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
 
 /// In what time the others go on.
 const PROMISED: Duration = Duration::from_secs(3);
@@ -33,11 +33,18 @@ fn connect(
     strategy: Strategy,
     tune: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Communicator> {
+    connect_by(fabric, &fabric.plan(strategy), tune)
+}
+
+fn connect_by(
+    fabric: &Fabric,
+    plan: &Plan,
+    tune: impl Fn(Builder) -> Builder + Sync,
+) -> Vec<Communicator> {
     let world_size = fabric.topology.workers().len() as u16;
-    let plan = fabric.plan(strategy);
     let connect = |rank: u16| {
         let settings = Communicator::builder()
-            .topology(&plan, None)
+            .topology(plan, None)
             .expect("a plan")
             .job("trees")
             .rank(rank)
@@ -276,4 +283,70 @@ fn training_goes_on_without_an_autonomous_worker() {
     drop(dying);
     daemon.kill().expect("killed");
     goes_on(&workers, vec![said], since, 0b0111);
+}
+
+/// `auto` chooses by the costs in the file, per size, and everybody can read what and why.
+#[test]
+fn auto_chooses_by_measured_costs_and_says_so() {
+    need_root!();
+    let mut fabric = Fabric::new(Topology::builder().workers(3).build().expect("a network"));
+    for worker in 0..3 {
+        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    }
+    let mut plan = fabric.plan(Strategy::Auto);
+    // Daemons take 100 ns for a byte: a ring is faster from a few hundred bytes on.
+    plan.costs = KnownCosts {
+        message: Some(1e-5),
+        tcp_message: Some(1e-5),
+        daemon_byte: Some(1e-7),
+        tcp_byte: Some(1e-10),
+    };
+    let workers = connect_by(&fabric, &plan, |settings| settings);
+    let chosen = workers[0].chosen();
+    assert_eq!((chosen.strategy.as_str(), workers[0].aggregators()), ("colocated", 3));
+    assert!(chosen.reason.contains("by measured costs"), "{chosen:?}");
+    assert!(chosen.reason.contains("a ring of the workers above"), "{chosen:?}");
+    let paths = |len: usize| -> Vec<Path> {
+        let sum = |worker: &Communicator| {
+            let mut data: Vec<f32> = vec![f32::from(worker.rank()); len];
+            let report = worker.all_reduce(&mut data, Op::Average).expect("all are well");
+            assert!(data.iter().all(|x| *x == 1.0), "{data:?}");
+            assert_eq!(report.missing_ranks(3).count(), 0);
+            report.path
+        };
+        on_hosts(&fabric, &workers, sum)
+    };
+    assert_eq!(paths(10), [Path::Aggregator; 3]);
+    assert_eq!(paths(100_000), [Path::Ring; 3]);
+    let spot = Spot::Worker(1);
+    let mut stats = fabric.namespace(spot).command(program("xdp-agg").expect("it is built"));
+    stats.args(["stats", "--control", &fabric.control(spot).to_string()]);
+    let shown =
+        Process::spawn("stats", stats).and_then(|stats| stats.wait(LIMIT)).expect("it ends");
+    assert!(shown.stdout.contains("strategy of trees: colocated (auto by measured"), "{shown:?}");
+    // The caller's word counts more than any cost.
+    drop(workers);
+    let tune =
+        |settings: Builder| settings.topology(&plan, Some(Strategy::Colocated)).expect("a plan");
+    let workers = connect_by(&fabric, &plan, tune);
+    assert!(workers[0].chosen().all_reduce.is_empty());
+    assert!(workers[0].chosen().reason.contains("XDP_AGG_STRATEGY"), "{:?}", workers[0].chosen());
+    check_sums(&workers, 100_000);
+}
+
+/// The same at all workers, each on its own host: a mesh opens sockets in a call.
+fn on_hosts<T: Send>(
+    fabric: &Fabric,
+    workers: &[Communicator],
+    work: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let start = |worker| {
+            let host = fabric.topology.worker(Communicator::rank(worker).into());
+            scope.spawn(move || host.run(|| work(worker)).expect("entering a namespace"))
+        };
+        let threads: Vec<_> = workers.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
 }

@@ -157,6 +157,24 @@ impl Demand {
     }
 }
 
+/// What aggregators lack for a plan, in words; None: it fits.
+#[must_use]
+pub fn shortfall(demands: &[Demand]) -> Option<String> {
+    let mut missing = Vec::new();
+    for demand in demands {
+        let (name, trees, wanted) = (&demand.name, demand.trees, demand.slots);
+        if demand.missing() > 0 {
+            let missed = demand.missing();
+            missing.push(format!("{name}: {missed} slots are missing of {wanted}"));
+        }
+        if demand.jobs_missing() > 0 {
+            let missed = demand.jobs_missing();
+            missing.push(format!("{name}: {missed} jobs are missing of {trees}"));
+        }
+    }
+    (!missing.is_empty()).then(|| missing.join("; "))
+}
+
 /// What every aggregator of a plan has to hold if each tree has `slots_per_tree` slots at each of
 /// its aggregators; by site.
 #[must_use]

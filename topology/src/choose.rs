@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::analysis::{Cable, End, Traffic, demands};
 use crate::flows::{Flow, Scheme};
-use crate::model::{Strategy, Topology};
-use crate::plan::Site;
+use crate::model::{KnownCosts, Strategy, Topology};
+use crate::plan::{Lost, Site, ring_order};
 
 /// What was measured on the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +32,34 @@ impl Default for Costs {
     }
 }
 
+impl Costs {
+    /// What the topology file says, and for the rest what is assumed.
+    #[must_use]
+    pub fn of(topology: &Topology) -> Self {
+        let (known, assumed) = (topology.costs, Self::default());
+        Self {
+            message: known.message.unwrap_or(assumed.message),
+            tcp_message: known.tcp_message.unwrap_or(assumed.tcp_message),
+            daemon_byte: known.daemon_byte.unwrap_or(assumed.daemon_byte),
+            tcp_byte: known.tcp_byte.unwrap_or(assumed.tcp_byte),
+        }
+    }
+}
+
+impl KnownCosts {
+    /// Where the costs come from, for people.
+    #[must_use]
+    pub fn origin(&self) -> &'static str {
+        if self.are_complete() {
+            "by measured costs"
+        } else if *self == Self::default() {
+            "by assumed costs"
+        } else {
+            "by costs measured in part"
+        }
+    }
+}
+
 /// What was chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Choice {
@@ -53,6 +81,22 @@ pub struct Estimate {
     /// What most of it goes to.
     pub bound: String,
 }
+
+/// For which sizes a ring is faster than trees.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Crossing {
+    /// For none.
+    Never,
+    /// For all.
+    Always,
+    /// For at most so many bytes.
+    UpTo(f64),
+    /// For so many bytes and more.
+    From(f64),
+}
+
+/// Bytes of which the time for each byte is computed.
+const SAMPLE: f64 = 1e9;
 
 /// The strategies in question; of equally fast ones the first is chosen.
 const CANDIDATES: [Strategy; 6] = [
@@ -98,6 +142,41 @@ pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u3
         let _ = write!(reason, "; not possible: {}", left_out.join(", "));
     }
     Choice { strategy, reason, estimates }
+}
+
+/// For which sizes a ring of the workers in the order of their ranks is faster than the trees of
+/// `strategy`, by the same model. Before a ring the workers agree on the call by a round trip over
+/// a daemon.
+///
+/// # Errors
+/// Why the ring never comes into question: the ranks are not numbered region by region, or the
+/// strategy has no plan.
+pub fn against_ring(
+    topology: &Topology,
+    strategy: Strategy,
+    costs: &Costs,
+    slots_per_tree: u32,
+) -> Result<Crossing, String> {
+    if ring_order(topology, &Lost::default()).iter().enumerate().any(|(i, r)| i != usize::from(*r))
+    {
+        return Err("the ranks are not numbered region by region".into());
+    }
+    // Both are linear in the size: a time for the messages, and one for each byte.
+    let line = |strategy| -> Result<(f64, f64), String> {
+        let at = |bytes| estimate(topology, strategy, bytes, costs, slots_per_tree);
+        let (none, some) = (at(0.0)?.seconds, at(SAMPLE)?.seconds);
+        Ok((none, (some - none) / SAMPLE))
+    };
+    let (trees, mut ring) = (line(strategy)?, line(Strategy::Ring)?);
+    ring.0 += 2.0 * costs.message;
+    let later = (ring.0 - trees.0) / (trees.1 - ring.1);
+    Ok(match (ring.0 < trees.0, ring.1 < trees.1) {
+        (true, true) => Crossing::Always,
+        (true, false) if later.is_finite() => Crossing::UpTo(later),
+        (false, true) if later.is_finite() => Crossing::From(later),
+        (true, false) => Crossing::Always,
+        _ => Crossing::Never,
+    })
 }
 
 fn ms(seconds: f64) -> String {
@@ -210,5 +289,51 @@ mod tests {
         assert!(choice.estimates.iter().any(|e| e.bound == "bound by the hosts that add"));
         let choice = choose(&racks(1.0, 1), 4096.0, &Costs::default(), 16);
         assert!(choice.reason.contains("chain of 2 messages"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn measured_costs_take_the_place_of_assumed_ones() {
+        let mut network = racks(1.0, 1);
+        assert_eq!(Costs::of(&network), Costs::default());
+        assert_eq!(network.costs.origin(), "by assumed costs");
+        network.costs.daemon_byte = Some(1e-7);
+        let costs = Costs::of(&network);
+        assert_eq!(costs, Costs { daemon_byte: 1e-7, ..Costs::default() });
+        assert_eq!(network.costs.origin(), "by costs measured in part");
+        assert!(!choose(&network, 97e6, &costs, 16).strategy.is_forest());
+    }
+
+    #[test]
+    fn a_ring_takes_over_where_its_bytes_are_cheaper() {
+        let network = racks(1.0, 1);
+        let cross = |costs: &Costs| against_ring(&network, Strategy::Colocated, costs, 16);
+        // Links of 10 Gbit/s are what both wait for: 2(N-1)/N vectors. The ring has more messages.
+        assert_eq!(cross(&Costs::default()), Ok(Crossing::Never));
+        let slow = Costs { daemon_byte: 1e-8, ..Costs::default() };
+        let Ok(Crossing::From(bytes)) = cross(&slow) else { panic!("{:?}", cross(&slow)) };
+        for (bytes, ring) in [(bytes * 0.99, false), (bytes * 1.01, true)] {
+            let all = choose(&network, bytes, &slow, 16).estimates;
+            let of =
+                |strategy| all.iter().find(|e| e.strategy == strategy).map_or(0.0, |e| e.seconds);
+            let agreed = of(Strategy::Ring) + 2.0 * slow.message;
+            assert_eq!(agreed < of(Strategy::Colocated), ring, "{all:?}");
+        }
+        // Messages over daemons that take a hundred times as long, and trees of two levels.
+        let network = racks(8.0, 2);
+        let cross = |costs: &Costs| against_ring(&network, Strategy::Rat, costs, 16);
+        let far = Costs { message: 1e-3, ..Costs::default() };
+        assert!(matches!(cross(&far), Ok(Crossing::UpTo(_))), "{:?}", cross(&far));
+        let far = Costs { daemon_byte: 1e-8, ..far };
+        assert_eq!(cross(&far), Ok(Crossing::Always));
+    }
+
+    #[test]
+    fn a_ring_that_crosses_the_racks_too_often_is_none() {
+        let mut network = racks(4.0, 2);
+        for (index, host) in network.hosts.iter_mut().enumerate() {
+            host.region = Some(index % 2);
+        }
+        let error = against_ring(&network, Strategy::Rat, &Costs::default(), 16);
+        assert!(error.expect_err("they alternate").contains("region by region"));
     }
 }

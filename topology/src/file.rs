@@ -15,7 +15,7 @@ use toml::Spanned;
 use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use crate::model::{Aggregator, Host, Measured, Region, Strategy, Topology};
+use crate::model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
 use crate::units::Rate;
 
 /// Most regions of a file.
@@ -240,9 +240,29 @@ impl Reader<'_> {
             mbit: measured.get_ref().mbit.clone(),
         });
         let name = raw.name.clone();
-        let topology = Topology { name, strategy, regions, hosts, measured };
+        let costs = self.costs()?;
+        let topology = Topology { name, strategy, regions, hosts, measured, costs };
         self.check(&topology, &order)?;
         Ok(topology)
+    }
+
+    fn costs(&self) -> Result<KnownCosts, FileError> {
+        let raw::Costs { message, tcp_message, daemon_byte, tcp_byte } = &self.raw.costs;
+        let cost = |cost: &Option<Spanned<f64>>, key| match cost {
+            Some(cost) if !(f64::MIN_POSITIVE..=1.0).contains(cost.get_ref()) => {
+                let expected = "seconds above 0 and at most 1, such as 2.5e-5";
+                let value = cost.get_ref().to_string();
+                Err(self.lines.error(&cost.span(), Fault::Value { key, value, expected }))
+            }
+            Some(cost) => Ok(Some(*cost.get_ref())),
+            None => Ok(None),
+        };
+        Ok(KnownCosts {
+            message: cost(message, "message")?,
+            tcp_message: cost(tcp_message, "tcp_message")?,
+            daemon_byte: cost(daemon_byte, "daemon_byte")?,
+            tcp_byte: cost(tcp_byte, "tcp_byte")?,
+        })
     }
 
     fn strategy(&self) -> Result<Strategy, FileError> {

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use xdp_agg_common::control::CONTROL_PORT;
 
 use crate::graph::{Builder, LATENCY_NS, Network, NodeKind};
-use crate::model::{Aggregator, Host, Region, Strategy, Topology};
+use crate::model::{Aggregator, Host, KnownCosts, Region, Strategy, Topology};
 use crate::units::Rate;
 
 /// Most workers of a generated network.
@@ -240,7 +240,9 @@ impl Maker {
             return Err(GenerateError::World(world));
         }
         let (regions, hosts) = (Vec::new(), Vec::with_capacity(world));
-        let topology = Topology { name, strategy: Strategy::Auto, regions, hosts, measured: None };
+        let costs = KnownCosts::default();
+        let topology =
+            Topology { name, strategy: Strategy::Auto, regions, hosts, measured: None, costs };
         Ok(Self { builder: Builder::default(), topology, switches: Vec::new() })
     }
 

@@ -28,6 +28,6 @@ pub mod plan;
 pub mod units;
 
 pub use file::{Fault, FileError};
-pub use model::{Aggregator, Host, Measured, Region, Strategy, Topology};
+pub use model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
 pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};
 pub use units::Rate;

@@ -28,6 +28,8 @@ pub struct Topology {
     pub hosts: Vec<Host>,
     /// What a probe measured between the hosts, if there is any.
     pub measured: Option<Measured>,
+    /// What a probe measured on the hosts.
+    pub costs: KnownCosts,
 }
 
 /// Hosts that share an uplink.
@@ -82,6 +84,39 @@ pub struct Measured {
     pub hosts: Vec<String>,
     /// `mbit[i][j]` is what host `i` got through to host `j`, in Mbit/s; 0 for `i == j`.
     pub mbit: Vec<Vec<f64>>,
+}
+
+/// What messages and bytes cost, as far as it has been measured: [`Costs`](crate::choose::Costs)
+/// has the rest. In seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct KnownCosts {
+    /// As [`Costs::message`](crate::choose::Costs::message).
+    pub message: Option<f64>,
+    /// As [`Costs::tcp_message`](crate::choose::Costs::tcp_message).
+    pub tcp_message: Option<f64>,
+    /// As [`Costs::daemon_byte`](crate::choose::Costs::daemon_byte).
+    pub daemon_byte: Option<f64>,
+    /// As [`Costs::tcp_byte`](crate::choose::Costs::tcp_byte).
+    pub tcp_byte: Option<f64>,
+}
+
+impl KnownCosts {
+    /// All of them, by their names in the file.
+    #[must_use]
+    pub const fn named(&self) -> [(&'static str, Option<f64>); 4] {
+        [
+            ("message", self.message),
+            ("tcp_message", self.tcp_message),
+            ("daemon_byte", self.daemon_byte),
+            ("tcp_byte", self.tcp_byte),
+        ]
+    }
+
+    /// All have been measured.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
+        self.named().iter().all(|(_, cost)| cost.is_some())
+    }
 }
 
 /// How the job's vectors are summed.

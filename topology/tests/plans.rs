@@ -9,7 +9,9 @@ use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::generate::{SpineLeaf, equip};
 use xdp_agg_topology::graph::Network;
 use xdp_agg_topology::plan::ring_order;
-use xdp_agg_topology::{Forest, Host, Lost, PlanError, Rate, Region, Site, Strategy, Topology};
+use xdp_agg_topology::{
+    Forest, Host, KnownCosts, Lost, PlanError, Rate, Region, Site, Strategy, Topology,
+};
 
 const FORESTS: [Strategy; 5] =
     [Strategy::Colocated, Strategy::Rat, Strategy::Rina, Strategy::Passing, Strategy::Atp];
@@ -26,6 +28,7 @@ fn network(regions: &[DrawnRegion], hosts: &[DrawnHost]) -> Topology {
         regions: Vec::new(),
         hosts: Vec::new(),
         measured: None,
+        costs: KnownCosts::default(),
     };
     for (index, &(parent, narrow, equipped)) in regions.iter().enumerate() {
         topology.regions.push(Region {

@@ -31,10 +31,13 @@ pub enum System {
     Ring,
     /// Reduced in the host, then by the aggregator.
     Passing,
+    /// Rings inside the hosts (or racks) and across them: H-AR, the baseline of the Rina paper.
+    #[serde(rename = "h-ar")]
+    HAr,
 }
 
 impl System {
-    /// All, in the order of the paper's figures.
+    /// Those of PASSING, in the order of the paper's figures.
     pub const ALL: [Self; 6] =
         [Self::Ps, Self::Psring, Self::Switchml, Self::Atp, Self::Ring, Self::Passing];
 
@@ -48,6 +51,7 @@ impl System {
             Self::Atp => "atp",
             Self::Ring => "ring",
             Self::Passing => "passing",
+            Self::HAr => "h-ar",
         }
     }
 
@@ -80,9 +84,11 @@ impl FromStr for System {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|system| system.name() == text);
+        let mut all = Self::ALL.into_iter().chain([Self::HAr]);
         let names = || Self::ALL.map(Self::name).join(", ");
-        found.ok_or_else(|| format!("{text:?} is no system; expected one of {}", names()))
+        all.find(|system| system.name() == text).ok_or_else(|| {
+            format!("{text:?} is no system; expected one of {}, {}", names(), Self::HAr)
+        })
     }
 }
 
@@ -129,7 +135,8 @@ pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
 /// * an aggregator in the network makes the host's link the narrowest: `2 n K / B` for
 ///   [`System::Switchml`] and [`System::Atp`] (none of whose blocks has to go to a server), and
 ///   equation (1) `+ 2 K / B` for [`System::Passing`];
-/// * a ring of `N` sends `2 (N - 1) / N K` over each link (section 2.1).
+/// * a ring of `N` sends `2 (N - 1) / N K` over each link (section 2.1), rings across the hosts
+///   ([`System::HAr`]) that of `s`.
 #[must_use]
 pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
     let n = f64::from(setting.processes);
@@ -138,7 +145,11 @@ pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
         System::Psring => in_host_seconds(setting, bytes) + between_hosts_seconds(setting, bytes),
         System::Switchml | System::Atp => 2.0 * n * bytes / setting.link,
         System::Passing => in_host_seconds(setting, bytes) + 2.0 * bytes / setting.link,
-        System::Ring => ring_bytes(setting, bytes) / setting.link,
+        System::Ring => ring_bytes(setting.world(), setting, bytes) / setting.link,
+        System::HAr => {
+            in_host_seconds(setting, bytes)
+                + ring_bytes(setting.hosts, setting, bytes) / setting.link
+        }
     }
 }
 
@@ -157,7 +168,8 @@ pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     match system {
         System::Ps | System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
         System::Psring | System::Passing => bytes,
-        System::Ring => ring_bytes(setting, bytes),
+        System::Ring => ring_bytes(setting.world(), setting, bytes),
+        System::HAr => ring_bytes(setting.hosts, setting, bytes),
     }
 }
 
@@ -169,13 +181,14 @@ pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
         System::Ps => f64::from(setting.world()) * bytes / p,
         System::Psring => f64::from(setting.hosts) * bytes / p,
         // What the aggregator had no slot for is not known beforehand.
-        System::Switchml | System::Atp | System::Ring | System::Passing => 0.0,
+        System::Switchml | System::Atp | System::Ring | System::HAr | System::Passing => 0.0,
     }
 }
 
-/// What one rank of a ring sends. Only a host's last process has its neighbour on another host.
-fn ring_bytes(setting: &Setting, bytes: f64) -> f64 {
-    let world = f64::from(setting.world());
+/// What one of so many members of a ring sends. Only a host's last process has its neighbour on
+/// another host; of rings across hosts, one for each process, each carries its part.
+fn ring_bytes(members: u16, setting: &Setting, bytes: f64) -> f64 {
+    let world = f64::from(members);
     if setting.hosts == 1 { 0.0 } else { 2.0 * (world - 1.0) / world * bytes }
 }
 
@@ -228,6 +241,7 @@ mod tests {
         for system in System::ALL {
             assert_eq!(system.name().parse(), Ok(system));
         }
+        assert_eq!("h-ar".parse(), Ok(System::HAr));
         assert!("nccl".parse::<System>().is_err());
     }
 }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use xdp_agg_client::Chosen;
 use xdp_agg_workloads::Workload;
 
 use super::pattern;
@@ -118,6 +119,8 @@ pub(crate) struct Report {
     world_size: u16,
     strategy: &'static str,
     algorithm: String,
+    /// By which strategy of trees it sums, and why.
+    chosen: Option<Chosen>,
     /// Processors of the machine.
     processors: usize,
     loads: Vec<LoadReport>,
@@ -153,6 +156,7 @@ pub(crate) fn run(replay: &mut dyn Replay, plan: &Plan<'_>, loads: &[Load]) -> R
         world_size: replay.world_size(),
         strategy: plan.strategy.name(),
         algorithm: replay.algorithm(),
+        chosen: replay.chosen(),
         processors: thread::available_parallelism().map_or(1, NonZero::get),
         loads: Vec::new(),
         counters: serde_json::Value::Null,

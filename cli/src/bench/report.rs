@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use xdp_agg_client::Chosen;
 
 use super::usage::peak_memory;
 
@@ -19,6 +20,8 @@ pub(crate) struct Report {
     system: String,
     /// Engine of the aggregator, or `ring`.
     pub(crate) algorithm: String,
+    /// By which strategy it sums, and why.
+    pub(crate) chosen: Option<Chosen>,
     /// Element type in the words of nccl-tests.
     pub(crate) dtype: String,
     /// One per size.
@@ -97,6 +100,7 @@ impl Report {
             world_size,
             system: system.to_owned(),
             algorithm: String::new(),
+            chosen: None,
             dtype: String::new(),
             rows: Vec::new(),
             counters: serde_json::Value::Null,

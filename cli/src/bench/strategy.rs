@@ -5,16 +5,19 @@
 //! `LOCAL_WORLD_SIZE`, `XDP_AGG_*`, and `MASTER_ADDR` and `MASTER_PORT` for the ring.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use xdp_agg_client::baseline::{Atp, Ps, PsRing, servers_from_env};
+use xdp_agg_client::baseline::{Atp, Har, Ps, PsRing, servers_from_env};
 use xdp_agg_client::collective::BoxError;
 use xdp_agg_client::ring::{DEFAULT_DEADLINE, Ring};
-use xdp_agg_client::{Builder, Collective, Communicator, Handle, Op};
+use xdp_agg_client::{Builder, Chosen, Collective, Communicator, Handle, Op};
 
+use xdp_agg_mesh::Groups;
+use xdp_agg_topology::plan::{Lost, racks};
 pub(crate) use xdp_agg_workloads::model::System as Strategy;
 
 /// All-reduces in flight, as training has them: several are started while the layers before them
@@ -42,6 +45,11 @@ pub(crate) trait Replay {
     /// The strategy's, or none was started.
     fn wait(&mut self) -> Result<Vec<f32>>;
 
+    /// By which strategy of trees it sums, and why, if it does.
+    fn chosen(&self) -> Option<Chosen> {
+        None
+    }
+
     /// What it counts, for the JSON report.
     ///
     /// # Errors
@@ -60,6 +68,7 @@ pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
             let ring = Ring::from_env()?;
             Box::new(Threaded::new("ring".to_owned(), Box::new(ring))?)
         }
+        Strategy::HAr => Box::new(Threaded::new("rings of rings".to_owned(), Box::new(har()?))?),
         Strategy::Switchml => Box::new(Aggregated::open(false)?),
         Strategy::Passing => Box::new(Aggregated::open(true)?),
         Strategy::Ps => {
@@ -76,6 +85,18 @@ pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
             Box::new(Threaded::new(format!("{engine}, parameter servers"), Box::new(atp))?)
         }
     })
+}
+
+/// Rings inside the regions of `XDP_AGG_TOPOLOGY` and across them, or those of the hosts.
+fn har() -> Result<Har> {
+    let mut mesh = xdp_agg_mesh::Builder::from_env()?.deadline(deadline()?);
+    if let Some(file) = std::env::var_os("XDP_AGG_TOPOLOGY") {
+        let topology = crate::topology::read(Path::new(&file))?.inferred();
+        let racks = racks(&topology, &Lost::default());
+        let groups = Groups::new(topology.world() as u16, racks).map_err(|text| anyhow!(text))?;
+        mesh = mesh.groups(groups);
+    }
+    Ok(Har::new(mesh.open()?))
 }
 
 /// The longest that one call may take, from `XDP_AGG_DEADLINE` as all strategies read it.
@@ -112,6 +133,10 @@ impl Replay for Aggregated {
 
     fn algorithm(&self) -> String {
         format!("{}, {}", self.communicator.engine(), self.communicator.result_mode().name())
+    }
+
+    fn chosen(&self) -> Option<Chosen> {
+        Some(self.communicator.chosen().clone())
     }
 
     fn start(&mut self, bucket: Vec<f32>) -> Result<()> {

@@ -28,7 +28,12 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
         size(*bytes as f64)
     )?;
     if let Some(choice) = &report.choice {
-        writeln!(to, "auto chose {strategy}: {}", choice.reason)?;
+        writeln!(
+            to,
+            "auto chose {strategy} {}: {}",
+            report.topology.costs.origin(),
+            choice.reason
+        )?;
     }
     trees(report, to)?;
     writeln!(to, "\nbytes on the links")?;

@@ -65,12 +65,13 @@ impl Bench<'_> {
                 trees.into_iter().chain(simple).chain([Algorithm::Knomial { k: 8 }]).collect()
             }
             Kind::Reduce => trees.to_vec(),
-            Kind::ReduceScatter | Kind::AllGather => Vec::new(),
+            Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce => Vec::new(),
         };
         if matches!(kind, Kind::Broadcast | Kind::Reduce) {
             mesh.extend(chains.chain(topology));
         }
-        let ring = matches!(kind, Kind::ReduceScatter | Kind::AllGather).then_some(Way::Ring);
+        let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce);
+        let ring = rings.then_some(Way::Ring);
         [Way::Aggregator].into_iter().chain(mesh.into_iter().map(Way::Mesh)).chain(ring).collect()
     }
 
@@ -142,6 +143,7 @@ impl Bench<'_> {
                 communicator.reduce_scatter_by(data, Op::Sum, choice)?;
             }
             Kind::AllGather => communicator.all_gather_by(data, choice)?,
+            Kind::AllReduce => drop(communicator.all_reduce_by(data, Op::Sum, choice)?),
         }
         Ok(())
     }
@@ -182,7 +184,7 @@ impl Bench<'_> {
         let wrong = match one.kind {
             Kind::Broadcast => (0..len).filter(|i| data[*i] != value(self.root, *i)).count(),
             Kind::Reduce if rank != self.root => 0,
-            Kind::Reduce => (0..len).filter(|i| data[*i] != sum(*i)).count(),
+            Kind::Reduce | Kind::AllReduce => (0..len).filter(|i| data[*i] != sum(*i)).count(),
             Kind::ReduceScatter => own.filter(|i| data[*i] != sum(*i)).count(),
             Kind::AllGather => {
                 let parts = (0..world).map(|rank| (rank, self.communicator.part(rank, len)));

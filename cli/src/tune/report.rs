@@ -160,12 +160,7 @@ impl Report {
         for kind in Kind::ALL {
             let rules = self.rules(kind);
             if !rules.is_empty() {
-                let of_table = match kind {
-                    Kind::Broadcast => &mut table.broadcast,
-                    Kind::Reduce => &mut table.reduce,
-                    Kind::ReduceScatter => &mut table.reduce_scatter,
-                    Kind::AllGather => &mut table.all_gather,
-                };
+                let of_table = table.rules_mut(kind);
                 of_table.retain(|rule| rule.ranks != Some(self.ranks));
                 of_table.splice(0..0, rules);
             }

@@ -196,6 +196,11 @@ pub(super) fn reduce<T: Element>(
     as_numbers!(data: T, |data| mesh.reduce(data, op, root, algorithm), Err(irreducible()))
 }
 
+pub(super) fn all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
+    reduce_scatter(mesh, data, op)?;
+    all_gather(mesh, data)
+}
+
 pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
     let op = mesh_op(op);
     as_numbers!(data: T, |data| mesh.reduce_scatter(data, op).map(drop), Err(irreducible()))

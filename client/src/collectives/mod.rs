@@ -19,7 +19,7 @@ use xdp_agg_numbers::Element;
 pub use tuning::{Choice, Kind, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
-use crate::call::Report;
+use crate::call::{Path, Report, rank_bit};
 use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -28,6 +28,30 @@ use mesh::reducible;
 pub(crate) use mesh::{Side, hierarchical_all_reduce};
 
 impl Communicator {
+    /// All-reduces by a way of the caller's choice, the same at all workers: through the
+    /// aggregators, or round a ring of the workers.
+    ///
+    /// Round the ring floats are added as they are, in the same order in every run, so sums may
+    /// differ in their last bits from those of the aggregators, and integers wrap where those
+    /// refuse them. 16-bit floats go through the aggregators in any case.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`]; a way that no all-reduce goes; a worker that cannot be reached.
+    pub fn all_reduce_by<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        choice: Choice,
+    ) -> Result<Report, Error> {
+        if self.way(Kind::AllReduce, choice)? == Way::Aggregator || !reducible::<T>() {
+            return self.all_reduce_for(data, op, &None);
+        }
+        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
+        self.over_mesh(choice, &what, |mesh| mesh::all_reduce(mesh, data, op))?;
+        mesh::average(data, op, self.world_size());
+        Ok(self.report_of_ring())
+    }
+
     /// Leaves the root's elements at all workers, bit for bit.
     ///
     /// # Errors
@@ -162,6 +186,14 @@ impl Communicator {
             .map(|(rank, part)| (rank, part.start * size..part.end * size))
             .collect();
         self.exchange("all-gather", bytemuck::cast_slice_mut(data), &parts, &what)
+    }
+
+    /// Everybody has contributed to everything, or there is an error.
+    fn report_of_ring(&self) -> Report {
+        let processes = self.local_size();
+        let hosts = self.world_size() / processes;
+        let contributors = (0..hosts).fold(0, |all, host| all | rank_bit(host));
+        Report { contributors, path: Path::Ring, processes, ..Report::default() }
     }
 
     /// Ends when all workers have begun it: a tiny all-reduce.

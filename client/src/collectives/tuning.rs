@@ -20,12 +20,14 @@ pub enum Kind {
     ReduceScatter,
     /// Each rank's part to all.
     AllGather,
+    /// All data to all, reduced.
+    AllReduce,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::Broadcast, Self::Reduce, Self::ReduceScatter, Self::AllGather];
+    pub const ALL: [Self; 5] =
+        [Self::Broadcast, Self::Reduce, Self::ReduceScatter, Self::AllGather, Self::AllReduce];
 
     /// The name in tables and messages.
     #[must_use]
@@ -35,6 +37,7 @@ impl Kind {
             Self::Reduce => "reduce",
             Self::ReduceScatter => "reduce-scatter",
             Self::AllGather => "all-gather",
+            Self::AllReduce => "all-reduce",
         }
     }
 }
@@ -54,7 +57,7 @@ pub enum Way {
     /// From worker to worker over TCP, by one of the paper's algorithms; a reduce goes the
     /// broadcast's way backwards.
     Mesh(Algorithm),
-    /// Round a ring of the workers over TCP: reduce-scatter and all-gather.
+    /// Round a ring of the workers over TCP: reduce-scatter, all-gather, or both.
     Ring,
 }
 
@@ -71,7 +74,7 @@ impl Way {
 
     /// What is wrong with it for a collective, if anything.
     pub(crate) fn problem(self, kind: Kind) -> Option<String> {
-        let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather);
+        let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce);
         let choose = match (self, kind) {
             (Self::Mesh(_), _) if rings => "aggregator or ring",
             (Self::Ring, _) if !rings => "aggregator or one of the broadcast algorithms",
@@ -222,6 +225,10 @@ pub struct Tuning {
     pub reduce_scatter: Vec<Rule>,
     /// Rules for all-gather.
     pub all_gather: Vec<Rule>,
+    /// Rules for all-reduce. None: the job's strategy decides, which is to go through the
+    /// aggregators, unless it is `auto` and has reasons for other ways.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub all_reduce: Vec<Rule>,
 }
 
 impl Default for Tuning {
@@ -244,6 +251,7 @@ impl Default for Tuning {
             reduce: vec![Rule::new(None, None, Way::Aggregator)],
             reduce_scatter: parts(),
             all_gather: parts(),
+            all_reduce: Vec::new(),
         }
     }
 }
@@ -253,7 +261,13 @@ impl Tuning {
     #[must_use]
     pub fn aggregator() -> Self {
         let all = || vec![Rule::new(None, None, Way::Aggregator)];
-        Self { broadcast: all(), reduce: all(), reduce_scatter: all(), all_gather: all() }
+        Self {
+            broadcast: all(),
+            reduce: all(),
+            reduce_scatter: all(),
+            all_gather: all(),
+            all_reduce: all(),
+        }
     }
 
     /// Reads a table; collectives that it does not have keep their usual rules.
@@ -262,13 +276,14 @@ impl Tuning {
     /// What is wrong, with the line where that is known.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut table: Self = toml::from_str(text).map_err(|error| error.to_string())?;
-        let Self { broadcast, reduce, reduce_scatter, all_gather } = &mut table;
-        for rule in [broadcast, reduce, reduce_scatter, all_gather].into_iter().flatten() {
+        let Self { broadcast, reduce, reduce_scatter, all_gather, all_reduce } = &mut table;
+        let all = [broadcast, reduce, reduce_scatter, all_gather, all_reduce];
+        for rule in all.into_iter().flatten() {
             rule.algorithm = rule.choice().way;
         }
         for kind in Kind::ALL {
             let rules = table.rules(kind);
-            if rules.is_empty() {
+            if rules.is_empty() && kind != Kind::AllReduce {
                 return Err(format!("{kind} has no rules: give one, or leave it out"));
             }
             for rule in rules {
@@ -316,6 +331,19 @@ impl Tuning {
             Kind::Reduce => &self.reduce,
             Kind::ReduceScatter => &self.reduce_scatter,
             Kind::AllGather => &self.all_gather,
+            Kind::AllReduce => &self.all_reduce,
+        }
+    }
+
+    /// The rules of a collective, to be changed.
+    #[must_use]
+    pub fn rules_mut(&mut self, kind: Kind) -> &mut Vec<Rule> {
+        match kind {
+            Kind::Broadcast => &mut self.broadcast,
+            Kind::Reduce => &mut self.reduce,
+            Kind::ReduceScatter => &mut self.reduce_scatter,
+            Kind::AllGather => &mut self.all_gather,
+            Kind::AllReduce => &mut self.all_reduce,
         }
     }
 
@@ -393,6 +421,7 @@ mod tests {
             ("[[broadcast]]\nalgorithm = \"tree\"", "binomial, knomial"),
             ("[[broadcast]]\nalgorithm = \"ring\"", "does not go by ring"),
             ("[[all-gather]]\nalgorithm = \"chain\"", "choose aggregator or ring"),
+            ("[[all-reduce]]\nalgorithm = \"binomial\"", "choose aggregator or ring"),
             ("[[reduce]]\nalgorithm = \"scatter-all-gather\"", "a tree"),
             ("[[broadcast]]\nalgorithm = \"chain\"\nsize = 4", "line 3"),
             ("[[broadcast]]\nalgorithm = \"pipelined-chain\"\nchunk = 0", "chunk = 0"),

@@ -78,6 +78,7 @@ impl Machine {
             ring_port: config.ring_port,
             resume,
             tree: config.tree.clone(),
+            chosen: config.chosen.clone(),
         }));
     }
 

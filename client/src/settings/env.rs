@@ -56,14 +56,24 @@ impl Builder {
         if let Some((name, value)) = first(&["XDP_AGG_ADDR"]) {
             builder.aggregators = targets(name, &value)?;
         }
+        if let Some((name, value)) = first(&["XDP_AGG_JOB_SLOTS"]) {
+            builder.slots = Some(parse(name, &value, "a power of two, such as 1024")?);
+        }
+        let strategy = lookup("XDP_AGG_STRATEGY");
         if let Some((name, path)) = first(&["XDP_AGG_TOPOLOGY"]) {
             if !builder.aggregators.is_empty() {
                 let problem = "set together with XDP_AGG_ADDR: a topology names all daemons that \
                                take part; unset one of the two";
                 return Err(Error::Config { name, problem: problem.into() });
             }
-            let strategy = lookup("XDP_AGG_STRATEGY");
             builder = builder.read_topology(&path, strategy.as_deref())?;
+        }
+        if let (Some(strategy), None) = (strategy, &builder.hosts) {
+            let problem = format!(
+                "{strategy}, but no topology to follow it on; set XDP_AGG_TOPOLOGY to a topology \
+                 file, or unset it"
+            );
+            return Err(Error::Config { name: "XDP_AGG_STRATEGY", problem });
         }
         if let (true, Some(host), Some(port)) =
             (builder.aggregators.is_empty(), lookup("MASTER_ADDR"), lookup("MASTER_PORT"))
@@ -82,9 +92,6 @@ impl Builder {
         }
         if let Some((name, value)) = first(&["XDP_AGG_MTU"]) {
             builder.mtu = Some(parse(name, &value, "bytes, such as 1500")?);
-        }
-        if let Some((name, value)) = first(&["XDP_AGG_JOB_SLOTS"]) {
-            builder.slots = Some(parse(name, &value, "a power of two, such as 1024")?);
         }
         if let Some((name, value)) = first(&["XDP_AGG_RATE"]) {
             builder.rate = Some(parse(name, &value, "bits per second, such as 1000000000")?);

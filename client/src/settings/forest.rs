@@ -5,10 +5,11 @@ use std::path::Path;
 
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
-use xdp_agg_topology::choose::{Costs, choose};
+use xdp_agg_topology::analysis::{demands, shortfall};
+use xdp_agg_topology::choose::{Costs, Crossing, against_ring, choose};
 use xdp_agg_topology::{Forest, Site, Strategy, Topology};
 
-use super::{Builder, Place, Target};
+use super::{Builder, Chooser, Chosen, Place, Target};
 use crate::error::Error;
 use crate::session;
 
@@ -27,27 +28,50 @@ impl Builder {
     /// Sums over the aggregators of a network, as its strategy says; `strategy` is laid over it.
     /// The same at all workers: each computes the same plan. Ranks of the topology are hosts.
     ///
-    /// `auto` chooses by the network's links for vectors of 25 MiB, and says in the log what and
-    /// why.
+    /// `auto` chooses trees by the network's links and the file's costs for vectors of 25 MiB.
+    /// Where all costs were measured, all-reduces of those sizes for which a ring of the workers is
+    /// faster go round that one; the tuning table's rules for all-reduce come before it. A strategy
+    /// that is given here is kept to for all sizes. What was chosen and why is in the log, and in
+    /// [`Communicator::chosen`](crate::Communicator::chosen).
     ///
     /// # Errors
     /// A strategy that needs no aggregators (`ring`, `h-ar`, `ps`: these are other systems), or
-    /// finds none in this network.
+    /// finds none in this network; a plan for which an aggregator has not enough slots, by the file
+    /// and by [`Self::slots`] so far.
     pub fn topology(
         mut self,
         topology: &Topology,
         strategy: Option<Strategy>,
     ) -> Result<Self, Error> {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
-        let strategy = match strategy.unwrap_or(topology.strategy) {
+        let topology = &topology.clone().inferred();
+        let (strategy, reason) = match strategy.unwrap_or(topology.strategy) {
             Strategy::Auto => {
-                let (best, reason) = best(topology, self.slots.unwrap_or(SLOTS));
-                tracing::info!(strategy = %best, "chosen: {reason}");
-                best
+                let slots = self.slots.unwrap_or(SLOTS);
+                let (strategy, reason) = best(topology, slots);
+                self.chooser = Chooser::Auto(crossing(topology, strategy, slots));
+                (strategy, reason)
             }
-            strategy => strategy,
+            named if strategy.is_some() => {
+                self.chooser = Chooser::Caller;
+                (named, "the caller or XDP_AGG_STRATEGY wants it".into())
+            }
+            of_file => {
+                self.chooser = Chooser::File;
+                (of_file, "the topology file wants it".into())
+            }
         };
+        let name = strategy.name().into();
+        self.chosen = Chosen { strategy: name, reason, all_reduce: Vec::new() };
         let forest = Forest::plan(topology, strategy).map_err(|error| wrong(error.to_string()))?;
+        let slots = self.slots.unwrap_or(SLOTS);
+        if let Some(missing) = shortfall(&demands(topology, &forest, slots)) {
+            return Err(wrong(format!(
+                "the plan does not fit its aggregators, with {slots} slots a tree; {missing}. Give \
+                 the daemons more --slots, the job fewer (XDP_AGG_JOB_SLOTS), or choose another \
+                 strategy"
+            )));
+        }
         let trees = forest.trees.iter().map(|tree| target(topology, tree));
         self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
         self.hosts = Some(topology.hosts.len());
@@ -101,7 +125,8 @@ impl Builder {
         let mut seen = std::collections::BTreeSet::new();
         hosts.retain(|host| seen.insert(*host));
         let daemon = |host: Ipv4Addr| SocketAddrV4::new(host, CONTROL_PORT).into();
-        tracing::info!(hosts = hosts.len(), "no aggregator is named: every host sums a share");
+        tracing::debug!(hosts = hosts.len(), "no aggregator is named: every host sums a share");
+        self.has_named_aggregators = false;
         self.aggregators = hosts.into_iter().map(daemon).map(Target::new).collect();
         Ok(())
     }
@@ -110,9 +135,29 @@ impl Builder {
 /// The best strategy that works by aggregators, and why: where TCP between the workers would be the
 /// fastest, the best of the others.
 fn best(topology: &Topology, slots: u32) -> (Strategy, String) {
-    let choice = choose(topology, BUCKET, &Costs::default(), slots);
+    let choice = choose(topology, BUCKET, &Costs::of(topology), slots);
     let forest = choice.estimates.iter().find(|estimate| estimate.strategy.is_forest());
-    (forest.map_or(choice.strategy, |estimate| estimate.strategy), choice.reason)
+    let origin = topology.costs.origin();
+    match forest {
+        Some(forest) if forest.strategy != choice.strategy => {
+            let time = forest.seconds * 1e3;
+            let reason = format!(
+                "auto {origin}: about {time:.3} ms for {BUCKET:.0} bytes, {}, the best that works \
+                 by aggregators; {} over TCP: {}",
+                forest.bound, choice.strategy, choice.reason
+            );
+            (forest.strategy, reason)
+        }
+        _ => (choice.strategy, format!("auto {origin}: {}", choice.reason)),
+    }
+}
+
+/// For which sizes a ring of the workers is faster than the trees.
+fn crossing(topology: &Topology, strategy: Strategy, slots: u32) -> Result<Crossing, String> {
+    if !topology.costs.are_complete() {
+        return Err("not all costs were measured (`xdp-agg topology measure`)".into());
+    }
+    against_ring(topology, strategy, &Costs::of(topology), slots)
 }
 
 /// A planned tree as the daemons to speak to.
@@ -214,6 +259,18 @@ mod tests {
         assert!(strategy.is_forest());
         assert!(reason.contains("ms for"));
         assert!(!builder(Some(Strategy::Auto)).expect("a plan").aggregators.is_empty());
+    }
+
+    #[test]
+    fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
+        let few = RACKS.replace(
+            "9870\"\n        [[region]]",
+            "9870\"\n        aggregator_slots = 1500\n        [[region]]",
+        );
+        let topology = Topology::parse(&few).expect("a topology");
+        let error = Builder::default().topology(&topology, None).expect_err("two trees a rack");
+        assert!(error.to_string().contains("r0: 548 slots are missing of 2048. Give"), "{error}");
+        assert!(Builder::default().slots(512).topology(&topology, None).is_ok());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a communicator needs to know, from the builder or from the environment.
 
+mod chosen;
 mod env;
 mod forest;
 mod place;
@@ -18,6 +19,8 @@ use xdp_agg_tls::{ClientFiles, ClientTls};
 use crate::collectives::Tuning;
 use crate::communicator::Communicator;
 use crate::error::Error;
+pub(crate) use chosen::Chooser;
+pub use chosen::Chosen;
 pub(crate) use env::addresses;
 pub(crate) use place::Place;
 
@@ -81,6 +84,11 @@ pub struct Builder {
     pub(crate) token: Option<Token>,
     pub(crate) tls: ClientFiles,
     pub(crate) tuning: Tuning,
+    /// The strategy that is known so far; the daemons are told of it.
+    pub(crate) chosen: Chosen,
+    pub(crate) chooser: Chooser,
+    /// Aggregators were named, and not found.
+    pub(crate) has_named_aggregators: bool,
 }
 
 impl Default for Builder {
@@ -113,6 +121,9 @@ impl Default for Builder {
             token: None,
             tls: ClientFiles::default(),
             tuning: Tuning::default(),
+            chosen: Chosen::default(),
+            chooser: Chooser::default(),
+            has_named_aggregators: true,
         }
     }
 }

@@ -52,6 +52,7 @@ fn nonsense_is_named() {
         (&[("XDP_AGG_DEADLINE", "-1")][..], "XDP_AGG_DEADLINE"),
         (&[("XDP_AGG_RESULT_MODE", "carrier pigeon")][..], "ports, fanout, multicast"),
         (&[("XDP_AGG_ADDR", "10.0.0.1:port")][..], "host:port"),
+        (&[("XDP_AGG_STRATEGY", "rat")][..], "set XDP_AGG_TOPOLOGY"),
         (&[("XDP_AGG_ON_WORKER_LOSS", "panic")][..], "fail, shrink"),
         (&[("XDP_AGG_ON_AGGREGATOR_LOSS", "panic")][..], "fail, resume, ring"),
         (&[("XDP_AGG_TOKEN_FILE", "/does/not/exist")][..], "cannot read"),

@@ -24,6 +24,11 @@ impl Topology {
         for host in &self.hosts {
             self.write_host(to, host)?;
         }
+        let known = self.costs.named().into_iter().filter_map(|(name, cost)| Some((name, cost?)));
+        for (index, (name, cost)) in known.enumerate() {
+            let head = if index == 0 { "\n[costs]\n" } else { "" };
+            writeln!(to, "{head}{name} = {cost:?}")?;
+        }
         let Some(measured) = &self.measured else { return Ok(()) };
         let names: Vec<_> = measured.hosts.iter().map(|name| quoted(name)).collect();
         writeln!(to, "\n[measured]\nhosts = [{}]\nmbit = [", names.join(", "))?;

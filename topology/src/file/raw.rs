@@ -18,6 +18,17 @@ pub(super) struct File {
     pub(super) host: Vec<Host>,
     #[serde(default)]
     pub(super) measured: Option<Spanned<Measured>>,
+    #[serde(default)]
+    pub(super) costs: Costs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Costs {
+    pub(super) message: Option<Spanned<f64>>,
+    pub(super) tcp_message: Option<Spanned<f64>>,
+    pub(super) daemon_byte: Option<Spanned<f64>>,
+    pub(super) tcp_byte: Option<Spanned<f64>>,
 }
 
 #[derive(Debug, Deserialize)]

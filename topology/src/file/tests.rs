@@ -69,6 +69,15 @@ fn a_file_is_read_and_its_canonical_form_says_the_same() {
 }
 
 #[test]
+fn measured_costs_are_kept_as_far_as_they_are_known() {
+    let text = format!("{GOOD}[costs]\ntcp_byte = 4.5e-10\nmessage = 0.00002\n");
+    let read = Topology::parse(&text).expect("it is right");
+    let costs = KnownCosts { message: Some(2e-5), tcp_byte: Some(4.5e-10), ..Default::default() };
+    assert_eq!(read.costs, costs);
+    assert_eq!(Topology::parse(&read.to_toml()), Ok(read));
+}
+
+#[test]
 fn uplinks_of_inner_regions_bound_what_the_outer_ones_offer() {
     let text = r#"
 [[region]]
@@ -171,6 +180,9 @@ const BAD: &[(&str, &str, usize, &str)] = &[
         38,
         "has the rate -1",
     ),
+    ("daemon = false\n", "daemon = false\n[costs]\nmessage = 0\n", 39, "seconds above 0"),
+    ("daemon = false\n", "daemon = false\n[costs]\ntcp_byte = 2.5\n", 39, "at most 1"),
+    ("daemon = false\n", "daemon = false\n[costs]\nbyte = 1e-9\n", 39, "unknown field"),
     (
         "daemon = false\n",
         "daemon = false\n[measured]\nhosts=[\"a0\",\"a0\"]\nmbit=[[0,1],[1,0]]\n",

@@ -50,6 +50,45 @@ pub struct JobInfo {
     /// Where its sums go: this aggregator is a branch of another one's job.
     #[serde(default)]
     pub parent: Option<SocketAddrV4>,
+    /// The strategy that its workers follow, and why. None: they have not said.
+    #[serde(default)]
+    pub chosen: Option<Chosen>,
+}
+
+/// By which strategy a job's workers sum, and why: shown, and nothing depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chosen {
+    /// Its name.
+    pub strategy: String,
+    /// Why, for people.
+    pub reason: String,
+}
+
+impl Chosen {
+    /// Most bytes of the reason that a daemon keeps.
+    pub const MAX_REASON: usize = 1024;
+    /// Most bytes of the name that a daemon keeps.
+    pub const MAX_NAME: usize = 32;
+
+    /// The same, no longer than a daemon keeps, and without characters that steer terminals.
+    #[must_use]
+    pub fn clipped(&self) -> Self {
+        let clip = |text: &str, most: usize| {
+            let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+            let mut room = most;
+            shown
+                .take_while(|c| {
+                    let fits = c.len_utf8() <= room;
+                    room = room.saturating_sub(c.len_utf8());
+                    fits
+                })
+                .collect()
+        };
+        Self {
+            strategy: clip(&self.strategy, Self::MAX_NAME),
+            reason: clip(&self.reason, Self::MAX_REASON),
+        }
+    }
 }
 
 /// An aggregator that forwards sums to this one, or to another one below it.

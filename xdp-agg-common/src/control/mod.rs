@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use crate::maps::ResultMode;
 pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
 pub use frame::{FrameError, decode, encode, read_message, write_message};
-pub use info::{BranchInfo, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
+pub use info::{BranchInfo, Chosen, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};
 pub use reason::{AbortReason, ErrorCode};
 pub use tree::{
@@ -145,6 +145,9 @@ pub struct Join {
     /// The daemons below this one that take part. Empty: this one sums alone.
     #[serde(default)]
     pub tree: Tree,
+    /// How the worker came to these aggregators. None: it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<Chosen>,
 }
 
 /// What a worker remembers of the epoch in which it lost its daemon.

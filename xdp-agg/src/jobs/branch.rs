@@ -108,6 +108,7 @@ impl Served {
             waiting: Vec::new(),
             branches: Vec::new(),
             parent: self.setup.as_ref().map(|setup| setup.uplink.data),
+            chosen: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use xdp_agg_common::control::{CreateJob, Join, Plan, Policy, Progress, WorkerLoss};
+use xdp_agg_common::control::{Chosen, CreateJob, Join, Plan, Policy, Progress, WorkerLoss};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
 
@@ -124,6 +124,8 @@ pub(super) struct Life {
     pub(super) mode: Option<ResultMode>,
     /// As its first member wants, where its creator left it open.
     pub(super) policy: Option<Policy>,
+    /// As the first member that has words for it says.
+    pub(super) chosen: Option<Chosen>,
     pub(super) members: BTreeMap<u16, Member>,
     /// Ranks that will join in a later epoch.
     pub(super) waiting: BTreeMap<u16, Member>,

@@ -62,6 +62,7 @@ impl Jobs {
         };
         job.wanted = job.wanted.or(join.result_mode);
         job.life.policy.get_or_insert(join.policy);
+        job.life.chosen = job.life.chosen.take().or_else(|| Some(join.chosen.as_ref()?.clipped()));
         job.plant(&join.tree);
         let member = Member::new(conn, data, local, join);
         if let Phase::Forming(end) = job.phase {

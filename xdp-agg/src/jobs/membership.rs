@@ -254,7 +254,7 @@ impl Jobs {
             return;
         };
         let policy = job.life.policy;
-        let Life { members, waiting, trunk, .. } = mem::take(&mut job.life);
+        let Life { members, waiting, trunk, chosen, .. } = mem::take(&mut job.life);
         job.phase = Phase::Forming(None);
         for member in members.into_values() {
             self.discharge(member.conn);
@@ -266,7 +266,7 @@ impl Jobs {
             info!(job = job.name, "forms again, of the ranks that waited");
             job.phase = Phase::Forming(Some(self.clock + self.limits.join_timeout));
             let trunk = Trunk { asked: trunk.asked, ..Trunk::default() };
-            job.life = Life { members: waiting, policy, trunk, ..Life::default() };
+            job.life = Life { members: waiting, policy, chosen, trunk, ..Life::default() };
             self.advance(job_id);
         } else if !job.reserved {
             self.forget(job_id);

@@ -116,6 +116,7 @@ impl Job {
             waiting: life.waiting.keys().copied().collect(),
             branches: life.trunk.infos(),
             parent: None,
+            chosen: life.chosen.clone(),
         }
     }
 }

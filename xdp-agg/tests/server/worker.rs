@@ -164,6 +164,7 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         ring_port: None,
         resume: None,
         tree: Tree::default(),
+        chosen: None,
     }
 }
 

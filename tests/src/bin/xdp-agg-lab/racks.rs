@@ -87,6 +87,8 @@ enum System {
     Colocated,
     /// A TCP ring of all workers, rack by rack.
     Ring,
+    /// Rings in the racks and across them (H-AR).
+    HAr,
     /// A parameter server on every host.
     Ps,
 }
@@ -99,6 +101,7 @@ impl System {
             Self::Passing => Some(Strategy::Passing),
             Self::Atp => Some(Strategy::Atp),
             Self::Colocated => Some(Strategy::Colocated),
+            Self::HAr => Some(Strategy::HAr),
             Self::Ring | Self::Ps => None,
         }
     }
@@ -107,6 +110,7 @@ impl System {
     const fn bench(self) -> &'static str {
         match self {
             Self::Ring => "ring",
+            Self::HAr => "h-ar",
             Self::Ps => "ps",
             _ => "passing",
         }

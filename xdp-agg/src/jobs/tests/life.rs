@@ -231,3 +231,22 @@ fn going_down_tells_every_member() {
     }
     assert!(world.infos().is_empty() && world.engine.is_empty());
 }
+
+#[test]
+fn what_the_first_worker_says_of_its_strategy_is_shown() {
+    let mut world = World::new();
+    let (first, second) = (world.connect(), world.connect());
+    let said = |strategy: &str, reason: String| Some(Chosen { strategy: strategy.into(), reason });
+    let long = format!("be\u{1b}cause {}", "ä".repeat(Chosen::MAX_REASON));
+    let wish = |rank, chosen| Request::Join(Join { chosen, ..wish("train", rank, 3) });
+    world.say(first, wish(0, None));
+    assert_eq!(world.infos()[0].chosen, None);
+    world.say(second, wish(1, said("rat", long)));
+    let third = world.connect();
+    world.say(third, wish(2, said("rina", "later".into())));
+    let Some(shown) = world.infos()[0].chosen.clone() else { panic!("nothing is shown") };
+    assert_eq!(shown.strategy, "rat");
+    assert!(shown.reason.starts_with("be cause ä"), "{shown:?}");
+    // Half of an umlaut does not fit.
+    assert_eq!(shown.reason.len(), Chosen::MAX_REASON - 1);
+}

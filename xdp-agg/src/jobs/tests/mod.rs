@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 
 use rand::SeedableRng;
 use xdp_agg_common::control::{
-    Admitted, AggregatorLoss, CONTROL_VERSION, Call, CreateJob, ErrorCode, Held, Join, Policy,
-    Progress, Resume, Stats, Tree, WorkerLoss,
+    Admitted, AggregatorLoss, CONTROL_VERSION, Call, Chosen, CreateJob, ErrorCode, Held, Join,
+    Policy, Progress, Resume, Stats, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::MAX_JOBS;
 
@@ -302,6 +302,7 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         ring_port: None,
         resume: None,
         tree: Tree::default(),
+        chosen: None,
     }
 }
 

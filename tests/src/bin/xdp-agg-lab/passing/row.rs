@@ -222,7 +222,7 @@ fn overhead(system: System, mtu: u32) -> f64 {
             aggregated_wire_bytes(block, mtu) / block as f64
         }
         // Ethernet's header before, IPv4's and TCP's with timestamps within the MTU.
-        System::Ps | System::Psring | System::Ring => {
+        System::Ps | System::Psring | System::Ring | System::HAr => {
             (f64::from(mtu) + 14.0) / (f64::from(mtu) - 52.0)
         }
     }
