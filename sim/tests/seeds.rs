@@ -1,10 +1,11 @@
 //! A fixed number of seeds as an ordinary test, and that a seed is one run and no other.
 
+use xdp_agg_sim::Choice;
 use xdp_agg_sim::bulk::{self, Plan};
 
 #[test]
 fn seeds_keep_every_promise() {
-    let plan = Plan { first: 0, count: 1000, jobs: None, threads: 0, stop: false };
+    let plan = Plan { first: 0, count: 1000, choice: Choice::default(), threads: 0, stop: false };
     let report = bulk::run(&plan, |_| {});
     assert_eq!(report.violations, [], "replay with `cargo xtask sim --seed N`");
     // What does not happen is not tested.
@@ -34,8 +35,8 @@ fn seeds_keep_every_promise() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in [1, 17, 225, 4242] {
-        let first = xdp_agg_sim::run(seed, None, false);
-        let again = xdp_agg_sim::run(seed, None, true);
+        let first = xdp_agg_sim::run(seed, Choice::default(), false);
+        let again = xdp_agg_sim::run(seed, Choice::default(), true);
         assert_eq!(first.trace.hash(), again.trace.hash(), "seed {seed}");
         assert_eq!(first.stats, again.stats, "seed {seed}");
         assert!(!again.trace.lines().is_empty());
@@ -44,6 +45,6 @@ fn one_seed_is_one_run() {
 
 #[test]
 fn seeds_differ() {
-    let hash = |seed| xdp_agg_sim::run(seed, None, false).trace.hash();
+    let hash = |seed| xdp_agg_sim::run(seed, Choice::default(), false).trace.hash();
     assert_ne!(hash(1), hash(2));
 }

@@ -17,6 +17,9 @@
 //! * With block scaling a call has blocks of keys, and each data block goes with the keys of its
 //!   **group**: with those that its contributors were given as the result of that block, over
 //!   whomever that was. Nobody contributes data without.
+//! * In a **tree** of aggregators all of this holds of the whole; and each of them counts each of
+//!   its members once, sends up nothing but the exact sum of those below it, and hands down nothing
+//!   but the root's result.
 //! * A **slot** is taken over only when every member of the epoch holds the result that it held
 //!   (invariant 7, with the knowledge that no party of the protocol has).
 
@@ -24,17 +27,17 @@ mod errors;
 mod path;
 mod results;
 mod sums;
+mod tree;
 
 use std::collections::BTreeMap;
 
 use xdp_agg_common::control::{Admitted, Plan, RunKind};
-use xdp_agg_common::maps::MAX_JOBS;
 use xdp_agg_common::reform::BlockMap;
 
 pub(crate) use path::Origin;
 
 use crate::reference::Shape;
-use crate::scenario::{JobPlan, Scenario};
+use crate::scenario::{JobPlan, Link, Scenario};
 
 /// No completion.
 const NONE: u32 = u32::MAX;
@@ -50,7 +53,11 @@ pub(crate) struct Checker {
     by_cookie: BTreeMap<u64, usize>,
     lineages: Vec<Lineage>,
     completions: Vec<Completion>,
-    path: [Option<path::Registered>; MAX_JOBS],
+    /// By daemon, and number of the job there.
+    path: BTreeMap<(usize, u16), path::Registered>,
+    /// The aggregators of each epoch, by its cookie and by daemon.
+    trunks: BTreeMap<u64, BTreeMap<usize, tree::Node>>,
+    troubles: tree::Troubles,
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
     answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
@@ -112,8 +119,6 @@ struct Epoch {
 /// A block of an epoch.
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// Ranks whose contribution was counted.
-    seen: u64,
     /// Ranks that took its result in.
     taken: u64,
     /// Its sum, once complete.
@@ -154,7 +159,12 @@ impl Checker {
             by_cookie: BTreeMap::new(),
             lineages: Vec::new(),
             completions: Vec::new(),
-            path: [const { None }; MAX_JOBS],
+            path: BTreeMap::new(),
+            trunks: BTreeMap::new(),
+            troubles: tree::Troubles {
+                rough: scenario.link != Link { base: scenario.link.base, ..Link::CLEAN },
+                ..tree::Troubles::default()
+            },
             answers: BTreeMap::new(),
             problem: None,
             keys: KeyCounts::default(),
@@ -252,8 +262,13 @@ impl Checker {
             Some(index) => *index,
             None => self.new_epoch(job, admitted),
         };
+        if let Err(problem) = self.check_place(admitted, rank) {
+            return self.fail(|| problem);
+        }
         let epoch = &mut self.epochs[index];
-        if epoch.admitted != *admitted || epoch.job != job {
+        // Where to send to is not the same for all.
+        let Admitted { data, job_id, .. } = epoch.admitted;
+        if epoch.admitted != (Admitted { data, job_id, ..admitted.clone() }) || epoch.job != job {
             let old = epoch.admitted.clone();
             return self.fail(|| {
                 format!("members of one epoch are told different things: {old:?} and {admitted:?}")
@@ -295,6 +310,9 @@ impl Checker {
             return self.fail(|| "an epoch begins, and not all its members know of it".into());
         }
         let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
+        if let Err(problem) = self.check_tree(admitted) {
+            return self.fail(|| problem);
+        }
         let members: Vec<_> = who.iter().flatten().copied().collect();
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
         // Some may have been admitted to a first epoch whose daemon died before it told the others.
@@ -450,7 +468,7 @@ impl Epoch {
     fn block(&mut self, block: u64) -> &mut Block {
         let index = block as usize;
         if index >= self.blocks.len() {
-            let new = Block { seen: 0, taken: 0, completion: NONE };
+            let new = Block { taken: 0, completion: NONE };
             self.blocks.resize(index + 1, new);
         }
         &mut self.blocks[index]
