@@ -101,6 +101,8 @@ pub struct JobPlan {
     pub floats: bool,
     /// Longest time for a call.
     pub deadline: Nanos,
+    /// How long no daemon is there until its workers go on over a ring, if they may.
+    pub fallback_after: Nanos,
 }
 
 /// How good a link is.
@@ -290,14 +292,20 @@ impl Scenario {
             scenario.draw_trees(rng);
         }
         scenario.draw_faults(rng, trouble);
+        scenario.draw_fallback(rng);
         scenario
     }
 
     /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
-    /// lost now and then, and workers are killed, which shows at once.
+    /// lost now and then, and workers and branches are killed, which shows at once.
     #[must_use]
     pub fn is_in_time(&self, plan: &JobPlan) -> bool {
-        let harmless = |(_, fault): &(When, Fault)| matches!(fault, Fault::KillWorker { .. });
+        let is_root = |daemon: usize| self.jobs.iter().any(|job| job.root == daemon);
+        let harmless = |(_, fault): &(When, Fault)| match fault {
+            Fault::KillWorker { .. } => true,
+            Fault::KillDaemon { daemon, .. } => !is_root(*daemon),
+            _ => false,
+        };
         let Link { loss, late, .. } = self.link;
         plan.deadline >= 10 * SECOND
             && self.faults.iter().all(harmless)
@@ -338,6 +346,19 @@ impl Scenario {
                 };
                 self.faults.push((when, fault));
             }
+        }
+    }
+
+    /// A daemon dies for so long that its workers go on over a ring.
+    fn draw_fallback(&mut self, rng: &mut SmallRng) {
+        let rings = |job: &&JobPlan| job.policy.aggregator_loss == AggregatorLoss::Ring;
+        let Some(JobPlan { root, fallback_after, .. }) = self.jobs.iter().find(rings) else {
+            return;
+        };
+        let (daemon, down) = (*root, *fallback_after + magnitude(rng, MILLI, SECOND));
+        if rng.random_bool(0.5) && !(self.witness && daemon == 0) {
+            let when = When::After(magnitude(rng, 8, 1000));
+            self.faults.push((when, Fault::KillDaemon { daemon, pinned: false, down }));
         }
     }
 
@@ -405,6 +426,7 @@ impl JobPlan {
             long,
             floats: rng.random_bool(0.6),
             deadline: if long { 60 * SECOND } else { deadline },
+            fallback_after: SECOND,
         }
     }
 }

@@ -58,6 +58,10 @@ pub struct Stats {
     pub sums_up: u64,
     /// Results that came down and were awaited.
     pub deliveries: u64,
+    /// Rings that took an aggregator's place.
+    pub rings: u64,
+    /// Blocks that were summed over them.
+    pub ring_blocks: u64,
     /// Answers of a parent that were handed on to a member.
     pub relays: u64,
     /// Members that were told of the loss of a branch, and go on.
@@ -99,6 +103,8 @@ impl Stats {
             trees,
             sums_up,
             deliveries,
+            rings,
+            ring_blocks,
             relays,
             branches_lost,
             keys,
@@ -128,6 +134,8 @@ impl Stats {
             (&mut self.trees, trees),
             (&mut self.sums_up, sums_up),
             (&mut self.deliveries, deliveries),
+            (&mut self.rings, rings),
+            (&mut self.ring_blocks, ring_blocks),
             (&mut self.relays, relays),
             (&mut self.branches_lost, branches_lost),
             (&mut self.keys, keys),
@@ -220,6 +228,8 @@ impl Stats {
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
              {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
         ));
+        let Self { rings, ring_blocks, .. } = self;
+        lines.push(format!("rings       {rings}, {ring_blocks} blocks summed over them"));
         let Self { trees, sums_up, deliveries, relays, branches_lost, .. } = self;
         lines.push(format!(
             "trees       {trees} runs, {sums_up} sums sent up, {deliveries} results taken down, \
@@ -250,6 +260,7 @@ pub(crate) const fn name(error: &Error) -> &'static str {
         Error::AggregatorLost(_) => "aggregator lost",
         Error::Unreachable { .. } => "unreachable",
         Error::Refused { .. } => "refused",
+        Error::Ring { .. } => "ring lost",
         Error::DataPath { .. } => "no data path",
         _ => "other",
     }

@@ -56,6 +56,11 @@ impl Checker {
                 let at = daemon_at((*daemon.ip()).into());
                 if self.is_troubled(at) { Ok(()) } else { Err("that branch had no troubles") }
             }
+            Error::Ring { .. } if policy.aggregator_loss != AggregatorLoss::Ring => {
+                Err("its policy is to do without")
+            }
+            Error::Ring { .. } if !me.lost => Err("its connection was never lost"),
+            Error::Ring { .. } => Ok(()),
             Error::AggregatorLost(_) if policy.aggregator_loss != AggregatorLoss::Fail => {
                 Err("its policy is to resume")
             }

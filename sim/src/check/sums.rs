@@ -28,6 +28,13 @@ pub(super) struct Place {
     key: Option<(u64, usize)>,
 }
 
+impl Place {
+    /// Bytes of the block.
+    pub(super) fn payload(&self) -> usize {
+        self.shape.payload(self.part, self.chunks)
+    }
+}
+
 impl Completion {
     pub(super) const fn is_odd(&self) -> bool {
         self.flags & flags::NON_FINITE != 0

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
-use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
+use xdp_agg_common::control::{AggregatorLoss, Branch, CONTROL_PORT, Tree};
 
 use super::{DAEMONS_MAX, JobPlan, Scenario, magnitude};
+use crate::time::{MILLI, SECOND};
 
 /// Address of the first aggregator; the others' follow.
 const FIRST: u32 = 0x0a00_0064;
@@ -41,6 +42,17 @@ impl Scenario {
             }
             job.root = if index == 0 { 0 } else { rng.random_range(0..self.daemons) };
             job.tree = tree(rng, job, self.daemons);
+            if job.policy.aggregator_loss == AggregatorLoss::Resume && rng.random_bool(0.4) {
+                job.policy.aggregator_loss = AggregatorLoss::Ring;
+            }
+            job.fallback_after = magnitude(rng, 20 * MILLI, SECOND);
+            // Each hop takes its time, and with the smallest pool block goes after block.
+            let near = self.far.iter().max().copied().unwrap_or(1);
+            let hops = job.tree.branches.len() as u64;
+            let farthest = self.far_daemons.iter().max().copied().unwrap_or(1);
+            let trip = 2 * self.link.base * (near + hops * farthest);
+            let rounds = (job.blocks + 8) * job.in_flight as u64 / u64::from(job.slots / 2) + 1;
+            job.deadline = job.deadline.max(3 * trip * rounds);
         }
     }
 

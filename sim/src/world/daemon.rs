@@ -75,6 +75,11 @@ impl Daemon {
         }
     }
 
+    /// Whether this is the time that it wanted to be woken at.
+    pub(super) fn is_due(&self, now: Nanos) -> bool {
+        self.timer == Some(now)
+    }
+
     /// It does not die any more, and is cut off from nobody.
     pub(super) fn end_troubles(&mut self, now: Nanos) {
         self.dies = None;

@@ -7,6 +7,7 @@ mod daemon;
 mod data;
 mod faults;
 mod place;
+mod ring;
 mod worker;
 
 use std::collections::VecDeque;
@@ -44,6 +45,8 @@ enum Event {
     WorkerTimer(usize),
     /// A daemon's timer.
     DaemonTimer(usize),
+    /// Something happens to a process that is on a ring.
+    Ring(ring::Event),
     /// A process takes the place of one that is gone.
     StartWorker(usize),
     /// A fault of the scenario, by index.
@@ -73,6 +76,7 @@ pub(crate) struct World {
     /// The virtual zero of all clocks.
     zero: Instant,
     connections: Vec<Connection>,
+    rings: Vec<ring::Ring>,
     checker: Checker,
     stats: Stats,
     trace: Trace,
@@ -107,6 +111,7 @@ impl World {
             daemons: (0..scenario.daemons).map(|_| Daemon::default()).collect(),
             zero: Instant::now(),
             connections: Vec::new(),
+            rings: Vec::new(),
             checker,
             stats: Stats::default(),
             trace: Trace::new(trace),
@@ -208,6 +213,8 @@ impl World {
             }
             Event::Control(event) => self.control(event),
             Event::WorkerTimer(worker) => self.worker_timer(worker),
+            // An earlier one that was asked for later takes the place of this one.
+            Event::DaemonTimer(daemon) if !self.daemons[daemon].is_due(self.now) => {}
             Event::DaemonTimer(daemon) => self.daemon_timer(daemon),
             Event::StartWorker(worker) => self.start_worker(worker),
             Event::Fault(index) => self.fault(index),
@@ -215,6 +222,7 @@ impl World {
             Event::ContinueDaemon(daemon) => self.continue_daemon(daemon),
             Event::StartDaemon(daemon) => self.start_daemon(daemon),
             Event::DialAgain(index) => self.dial_again(index),
+            Event::Ring(event) => self.ring_event(event),
             Event::Hostile => self.hostile(),
             Event::Heal => self.heal(),
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg_client::machine::{Config, Control, Machine};
+use xdp_agg_client::machine::{Config, Control, Machine, State};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
@@ -11,7 +11,7 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 use super::caller::InFlight;
 use super::control::{self, Client, End};
 use super::place::{Cut, Place};
-use super::{Event, World};
+use super::{Event, World, ring};
 use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
 use crate::trace::{Party, describe};
 
@@ -31,7 +31,7 @@ pub(super) struct Worker {
     stopped: bool,
     kept: VecDeque<Kept>,
     /// The process left its job in good order, all calls being made.
-    left: bool,
+    pub(super) left: bool,
     ports: u16,
 }
 
@@ -47,6 +47,8 @@ pub(super) struct Process {
     pub(super) machine: Machine,
     port: u16,
     connection: Option<usize>,
+    /// The ring that it takes part in.
+    pub(super) ring: Option<ring::Part>,
     /// The timer that was asked for last.
     timer: Option<Nanos>,
     /// Number of the next call; None before the first epoch runs.
@@ -117,6 +119,8 @@ impl World {
         config.policy = plan.policy;
         config.data_port = port;
         config.tree = plan.tree.clone();
+        config.ring_port = Some(30_000 + rank);
+        config.fallback_after = duration(plan.fallback_after);
         config.max_chunks = plan.chunks;
         config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
         let machine = Machine::new(config, now);
@@ -128,6 +132,7 @@ impl World {
             machine,
             port,
             connection: None,
+            ring: None,
             timer: None,
             next: None,
             calls: Vec::new(),
@@ -143,6 +148,7 @@ impl World {
         place.kept.clear();
         if let Some(process) = place.process.take() {
             self.checker.lost(process.life);
+            self.leave_ring(worker, process.ring);
             if let Some(connection) = process.connection {
                 self.close_at_client(connection, true);
             }
@@ -283,6 +289,7 @@ impl World {
         for _ in 0..BURST_MAX {
             let more = self.obey(worker) | self.transmit(worker);
             let more = more | self.finish_calls(worker) | self.make_calls(worker);
+            let more = more | self.ring_step(worker);
             if !more {
                 self.end_if_failed(worker);
                 return self.set_timer(worker);
@@ -372,10 +379,11 @@ impl World {
         } else {
             return;
         }
-        if let Some(process) = self.workers[worker].process.take()
-            && let Some(connection) = process.connection
-        {
-            self.close_at_client(connection, false);
+        if let Some(process) = self.workers[worker].process.take() {
+            self.leave_ring(worker, process.ring);
+            if let Some(connection) = process.connection {
+                self.close_at_client(connection, false);
+            }
         }
     }
 
@@ -399,7 +407,19 @@ impl World {
     }
 
     pub(super) fn worker_is_done(&self, worker: usize) -> bool {
-        self.workers[worker].left || self.has_made_all(worker)
+        self.workers[worker].left || self.has_made_all(worker) || self.is_left_alone(worker)
+    }
+
+    /// The others of its job are on a ring, from which nobody comes back: what joins now waits for
+    /// ever.
+    fn is_left_alone(&self, worker: usize) -> bool {
+        let job = self.workers[worker].job;
+        let on_ring = |other: &Worker| {
+            let process = other.process.as_ref();
+            other.job == job && process.is_some_and(|p| p.machine.state() == State::OnRing)
+        };
+        let is_new = self.workers[worker].process.as_ref().is_none_or(|p| p.next.is_none());
+        is_new && self.workers.iter().any(on_ring)
     }
 
     fn set_timer(&mut self, worker: usize) {
