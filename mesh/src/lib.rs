@@ -15,6 +15,8 @@ mod call;
 mod element;
 mod error;
 mod executor;
+#[doc(hidden)]
+pub mod inspect;
 mod link;
 pub mod meet;
 mod mesh;

@@ -32,6 +32,31 @@ fn seeds_keep_every_promise() {
     assert!(stats.faults.iter().all(|count| *count > 0), "{:?}", stats.faults);
 }
 
+/// With several aggregators in every run.
+#[test]
+fn trees_keep_every_promise() {
+    let choice = Choice { trees: Some(true), ..Choice::default() };
+    let plan = Plan { first: 0, count: 600, choice, threads: 0, stop: false };
+    let report = bulk::run(&plan, |_| {});
+    assert_eq!(report.violations, [], "replay with `cargo xtask sim --trees --seed N`");
+    let stats = report.stats;
+    for (what, count) in [
+        ("runs with trees", stats.trees / 600),
+        ("calls with a result", stats.calls),
+        ("sums sent up", stats.sums_up),
+        ("results taken down", stats.deliveries),
+        ("answers handed on", stats.relays),
+        ("members told of a branch's loss", stats.branches_lost),
+        ("blocks handed on", stats.copies),
+        ("blocks summed again", stats.redone),
+        ("rings", stats.rings),
+        ("blocks summed over rings", stats.ring_blocks),
+    ] {
+        assert!(count > 0, "{what}: none");
+    }
+    assert!(stats.faults.iter().all(|count| *count > 0), "{:?}", stats.faults);
+}
+
 #[test]
 fn one_seed_is_one_run() {
     for seed in [1, 17, 225, 4242] {
