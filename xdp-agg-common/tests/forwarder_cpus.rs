@@ -103,10 +103,10 @@ impl Slot {
                 }))
             }
             Packet::Split(block) => {
-                let mut bytes = put(total(block));
+                let bytes = put(total(block));
                 let taken = self.locked(|held| held.state.deliver(POOL, MEMBERS, &of(0, block)));
                 if taken {
-                    self.locked(|held| lanes::store(&mut held.lanes[0], &mut bytes[0]));
+                    self.locked(|held| lanes::store(&mut held.lanes[0], &bytes[0]));
                 }
                 Fate::Taken(taken)
             }
