@@ -5,7 +5,9 @@ use xdp_agg_sim::bulk::{self, Plan};
 
 #[test]
 fn seeds_keep_every_promise() {
-    let plan = Plan { first: 0, count: 1000, choice: Choice::default(), threads: 0, stop: false };
+    // Trees have a test of their own.
+    let choice = Choice { trees: Some(false), ..Choice::default() };
+    let plan = Plan { first: 0, count: 1000, choice, threads: 0, stop: false };
     let report = bulk::run(&plan, |_| {});
     assert_eq!(report.violations, [], "replay with `cargo xtask sim --seed N`");
     // What does not happen is not tested.
@@ -29,7 +31,8 @@ fn seeds_keep_every_promise() {
     ] {
         assert!(count > 0, "{what}: none");
     }
-    assert!(stats.faults.iter().all(|count| *count > 0), "{:?}", stats.faults);
+    // The others need several daemons.
+    assert!(stats.faults[..6].iter().all(|count| *count > 0), "{:?}", stats.faults);
 }
 
 /// With several aggregators in every run.
