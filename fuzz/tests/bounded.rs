@@ -9,7 +9,13 @@ use xdp_agg_fuzz::{Target, targets};
 /// Inputs for each target, and the time that they may take on a busy machine.
 const PLAN: Plan = Plan { inputs: 25_000, seed: 3, time: Some(Duration::from_secs(30)) };
 
+/// Runs a target; of its inputs, at least one in twenty gets somewhere.
 fn fuzz(name: &str) {
+    fuzz_with(name, 20);
+}
+
+/// Runs a target; of its inputs, at least one in so many gets somewhere.
+fn fuzz_with(name: &str, one_in: u64) {
     let target = targets::by_name(name).expect("there is such a target");
     if let Some(why) = (target.unavailable)() {
         eprintln!("skipped: {why}");
@@ -22,7 +28,7 @@ fn fuzz(name: &str) {
         panic!("{}\ninput {:02x?}\n{text}", failure.message, failure.input);
     }
     // Inputs that all fail at the first byte would find nothing.
-    assert!(summary.accepted > summary.inputs / 20, "{summary:?}");
+    assert!(summary.accepted > summary.inputs / one_in, "{summary:?}");
     let never: Vec<_> = target.features.iter().zip(&summary.features).collect();
     assert!(never.iter().filter(|(_, count)| **count > 0).count() > never.len() / 2, "{never:?}");
 }
@@ -37,6 +43,27 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
 #[test]
 fn packets() {
     fuzz("packet");
+}
+
+#[test]
+fn packets_of_members_and_of_the_parent() {
+    fuzz("forwarder");
+}
+
+#[test]
+fn networks() {
+    // A file is wrong as a whole if any line is.
+    fuzz_with("topology", 60);
+}
+
+#[test]
+fn tables_of_ways() {
+    fuzz_with("tuning", 40);
+}
+
+#[test]
+fn what_ranks_of_a_mesh_read() {
+    fuzz("mesh");
 }
 
 #[test]

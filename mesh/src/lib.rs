@@ -17,6 +17,8 @@ mod element;
 mod error;
 mod executor;
 mod flood;
+#[doc(hidden)]
+pub mod inspect;
 mod link;
 pub mod meet;
 mod mesh;

@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(5);
 
 /// A caller's first words.
 #[derive(Debug, Serialize, Deserialize)]
-struct Hello {
+pub(crate) struct Hello {
     version: u32,
     rank: u16,
     world_size: u16,
@@ -44,7 +44,7 @@ struct Hello {
 /// The answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+pub(crate) enum Answer {
     /// The connection is the two ranks' from now on.
     Welcome,
     /// Where all ranks listen, and the job's cookie.

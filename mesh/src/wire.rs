@@ -3,7 +3,7 @@
 use crate::call::{Call, Collective};
 
 /// Bytes of a header.
-pub(crate) const HEADER_LEN: usize = 48;
+pub const HEADER_LEN: usize = 48;
 /// First bytes of a header; the last of them is the version.
 const MAGIC: [u8; 4] = *b"xam\x01";
 /// Longest text of a notice in bytes.

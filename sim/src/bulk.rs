@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Stats;
+use crate::scenario::Choice;
 
 /// Seeds that a thread takes at a time.
 const BATCH: u64 = 16;
@@ -18,8 +19,8 @@ pub struct Plan {
     pub first: u64,
     /// How many.
     pub count: u64,
-    /// How many jobs each has; None: the seed says.
-    pub jobs: Option<usize>,
+    /// What the seeds are not asked about.
+    pub choice: Choice,
     /// Threads; 0: one for each processor.
     pub threads: usize,
     /// Stop at the first violation.
@@ -51,7 +52,7 @@ pub fn run(plan: &Plan, progress: impl Fn(u64) + Sync) -> Report {
             let mut part = Report::default();
             for offset in from..to {
                 let seed = plan.first.wrapping_add(offset);
-                let (stats, violation) = run_one(seed, plan.jobs);
+                let (stats, violation) = run_one(seed, plan.choice);
                 part.stats.merge(&stats);
                 if let Some(violation) = violation {
                     part.violations.push((seed, violation));
@@ -85,8 +86,8 @@ pub fn run(plan: &Plan, progress: impl Fn(u64) + Sync) -> Report {
 }
 
 /// One run; a panic is a violation, too.
-fn run_one(seed: u64, jobs: Option<usize>) -> (Stats, Option<String>) {
-    let run = std::panic::catch_unwind(|| crate::run(seed, jobs, false));
+fn run_one(seed: u64, choice: Choice) -> (Stats, Option<String>) {
+    let run = std::panic::catch_unwind(|| crate::run(seed, choice, false));
     match run {
         Ok(outcome) => (outcome.stats, outcome.violation),
         Err(panic) => {

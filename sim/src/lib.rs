@@ -20,14 +20,13 @@ mod time;
 mod trace;
 mod world;
 
-pub use scenario::Scenario;
+pub use scenario::{Choice, Scenario};
 pub use stats::Stats;
 pub use trace::{Party, Trace};
 pub use world::Outcome;
 
-/// Runs the scenario of a seed. `jobs`: how many jobs it has; None: the seed says. `trace`: what
-/// happens is kept as text.
+/// Runs the scenario of a seed. `trace`: what happens is kept as text.
 #[must_use]
-pub fn run(seed: u64, jobs: Option<usize>, trace: bool) -> Outcome {
-    world::World::new(Scenario::draw(seed, jobs), trace).run()
+pub fn run(seed: u64, choice: Choice, trace: bool) -> Outcome {
+    world::World::new(Scenario::draw(seed, choice), trace).run()
 }

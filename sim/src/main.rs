@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use xdp_agg_sim::{Outcome, Stats, bulk, mutants, switch};
+use xdp_agg_sim::{Choice, Outcome, Stats, bulk, mutants, switch};
 
 /// Simulates xdp-agg: the production code of workers, daemon and slots under a virtual clock, on a
 /// network and with processes that fail in every way, all from one seed. Every step is compared
@@ -29,6 +29,12 @@ struct Args {
     /// Jobs on the simulated aggregator, 1 or 2 [default: as the seed says]
     #[arg(long, value_name = "JOBS", value_parser = clap::value_parser!(u8).range(1..=2))]
     jobs: Option<u8>,
+    /// Several aggregators, in trees, in every run [default: in each fourth]
+    #[arg(long)]
+    trees: bool,
+    /// One aggregator in every run
+    #[arg(long, conflicts_with = "trees")]
+    no_trees: bool,
     /// Threads [default: one for each processor]
     #[arg(long, value_name = "THREADS", default_value_t = 0)]
     threads: usize,
@@ -64,16 +70,17 @@ fn act(args: &Args) -> Result<bool> {
     if args.mutants {
         return mutants::main(args.seeds);
     }
-    let jobs = args.jobs.map(usize::from);
+    let trees = (args.trees || args.no_trees).then_some(args.trees);
+    let choice = Choice { jobs: args.jobs.map(usize::from), trees };
     match args.seed {
-        Some(seed) => Ok(one(seed, jobs)),
-        None => Ok(many(args, jobs)),
+        Some(seed) => Ok(one(seed, choice)),
+        None => Ok(many(args, choice)),
     }
 }
 
 /// One seed, with its trace.
-fn one(seed: u64, jobs: Option<usize>) -> bool {
-    let outcome = xdp_agg_sim::run(seed, jobs, true);
+fn one(seed: u64, choice: Choice) -> bool {
+    let outcome = xdp_agg_sim::run(seed, choice, true);
     let Outcome { scenario, stats, trace, violation, end } = &outcome;
     println!("{scenario:#?}\n");
     for line in trace.lines() {
@@ -90,11 +97,11 @@ fn one(seed: u64, jobs: Option<usize>) -> bool {
 }
 
 /// Many seeds, with a summary.
-fn many(args: &Args, jobs: Option<usize>) -> bool {
+fn many(args: &Args, choice: Choice) -> bool {
     let bar = progress_bar(args.seeds);
     let start = Instant::now();
     let Args { first_seed: first, seeds: count, threads, stop, .. } = *args;
-    let plan = bulk::Plan { first, count, jobs, threads, stop };
+    let plan = bulk::Plan { first, count, choice, threads, stop };
     let report = bulk::run(&plan, |runs| bar.inc(runs));
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();

@@ -44,6 +44,9 @@ pub struct Mutant {
     pub replace: String,
     /// What it breaks.
     pub why: String,
+    /// It shows only where there are several aggregators.
+    #[serde(default)]
+    pub trees: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,11 +87,11 @@ pub fn run(seeds: u64) -> Result<Vec<Verdict>> {
     let place = place();
     copy(&place, &mutants)?;
     let program = build(&place)?;
-    if let Some(violation) = simulate(&program, 0, CLEAN_SEEDS)? {
+    if let Some(violation) = simulate(&program, 0, CLEAN_SEEDS, false)? {
         bail!("the simulation finds fault with the unchanged sources: {violation}");
     }
     let verdicts = (1..).zip(mutants).map(|(number, mutant)| {
-        let caught = simulate(&program, number, seeds)?;
+        let caught = simulate(&program, number, seeds, mutant.trees)?;
         Ok(Verdict { mutant, caught })
     });
     verdicts.collect()
@@ -285,9 +288,10 @@ fn build(place: &Path) -> Result<PathBuf> {
 }
 
 /// Runs a mutant until it is noticed; how that showed.
-fn simulate(program: &Path, number: u32, seeds: u64) -> Result<Option<String>> {
+fn simulate(program: &Path, number: u32, seeds: u64, trees: bool) -> Result<Option<String>> {
     let output = Command::new(program)
         .args(["--stop", "--mutant", &number.to_string(), "--seeds", &seeds.to_string()])
+        .args(trees.then_some("--trees"))
         .stdin(Stdio::null())
         .output()
         .with_context(|| program.display().to_string())?;

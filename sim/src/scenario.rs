@@ -5,18 +5,36 @@
 //! which everything happens at once hides what two kinds alone would show, and a run that is nearly
 //! clean gets far.
 
+mod trees;
+
+pub(crate) use trees::{address, daemon_at};
+
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use xdp_agg_common::control::{AggregatorLoss, Policy, WorkerLoss};
+use xdp_agg_common::control::{AggregatorLoss, Policy, Tree, WorkerLoss};
 
+use crate::reference::mix;
 use crate::time::{MICRO, MILLI, Nanos, SECOND};
 
 /// Most workers of one job.
 pub const WORLD_MAX: u16 = 6;
 /// Most data blocks of a call that is not long.
 pub const BLOCKS_MAX: u64 = 72;
-/// Slots of the aggregator.
+/// Slots of an aggregator.
 pub const SLOTS: u32 = 40;
+/// Most aggregators.
+pub const DAEMONS_MAX: usize = 4;
+/// Which seeds have trees has nothing to do with what else they have.
+const TREES: u64 = 0x7ee5_0f7e_e5ff_0001;
+
+/// What a seed is not asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// How many jobs there are, 1 or 2; None: the seed says.
+    pub jobs: Option<usize>,
+    /// Whether there are several aggregators, in trees; None: the seed says.
+    pub trees: Option<bool>,
+}
 
 /// One run.
 #[derive(Clone, Debug)]
@@ -44,6 +62,10 @@ pub struct Scenario {
     pub link: Link,
     /// How many times longer packets take to and from each worker than `link` says.
     pub far: Vec<u64>,
+    /// Aggregators. The first is the root of the first job's tree, and of all that have none.
+    pub daemons: usize,
+    /// How many times longer packets take between an aggregator and the others.
+    pub far_daemons: Vec<u64>,
     /// What happens when, in no particular order.
     pub faults: Vec<(When, Fault)>,
     /// From then on nothing bad happens any more, and everybody is back.
@@ -53,6 +75,10 @@ pub struct Scenario {
 /// One job.
 #[derive(Clone, Debug)]
 pub struct JobPlan {
+    /// The daemon that leads it.
+    pub root: usize,
+    /// The daemons below that one.
+    pub tree: Tree,
     /// Number of workers.
     pub world: u16,
     /// Slots of its pool.
@@ -75,10 +101,12 @@ pub struct JobPlan {
     pub floats: bool,
     /// Longest time for a call.
     pub deadline: Nanos,
+    /// How long no daemon is there until its workers go on over a ring, if they may.
+    pub fallback_after: Nanos,
 }
 
 /// How good a link is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
     /// Time that every packet takes.
     pub base: Nanos,
@@ -138,30 +166,68 @@ pub enum Fault {
         /// Which one.
         worker: usize,
     },
-    /// SIGKILL of the daemon, and its restart.
+    /// SIGKILL of a daemon, and its restart.
     KillDaemon {
+        /// Which one.
+        daemon: usize,
         /// Its data path and its state survive.
         pinned: bool,
         /// How long it is away.
         down: Nanos,
     },
-    /// SIGSTOP of the daemon, and SIGCONT.
+    /// SIGSTOP of a daemon, and SIGCONT.
     StopDaemon {
+        /// Which one.
+        daemon: usize,
         /// How long.
         time: Nanos,
+    },
+    /// No packet gets through between a daemon and the other daemons.
+    CutDaemon {
+        /// Which one.
+        daemon: usize,
+        /// From it.
+        up: bool,
+        /// To it.
+        down: bool,
+        /// Nor between it and workers.
+        whole: bool,
+        /// How long.
+        time: Nanos,
+    },
+    /// The control connections between a daemon and the others break.
+    BreakDaemon {
+        /// Which one.
+        daemon: usize,
     },
 }
 
 impl Fault {
     /// Names of the kinds, in the order of [`Self::kind`].
-    pub const KINDS: [&'static str; 6] = [
+    pub const KINDS: [&'static str; 8] = [
         "worker killed",
         "worker stopped",
         "link cut",
         "control broken",
         "daemon killed",
         "daemon stopped",
+        "daemons parted",
+        "branch broken",
     ];
+    /// Those that a run with one daemon can have.
+    const OF_ONE: usize = 6;
+
+    /// The daemon that it happens to.
+    #[must_use]
+    pub const fn daemon(&self) -> Option<usize> {
+        match self {
+            Self::KillDaemon { daemon, .. }
+            | Self::StopDaemon { daemon, .. }
+            | Self::CutDaemon { daemon, .. }
+            | Self::BreakDaemon { daemon } => Some(*daemon),
+            _ => None,
+        }
+    }
 
     /// Number of its kind.
     #[must_use]
@@ -173,6 +239,8 @@ impl Fault {
             Self::Break { .. } => 3,
             Self::KillDaemon { .. } => 4,
             Self::StopDaemon { .. } => 5,
+            Self::CutDaemon { .. } => 6,
+            Self::BreakDaemon { .. } => 7,
         }
     }
 }
@@ -184,14 +252,14 @@ pub(crate) fn magnitude(rng: &mut SmallRng, low: Nanos, high: Nanos) -> Nanos {
 }
 
 impl Scenario {
-    /// The scenario of a seed. `jobs`: how many; None: the seed says.
+    /// The scenario of a seed.
     #[must_use]
-    pub fn draw(seed: u64, jobs: Option<usize>) -> Self {
+    pub fn draw(seed: u64, choice: Choice) -> Self {
         let rng = &mut SmallRng::seed_from_u64(seed);
         // How much trouble: now and then none or all.
         let trouble = [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0][rng.random_range(0..7)];
         let two = rng.random_bool(0.25);
-        let count = jobs.unwrap_or(if two { 2 } else { 1 });
+        let count = choice.jobs.unwrap_or(if two { 2 } else { 1 });
         let heal_at = magnitude(rng, 10 * MILLI, 8 * SECOND);
         let mut jobs: Vec<_> = (0..count).map(|_| JobPlan::draw(rng, heal_at)).collect();
         let witness = count > 1 && rng.random_bool(0.6);
@@ -211,21 +279,33 @@ impl Scenario {
             join_timeout: magnitude(rng, 200 * MILLI, 5 * SECOND),
             link: Link::draw(rng, trouble),
             far: Vec::new(),
+            daemons: 1,
+            far_daemons: vec![1],
             faults: Vec::new(),
             heal_at,
             jobs,
         };
         let farthest = if rng.random_bool(0.5) { 30 } else { 1 };
         scenario.far = (0..scenario.workers()).map(|_| magnitude(rng, 1, farthest)).collect();
+        // What has no trees is drawn as if there were none.
+        if choice.trees.unwrap_or(mix(seed ^ TREES).is_multiple_of(4)) {
+            scenario.draw_trees(rng);
+        }
         scenario.draw_faults(rng, trouble);
+        scenario.draw_fallback(rng);
         scenario
     }
 
     /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
-    /// lost now and then, and workers are killed, which shows at once.
+    /// lost now and then, and workers and branches are killed, which shows at once.
     #[must_use]
     pub fn is_in_time(&self, plan: &JobPlan) -> bool {
-        let harmless = |(_, fault): &(When, Fault)| matches!(fault, Fault::KillWorker { .. });
+        let is_root = |daemon: usize| self.jobs.iter().any(|job| job.root == daemon);
+        let harmless = |(_, fault): &(When, Fault)| match fault {
+            Fault::KillWorker { .. } => true,
+            Fault::KillDaemon { daemon, .. } => !is_root(*daemon),
+            _ => false,
+        };
         let Link { loss, late, .. } = self.link;
         plan.deadline >= 10 * SECOND
             && self.faults.iter().all(harmless)
@@ -244,7 +324,8 @@ impl Scenario {
         // So that faults fall into all of a long call.
         let long = self.jobs.iter().any(|job| job.long);
         let packets = if long { 20_000 } else { 400 };
-        for kind in 0..Fault::KINDS.len() {
+        let kinds = if self.daemons > 1 { Fault::KINDS.len() } else { Fault::OF_ONE };
+        for kind in 0..kinds {
             if !rng.random_bool(trouble * 0.6) {
                 continue;
             }
@@ -252,9 +333,7 @@ impl Scenario {
             for _ in 0..count {
                 let worker = rng.random_range(0..victims);
                 let fault = self.draw_fault(rng, kind, worker);
-                let of_daemon =
-                    matches!(fault, Fault::KillDaemon { .. } | Fault::StopDaemon { .. });
-                if of_daemon && self.witness {
+                if self.witness && fault.daemon() == Some(0) {
                     continue;
                 }
                 let when = match rng.random_range(0..8) {
@@ -267,6 +346,19 @@ impl Scenario {
                 };
                 self.faults.push((when, fault));
             }
+        }
+    }
+
+    /// A daemon dies for so long that its workers go on over a ring.
+    fn draw_fallback(&mut self, rng: &mut SmallRng) {
+        let rings = |job: &&JobPlan| job.policy.aggregator_loss == AggregatorLoss::Ring;
+        let Some(JobPlan { root, fallback_after, .. }) = self.jobs.iter().find(rings) else {
+            return;
+        };
+        let (daemon, down) = (*root, *fallback_after + magnitude(rng, MILLI, SECOND));
+        if rng.random_bool(0.5) && !(self.witness && daemon == 0) {
+            let when = When::After(magnitude(rng, 8, 1000));
+            self.faults.push((when, Fault::KillDaemon { daemon, pinned: false, down }));
         }
     }
 
@@ -288,9 +380,21 @@ impl Scenario {
             3 => Fault::Break { worker },
             4 => {
                 let down = time(MILLI).min(2 * SECOND);
-                Fault::KillDaemon { pinned: rng.random_bool(0.5), down }
+                let pinned = rng.random_bool(0.5);
+                Fault::KillDaemon { daemon: self.draw_daemon(rng), pinned, down }
             }
-            _ => Fault::StopDaemon { time: time(100 * MICRO) },
+            5 => {
+                let time = time(100 * MICRO);
+                Fault::StopDaemon { daemon: self.draw_daemon(rng), time }
+            }
+            6 => {
+                let time = time(MILLI);
+                let ways = [(true, true), (true, false), (false, true)];
+                let (up, down) = ways[rng.random_range(0..3)];
+                let whole = rng.random_bool(0.3);
+                Fault::CutDaemon { daemon: self.draw_daemon(rng), up, down, whole, time }
+            }
+            _ => Fault::BreakDaemon { daemon: self.draw_daemon(rng) },
         }
     }
 }
@@ -309,6 +413,8 @@ impl JobPlan {
         let long = rng.random_bool(0.01);
         let deadline = magnitude(rng, 500 * MILLI, 20 * SECOND);
         Self {
+            root: 0,
+            tree: Tree::default(),
             world: if rng.random_bool(0.04) { 1 } else { rng.random_range(2..=WORLD_MAX) },
             slots: if long { 16 } else { 1 << rng.random_range(1..=4) },
             chunks: rng.random_range(1..=2),
@@ -320,6 +426,7 @@ impl JobPlan {
             long,
             floats: rng.random_bool(0.6),
             deadline: if long { 60 * SECOND } else { deadline },
+            fallback_after: SECOND,
         }
     }
 }

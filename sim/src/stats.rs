@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use xdp_agg::engine::sum::Answer;
 use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
 
@@ -51,6 +52,20 @@ pub struct Stats {
     pub redone: u64,
     /// Workers that left in good order.
     pub leaves: u64,
+    /// Runs with several aggregators.
+    pub trees: u64,
+    /// Sums that went up to a parent.
+    pub sums_up: u64,
+    /// Results that came down and were awaited.
+    pub deliveries: u64,
+    /// Rings that took an aggregator's place.
+    pub rings: u64,
+    /// Blocks that were summed over them.
+    pub ring_blocks: u64,
+    /// Answers of a parent that were handed on to a member.
+    pub relays: u64,
+    /// Members that were told of the loss of a branch, and go on.
+    pub branches_lost: u64,
     /// Blocks of keys that were agreed upon.
     pub keys: u64,
     /// Of these, behind data of their call: what a call begins with is not enough for it.
@@ -85,6 +100,13 @@ impl Stats {
             copies,
             redone,
             leaves,
+            trees,
+            sums_up,
+            deliveries,
+            rings,
+            ring_blocks,
+            relays,
+            branches_lost,
             keys,
             keys_behind,
             keys_again,
@@ -109,6 +131,13 @@ impl Stats {
             (&mut self.copies, copies),
             (&mut self.redone, redone),
             (&mut self.leaves, leaves),
+            (&mut self.trees, trees),
+            (&mut self.sums_up, sums_up),
+            (&mut self.deliveries, deliveries),
+            (&mut self.rings, rings),
+            (&mut self.ring_blocks, ring_blocks),
+            (&mut self.relays, relays),
+            (&mut self.branches_lost, branches_lost),
             (&mut self.keys, keys),
             (&mut self.keys_behind, keys_behind),
             (&mut self.keys_again, keys_again),
@@ -135,11 +164,24 @@ impl Stats {
         *self.errors.entry(name(error)).or_default() += 1;
     }
 
-    pub(crate) const fn count_reply(&mut self, reply: &Reply) {
+    pub(crate) fn count_reply(&mut self, reply: &Reply) {
         match reply {
-            Reply::Reform { .. } => self.reforms += 1,
+            Reply::Reform { lost, .. } => {
+                self.reforms += 1;
+                self.branches_lost += u64::from(lost.is_empty());
+            }
             Reply::Resumed => self.resumes += 1,
             Reply::Pause { .. } => self.pauses += 1,
+            _ => {}
+        }
+    }
+
+    /// A data path answers a packet, of a member or of the parent.
+    pub(crate) const fn count_answer(&mut self, answer: &Answer, from_above: bool) {
+        match answer {
+            Answer::Parent { .. } => self.sums_up += 1,
+            Answer::Members { .. } if from_above => self.deliveries += 1,
+            Answer::Member { .. } => self.relays += 1,
             _ => {}
         }
     }
@@ -186,6 +228,13 @@ impl Stats {
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
              {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
         ));
+        let Self { rings, ring_blocks, .. } = self;
+        lines.push(format!("rings       {rings}, {ring_blocks} blocks summed over them"));
+        let Self { trees, sums_up, deliveries, relays, branches_lost, .. } = self;
+        lines.push(format!(
+            "trees       {trees} runs, {sums_up} sums sent up, {deliveries} results taken down, \
+             {relays} answers handed on, {branches_lost} told of a branch's loss or a return"
+        ));
         let Self { copies, redone, .. } = self;
         lines.push(format!("plans       {copies} blocks handed on, {redone} summed again"));
         let Self { keys, keys_behind, keys_again, keys_copied, .. } = self;
@@ -204,12 +253,14 @@ pub(crate) const fn name(error: &Error) -> &'static str {
         Error::Aborted(AbortReason::Member { .. }) => "member gave up",
         Error::Aborted(AbortReason::Timeout { .. }) => "timeout at the daemon",
         Error::Aborted(AbortReason::Expelled) => "expelled",
+        Error::Aborted(AbortReason::Branch { .. }) => "branch lost",
         Error::Aborted(AbortReason::Unrecoverable { .. }) => "unrecoverable",
         Error::Aborted(_) => "aborted otherwise",
         Error::Deadline { .. } => "deadline",
         Error::AggregatorLost(_) => "aggregator lost",
         Error::Unreachable { .. } => "unreachable",
         Error::Refused { .. } => "refused",
+        Error::Ring { .. } => "ring lost",
         Error::DataPath { .. } => "no data path",
         _ => "other",
     }

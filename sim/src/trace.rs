@@ -10,8 +10,8 @@ use crate::time::{MICRO, Nanos};
 /// Who sends or is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// The daemon and its data path.
-    Daemon,
+    /// A daemon and its data path.
+    Daemon(usize),
     /// A worker, counted through all jobs.
     Worker(usize),
     /// Somebody who sends what is not theirs.
@@ -21,7 +21,8 @@ pub enum Party {
 impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Daemon => f.write_str("daemon"),
+            Self::Daemon(0) => f.write_str("daemon"),
+            Self::Daemon(number) => write!(f, "daemon {number}"),
             Self::Worker(number) => write!(f, "worker {number}"),
             Self::Stranger => f.write_str("stranger"),
         }

@@ -45,6 +45,14 @@ pub struct Batch {
     tags: i32,
 }
 
+impl Batch {
+    /// Its blocks, by their numbers in the epoch.
+    #[must_use]
+    pub const fn blocks(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.blocks
+    }
+}
+
 /// What travels for a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lanes {

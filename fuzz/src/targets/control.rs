@@ -24,7 +24,21 @@ pub(super) const TARGET: Target = Target {
 };
 
 /// Names of messages and of their fields.
-pub(super) const TOKENS: [&str; 96] = [
+pub(super) const TOKENS: [&str; 110] = [
+    "branch",
+    "tree",
+    "branches",
+    "daemon",
+    "parent",
+    "serve",
+    "serving",
+    "prepare",
+    "prepared",
+    "linked",
+    "started",
+    "used",
+    "uplink",
+    "forwarders",
     "type",
     "body",
     "hello",

@@ -4,18 +4,25 @@
 //! is opened and greets first if it is not there; `C open`, `C close` and `C garbled` say
 //! themselves; `tick S` lets seconds pass; `fail`, `mend`, `hold` and `answer` are the engine's;
 //! `restart` is a new daemon on the old one's data path and state, and `state {json}` one that
-//! finds this state. A cookie, epoch or block size of 0 in a resume stands for the last one that
-//! anybody was told, so that stories can tell of it.
+//! finds this state. `grove` says that daemons are where a tree names them, and do what the root
+//! wants, `fell` that they are gone; `branch {json}` is what the first of them says. A cookie,
+//! epoch or block size of 0 in a resume stands for the last one that anybody was told, so that
+//! stories can tell of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use xdp_agg::engine::{JobSetup, Started};
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, LinkEffect, Peer, Prepare, Snapshot};
-use xdp_agg_common::control::{Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats};
+use xdp_agg::jobs::{
+    Answer, ConnId, Effect, Jobs, Limits, LinkEffect, LinkId, Peer, Prepare, Snapshot,
+};
+use xdp_agg_common::control::{
+    Admitted, BranchReply, BranchRequest, BranchSetup, CONTROL_VERSION, ErrorCode, Reply, Request,
+    Stats,
+};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 
 use super::{control, everywhere};
@@ -31,7 +38,7 @@ pub(super) const TARGET: Target = Target {
     unavailable: everywhere,
 };
 
-const FEATURES: [&str; 28] = [
+const FEATURES: [&str; 31] = [
     "a request",
     "no request",
     "welcome",
@@ -60,6 +67,9 @@ const FEATURES: [&str; 28] = [
     "a job of several epochs",
     "a new daemon",
     "a state",
+    "a branch is asked",
+    "a branch speaks",
+    "branches are gone",
 ];
 
 /// Most lines of a story.
@@ -82,6 +92,9 @@ struct World {
     engine: BTreeMap<u16, JobSetup>,
     admitted: Option<Admitted>,
     fails: bool,
+    /// Daemons are where trees name them.
+    grove: bool,
+    links: BTreeSet<LinkId>,
     /// Answers of a late engine.
     held: Option<Vec<Answer>>,
     stats: Option<Stats>,
@@ -121,6 +134,8 @@ impl World {
             engine: BTreeMap::new(),
             admitted: None,
             fails: false,
+            grove: false,
+            links: BTreeSet::new(),
             held: None,
             stats: None,
             outcome: Outcome::default(),
@@ -138,6 +153,9 @@ impl World {
             "mend" => self.fails = false,
             "hold" => drop(self.held.get_or_insert_default()),
             "answer" => self.answer_held(),
+            "grove" => self.grove = true,
+            "fell" => self.fell(),
+            "branch" => self.branch_says(rest),
             "restart" => {
                 let state =
                     serde_json::to_string(&self.jobs.snapshot()).expect("it can be written");
@@ -245,6 +263,7 @@ impl World {
         self.names.clear();
         self.open.clear();
         self.held = None;
+        self.links.clear();
         self.jobs = Jobs::new(limits(), StdRng::seed_from_u64(self.daemons), self.now);
         self.engine.retain(|job_id, _| state.jobs.iter().any(|job| job.job_id == *job_id));
         self.jobs.restore(state, self.now);
@@ -325,10 +344,49 @@ impl World {
                 let open = if self.fails { Err(broken) } else { Ok(true) };
                 self.answer(Answer::Uplink(formation, open));
             }
-            // Nobody is there.
-            Effect::Link(LinkEffect::Dial(link, _)) => self.jobs.link_lost(link, "unreachable"),
-            Effect::Link(_) => {}
+            Effect::Link(effect) => self.link(effect),
             Effect::Persist => drop(self.jobs.snapshot()),
+        }
+    }
+
+    /// What becomes of the root's connections to its branches.
+    fn link(&mut self, effect: LinkEffect) {
+        match effect {
+            LinkEffect::Dial(link, _) if self.grove => {
+                assert!(self.links.insert(link), "dialled twice");
+                self.jobs.link_up(link);
+            }
+            // Nobody is there.
+            LinkEffect::Dial(link, _) => self.jobs.link_lost(link, "unreachable"),
+            LinkEffect::Say(link, request) => {
+                assert!(self.links.contains(&link), "to nobody: {request:?}");
+                if let Request::Branch(request) = request {
+                    self.outcome.note(28);
+                    for reply in obey(link, request) {
+                        self.jobs.link_said(link, Reply::Branch(reply));
+                    }
+                }
+            }
+            LinkEffect::HangUp(link) => drop(self.links.remove(&link)),
+        }
+    }
+
+    /// The branches die.
+    fn fell(&mut self) {
+        self.grove = false;
+        while let Some(link) = self.links.pop_first() {
+            self.outcome.note(30);
+            self.jobs.link_lost(link, "felled");
+            self.settle();
+        }
+    }
+
+    /// The first branch says something.
+    fn branch_says(&mut self, what: &str) {
+        if let (Some(link), Ok(reply)) = (self.links.first(), serde_json::from_str(what)) {
+            self.outcome.note(29);
+            self.jobs.link_said(*link, reply);
+            self.settle();
         }
     }
 
@@ -413,6 +471,7 @@ impl World {
         }
         assert_eq!(self.jobs.poll_timeout(), None, "time-outs without end");
         assert_eq!(self.jobs.members(), 0, "members without connections");
+        assert!(self.links.is_empty(), "branches of no job: {:?}", self.links);
         assert!(self.engine.is_empty(), "on the data path for nobody: {:?}", self.engine);
         let tool = self.conn(b'0');
         self.say(tool, Request::Stats);
@@ -427,6 +486,25 @@ impl World {
         self.say(tool, Request::Stats);
         let stats = self.stats.take().expect("it is answered");
         assert_eq!((stats.slots_free, stats.jobs.len()), (SLOTS, 0), "not given back");
+    }
+}
+
+/// What a branch answers that does what it is told.
+fn obey(link: LinkId, request: BranchRequest) -> Vec<BranchReply> {
+    let data = SocketAddrV4::new(Ipv4Addr::new(10, 0, 9, link.0 as u8), 48_864);
+    match request {
+        BranchRequest::Serve { .. } => {
+            vec![BranchReply::Serving { job_id: 1, data, max_chunks: 20, last_epoch: 3 }]
+        }
+        BranchRequest::Prepare(BranchSetup { epoch, members, .. }) => {
+            assert!(!members.is_empty() && epoch != 0, "an epoch of nobody");
+            vec![BranchReply::Prepared { epoch, local: None }, BranchReply::Linked { epoch }]
+        }
+        BranchRequest::Start { epoch, .. } => {
+            vec![BranchReply::Started { epoch, mode: ResultMode::Fanout, group: None }]
+        }
+        BranchRequest::Stop => vec![],
+        BranchRequest::Missing { block } => vec![BranchReply::Missing { block, ranks: 1 }],
     }
 }
 

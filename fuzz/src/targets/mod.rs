@@ -2,15 +2,27 @@
 
 mod config;
 mod control;
+mod forwarder;
 mod jobs;
+mod mesh;
+mod network;
 mod packet;
 mod reform;
 
 use crate::Target;
 
 /// All of them.
-pub const ALL: [Target; 5] =
-    [packet::TARGET, control::TARGET, jobs::TARGET, config::TARGET, reform::TARGET];
+pub const ALL: [Target; 9] = [
+    packet::TARGET,
+    forwarder::TARGET,
+    control::TARGET,
+    jobs::TARGET,
+    config::TARGET,
+    network::TOPOLOGY,
+    network::TUNING,
+    mesh::TARGET,
+    reform::TARGET,
+];
 
 /// The target with this name.
 #[must_use]

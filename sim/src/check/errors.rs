@@ -4,6 +4,7 @@ use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, AggregatorLoss, ErrorCode, WorkerLoss};
 
 use super::Checker;
+use crate::scenario::daemon_at;
 
 impl Checker {
     /// A process or its control connection is gone.
@@ -48,6 +49,18 @@ impl Checker {
                     Err("its connection was never lost")
                 }
             }
+            Error::Aborted(AbortReason::Branch { daemon, .. }) => {
+                if policy.aggregator_loss != AggregatorLoss::Fail && me.has_run {
+                    return Err("its policy is to go on without that branch");
+                }
+                let at = daemon_at((*daemon.ip()).into());
+                if self.is_troubled(at) { Ok(()) } else { Err("that branch had no troubles") }
+            }
+            Error::Ring { .. } if policy.aggregator_loss != AggregatorLoss::Ring => {
+                Err("its policy is to do without")
+            }
+            Error::Ring { .. } if !me.lost => Err("its connection was never lost"),
+            Error::Ring { .. } => Ok(()),
             Error::AggregatorLost(_) if policy.aggregator_loss != AggregatorLoss::Fail => {
                 Err("its policy is to resume")
             }

@@ -17,24 +17,28 @@
 //! * With block scaling a call has blocks of keys, and each data block goes with the keys of its
 //!   **group**: with those that its contributors were given as the result of that block, over
 //!   whomever that was. Nobody contributes data without.
+//! * In a **tree** of aggregators all of this holds of the whole; and each of them counts each of
+//!   its members once, sends up nothing but the exact sum of those below it, and hands down nothing
+//!   but the root's result.
 //! * A **slot** is taken over only when every member of the epoch holds the result that it held
 //!   (invariant 7, with the knowledge that no party of the protocol has).
 
 mod errors;
 mod path;
 mod results;
+mod ring;
 mod sums;
+mod tree;
 
 use std::collections::BTreeMap;
 
 use xdp_agg_common::control::{Admitted, Plan, RunKind};
-use xdp_agg_common::maps::MAX_JOBS;
 use xdp_agg_common::reform::BlockMap;
 
 pub(crate) use path::Origin;
 
 use crate::reference::Shape;
-use crate::scenario::{JobPlan, Scenario};
+use crate::scenario::{JobPlan, Link, Scenario};
 
 /// No completion.
 const NONE: u32 = u32::MAX;
@@ -50,7 +54,13 @@ pub(crate) struct Checker {
     by_cookie: BTreeMap<u64, usize>,
     lineages: Vec<Lineage>,
     completions: Vec<Completion>,
-    path: [Option<path::Registered>; MAX_JOBS],
+    /// By daemon, and number of the job there.
+    path: BTreeMap<(usize, u16), path::Registered>,
+    /// The aggregators of each epoch, by its cookie and by daemon.
+    trunks: BTreeMap<u64, BTreeMap<usize, tree::Node>>,
+    troubles: tree::Troubles,
+    /// Epochs of rings, by the ring's number.
+    rings: BTreeMap<usize, usize>,
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
     answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
@@ -101,6 +111,8 @@ struct Epoch {
     job: usize,
     admitted: Admitted,
     lineage: Option<usize>,
+    /// No aggregator sums.
+    on_ring: bool,
     /// By rank.
     who: Vec<Option<usize>>,
     map: BlockMap,
@@ -112,8 +124,6 @@ struct Epoch {
 /// A block of an epoch.
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// Ranks whose contribution was counted.
-    seen: u64,
     /// Ranks that took its result in.
     taken: u64,
     /// Its sum, once complete.
@@ -154,7 +164,13 @@ impl Checker {
             by_cookie: BTreeMap::new(),
             lineages: Vec::new(),
             completions: Vec::new(),
-            path: [const { None }; MAX_JOBS],
+            path: BTreeMap::new(),
+            trunks: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            troubles: tree::Troubles {
+                rough: scenario.link != Link { base: scenario.link.base, ..Link::CLEAN },
+                ..tree::Troubles::default()
+            },
             answers: BTreeMap::new(),
             problem: None,
             keys: KeyCounts::default(),
@@ -252,8 +268,13 @@ impl Checker {
             Some(index) => *index,
             None => self.new_epoch(job, admitted),
         };
+        if let Err(problem) = self.check_place(admitted, rank) {
+            return self.fail(|| problem);
+        }
         let epoch = &mut self.epochs[index];
-        if epoch.admitted != *admitted || epoch.job != job {
+        // Where to send to is not the same for all.
+        let Admitted { data, job_id, .. } = epoch.admitted;
+        if epoch.admitted != (Admitted { data, job_id, ..admitted.clone() }) || epoch.job != job {
             let old = epoch.admitted.clone();
             return self.fail(|| {
                 format!("members of one epoch are told different things: {old:?} and {admitted:?}")
@@ -271,19 +292,29 @@ impl Checker {
     }
 
     fn new_epoch(&mut self, job: usize, admitted: &Admitted) -> usize {
+        let index = self.add_epoch(job, admitted, false);
+        self.by_cookie.insert(admitted.cookie, index);
+        index
+    }
+
+    /// An epoch without an aggregator, with the cookie of the last one that had one.
+    fn ring_epoch(&mut self, job: usize, admitted: &Admitted) -> usize {
+        self.add_epoch(job, admitted, true)
+    }
+
+    fn add_epoch(&mut self, job: usize, admitted: &Admitted, on_ring: bool) -> usize {
         let world = usize::from(self.jobs[job].1.world);
         self.epochs.push(Epoch {
             job,
             admitted: admitted.clone(),
             lineage: None,
+            on_ring,
             who: vec![None; world],
             map: BlockMap::new(&admitted.plan.clone().unwrap_or_default()),
             blocks: Vec::new(),
             bases: vec![0; world],
         });
-        let index = self.epochs.len() - 1;
-        self.by_cookie.insert(admitted.cookie, index);
-        index
+        self.epochs.len() - 1
     }
 
     /// An epoch begins: all its members have entered it. Its plan is compared with what they have
@@ -295,6 +326,10 @@ impl Checker {
             return self.fail(|| "an epoch begins, and not all its members know of it".into());
         }
         let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
+        let on_ring = self.epochs[index].on_ring;
+        if !on_ring && let Err(problem) = self.check_tree(admitted) {
+            return self.fail(|| problem);
+        }
         let members: Vec<_> = who.iter().flatten().copied().collect();
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
         // Some may have been admitted to a first epoch whose daemon died before it told the others.
@@ -450,7 +485,7 @@ impl Epoch {
     fn block(&mut self, block: u64) -> &mut Block {
         let index = block as usize;
         if index >= self.blocks.len() {
-            let new = Block { seen: 0, taken: 0, completion: NONE };
+            let new = Block { taken: 0, completion: NONE };
             self.blocks.resize(index + 1, new);
         }
         &mut self.blocks[index]

@@ -89,7 +89,7 @@ impl Checker {
         self.record(life, number, is_copy);
     }
 
-    fn record(&mut self, life: usize, number: u32, is_copy: bool) {
+    pub(super) fn record(&mut self, life: usize, number: u32, is_copy: bool) {
         let block = self.completions[number as usize].block;
         if let Some(old) = self.lives[life].result(block) {
             if !is_copy || !self.same_as(old, number) {

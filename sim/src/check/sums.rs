@@ -28,6 +28,13 @@ pub(super) struct Place {
     key: Option<(u64, usize)>,
 }
 
+impl Place {
+    /// Bytes of the block.
+    pub(super) fn payload(&self) -> usize {
+        self.shape.payload(self.part, self.chunks)
+    }
+}
+
 impl Completion {
     pub(super) const fn is_odd(&self) -> bool {
         self.flags & flags::NON_FINITE != 0
@@ -101,6 +108,30 @@ impl Checker {
         }
     }
 
+    /// What these ranks have to contribute to a block, together.
+    pub(super) fn sum_of(&mut self, epoch: usize, block: u64, ranks: u64) -> Result<Due, String> {
+        let place = self.place(epoch, block)?;
+        let rule = match place.kind {
+            RunKind::Copy { .. } => Reduction::Add,
+            _ => place.shape.rule(place.part),
+        };
+        let mut sum: Option<Due> = None;
+        for rank in (0..MAX_WORKERS as u16).filter(|rank| ranks >> rank & 1 == 1) {
+            let due = self.due(epoch, block, rank)?;
+            let Some(Due { payload, odd, keys }) = &mut sum else {
+                sum = Some(due);
+                continue;
+            };
+            *odd |= due.odd;
+            if *keys != NONE && due.keys != NONE && !self.same_as(*keys, due.keys) {
+                return Err(format!("rank {rank} has other keys of block {block} than others"));
+            }
+            *keys = if due.keys == NONE { *keys } else { due.keys };
+            combine(rule, payload, &due.payload);
+        }
+        sum.ok_or_else(|| format!("nobody contributes to block {block}"))
+    }
+
     /// A block is complete: its result is compared with the exact one, and kept.
     pub(super) fn complete(&mut self, epoch: usize, block: u64, result_flags: u8, payload: &[u8]) {
         match self.check_complete(epoch, block, result_flags, payload) {
@@ -140,29 +171,16 @@ impl Checker {
     ) -> Result<Completion, String> {
         let contributors = self.epochs[epoch].admitted.members;
         let place = self.place(epoch, block)?;
-        let (rule, members) = match place.kind {
-            RunKind::Copy { members, .. } => (Reduction::Add, members),
-            _ => (place.shape.rule(place.part), contributors),
+        let members = match place.kind {
+            RunKind::Copy { members, .. } => members,
+            _ => contributors,
         };
-        let mut sum: Option<Vec<u8>> = None;
-        let (mut any, mut keys) = (false, NONE);
-        for rank in (0..MAX_WORKERS as u16).filter(|rank| contributors >> rank & 1 == 1) {
-            let due = self.due(epoch, block, rank)?;
-            any |= due.odd;
-            if keys != NONE && due.keys != NONE && !self.same_as(keys, due.keys) {
-                return Err(format!("rank {rank} has other keys of block {block} than others"));
-            }
-            keys = if due.keys == NONE { keys } else { due.keys };
-            match &mut sum {
-                None => sum = Some(due.payload),
-                Some(sum) => combine(rule, sum, &due.payload),
-            }
-        }
+        let Due { payload: sum, odd: any, keys } = self.sum_of(epoch, block, contributors)?;
         let marked = result_flags & flags::NON_FINITE != 0;
         if marked != any {
             return Err(format!("block {block} is marked non-finite: {marked}, not {any}"));
         }
-        if !any && sum.as_deref() != Some(payload) {
+        if !any && sum != payload {
             return Err(format!("the result of block {block} is wrong: {:?}", place.part));
         }
         let Place { job_block, .. } = place;

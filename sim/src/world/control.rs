@@ -1,41 +1,43 @@
 //! Control connections: reliable, in order, with a latency; they break, and each side notices in
 //! its own time.
 //!
-//! Frames pass through the real `control::encode` and `decode`. While a worker's link is cut,
-//! nothing arrives (TCP repeats it until the link is back); where that lasts, each side gives the
-//! connection up after about `dead_after`, or learns at its next packet that the other side did.
+//! Workers have one to the daemon that leads their job, and such a daemon has one to each branch of
+//! the job's tree. Frames pass through the real `control::encode` and `decode`. While the way is
+//! cut, nothing arrives (TCP repeats it until the way is back); where that lasts, each side gives
+//! the connection up after about `dead_after`, or learns at its next packet that the other side
+//! did.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 
 use rand::Rng;
-use xdp_agg::jobs::{ConnId, Peer};
+use xdp_agg::jobs::{ConnId, LinkId, Peer};
 use xdp_agg_common::control::{Reply, Request, decode, encode};
 
 use super::World;
+use super::place::Place;
 use crate::time::{MILLI, Nanos, SECOND};
 use crate::trace::Party;
 
-/// How long a worker tries to connect.
+/// How long a client tries to connect.
 const CONNECT_TIME: Nanos = SECOND;
 
 /// What happens on a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
-    /// A worker's wish to connect reaches the daemon's host.
+    /// A wish to connect reaches the daemon's host.
     Syn(usize),
-    /// The worker learns that it is connected.
+    /// The client learns that it is connected.
     Open(usize),
-    /// The worker learns that nobody listens there, or that nobody answers.
+    /// The client learns that nobody listens there, or that nobody answers.
     Refused(usize),
     /// A frame reaches the daemon's host.
     Up(usize),
-    /// A frame reaches the worker's host.
+    /// A frame reaches the client's host.
     Down(usize),
     /// The daemon's host learns that the connection is over.
     EndAtDaemon(usize),
-    /// The worker's host learns that the connection is over.
-    EndAtWorker(usize),
+    /// The client's host learns that the connection is over.
+    EndAtClient(usize),
 }
 
 /// One end of a connection.
@@ -49,12 +51,31 @@ pub(super) enum End {
     Closed,
 }
 
+/// Who opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Client {
+    /// A worker's process.
+    Worker { worker: usize, life: usize },
+    /// The root of a tree.
+    Root { daemon: usize, link: LinkId },
+}
+
+impl Client {
+    pub(super) const fn place(self) -> Place {
+        match self {
+            Self::Worker { worker, .. } => Place::Worker(worker),
+            Self::Root { daemon, .. } => Place::Daemon(daemon),
+        }
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) worker: usize,
-    pub(super) life: usize,
-    pub(super) at_worker: End,
+    pub(super) client: Client,
+    /// Who was connected to.
+    pub(super) daemon: usize,
+    pub(super) at_client: End,
     pub(super) at_daemon: End,
     up: VecDeque<Vec<u8>>,
     down: VecDeque<Vec<u8>>,
@@ -63,22 +84,29 @@ pub(super) struct Connection {
     last_down: Nanos,
 }
 
+impl Connection {
+    /// Client and daemon.
+    const fn ends(&self) -> (Place, Place) {
+        (self.client.place(), Place::Daemon(self.daemon))
+    }
+}
+
 impl World {
-    /// A worker wants to connect; the number of the connection.
-    pub(super) fn connect(&mut self, worker: usize, life: usize) -> usize {
+    /// Somebody wants to connect to a daemon; the number of the connection.
+    pub(super) fn connect(&mut self, client: Client, daemon: usize) -> usize {
         let index = self.connections.len();
         self.connections.push(Connection {
-            worker,
-            life,
-            at_worker: End::Opening,
+            client,
+            daemon,
+            at_client: End::Opening,
             at_daemon: End::Opening,
             up: VecDeque::new(),
             down: VecDeque::new(),
             last_up: 0,
             last_down: 0,
         });
-        let latency = self.control_latency(worker);
-        let back = self.cut_until(worker);
+        let latency = self.control_latency(index);
+        let back = self.connection_cut_until(index);
         let event = if back > self.now + CONNECT_TIME {
             (self.now + CONNECT_TIME, Event::Refused(index))
         } else {
@@ -88,48 +116,48 @@ impl World {
         index
     }
 
-    /// A worker says something to the daemon.
+    /// A client says something to the daemon.
     pub(super) fn say_up(&mut self, index: usize, request: &Request) {
         let Ok(frame) = encode(request) else {
             return self.checker.fail(|| format!("a request is too long: {request:?}"));
         };
-        let worker = self.connections[index].worker;
-        self.note(&[1, worker as u64, frame.len() as u64], || {
-            format!("{} → daemon  {request:?}", Party::Worker(worker))
+        let (client, daemon) = self.connections[index].ends();
+        self.note(&[1, client.number(), frame.len() as u64], || {
+            format!("{} → {}  {request:?}", Party::from(client), Party::from(daemon))
         });
-        let at = self.now + self.control_latency(worker);
+        let at = self.now + self.control_latency(index);
         let connection = &mut self.connections[index];
         connection.up.push_back(frame);
         connection.last_up = connection.last_up.max(at);
         self.queue.push(connection.last_up, super::Event::Control(Event::Up(index)));
     }
 
-    /// The daemon says something to a worker.
+    /// The daemon says something to a client.
     pub(super) fn say_down(&mut self, index: usize, reply: &Reply) {
         let Ok(frame) = encode(reply) else {
             return self.checker.fail(|| format!("a reply is too long: {reply:?}"));
         };
-        let worker = self.connections[index].worker;
-        self.note(&[2, worker as u64, frame.len() as u64], || {
-            format!("daemon → {}  {reply:?}", Party::Worker(worker))
+        let (client, daemon) = self.connections[index].ends();
+        self.note(&[2, client.number(), frame.len() as u64], || {
+            format!("{} → {}  {reply:?}", Party::from(daemon), Party::from(client))
         });
-        let at = self.now + self.control_latency(worker);
+        let at = self.now + self.control_latency(index);
         let connection = &mut self.connections[index];
         connection.down.push_back(frame);
         connection.last_down = connection.last_down.max(at);
         self.queue.push(connection.last_down, super::Event::Control(Event::Down(index)));
     }
 
-    /// The worker's end is closed, by the worker or because it was killed (`lost`: what it said
+    /// The client's end is closed, by the client or because it was killed (`lost`: what it said
     /// last may be lost with it).
-    pub(super) fn close_at_worker(&mut self, index: usize, lost: bool) {
-        let at = self.now + self.control_latency(self.connections[index].worker);
+    pub(super) fn close_at_client(&mut self, index: usize, lost: bool) {
+        let at = self.now + self.control_latency(index);
         let forget = lost && self.rng.random_bool(0.5);
         let connection = &mut self.connections[index];
-        if connection.at_worker == End::Closed {
+        if connection.at_client == End::Closed {
             return;
         }
-        connection.at_worker = End::Closed;
+        connection.at_client = End::Closed;
         if forget {
             connection.up.clear();
         }
@@ -139,7 +167,7 @@ impl World {
 
     /// The daemon's end is closed, by the daemon or because it was killed.
     pub(super) fn close_at_daemon(&mut self, index: usize, lost: bool) {
-        let at = self.now + self.control_latency(self.connections[index].worker);
+        let at = self.now + self.control_latency(index);
         let forget = lost && self.rng.random_bool(0.5);
         let connection = &mut self.connections[index];
         if connection.at_daemon == End::Closed {
@@ -150,44 +178,44 @@ impl World {
             connection.down.clear();
         }
         let at = connection.last_down.max(at);
-        self.queue.push(at, super::Event::Control(Event::EndAtWorker(index)));
+        self.queue.push(at, super::Event::Control(Event::EndAtClient(index)));
     }
 
-    /// Something in the middle ends all connections of a worker; each side notices in its time.
-    pub(super) fn break_connections(&mut self, worker: usize) {
-        for index in self.open_connections(worker) {
+    /// Something in the middle ends all connections of these; each side notices in its time.
+    pub(super) fn break_connections(&mut self, of: impl Fn(&Client, usize) -> bool) {
+        for index in self.open_connections(of) {
             let longest = self.scenario.dead_after;
             let (up, down) = (self.moment(longest), self.moment(longest));
             self.queue.push(up, super::Event::Control(Event::EndAtDaemon(index)));
-            self.queue.push(down, super::Event::Control(Event::EndAtWorker(index)));
+            self.queue.push(down, super::Event::Control(Event::EndAtClient(index)));
             let connection = &mut self.connections[index];
             connection.up.clear();
             connection.down.clear();
         }
     }
 
-    /// A worker's link is cut until `back`: whether the ends notice.
-    pub(super) fn cut_connections(&mut self, worker: usize, back: Nanos) {
-        for index in self.open_connections(worker) {
+    /// The way of these connections is cut until `back`: whether the ends notice.
+    pub(super) fn cut_connections(&mut self, of: impl Fn(&Client, usize) -> bool, back: Nanos) {
+        for index in self.open_connections(of) {
             let dead_after = self.scenario.dead_after as f64;
             let daemon = self.now + (dead_after * self.rng.random_range(0.55..1.0)) as Nanos;
-            let worker = self.now + (dead_after * self.rng.random_range(0.55..1.5)) as Nanos;
-            if back <= daemon.min(worker) {
+            let client = self.now + (dead_after * self.rng.random_range(0.55..1.5)) as Nanos;
+            if back <= daemon.min(client) {
                 continue;
             }
-            // Whoever has not given up when the link is back learns it from the other.
+            // Whoever has not given up when the way is back learns it from the other.
             let soon = back + self.rng.random_range(0..self.scenario.dead_after);
             self.queue.push(daemon.min(soon), super::Event::Control(Event::EndAtDaemon(index)));
-            self.queue.push(worker.min(soon), super::Event::Control(Event::EndAtWorker(index)));
+            self.queue.push(client.min(soon), super::Event::Control(Event::EndAtClient(index)));
         }
     }
 
-    fn open_connections(&self, worker: usize) -> Vec<usize> {
+    fn open_connections(&self, of: impl Fn(&Client, usize) -> bool) -> Vec<usize> {
         let all = self.connections.iter().enumerate();
-        let of_worker = all.filter(|(_, c)| {
-            c.worker == worker && (c.at_worker != End::Closed || c.at_daemon != End::Closed)
+        let open = all.filter(|(_, c)| {
+            of(&c.client, c.daemon) && (c.at_client != End::Closed || c.at_daemon != End::Closed)
         });
-        of_worker.map(|(index, _)| index).collect()
+        open.map(|(index, _)| index).collect()
     }
 
     fn moment(&mut self, longest: Nanos) -> Nanos {
@@ -203,30 +231,36 @@ impl World {
         | Event::Up(index)
         | Event::Down(index)
         | Event::EndAtDaemon(index)
-        | Event::EndAtWorker(index)) = event;
-        let worker = self.connections[index].worker;
-        let back = self.cut_until(worker);
+        | Event::EndAtClient(index)) = event;
+        let Connection { client, daemon, .. } = self.connections[index];
+        let back = self.connection_cut_until(index);
         let travels =
             matches!(event, Event::Syn(_) | Event::Open(_) | Event::Up(_) | Event::Down(_));
         if travels && back > self.now {
-            let at = back + self.control_latency(worker);
+            let at = back + self.control_latency(index);
             return self.queue.push(at, super::Event::Control(event));
         }
-        match event {
-            Event::Syn(_) | Event::Up(_) | Event::EndAtDaemon(_) => {
-                if self.daemon.is_stopped() && self.daemon.is_up() {
+        let at_daemon = matches!(event, Event::Syn(_) | Event::Up(_) | Event::EndAtDaemon(_));
+        match client {
+            _ if at_daemon => {
+                if self.daemons[daemon].is_stopped() && self.daemons[daemon].is_up() {
                     // Its host's kernel answers for it.
                     if let Event::Syn(_) = event {
-                        let at = self.now + self.control_latency(worker);
+                        let at = self.now + self.control_latency(index);
                         self.queue.push(at, super::Event::Control(Event::Open(index)));
                     }
-                    self.daemon.keep(event);
+                    self.daemons[daemon].keep(event);
                 } else {
                     self.control_at_daemon(event);
                 }
             }
-            _ if self.workers[worker].is_stopped() => self.workers[worker].keep(event),
-            _ => self.control_at_worker(event),
+            Client::Worker { worker, .. } if self.workers[worker].is_stopped() => {
+                self.workers[worker].keep(event);
+            }
+            Client::Root { daemon, .. } if self.daemons[daemon].is_stopped() => {
+                self.daemons[daemon].keep(event);
+            }
+            _ => self.control_at_client(event),
         }
     }
 
@@ -240,15 +274,18 @@ impl World {
                     return self.daemon_hears(index, frame);
                 }
                 // What comes for a connection that is over is answered by a reset.
-                let at = self.now + self.control_latency(self.connections[index].worker);
-                self.queue.push(at, super::Event::Control(Event::EndAtWorker(index)));
+                let at = self.now + self.control_latency(index);
+                self.queue.push(at, super::Event::Control(Event::EndAtClient(index)));
             }
             Event::EndAtDaemon(index) => {
                 let connection = &mut self.connections[index];
                 let was_open = connection.at_daemon == End::Open;
                 connection.at_daemon = End::Closed;
-                if was_open && self.daemon.is_up() {
-                    self.note(&[3, index as u64], || format!("daemon: connection {index} ends"));
+                let daemon = connection.daemon;
+                if was_open && self.daemons[daemon].is_up() {
+                    self.note(&[3, index as u64], || {
+                        format!("{}: connection {index} ends", Party::Daemon(daemon))
+                    });
                     self.daemon_loses(index);
                 }
             }
@@ -256,55 +293,53 @@ impl World {
         }
     }
 
-    /// A connection comes in. `told`: the worker knows that it is open.
+    /// A connection comes in. `told`: the client knows that it is open.
     pub(super) fn accept(&mut self, index: usize, told: bool) {
-        let worker = self.connections[index].worker;
-        let at = self.now + self.control_latency(worker);
-        if !self.daemon.is_up() {
+        let Connection { client, daemon, .. } = self.connections[index];
+        let at = self.now + self.control_latency(index);
+        if !self.daemons[daemon].is_up() {
             return self.queue.push(at, super::Event::Control(Event::Refused(index)));
         }
         if self.connections[index].at_daemon == End::Closed {
             return;
         }
         self.connections[index].at_daemon = End::Open;
-        let Connection { worker, .. } = self.connections[index];
-        let (job, rank) = (self.workers[worker].job, self.workers[worker].rank);
-        let remote = Ipv4Addr::from(super::data::address(job, rank));
-        let local = Some(Ipv4Addr::from(super::data::DAEMON));
-        self.daemon_meets(ConnId(index as u64), Peer { local, remote: Some(remote) });
+        let remote = Some(self.address(client.place()));
+        let local = Some(self.address(Place::Daemon(daemon)));
+        self.daemon_meets(daemon, ConnId(index as u64), Peer { local, remote });
         if !told {
             self.queue.push(at, super::Event::Control(Event::Open(index)));
         }
     }
 
-    /// The worker's half.
-    pub(super) fn control_at_worker(&mut self, event: Event) {
+    /// The client's half.
+    pub(super) fn control_at_client(&mut self, event: Event) {
         match event {
-            Event::Open(index) if self.connections[index].at_worker == End::Opening => {
-                self.connections[index].at_worker = End::Open;
-                self.worker_connected(index);
+            Event::Open(index) if self.connections[index].at_client == End::Opening => {
+                self.connections[index].at_client = End::Open;
+                self.connected(index);
             }
-            Event::Refused(index) if self.connections[index].at_worker == End::Opening => {
-                self.connections[index].at_worker = End::Closed;
+            Event::Refused(index) if self.connections[index].at_client == End::Opening => {
+                self.connections[index].at_client = End::Closed;
                 self.connections[index].at_daemon = End::Closed;
-                self.worker_refused(index);
+                self.refused(index);
             }
             Event::Down(index) => {
                 let Some(mut frame) = self.connections[index].down.pop_front() else { return };
-                if self.connections[index].at_worker != End::Open {
+                if self.connections[index].at_client != End::Open {
                     return;
                 }
                 match decode::<Reply>(&mut frame) {
-                    Ok(Some(reply)) => self.worker_hears(index, reply),
+                    Ok(Some(reply)) => self.hears(index, reply),
                     other => self.checker.fail(|| format!("a reply is not understood: {other:?}")),
                 }
             }
-            Event::EndAtWorker(index) => {
-                let was = self.connections[index].at_worker;
-                self.connections[index].at_worker = End::Closed;
+            Event::EndAtClient(index) => {
+                let was = self.connections[index].at_client;
+                self.connections[index].at_client = End::Closed;
                 match was {
-                    End::Open => self.worker_loses(index),
-                    End::Opening => self.worker_refused(index),
+                    End::Open => self.cut_off(index),
+                    End::Opening => self.refused(index),
                     End::Closed => {}
                 }
             }
@@ -312,9 +347,43 @@ impl World {
         }
     }
 
+    fn connected(&mut self, index: usize) {
+        match self.connections[index].client {
+            Client::Worker { .. } => self.worker_connected(index),
+            Client::Root { .. } => self.branch_connected(index),
+        }
+    }
+
+    fn refused(&mut self, index: usize) {
+        match self.connections[index].client {
+            Client::Worker { .. } => self.worker_refused(index),
+            Client::Root { .. } => self.branch_refused(index),
+        }
+    }
+
+    fn hears(&mut self, index: usize, reply: Reply) {
+        match self.connections[index].client {
+            Client::Worker { .. } => self.worker_hears(index, reply),
+            Client::Root { .. } => self.branch_says(index, reply),
+        }
+    }
+
+    fn cut_off(&mut self, index: usize) {
+        match self.connections[index].client {
+            Client::Worker { .. } => self.worker_loses(index),
+            Client::Root { .. } => self.branch_lost(index),
+        }
+    }
+
+    fn connection_cut_until(&self, index: usize) -> Nanos {
+        let (client, daemon) = self.connections[index].ends();
+        self.parted_until(client, daemon)
+    }
+
     /// How long a frame takes: a lost segment is repeated by TCP, which takes its time.
-    fn control_latency(&mut self, worker: usize) -> Nanos {
-        let link = self.link(worker);
+    fn control_latency(&mut self, index: usize) -> Nanos {
+        let (client, daemon) = self.connections[index].ends();
+        let link = self.link(client, daemon);
         let jitter = self.rng.random_range(0..=link.jitter);
         let lost = self.rng.random_bool(link.loss.min(0.5));
         let repeated = if lost { self.rng.random_range(MILLI..200 * MILLI) } else { 0 };

@@ -1,81 +1,74 @@
 //! The data network: packets are lost, come twice, late, in another order, or from a stranger.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use rand::Rng;
-use xdp_agg::engine::sum::Answer;
+use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 
-use super::{Event, World};
+use super::place::{DATA_PORT, Place};
+use super::{Event, World, place};
 use crate::check::Origin;
 use crate::scenario::{When, magnitude};
 use crate::time::{MICRO, MILLI, Nanos};
 use crate::trace::{Party, describe};
 
-/// Address of the aggregator.
-pub(super) const DAEMON: u32 = 0x0a00_0064;
-/// UDP port of the data path.
-pub(super) const DATA_PORT: u16 = 0xbee0;
-/// Where results come from.
-const FROM_DAEMON: Source = Source { addr: DAEMON, port: DATA_PORT };
 /// Packets that a stranger remembers.
 const SEEN_MAX: usize = 64;
 /// Address of a stranger.
 const STRANGER: u32 = 0x0a00_00c8;
 
-/// Address of a worker's host.
-pub(super) const fn address(job: usize, rank: u16) -> u32 {
-    0x0a00_0100 + ((job as u32) << 8) + rank as u32 + 1
-}
-
 /// A packet that a stranger has seen.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
-    worker: usize,
-    up: bool,
+    from: Place,
+    to: Place,
     source: Source,
     bytes: Vec<u8>,
 }
 
 impl World {
-    /// A worker sends the first `len` bytes of the buffer to the aggregator.
-    pub(super) fn send_up(&mut self, worker: usize, port: u16, len: usize) {
-        let bytes = self.buffer[..len].to_vec();
-        let (job, rank) = (self.workers[worker].job, self.workers[worker].rank);
-        let source = Source { addr: address(job, rank), port };
-        self.remember(worker, true, source, &bytes);
-        let arrivals = self.fate(worker, true, &bytes);
-        for at in arrivals.into_iter().flatten() {
-            let bytes = bytes.clone();
-            self.queue.push(at, Event::ToDaemon { source, bytes, origin: Origin::Member });
-        }
-    }
-
-    /// The aggregator sends a packet to a worker.
-    fn send_down(&mut self, worker: usize, port: u16, bytes: &[u8]) {
-        self.remember(worker, false, FROM_DAEMON, bytes);
-        let arrivals = self.fate(worker, false, bytes);
-        for at in arrivals.into_iter().flatten() {
-            self.queue.push(at, Event::ToWorker { worker, port, bytes: bytes.to_vec() });
-        }
-    }
-
-    fn remember(&mut self, worker: usize, up: bool, source: Source, bytes: &[u8]) {
+    /// Somebody sends a packet.
+    pub(super) fn send(&mut self, from: Place, source: Source, to: SocketAddrV4, bytes: Vec<u8>) {
+        let port = to.port();
+        let Some(to) = self.who_is_at(to) else {
+            return self.checker.fail(|| format!("a packet to {to}, where nobody is"));
+        };
         if self.scenario.hostile {
             if self.seen.len() == SEEN_MAX {
                 self.seen.pop_front();
             }
-            self.seen.push_back(Seen { worker, up, source, bytes: bytes.to_vec() });
+            self.seen.push_back(Seen { from, to, source, bytes: bytes.clone() });
+        }
+        let arrivals = self.fate(from, to, &bytes);
+        for at in arrivals.into_iter().flatten() {
+            self.arrive(at, (to, port), source, bytes.clone(), Origin::Member);
         }
     }
 
+    /// A packet is going to arrive.
+    fn arrive(
+        &mut self,
+        at: Nanos,
+        (to, port): (Place, u16),
+        source: Source,
+        bytes: Vec<u8>,
+        origin: Origin,
+    ) {
+        let event = match to {
+            Place::Daemon(daemon) => Event::ToDaemon { daemon, source, bytes, origin },
+            Place::Worker(worker) => Event::ToWorker { worker, source, port, bytes },
+        };
+        self.queue.push(at, event);
+    }
+
     /// When a packet arrives, how often.
-    fn fate(&mut self, worker: usize, up: bool, bytes: &[u8]) -> [Option<Nanos>; 2] {
-        let link = self.link(worker);
-        let cut = self.is_cut(worker, up);
+    fn fate(&mut self, from: Place, to: Place, bytes: &[u8]) -> [Option<Nanos>; 2] {
+        let link = self.link(from, to);
+        let cut = self.cut_until(from, to) > self.now;
         let lost = cut || self.rng.random_bool(link.loss);
         let twice = self.rng.random_bool(link.duplicate);
         let mut arrivals = [None, None];
@@ -92,10 +85,9 @@ impl World {
         self.trigger_faults(bytes);
         self.stats.lost += u64::from(lost);
         self.stats.duplicated += u64::from(!lost && twice);
-        let numbers = [4, worker as u64, u64::from(up), arrivals[0].unwrap_or(0)];
+        let numbers = [4, from.number(), to.number(), arrivals[0].unwrap_or(0)];
         self.note(&numbers, || {
-            let (from, to) = (Party::Worker(worker), Party::Daemon);
-            let (from, to) = if up { (from, to) } else { (to, from) };
+            let (from, to) = (Party::from(from), Party::from(to));
             let what = header(bytes).map_or_else(|| "?".into(), |header| describe(&header));
             let fate = match arrivals {
                 [None, _] if cut => "cut off".into(),
@@ -134,61 +126,73 @@ impl World {
         }
     }
 
-    /// A packet reaches the aggregator's host.
-    pub(super) fn at_daemon(&mut self, source: Source, mut bytes: Vec<u8>, origin: Origin) {
-        let stopped = self.daemon.is_stopped() && !self.scenario.kernel_data_path;
-        if stopped {
-            return self.daemon.keep_packet(source, bytes, origin);
+    /// A packet reaches an aggregator's host.
+    pub(super) fn at_daemon(
+        &mut self,
+        daemon: usize,
+        source: Source,
+        mut bytes: Vec<u8>,
+        origin: Origin,
+    ) {
+        if self.daemons[daemon].is_stopped() && !self.scenario.kernel_data_path {
+            return self.daemons[daemon].keep_packet(source, bytes, origin);
         }
-        let Some(mut sums) = self.daemon.sums.take() else { return };
-        let before = self.checker.before(&sums, source, &bytes, origin);
+        let Some(mut sums) = self.daemons[daemon].sums.take() else { return };
+        let before = self.checker.before(daemon, &sums, source, &bytes, origin);
         let answer = sums.packet(source, &mut bytes, Duration::from_nanos(self.now));
         self.checker.after(&before, &sums, &answer, &bytes, origin);
         if origin != Origin::Foreign {
-            self.answer(&sums, answer, source, &mut bytes);
+            self.stats.count_answer(&answer, before.is_from_above());
+            self.answer(daemon, &sums, answer, source, &mut bytes);
         }
-        self.daemon.sums = Some(sums);
+        self.daemons[daemon].sums = Some(sums);
     }
 
     fn answer(
         &mut self,
-        sums: &xdp_agg::engine::sum::Sums,
+        daemon: usize,
+        sums: &Sums,
         answer: Answer,
         source: Source,
         bytes: &mut [u8],
     ) {
-        let (header, len, members) = match answer {
+        let (header, len) = match answer {
             Answer::Nothing => return,
-            Answer::Sender { header, len } => (header, len, false),
-            Answer::Members { header, len } => (header, len, true),
-            Answer::Member { .. } | Answer::Parent { .. } => {
-                unreachable!("no job of the simulation has a parent")
-            }
+            Answer::Sender { header, len }
+            | Answer::Members { header, len }
+            | Answer::Member { header, len }
+            | Answer::Parent { header, len, .. } => (header, len),
         };
-        let Some(job) = sums.job(header.job) else { return };
         let packet = &mut bytes[..HEADER_LEN + len];
         let to = |to: SocketAddrV4, rank: u16, world: &mut Self, packet: &mut [u8]| {
             if let Some(bytes) = packet.first_chunk_mut::<HEADER_LEN>() {
                 Header { rank, ..header }.emit(bytes);
             }
-            if let Some(worker) = world.host(u32::from(*to.ip())) {
-                world.send_down(worker, to.port(), packet);
-            }
+            world.send(Place::Daemon(daemon), place::source(daemon), to, packet.to_vec());
         };
-        if !members {
-            let at = SocketAddrV4::new(Ipv4Addr::from(source.addr), source.port);
-            return to(at, header.rank, self, packet);
+        let at = |addr: u32, port: u16| SocketAddrV4::new(addr.into(), port);
+        let job_id = if let Answer::Parent { job_id, .. } = answer { job_id } else { header.job };
+        let Some(job) = sums.job(job_id) else { return };
+        match answer {
+            Answer::Nothing => {}
+            Answer::Sender { .. } => {
+                to(at(source.addr, source.port), header.rank, self, packet);
+            }
+            Answer::Parent { .. } => {
+                to(at(job.uplink.addr, job.uplink.port), header.rank, self, packet);
+            }
+            Answer::Member { .. } => {
+                let member = job.members[usize::from(header.rank)];
+                to(at(member.addr, member.port), header.rank, self, packet);
+            }
+            Answer::Members { .. } => {
+                let multicast = job.conf.mode == ResultMode::Multicast as u16;
+                for (rank, member) in (0..).zip(&job.members).filter(|(_, m)| m.addr != 0) {
+                    let rank = if multicast { EVERYBODY } else { rank };
+                    to(at(member.addr, member.port), rank, self, packet);
+                }
+            }
         }
-        let multicast = job.conf.mode == ResultMode::Multicast as u16;
-        for (rank, member) in (0..).zip(&job.members).filter(|(_, member)| member.addr != 0) {
-            let at = SocketAddrV4::new(member.addr.into(), member.port);
-            to(at, if multicast { EVERYBODY } else { rank }, self, packet);
-        }
-    }
-
-    /// The worker whose host has this address.
-    fn host(&self, addr: u32) -> Option<usize> {
-        self.workers.iter().position(|worker| address(worker.job, worker.rank) == addr)
     }
 
     /// A stranger sends something: what it saw, as it was or with changes.
@@ -205,39 +209,38 @@ impl World {
         if self.rng.random_bool(0.15) {
             return self.overreach(index);
         }
-        let Seen { worker, up, mut source, mut bytes } = self.seen[index].clone();
+        let Seen { from, to, mut source, mut bytes } = self.seen[index].clone();
         // Unchanged it may come from its true source: that is a late copy. Changed, it comes from
         // its true source only where the change makes it foreign.
         let changed = self.rng.random_bool(0.7) && self.mutate(&mut source, &mut bytes);
         let origin = if changed { Origin::Stranger } else { Origin::Member };
         self.stats.hostile += 1;
-        self.note(&[5, worker as u64, u64::from(up)], || {
+        self.note(&[5, from.number(), to.number()], || {
             let what = header(&bytes).map_or_else(|| "?".into(), |header| describe(&header));
-            let to = if up { Party::Daemon } else { Party::Worker(worker) };
+            let to = Party::from(to);
             format!("{} → {to}  {what}  (as if from {source:?})", Party::Stranger)
         });
-        let at = self.now + self.link(worker).base;
-        if up {
-            self.queue.push(at, Event::ToDaemon { source, bytes, origin });
-        } else if let Some(port) = self.workers[worker].port()
-            && source == FROM_DAEMON
-        {
-            // A worker's socket takes packets of the aggregator's address and port alone.
-            self.queue.push(at, Event::ToWorker { worker, port, bytes });
+        let at = self.now + self.link(from, to).base;
+        let port = match to {
+            Place::Worker(worker) => self.workers[worker].port(),
+            Place::Daemon(_) => Some(DATA_PORT),
+        };
+        if let Some(port) = port {
+            self.arrive(at, (to, port), source, bytes, origin);
         }
     }
 
     /// A member sends what it must not send: a block that would need a slot that is in use, or one
     /// that is to be combined otherwise than the others' contributions to it.
     fn overreach(&mut self, index: usize) {
-        if self.daemon.is_stopped() {
+        let Seen { from, to, source, mut bytes } = self.seen[index].clone();
+        let Place::Daemon(daemon) = to else { return };
+        if self.daemons[daemon].is_stopped() {
             return; // it would come later, when it may be allowed
         }
-        let Seen { worker, up, source, mut bytes } = self.seen[index].clone();
-        let Some(mut header) = header(&bytes).filter(|h| up && h.kind == Kind::Contribution) else {
-            return;
-        };
-        let slot = self.daemon.sums.as_ref().and_then(|sums| {
+        let header = header(&bytes).filter(|header| header.kind == Kind::Contribution);
+        let Some(mut header) = header else { return };
+        let slot = self.daemons[daemon].sums.as_ref().and_then(|sums| {
             Some((*sums.slot(header.job, header.block)?, sums.job(header.job)?.conf))
         });
         let Some((slot, conf)) = slot.filter(|(slot, _)| slot.epoch == header.epoch) else {
@@ -248,7 +251,8 @@ impl World {
             header.reduction = Reduction::ALL[other % Reduction::ALL.len()];
         } else {
             // The next generation, where this one is not finished; or one beyond the next.
-            let unfinished = slot.seen != conf.members && self.rng.random_bool(0.5);
+            let awaited = conf.forwards != 0 && slot.settled == 0;
+            let unfinished = (slot.seen != conf.members || awaited) && self.rng.random_bool(0.5);
             let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
             header.block = slot.block + generations * u64::from(conf.slots);
         }
@@ -256,10 +260,11 @@ impl World {
             header.emit(place);
         }
         self.stats.hostile += 1;
-        self.note(&[18, worker as u64], || {
-            format!("{} → daemon  {}  (against the rules)", Party::Stranger, describe(&header))
+        self.note(&[18, from.number()], || {
+            let (to, what) = (Party::from(to), describe(&header));
+            format!("{} → {to}  {what}  (against the rules)", Party::Stranger)
         });
-        self.at_daemon(source, bytes, Origin::Foreign);
+        self.at_daemon(daemon, source, bytes, Origin::Foreign);
     }
 
     /// Changes a packet so that nobody may take it for theirs. False: it stayed as it was.

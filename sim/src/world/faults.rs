@@ -2,9 +2,10 @@
 
 use rand::Rng;
 
+use super::place::Place;
 use super::{Event, World};
 use crate::scenario::Fault;
-use crate::time::{MICRO, MILLI, Nanos};
+use crate::time::{MICRO, MILLI};
 use crate::trace::Party;
 
 /// Calls that everybody makes when all is well again.
@@ -32,48 +33,58 @@ impl World {
             }
             Fault::Cut { worker, up, down, time } => {
                 let back = (self.now + time).min(self.scenario.heal_at);
-                self.cut_connections(worker, back);
-                let cut = &mut self.workers[worker].cut;
-                if up {
-                    cut.up = cut.up.max(back);
-                }
-                if down {
-                    cut.down = cut.down.max(back);
+                self.cut_connections(|client, _| client.place() == Place::Worker(worker), back);
+                self.workers[worker].cut.until(back, up, down);
+            }
+            Fault::Break { worker } => {
+                self.break_connections(|client, _| client.place() == Place::Worker(worker));
+            }
+            Fault::KillDaemon { daemon, pinned, down } => {
+                self.kill_daemon_soon(daemon, pinned, down);
+            }
+            Fault::StopDaemon { daemon, time } => {
+                if self.daemons[daemon].is_up() {
+                    self.checker.troubled(daemon);
+                    self.stop_daemon(daemon);
+                    self.queue.push(self.now + time, Event::ContinueDaemon(daemon));
                 }
             }
-            Fault::Break { worker } => self.break_connections(worker),
-            Fault::KillDaemon { pinned, down } => self.kill_daemon_soon(pinned, down),
-            Fault::StopDaemon { time } => {
-                if self.daemon.is_up() {
-                    self.stop_daemon();
-                    self.queue.push(self.now + time, Event::ContinueDaemon);
+            Fault::CutDaemon { daemon, up, down, whole, time } => {
+                self.checker.troubled(daemon);
+                let back = (self.now + time).min(self.scenario.heal_at);
+                self.cut_connections(
+                    |client, to| match client.place() {
+                        Place::Worker(_) => whole && to == daemon,
+                        Place::Daemon(from) => from == daemon || to == daemon,
+                    },
+                    back,
+                );
+                self.daemons[daemon].trunk.until(back, up, down);
+                if whole {
+                    self.daemons[daemon].access.until(back, up, down);
                 }
+            }
+            Fault::BreakDaemon { daemon } => {
+                self.checker.troubled(daemon);
+                self.break_connections(|client, to| match client.place() {
+                    Place::Worker(_) => false,
+                    Place::Daemon(from) => from == daemon || to == daemon,
+                });
             }
         }
-    }
-
-    /// Whether packets of a worker are cut off.
-    pub(super) fn is_cut(&self, worker: usize, up: bool) -> bool {
-        let cut = self.workers[worker].cut;
-        self.now < if up { cut.up } else { cut.down }
-    }
-
-    /// When a worker's link is whole again, if it is cut in any direction: TCP needs both.
-    pub(super) fn cut_until(&self, worker: usize) -> Nanos {
-        let cut = self.workers[worker].cut;
-        cut.up.max(cut.down)
     }
 
     /// From now on nothing bad happens.
     pub(super) fn heal(&mut self) {
         self.healed = true;
         self.note(&[9], || "all is well from now on".into());
-        self.spare_daemon();
-        self.start_daemon();
-        self.continue_daemon();
+        for daemon in 0..self.daemons.len() {
+            self.daemons[daemon].end_troubles(self.now);
+            self.start_daemon(daemon);
+            self.continue_daemon(daemon);
+        }
         for worker in 0..self.workers.len() {
-            let cut = &mut self.workers[worker].cut;
-            (cut.up, cut.down) = (cut.up.min(self.now), cut.down.min(self.now));
+            self.workers[worker].cut.end(self.now);
             self.continue_worker(worker);
             let at = self.now + self.rng.random_range(MICRO..MILLI);
             self.queue.push(at, Event::StartWorker(worker));

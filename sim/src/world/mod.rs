@@ -1,20 +1,24 @@
 //! All parties, what is between them, and the loop that lets one event happen after the other.
 
+mod branch;
 mod caller;
 mod control;
 mod daemon;
 mod data;
 mod faults;
+mod place;
+mod ring;
 mod worker;
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use xdp_agg_common::admission::Source;
 
 use crate::check::{Checker, Origin};
-use crate::scenario::{Fault, Link, Scenario, When};
+use crate::scenario::{Fault, Scenario, When};
 use crate::stats::Stats;
 use crate::time::{MILLI, Nanos, Queue, SECOND};
 use crate::trace::Trace;
@@ -31,26 +35,30 @@ const MOMENT_MAX: u64 = 20_000;
 /// Something that happens.
 #[derive(Debug)]
 enum Event {
-    /// A data packet reaches the aggregator.
-    ToDaemon { source: Source, bytes: Vec<u8>, origin: Origin },
+    /// A data packet reaches an aggregator.
+    ToDaemon { daemon: usize, source: Source, bytes: Vec<u8>, origin: Origin },
     /// A data packet reaches a worker's host.
-    ToWorker { worker: usize, port: u16, bytes: Vec<u8> },
+    ToWorker { worker: usize, source: Source, port: u16, bytes: Vec<u8> },
     /// Something happens on a control connection, at one of its ends.
     Control(control::Event),
     /// A worker's timer.
     WorkerTimer(usize),
-    /// The daemon's timer.
-    DaemonTimer,
+    /// A daemon's timer.
+    DaemonTimer(usize),
+    /// Something happens to a process that is on a ring.
+    Ring(ring::Event),
     /// A process takes the place of one that is gone.
     StartWorker(usize),
     /// A fault of the scenario, by index.
     Fault(usize),
     /// A worker gets SIGCONT.
     Continue(usize),
-    /// The daemon gets SIGCONT.
-    ContinueDaemon,
-    /// The daemon starts again.
-    StartDaemon,
+    /// A daemon gets SIGCONT.
+    ContinueDaemon(usize),
+    /// A daemon starts again.
+    StartDaemon(usize),
+    /// A root tries once more to reach a branch, in place of this connection.
+    DialAgain(usize),
     /// A stranger sends something.
     Hostile,
     /// All is well from now on.
@@ -64,8 +72,11 @@ pub(crate) struct World {
     scenario: Scenario,
     queue: Queue<Event>,
     workers: Vec<Worker>,
-    daemon: Daemon,
+    daemons: Vec<Daemon>,
+    /// The virtual zero of all clocks.
+    zero: Instant,
     connections: Vec<Connection>,
+    rings: Vec<ring::Ring>,
     checker: Checker,
     stats: Stats,
     trace: Trace,
@@ -97,8 +108,10 @@ impl World {
             now: 0,
             queue: Queue::new(),
             workers,
-            daemon: Daemon::default(),
+            daemons: (0..scenario.daemons).map(|_| Daemon::default()).collect(),
+            zero: Instant::now(),
             connections: Vec::new(),
+            rings: Vec::new(),
             checker,
             stats: Stats::default(),
             trace: Trace::new(trace),
@@ -117,7 +130,9 @@ impl World {
     }
 
     fn set_up(&mut self) {
-        self.start_daemon();
+        for daemon in 0..self.daemons.len() {
+            self.start_daemon(daemon);
+        }
         for worker in 0..self.workers.len() {
             let at = self.rng.random_range(0..MILLI);
             self.queue.push(at, Event::StartWorker(worker));
@@ -163,6 +178,7 @@ impl World {
         }
         self.check_witness();
         self.stats.runs = 1;
+        self.stats.trees = u64::from(self.scenario.daemons > 1);
         self.stats.events = events;
         self.stats.count_keys(self.checker.key_counts());
         let violation = self.checker.problem().map(str::to_owned);
@@ -189,16 +205,24 @@ impl World {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::ToDaemon { source, bytes, origin } => self.at_daemon(source, bytes, origin),
-            Event::ToWorker { worker, port, bytes } => self.at_worker(worker, port, bytes),
+            Event::ToDaemon { daemon, source, bytes, origin } => {
+                self.at_daemon(daemon, source, bytes, origin);
+            }
+            Event::ToWorker { worker, source, port, bytes } => {
+                self.at_worker(worker, source, port, bytes);
+            }
             Event::Control(event) => self.control(event),
             Event::WorkerTimer(worker) => self.worker_timer(worker),
-            Event::DaemonTimer => self.daemon_timer(),
+            // An earlier one that was asked for later takes the place of this one.
+            Event::DaemonTimer(daemon) if !self.daemons[daemon].is_due(self.now) => {}
+            Event::DaemonTimer(daemon) => self.daemon_timer(daemon),
             Event::StartWorker(worker) => self.start_worker(worker),
             Event::Fault(index) => self.fault(index),
             Event::Continue(worker) => self.continue_worker(worker),
-            Event::ContinueDaemon => self.continue_daemon(),
-            Event::StartDaemon => self.start_daemon(),
+            Event::ContinueDaemon(daemon) => self.continue_daemon(daemon),
+            Event::StartDaemon(daemon) => self.start_daemon(daemon),
+            Event::DialAgain(index) => self.dial_again(index),
+            Event::Ring(event) => self.ring_event(event),
             Event::Hostile => self.hostile(),
             Event::Heal => self.heal(),
         }
@@ -207,16 +231,6 @@ impl World {
     /// Of the job that must not notice anything.
     fn is_witness(&self, job: usize) -> bool {
         self.scenario.witness && job == 1
-    }
-
-    /// How good a worker's link is now.
-    fn link(&self, worker: usize) -> Link {
-        if self.is_witness(self.workers[worker].job) {
-            return Link::CLEAN;
-        }
-        let mut link = self.scenario.link;
-        link.base *= self.scenario.far[worker];
-        if self.healed { Link { base: link.base, ..Link::CLEAN } } else { link }
     }
 
     /// Writes down that something happened.
@@ -245,7 +259,7 @@ pub struct Outcome {
 impl Outcome {
     /// How many faults of the scenario have happened, by kind.
     #[must_use]
-    pub const fn kinds() -> [&'static str; 6] {
+    pub const fn kinds() -> [&'static str; Fault::KINDS.len()] {
         Fault::KINDS
     }
 }

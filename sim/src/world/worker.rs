@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg_client::machine::{Config, Control, Machine};
+use xdp_agg_client::machine::{Config, Control, Machine, State};
+use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
 use super::caller::InFlight;
-use super::control::{self, End};
-use super::{Event, World};
+use super::control::{self, Client, End};
+use super::place::{Cut, Place};
+use super::{Event, World, ring};
 use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
 use crate::trace::{Party, describe};
 
@@ -29,15 +31,8 @@ pub(super) struct Worker {
     stopped: bool,
     kept: VecDeque<Kept>,
     /// The process left its job in good order, all calls being made.
-    left: bool,
+    pub(super) left: bool,
     ports: u16,
-}
-
-/// Until when packets are cut off.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Cut {
-    pub(super) up: Nanos,
-    pub(super) down: Nanos,
 }
 
 /// What its host's kernel keeps for a stopped process.
@@ -52,6 +47,8 @@ pub(super) struct Process {
     pub(super) machine: Machine,
     port: u16,
     connection: Option<usize>,
+    /// The ring that it takes part in.
+    pub(super) ring: Option<ring::Part>,
     /// The timer that was asked for last.
     timer: Option<Nanos>,
     /// Number of the next call; None before the first epoch runs.
@@ -121,6 +118,9 @@ impl World {
         config.slots = Some(plan.slots);
         config.policy = plan.policy;
         config.data_port = port;
+        config.tree = plan.tree.clone();
+        config.ring_port = Some(30_000 + rank);
+        config.fallback_after = duration(plan.fallback_after);
         config.max_chunks = plan.chunks;
         config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
         let machine = Machine::new(config, now);
@@ -132,6 +132,7 @@ impl World {
             machine,
             port,
             connection: None,
+            ring: None,
             timer: None,
             next: None,
             calls: Vec::new(),
@@ -147,8 +148,9 @@ impl World {
         place.kept.clear();
         if let Some(process) = place.process.take() {
             self.checker.lost(process.life);
+            self.leave_ring(worker, process.ring);
             if let Some(connection) = process.connection {
-                self.close_at_worker(connection, true);
+                self.close_at_client(connection, true);
             }
         }
     }
@@ -173,16 +175,24 @@ impl World {
         for kept in kept {
             match kept {
                 Kept::Packet(bytes) => self.take_packet(worker, &bytes),
-                Kept::Control(event) => self.control_at_worker(event),
+                Kept::Control(event) => self.control_at_client(event),
             }
         }
         self.worker_timer(worker);
     }
 
     /// A data packet reaches a worker's host.
-    pub(super) fn at_worker(&mut self, worker: usize, port: u16, bytes: Vec<u8>) {
+    pub(super) fn at_worker(&mut self, worker: usize, source: Source, port: u16, bytes: Vec<u8>) {
         let place = &mut self.workers[worker];
-        if place.process.as_ref().is_none_or(|process| process.port != port) {
+        // Its socket takes packets of the aggregator alone that it is connected to.
+        let takes = |process: &Process| {
+            let from = process.machine.endpoint().map(|endpoint| endpoint.data);
+            process.port == port
+                && from.is_some_and(|from| {
+                    u32::from(*from.ip()) == source.addr && from.port() == source.port
+                })
+        };
+        if !place.process.as_ref().is_some_and(takes) {
             return;
         }
         if !place.stopped {
@@ -241,7 +251,7 @@ impl World {
     /// A connection has ended.
     pub(super) fn worker_loses(&mut self, index: usize) {
         let now = duration(self.now);
-        let Connection { worker, life } = self.owner(index);
+        let Client::Worker { worker, life } = self.connections[index].client else { return };
         self.note(&[13, worker as u64], || format!("{} is cut off", Party::Worker(worker)));
         self.checker.lost(life);
         self.with_owner(index, |machine| machine.disconnected("it ended".into(), now));
@@ -253,19 +263,14 @@ impl World {
         self.with_owner(index, |machine| machine.on_reply(reply, now));
     }
 
-    fn owner(&self, index: usize) -> Connection {
-        let control::Connection { worker, life, .. } = self.connections[index];
-        Connection { worker, life }
-    }
-
     /// Tells the process behind a connection something, if it is still there and uses it.
     fn with_owner(&mut self, index: usize, tell: impl FnOnce(&mut Machine)) {
-        let Connection { worker, life } = self.owner(index);
+        let Client::Worker { worker, life } = self.connections[index].client else { return };
         let process = self.workers[worker].process.as_mut();
         let owner = process.filter(|p| p.life == life && p.connection == Some(index));
         if let Some(process) = owner {
             tell(&mut process.machine);
-            if self.connections[index].at_worker == End::Closed {
+            if self.connections[index].at_client == End::Closed {
                 process.connection = None;
             }
             self.drive(worker);
@@ -284,6 +289,7 @@ impl World {
         for _ in 0..BURST_MAX {
             let more = self.obey(worker) | self.transmit(worker);
             let more = more | self.finish_calls(worker) | self.make_calls(worker);
+            let more = more | self.ring_step(worker);
             if !more {
                 self.end_if_failed(worker);
                 return self.set_timer(worker);
@@ -300,7 +306,8 @@ impl World {
         let (life, connection) = (process.life, process.connection);
         match (control, connection) {
             (Control::Connect, None) => {
-                let connection = self.connect(worker, life);
+                let root = self.scenario.jobs[self.workers[worker].job].root;
+                let connection = self.connect(Client::Worker { worker, life }, root);
                 if let Some(process) = &mut self.workers[worker].process {
                     process.connection = Some(connection);
                 }
@@ -310,7 +317,7 @@ impl World {
             }
             (Control::Disconnect, Some(connection)) => {
                 process.connection = None;
-                self.close_at_worker(connection, false);
+                self.close_at_client(connection, false);
             }
             (Control::Send(request), Some(connection)) => {
                 if let Request::Leave = request {
@@ -329,13 +336,20 @@ impl World {
         let Some(process) = &mut self.workers[worker].process else { return false };
         let Some(len) = process.machine.poll_transmit(now, &mut self.buffer) else { return false };
         let (life, port) = (process.life, process.port);
+        let to = process.machine.endpoint().map(|endpoint| endpoint.data);
         let header = self.buffer.first_chunk().and_then(|bytes| Header::parse(bytes).ok());
         match header {
             Some(header) if header.kind == Kind::Contribution => self.checker.sent(life, &header),
             Some(header) if header.kind == Kind::Probe => {}
             _ => self.checker.fail(|| "a worker sends what is no packet".into()),
         }
-        self.send_up(worker, port, len);
+        let Some(to) = to else {
+            self.checker.fail(|| "a worker sends to nobody".into());
+            return false;
+        };
+        let source = Source { addr: self.address(Place::Worker(worker)).into(), port };
+        let bytes = self.buffer[..len].to_vec();
+        self.send(Place::Worker(worker), source, to, bytes);
         true
     }
 
@@ -365,10 +379,11 @@ impl World {
         } else {
             return;
         }
-        if let Some(process) = self.workers[worker].process.take()
-            && let Some(connection) = process.connection
-        {
-            self.close_at_worker(connection, false);
+        if let Some(process) = self.workers[worker].process.take() {
+            self.leave_ring(worker, process.ring);
+            if let Some(connection) = process.connection {
+                self.close_at_client(connection, false);
+            }
         }
     }
 
@@ -392,7 +407,19 @@ impl World {
     }
 
     pub(super) fn worker_is_done(&self, worker: usize) -> bool {
-        self.workers[worker].left || self.has_made_all(worker)
+        self.workers[worker].left || self.has_made_all(worker) || self.is_left_alone(worker)
+    }
+
+    /// The others of its job are on a ring, from which nobody comes back: what joins now waits for
+    /// ever.
+    fn is_left_alone(&self, worker: usize) -> bool {
+        let job = self.workers[worker].job;
+        let on_ring = |other: &Worker| {
+            let process = other.process.as_ref();
+            other.job == job && process.is_some_and(|p| p.machine.state() == State::OnRing)
+        };
+        let is_new = self.workers[worker].process.as_ref().is_none_or(|p| p.next.is_none());
+        is_new && self.workers.iter().any(on_ring)
     }
 
     fn set_timer(&mut self, worker: usize) {
@@ -409,10 +436,4 @@ impl World {
             self.queue.push(at, Event::WorkerTimer(worker));
         }
     }
-}
-
-/// Who uses a connection.
-struct Connection {
-    worker: usize,
-    life: usize,
 }

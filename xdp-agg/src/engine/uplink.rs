@@ -47,7 +47,7 @@ pub(super) fn check_mode(mode: ResultMode, forwarders: u64) -> Result<(), Engine
 }
 
 /// A probe of full block size: what the parent's answer to it proves, a contribution can rely on.
-fn probe(conf: &JobConf, up: &Uplink) -> Vec<u8> {
+pub(super) fn probe(conf: &JobConf, up: &Uplink) -> Vec<u8> {
     let header = Header {
         kind: Kind::Probe,
         flags: 0,

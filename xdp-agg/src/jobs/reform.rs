@@ -10,6 +10,10 @@ use super::setup::group_of;
 use super::tree::later;
 use super::{ConnId, Effect, Formation, Jobs, Prepare};
 
+/// How far apart the numbers of epochs are from which a job takes its next one, after another job
+/// had taken the last one first.
+const CONTEST: u16 = 64;
+
 impl Jobs {
     /// The engine takes no more packets of the job.
     pub(super) fn silence(&mut self, job_id: u16) {
@@ -166,7 +170,11 @@ impl Jobs {
             cookie = self.rng.random();
         }
         let theirs = self.jobs.get(&job_id).map_or(0, |job| job.life.trunk.last_epoch());
-        self.last_epoch = later(self.last_epoch, theirs).checked_add(1).unwrap_or(1);
+        let contested = self.jobs.get(&job_id).is_some_and(|job| job.life.trunk.contested);
+        // Roots that share branches and take the same numbers at the same time would do so for
+        // ever: of different ones, the latest is taken by all.
+        let step = if contested { self.rng.random_range(1..=CONTEST) } else { 1 };
+        self.last_epoch = later(self.last_epoch, theirs).checked_add(step).unwrap_or(step);
         let epoch = self.last_epoch;
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

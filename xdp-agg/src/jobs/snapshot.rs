@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
-use xdp_agg_common::control::{Plan, Policy};
+use xdp_agg_common::control::{Plan, Policy, Tree};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::job::{Job, Life, Member, Phase};
+use super::tree::Trunk;
 use super::{Effect, Jobs};
 
 /// The jobs that are running, and what no later epoch may repeat.
@@ -65,6 +66,9 @@ pub struct JobSnapshot {
     pub left: Vec<u16>,
     /// Its members.
     pub members: Vec<MemberSnapshot>,
+    /// The branches that its members named. Of these, none is in the epoch.
+    #[serde(default)]
+    pub tree: Tree,
     /// The data path's counters when the job was created.
     pub base: JobCounters,
 }
@@ -115,6 +119,7 @@ impl JobSnapshot {
             lost: life.lost.iter().copied().collect(),
             left: life.left.iter().copied().collect(),
             members: members.collect(),
+            tree: life.trunk.asked.clone(),
             base: job.base,
         }
     }
@@ -129,6 +134,7 @@ impl JobSnapshot {
             && ranks != 0
             && ranks & !self.epoch_members == 0
             && ranks.count_ones() as usize == self.members.len()
+            && self.tree.check(self.world_size).is_ok()
             && Pool::new(self.slots).is_some()
             && self.epoch != 0
             && self.chunks != 0
@@ -156,6 +162,7 @@ impl JobSnapshot {
             left: self.left.into_iter().collect(),
             reforms: self.reforms,
             restored: Some(until),
+            trunk: Trunk { asked: self.tree, ..Trunk::default() },
             ..Life::default()
         };
         Job {
@@ -175,9 +182,9 @@ impl JobSnapshot {
 }
 
 impl Jobs {
-    /// What the next daemon needs to go on. Jobs of several aggregators (their branches end with
-    /// the connection to this daemon) and jobs that are not running are left out: their workers
-    /// know all that is needed to form them again.
+    /// What the next daemon needs to go on. Jobs that several aggregators sum (the branches end
+    /// with the connection to this daemon) and jobs that are not running are left out: their
+    /// workers know all that is needed to form them again.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let single = |job: &&Job| job.life.trunk.tree.is_single();

@@ -51,6 +51,8 @@ pub(super) struct Trunk {
     pub(super) tree: Tree,
     /// By the branch's control address.
     pub(super) links: BTreeMap<SocketAddrV4, Link>,
+    /// Others take numbers of epochs at the same branches.
+    pub(super) contested: bool,
     /// Daemons that were lost: the job does without them.
     pub(super) dead: BTreeSet<SocketAddrV4>,
     /// This daemon's engine has prepared the epoch.
@@ -262,6 +264,7 @@ impl Jobs {
                 if let Some(serving) = &mut link.serving {
                     serving.last_epoch = last_epoch;
                 }
+                job.life.trunk.contested = true;
                 if job.phase == Phase::Preparing {
                     return self.form(job_id);
                 }

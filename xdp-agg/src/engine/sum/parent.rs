@@ -1,5 +1,7 @@
 //! What goes up to a job's parent in a tree, and what comes down from it.
 
+use std::net::SocketAddrV4;
+
 use xdp_agg_common::admission::{Reply, Source, check_parent, is_from_above};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, Reject, Uplink};
@@ -22,6 +24,19 @@ impl Sums {
     pub(super) fn job_below(&self, header: &Header) -> Option<usize> {
         let is_below = |conf: &JobConf| header.kind.is_answer() && is_from_above(conf, header);
         self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| is_below(&job.conf)))
+    }
+
+    /// The probe that a job's way up needs, and where it goes: what
+    /// [`crate::engine::Engine::probe_uplink`] sends. None: nothing is to be learned (any more).
+    ///
+    /// # Errors
+    /// The job is not on the data path.
+    pub fn probe_up(
+        &mut self,
+        job_id: u16,
+    ) -> Result<Option<(SocketAddrV4, Vec<u8>)>, EngineError> {
+        let unlearned = self.unlearned(job_id)?;
+        Ok(unlearned.map(|(conf, up)| (uplink::address(&up), uplink::probe(&conf, &up))))
     }
 
     /// Configuration and parent of a job whose parent has not answered a probe.

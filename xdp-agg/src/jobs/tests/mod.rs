@@ -1,6 +1,7 @@
 //! A world of connections around a [`Jobs`], with an engine that answers when it is told to. It
 //! checks in every test that each connection is told things in an order that makes sense.
 
+mod contest;
 mod life;
 mod loss;
 mod random;

@@ -1,0 +1,73 @@
+//! What the members of a ring may make of the blocks that their aggregator left unfinished.
+
+use xdp_agg_client::machine::{Batch, Lanes};
+use xdp_agg_common::control::{Admitted, RunKind};
+use xdp_agg_common::wire::flags;
+
+use super::{Checker, NONE};
+
+impl Checker {
+    /// A process goes on over a ring; all of them in the same way.
+    pub(crate) fn enters_ring(
+        &mut self,
+        ring: usize,
+        life: usize,
+        admitted: &Admitted,
+        lives: &[(u16, usize)],
+    ) {
+        let index = match self.rings.get(&ring) {
+            Some(index) => *index,
+            None => {
+                let index = self.ring_epoch(self.lives[life].job, admitted);
+                for (rank, life) in lives {
+                    self.epochs[index].who[usize::from(*rank)] = Some(*life);
+                }
+                self.rings.insert(ring, index);
+                self.begins(index);
+                index
+            }
+        };
+        let Admitted { plan, members, .. } = &self.epochs[index].admitted;
+        if (plan, members) != (&admitted.plan, &admitted.members) {
+            self.fail(|| "members of a ring follow different plans".into());
+        }
+    }
+
+    /// All members have given their part of a batch: each block of it is complete, once.
+    pub(crate) fn summed(&mut self, ring: usize, batch: &Batch, sum: &Lanes) {
+        let Some(index) = self.rings.get(&ring).copied() else {
+            return self.fail(|| "a ring sums that nobody has entered".into());
+        };
+        let bytes: Vec<u8> = sum.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut rest = &bytes[..];
+        for (block, mark) in batch.blocks().zip(&sum.marks) {
+            let len = match self.place(index, block) {
+                Ok(place) => place.payload(),
+                Err(problem) => return self.fail(|| problem),
+            };
+            if len > rest.len() {
+                return self.fail(|| format!("a ring has too few words for block {block}"));
+            }
+            let (payload, behind) = rest.split_at(len);
+            rest = behind;
+            if self.epochs[index].block(block).completion != NONE {
+                return self.fail(|| format!("block {block} is summed twice over a ring"));
+            }
+            let odd = if *mark == 0 { 0 } else { flags::NON_FINITE };
+            self.complete(index, block, odd, payload);
+        }
+    }
+
+    /// A process takes in the results of a batch.
+    pub(crate) fn took_batch(&mut self, ring: usize, life: usize, batch: &Batch) {
+        let Some(index) = self.rings.get(&ring).copied() else { return };
+        for block in batch.blocks() {
+            let completion = self.epochs[index].block(block).completion;
+            if completion == NONE {
+                return self.fail(|| format!("block {block} is taken in before its end"));
+            }
+            let is_copy = matches!(self.epochs[index].map.to_job(block).1, RunKind::Copy { .. });
+            self.record(life, completion, is_copy);
+        }
+    }
+}
