@@ -1,9 +1,7 @@
 //! A packet of ours on its way out of an interface: most often one copy of a result.
 
 use aya_ebpf::programs::XdpContext;
-use xdp_agg_common::maps::{
-    Fan, JobConf, Member, Phase, UNADDRESSED, copy_index, member_index,
-};
+use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, UNADDRESSED, copy_index, member_index};
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
 use crate::answer::address;
