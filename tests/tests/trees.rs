@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, check_sums};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
+use xdp_agg_common::control::Stats;
+use xdp_agg_common::maps::JobCounters;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 use xdp_agg_tests::{Direction, Fabric, Faults, Process, Spot, Topology, program};
 use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
@@ -111,7 +113,29 @@ fn sums_go_along_a_path_of_racks() {
         let fabric = fabric(racks(3, 2), &engines);
         let workers = connect(&fabric, Strategy::Rina, |settings| settings);
         check_sums(&workers, 100_000);
+        // Each block is summed by every group, goes up from all but the last, and comes back.
+        let counters: Vec<_> = (0..3).map(|rack| counters(&fabric, Spot::Rack(rack))).collect();
+        let sum = |of: fn(&JobCounters) -> u64| counters.iter().map(of).sum::<u64>();
+        let blocks = sum(|counters| counters.blocks) / 3;
+        let steps = sum(|counters| counters.forwards) + sum(|counters| counters.deliveries);
+        assert!(blocks > 0);
+        assert_eq!(steps, 2 * (3 - 1) * blocks, "2(G-1) steps between groups: {counters:?}");
     }
+}
+
+/// What a daemon has counted for its jobs, as `xdp-agg stats` shows it.
+fn counters(fabric: &Fabric, spot: Spot) -> JobCounters {
+    let stats: Stats = serde_json::from_str(&stats(fabric, spot, &["--json"])).expect("stats");
+    let mut all = JobCounters::default();
+    stats.jobs.iter().for_each(|job| all.merge(&job.counters));
+    all
+}
+
+fn stats(fabric: &Fabric, spot: Spot, options: &[&str]) -> String {
+    let mut stats = fabric.namespace(spot).command(program("xdp-agg").expect("it is built"));
+    stats.args(["stats", "--control", &fabric.control(spot).to_string()]).args(options);
+    let shown = Process::spawn("stats", stats).and_then(|stats| stats.wait(LIMIT));
+    shown.expect("it ends").stdout
 }
 
 /// A rack with an aggregator and one without: its workers sum for themselves, on their own hosts,
@@ -318,12 +342,8 @@ fn auto_chooses_by_measured_costs_and_says_so() {
     };
     assert_eq!(paths(10), [Path::Aggregator; 3]);
     assert_eq!(paths(100_000), [Path::Ring; 3]);
-    let spot = Spot::Worker(1);
-    let mut stats = fabric.namespace(spot).command(program("xdp-agg").expect("it is built"));
-    stats.args(["stats", "--control", &fabric.control(spot).to_string()]);
-    let shown =
-        Process::spawn("stats", stats).and_then(|stats| stats.wait(LIMIT)).expect("it ends");
-    assert!(shown.stdout.contains("strategy of trees: colocated (auto by measured"), "{shown:?}");
+    let shown = stats(&fabric, Spot::Worker(1), &[]);
+    assert!(shown.contains("strategy of trees: colocated (auto by measured"), "{shown}");
     // The caller's word counts more than any cost.
     drop(workers);
     let tune =
