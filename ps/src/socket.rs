@@ -13,8 +13,9 @@ use rustix::net::{recvmsg, sendmsg};
 /// A connection.
 pub(crate) type Stream = TcpStream;
 
-/// When a host that acknowledges nothing counts as dead.
-const DEAD_AFTER: Duration = Duration::from_secs(5);
+/// When a host that takes nothing counts as dead. Longer than a call: a server reads from a worker
+/// only when the slowest one has come as far, and the kernel counts a closed window, too.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
 
 /// Makes a connection what this crate wants: it does not block, does not wait for more to send,
 /// and ends when the other host is gone.
