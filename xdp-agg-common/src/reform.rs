@@ -382,7 +382,8 @@ mod tests {
         let members: Vec<_> = (0..64).map(|rank| (rank, claim(rank))).collect();
         let start = std::time::Instant::now();
         let plan = Plan::new(&members).expect("all is well");
-        assert!(start.elapsed() < std::time::Duration::from_secs(2), "{:?}", start.elapsed());
+        // A fraction of a second, or a few beside much else; every claim by every other: minutes.
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
         assert!(plan.runs.len() > 20_000 && plan.is_possible());
     }
 
