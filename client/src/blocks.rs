@@ -13,7 +13,31 @@ use crate::call::Report;
 use crate::error::Error;
 
 /// What a call is, where it is more than an all-reduce.
-pub(crate) type Purpose = Option<Arc<str>>;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Purpose {
+    what: Option<Arc<str>>,
+    root: Option<u16>,
+}
+
+impl Purpose {
+    /// In words, on which the workers must agree.
+    pub(crate) fn of(what: &Arc<str>) -> Self {
+        Self { what: Some(Arc::clone(what)), root: None }
+    }
+
+    /// All get the elements of this worker; nobody else has any.
+    pub(crate) fn with_root(self, root: Option<u16>) -> Self {
+        Self { root, ..self }
+    }
+
+    pub(crate) fn what(&self) -> Option<&str> {
+        self.what.as_deref()
+    }
+
+    pub(crate) const fn root(&self) -> Option<u16> {
+        self.root
+    }
+}
 
 /// A call's elements, cut into data blocks. Block `j` is the `j`-th of this flow, which need not be
 /// the `j`-th of the vector: other flows may have the others.
@@ -26,6 +50,11 @@ pub trait Blocks: Debug + Send {
 
     /// What the call is, where it is more than an all-reduce; the workers must agree on it.
     fn purpose(&self) -> Option<&str> {
+        None
+    }
+
+    /// The worker whose elements all get, where nobody else has any.
+    fn root(&self) -> Option<u16> {
         None
     }
 
@@ -142,7 +171,20 @@ impl<T: Element> Local<T> {
     /// A whole vector.
     #[must_use]
     pub fn new(buffer: Buffer<T>, format: Format) -> Self {
-        Self { buffer, format, share: Share::ALL, chunks: None, block_len: 0, purpose: None }
+        Self::cut_as(buffer, format, Share::ALL, None)
+    }
+
+    const fn cut_as(buffer: Buffer<T>, format: Format, share: Share, chunks: Option<u16>) -> Self {
+        let purpose = Purpose { what: None, root: None };
+        Self { buffer, format, share, chunks, block_len: 0, purpose }
+    }
+
+    /// The same as a broadcast: all get the elements of `root`, and nobody else has any. Those of
+    /// the others must be what changes nothing, in a format without exponents.
+    #[must_use]
+    pub fn with_root(mut self, root: u16) -> Self {
+        self.purpose.root = Some(root);
+        self
     }
 
     /// The same as a part of something that is more than an all-reduce.
@@ -153,7 +195,7 @@ impl<T: Element> Local<T> {
 
     /// Some blocks of so many chunks of a vector.
     pub(crate) const fn part(buffer: Buffer<T>, format: Format, share: Share, chunks: u16) -> Self {
-        Self { buffer, format, share, chunks: Some(chunks), block_len: 0, purpose: None }
+        Self::cut_as(buffer, format, share, Some(chunks))
     }
 
     /// The elements: the result, once the call is done.
@@ -185,7 +227,11 @@ impl<T: Element> Blocks for Local<T> {
     }
 
     fn purpose(&self) -> Option<&str> {
-        self.purpose.as_deref()
+        self.purpose.what()
+    }
+
+    fn root(&self) -> Option<u16> {
+        self.purpose.root()
     }
 
     fn check(&self) -> Result<(), Error> {

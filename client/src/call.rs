@@ -222,6 +222,11 @@ impl Call {
         runs
     }
 
+    /// The worker whose elements all get, where nobody else has any.
+    pub(crate) fn root(&self) -> Option<u16> {
+        self.blocks.root()
+    }
+
     /// The arguments that must agree between workers.
     pub(crate) fn describe(&self) -> control::Call {
         let format = self.blocks.format();

@@ -262,7 +262,7 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
-        let sequence = self.begin(Buffer::owned(data), op, &None)?;
+        let sequence = self.begin(Buffer::owned(data), op, &Purpose::default())?;
         self.first().nudge.ring();
         let (stripes, place) = (Arc::clone(&self.stripes), self.place);
         Ok(Handle { stripes, place, sequence, waited: false, elements: PhantomData })
@@ -369,7 +369,7 @@ impl Communicator {
             slice_blocks: group.slice_blocks(block * size_of::<T>()),
         };
         let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
-        let what = purpose.as_deref().unwrap_or_else(|| format.op().name());
+        let what = purpose.what().unwrap_or_else(|| format.op().name());
         let description = format!("call {sequence}: {what} of {} {}", buffer.len(), T::TYPE);
         let shape = Shape {
             sequence,

@@ -146,6 +146,10 @@ impl Engine {
 
     fn try_step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<bool, Error> {
         let arrived = self.receive()?;
+        let now = self.now();
+        while let Some(packet) = self.machine.poll_early(now) {
+            self.machine.on_packet(&packet, now);
+        }
         self.machine.on_timeout(self.now());
         self.control();
         self.transmit()?;

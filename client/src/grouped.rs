@@ -68,7 +68,7 @@ impl<T: Element> Grouped<T> {
         let left = share.count(exchange.own_blocks());
         let geometry = exchange.geometry();
         let exchange = Some(exchange);
-        let (marks, last, purpose) = (None, None, None);
+        let (marks, last, purpose) = (None, None, Purpose::default());
         Self { exchange, geometry, format, share, place, feed, marks, left, last, purpose }
     }
 
@@ -101,7 +101,11 @@ impl<T: Element> Blocks for Grouped<T> {
     }
 
     fn purpose(&self) -> Option<&str> {
-        self.purpose.as_deref()
+        self.purpose.what()
+    }
+
+    fn root(&self) -> Option<u16> {
+        self.purpose.root()
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -21,7 +21,7 @@ pub const WORLD_MAX: u16 = 6;
 /// Most data blocks of a call that is not long.
 pub const BLOCKS_MAX: u64 = 72;
 /// Slots of an aggregator.
-pub const SLOTS: u32 = 40;
+pub const SLOTS: u32 = 72;
 /// Most aggregators.
 pub const DAEMONS_MAX: usize = 4;
 /// Which seeds have trees has nothing to do with what else they have.
@@ -400,6 +400,12 @@ impl Scenario {
 }
 
 impl JobPlan {
+    /// Whether broadcasts' blocks are their roots' alone, but for every sixteenth.
+    #[must_use]
+    pub fn has_copies(&self) -> bool {
+        self.policy == Policy::default() && self.tree.is_single() && self.slots >= 32
+    }
+
     fn draw(rng: &mut SmallRng, heal_at: Nanos) -> Self {
         // Now and then one call after the other, so that whatever happens falls into one.
         let busy = rng.random_bool(0.4);
@@ -409,6 +415,7 @@ impl JobPlan {
         let aggregator_loss =
             if rng.random_bool(0.65) { AggregatorLoss::Resume } else { AggregatorLoss::Fail };
         let policy = Policy { worker_loss, aggregator_loss };
+        let fails = policy == Policy::default();
         let most = magnitude(rng, 2, BLOCKS_MAX);
         let long = rng.random_bool(0.01);
         let deadline = magnitude(rng, 500 * MILLI, 20 * SECOND);
@@ -416,7 +423,7 @@ impl JobPlan {
             root: 0,
             tree: Tree::default(),
             world: if rng.random_bool(0.04) { 1 } else { rng.random_range(2..=WORLD_MAX) },
-            slots: if long { 16 } else { 1 << rng.random_range(1..=4) },
+            slots: if long { 16 } else { 1 << rng.random_range(if fails { 4..=5 } else { 1..=4 }) },
             chunks: rng.random_range(1..=2),
             policy,
             in_flight: [1, 1, 2, 3][rng.random_range(0..4)],

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use xdp_agg::engine::sum::Answer;
 use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
+use xdp_agg_common::wire::Reduction;
 
 use crate::check::KeyCounts;
 use crate::scenario::Fault;
@@ -74,6 +75,12 @@ pub struct Stats {
     pub keys_again: u64,
     /// Blocks of keys that were handed on to members of a new epoch.
     pub keys_copied: u64,
+    /// Blocks that their root alone contributed.
+    pub roots: u64,
+    /// Questions for such blocks.
+    pub questions: u64,
+    /// Such blocks that came before their call.
+    pub early: u64,
 }
 
 impl Stats {
@@ -111,6 +118,9 @@ impl Stats {
             keys_behind,
             keys_again,
             keys_copied,
+            roots,
+            questions,
+            early,
         } = other;
         let pairs = [
             (&mut self.runs, runs),
@@ -142,6 +152,9 @@ impl Stats {
             (&mut self.keys_behind, keys_behind),
             (&mut self.keys_again, keys_again),
             (&mut self.keys_copied, keys_copied),
+            (&mut self.roots, roots),
+            (&mut self.questions, questions),
+            (&mut self.early, early),
         ];
         for (mine, theirs) in pairs.into_iter().chain(self.faults.iter_mut().zip(faults)) {
             *mine += theirs;
@@ -181,6 +194,9 @@ impl Stats {
         match answer {
             Answer::Parent { .. } => self.sums_up += 1,
             Answer::Members { .. } if from_above => self.deliveries += 1,
+            Answer::Members { header, .. } => {
+                self.roots += matches!(header.reduction, Reduction::Copy) as u64;
+            }
             Answer::Member { .. } => self.relays += 1,
             _ => {}
         }
@@ -241,6 +257,10 @@ impl Stats {
         lines.push(format!(
             "keys        {keys} blocks agreed upon, {keys_behind} of them behind data, \
              {keys_again} in a later epoch; {keys_copied} handed on"
+        ));
+        let Self { roots, questions, early, .. } = self;
+        lines.push(format!(
+            "broadcasts  {roots} blocks of their roots alone, {questions} questions, {early} early"
         ));
         lines
     }

@@ -28,6 +28,9 @@ fn seeds_keep_every_promise() {
         ("blocks of keys behind data", stats.keys_behind),
         ("blocks of keys agreed upon in a later epoch", stats.keys_again),
         ("blocks of keys handed on", stats.keys_copied),
+        ("blocks of their roots alone", stats.roots),
+        ("questions for such blocks", stats.questions),
+        ("such blocks before their call", stats.early),
     ] {
         assert!(count > 0, "{what}: none");
     }

@@ -69,6 +69,71 @@ fn a_broadcast_through_the_aggregator_is_exact_under_loss() {
     }
 }
 
+/// A broadcast is the root's packets, and a sixteenth as many of each other worker; whoever comes
+/// late gets it all, also when the root has left.
+#[test]
+fn a_broadcast_is_the_roots_packets() {
+    need_root!();
+    for engine in ENGINES {
+        let lab = Lab::start(network(3, "ports"), engine);
+        let mut workers = lab.connect("copies", 3, |settings| settings);
+        let choice = Choice::new(Way::Aggregator);
+        let block = workers[0].block_bytes();
+        let blocks = 800;
+        at_all(&lab, &workers, |worker| {
+            // What comes while a worker has not called yet waits for it.
+            std::thread::sleep(Duration::from_millis(20) * u32::from(worker.rank()));
+            let mut data = floats(worker.rank(), blocks * block / 4);
+            worker.broadcast_by(&mut data, 0, choice).expect("all are well");
+            assert!(data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(0, i)));
+        });
+        let sent: Vec<u64> = workers.iter().map(|worker| worker.counters().flow.sent).collect();
+        assert_eq!(sent, [800, 50, 50], "{engine}");
+        // Seven blocks, the first of them the one to which all contribute, and then seven that
+        // nobody but the root has to come for.
+        let all = at_all(&lab, &workers, |worker| {
+            let mut data = floats(worker.rank(), 7 * block / 4);
+            worker.broadcast_by(&mut data, 0, choice)
+        });
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        let root = workers.remove(0);
+        let mut data = floats(0, 7 * block / 4);
+        root.broadcast_by(&mut data, 0, choice).expect("nobody else has to be there");
+        drop(root);
+        std::thread::sleep(Duration::from_millis(50));
+        at_all(&lab, &workers, |worker| {
+            let mut data = floats(worker.rank(), 7 * block / 4);
+            worker.broadcast_by(&mut data, 0, choice).expect("it is in its slots");
+            assert!(data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(0, i)));
+        });
+    }
+}
+
+/// Who waits for a root that does not come is told who that is, and nobody else.
+#[test]
+fn a_deadline_names_the_root_alone() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let choice = Choice::new(Way::Aggregator);
+    let deadline = Duration::from_secs(2);
+    let workers = lab.connect("late", 3, |settings| settings.deadline(deadline));
+    at_all(&lab, &workers, |worker| {
+        worker.broadcast_by(&mut [0_i32; 10], 0, choice).expect("all are well");
+    });
+    let start = Instant::now();
+    let results = at_all(&lab, &workers, |worker| match worker.rank() {
+        2 => None,
+        _ => Some(worker.broadcast_by(&mut [0_i32; 10], 2, choice)),
+    });
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let errors: Vec<Error> =
+        results.into_iter().flatten().map(|result| result.expect_err("rank 2 is late")).collect();
+    // The first one to lose patience ends the job for all.
+    let named = |error: &Error| matches!(error, Error::Deadline { ranks, .. } if ranks == &[2]);
+    assert!(errors.iter().any(named), "{errors:?}");
+    assert!(!errors.iter().any(|e| e.to_string().contains("rank 1, ")), "{errors:?}");
+}
+
 #[test]
 fn every_way_of_every_collective_is_exact() {
     need_root!();

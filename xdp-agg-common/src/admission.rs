@@ -12,7 +12,7 @@
 use crate::lanes::CHUNK_LEN;
 use crate::maps::{JobConf, Member, Phase, Reject, Uplink};
 use crate::slot::Contribution;
-use crate::wire::{Header, HeaderError, Kind};
+use crate::wire::{Header, HeaderError, Kind, Reduction};
 
 impl From<HeaderError> for Reject {
     #[inline(always)]
@@ -90,7 +90,7 @@ pub fn check_parent(
         Kind::Result => Ok(Reply::Result(packet_of(header, chunks))),
         Kind::Pending => Ok(Reply::Pending),
         Kind::Mismatch => Ok(Reply::Mismatch),
-        Kind::Contribution | Kind::Probe => Err(Reject::Malformed),
+        Kind::Contribution | Kind::Probe | Kind::Ask => Err(Reject::Malformed),
     }
 }
 
@@ -134,11 +134,13 @@ pub fn check_member(
     let chunks = chunks_of(conf, payload_len)?;
     match header.kind {
         Kind::Probe => Ok(Request::Probe),
-        Kind::Contribution if conf.phase == Phase::Running as u16 => {
+        Kind::Contribution | Kind::Ask if conf.phase != Phase::Running as u16 => {
+            // While paths are being learned it cannot come from an honest member.
+            Err(Reject::Epoch)
+        }
+        Kind::Contribution | Kind::Ask if is_consistent(conf, header) => {
             Ok(Request::Contribute(packet_of(header, chunks)))
         }
-        // A contribution while paths are being learned cannot come from an honest member.
-        Kind::Contribution => Err(Reject::Epoch),
         _ => Err(Reject::Malformed),
     }
 }
@@ -156,6 +158,16 @@ fn chunks_of(conf: &JobConf, payload_len: u16) -> Result<u16, Reject> {
     Ok(chunks)
 }
 
+/// Whether the packet may be: copies alone are asked for, and there are none above a forwarder
+/// ([`crate::copies`]).
+#[inline(always)]
+fn is_consistent(conf: &JobConf, header: &Header) -> bool {
+    match (header.kind, header.reduction) {
+        (_, Reduction::Copy) => conf.forwards == 0,
+        (kind, _) => !matches!(kind, Kind::Ask),
+    }
+}
+
 /// What the slot machine needs to know of a packet.
 #[inline(always)]
 fn packet_of(header: &Header, chunks: u16) -> Contribution {
@@ -166,6 +178,7 @@ fn packet_of(header: &Header, chunks: u16) -> Contribution {
         chunks,
         flags: header.flags,
         reduction: header.reduction,
+        asks: matches!(header.kind, Kind::Ask),
         block: header.block,
     }
 }
@@ -198,7 +211,6 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Reduction;
 
     const CONF: JobConf = JobConf {
         members: 0b11,
@@ -260,6 +272,7 @@ mod tests {
             chunks: 22,
             flags: 0,
             reduction: Reduction::Min32,
+            asks: false,
             block: 5,
         };
         assert_eq!(request, Request::Contribute(expected));
@@ -288,6 +301,28 @@ mod tests {
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 1407), Err(Reject::Truncated));
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 0), Err(Reject::Size));
         assert_eq!(admit(&CONF, &HEADER, SOURCE, 1472), Err(Reject::Size));
+    }
+
+    #[test]
+    fn copies_alone_are_asked_for_and_not_above_a_forwarder() {
+        let ask = Header { kind: Kind::Ask, reduction: Reduction::Copy, ..HEADER };
+        let Ok(Request::Contribute(c)) = admit(&CONF, &ask, SOURCE, 1408) else {
+            panic!("it is honest");
+        };
+        assert!(c.asks && c.reduction == Reduction::Copy);
+        let copy = Header { kind: Kind::Contribution, ..ask };
+        assert!(matches!(
+            admit(&CONF, &copy, SOURCE, 1408),
+            Ok(Request::Contribute(Contribution { asks: false, .. }))
+        ));
+        let sum = Header { reduction: Reduction::Add, ..ask };
+        assert_eq!(admit(&CONF, &sum, SOURCE, 1408), Err(Reject::Malformed));
+        let probing = JobConf { phase: Phase::Probing as u16, ..CONF };
+        assert_eq!(admit(&probing, &ask, SOURCE, 1408), Err(Reject::Epoch));
+        let forwarder = JobConf { forwards: 1, ..CONF };
+        for header in [ask, copy] {
+            assert_eq!(admit(&forwarder, &header, SOURCE, 1408), Err(Reject::Malformed));
+        }
     }
 
     const UPLINK: Uplink = Uplink {
@@ -324,6 +359,7 @@ mod tests {
             (Kind::ProbeReply, Ok(Reply::Path), Ok(Reply::Path)),
             (Kind::Probe, Err(Reject::Malformed), Err(Reject::Epoch)),
             (Kind::Contribution, Err(Reject::Malformed), Err(Reject::Epoch)),
+            (Kind::Ask, Err(Reject::Malformed), Err(Reject::Epoch)),
         ] {
             assert_eq!(reply(&ABOVE, kind), expected, "{kind:?}");
             assert_eq!(reply(&probing, kind), early, "{kind:?}");

@@ -4,6 +4,7 @@
 //! * [`frame`]: where that header lies in an Ethernet/IPv4/UDP frame, and the IPv4 checksum.
 //! * [`lanes`]: the payload: biased 32-bit lanes, added two at a time.
 //! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
+//! * [`copies`]: which blocks of a broadcast the root alone contributes.
 //! * [`admission`]: who may touch a slot at all.
 //! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
 //! * [`control`] (feature `control`): the messages between workers, tools and the daemon.
@@ -18,6 +19,7 @@
 pub mod admission;
 #[cfg(feature = "control")]
 pub mod control;
+pub mod copies;
 pub mod frame;
 pub mod lanes;
 pub mod maps;

@@ -32,6 +32,12 @@
 //! all that wait. Several members that miss one result send it up once, not each: the others
 //! are told that it is being asked for (`PENDING`). If that repetition is lost too, whoever asks
 //! for the second time sends it up again.
+//!
+//! # Copies
+//!
+//! A block of a broadcast is complete with the contribution of its root ([`Reduction::Copy`]); the
+//! others send nothing, and whoever misses the result asks for it ([`Contribution::asks`]). What
+//! then becomes of the argument above is said in [`crate::copies`].
 
 use crate::lanes::{self, Chunk, Pick};
 use crate::maps::Reject;
@@ -104,6 +110,8 @@ pub struct Contribution {
     pub flags: u8,
     /// What becomes of the lanes.
     pub reduction: Reduction,
+    /// Nothing is contributed: the sender wants the result of a block that is another member's.
+    pub asks: bool,
     /// Block number.
     pub block: u64,
 }
@@ -152,10 +160,10 @@ pub enum Verdict {
         /// All members have contributed.
         complete: bool,
     },
-    /// A repetition, and the sum is known: send it to this worker alone.
+    /// A repetition or a question, and the sum is known: send it to this worker alone.
     Resend,
-    /// A repetition, and others are missing, or the result has been asked for already: tell this
-    /// worker that its packet arrived.
+    /// A repetition or a question, and others are missing, or the result has been asked for
+    /// already: tell this worker that its packet arrived.
     Pending,
     /// A repetition, and the sum is complete here, but not the parent's result: send it up again.
     Forward,
@@ -169,6 +177,9 @@ impl SlotState {
     /// Takes in a contribution to a job whose members are the bits of `members`.
     #[inline(always)]
     pub fn contribute(&mut self, pool: Pool, members: u64, c: &Contribution) -> Verdict {
+        if c.asks {
+            return self.answer(pool, c);
+        }
         let bit = 1_u64 << (c.rank & 63);
         if self.epoch == c.epoch {
             if c.block == self.block {
@@ -199,7 +210,27 @@ impl SlotState {
             settled: 0,
             pad: [0; 6],
         };
-        Verdict::Store { complete: bit == members }
+        Verdict::Store { complete: self.is_complete(members) }
+    }
+
+    /// A question for a block that its root alone contributes. It changes nothing.
+    #[inline(always)]
+    fn answer(&self, pool: Pool, c: &Contribution) -> Verdict {
+        let slots = pool.slots as u64;
+        let known = self.epoch == c.epoch;
+        if known && c.block == self.block {
+            return if self.is_like(c) {
+                Verdict::Resend
+            } else {
+                Verdict::Reject(Reject::Mismatch)
+            };
+        }
+        if known && c.block < self.block {
+            return Verdict::Stale;
+        }
+        // Who asks holds the results before the generation that the slot holds, or waits for.
+        let next = if known { self.block + slots } else { c.block & (slots - 1) };
+        if c.block == next { Verdict::Pending } else { Verdict::Reject(Reject::Window) }
     }
 
     /// A contribution to the block that the slot holds.
@@ -210,6 +241,10 @@ impl SlotState {
         }
         if self.seen & bit != 0 {
             return self.repeat(pool, members, bit, c.rank);
+        }
+        if self.is_copy() {
+            // A block has one root.
+            return Verdict::Reject(Reject::Mismatch);
         }
         self.seen |= bit;
         self.flags |= c.flags;
@@ -272,7 +307,19 @@ impl SlotState {
     /// Whether the lanes are the block's result.
     #[inline(always)]
     fn is_finished(&self, pool: Pool, members: u64) -> bool {
-        self.seen == members && (!pool.forwards || self.settled != 0)
+        self.is_complete(members) && (!pool.forwards || self.settled != 0)
+    }
+
+    /// Whether all have contributed whose contributions make the result.
+    #[inline(always)]
+    fn is_complete(&self, members: u64) -> bool {
+        self.seen == members || self.is_copy()
+    }
+
+    /// Whether the block is of its root alone.
+    #[inline(always)]
+    const fn is_copy(&self) -> bool {
+        self.reduction == Reduction::Copy as u8
     }
 
     /// Whether a packet is of the same call as the first contribution.
@@ -283,11 +330,12 @@ impl SlotState {
     }
 
     /// The members whose contribution to `block` is missing, if the slot can still tell: none for a
-    /// block that is complete or past, all where the slot has not seen the block.
+    /// block that is complete or past, all where the slot has not seen the block (of a block that
+    /// is its root's alone, who asks knows the root).
     #[must_use]
     pub const fn missing(&self, epoch: u16, members: u64, block: u64) -> u64 {
         if self.epoch == epoch && self.block == block {
-            members & !self.seen
+            if self.is_copy() { 0 } else { members & !self.seen }
         } else if self.epoch == epoch && self.block > block {
             0
         } else {
@@ -314,7 +362,7 @@ impl Payload for [Chunk] {
 pub struct Outcome {
     /// What became of the packet.
     pub verdict: Verdict,
-    /// Bit `r`: rank `r` has contributed.
+    /// Bit `r`: rank `r` has contributed. None as far as a question is told.
     pub seen: u64,
     /// Union of the flags.
     pub flags: u8,
@@ -334,7 +382,9 @@ pub fn take_in(
     packet: &mut (impl Payload + ?Sized),
 ) -> Outcome {
     let verdict = state.contribute(pool, members, c);
-    let outcome = Outcome { verdict, seen: state.seen, flags: state.flags, tag: state.tag };
+    // Nobody has contributed to a block that is asked for too early.
+    let seen = if c.asks { 0 } else { state.seen };
+    let outcome = Outcome { verdict, seen, flags: state.flags, tag: state.tag };
     move_lanes(lanes, packet, verdict, c.reduction);
     outcome
 }
@@ -389,7 +439,10 @@ fn combine(
         Reduction::Add if complete => {
             return for_each_chunk(slot, packet, lanes::add_and_return);
         }
-        Reduction::Add => return for_each_chunk(slot, packet, |s, p| lanes::add(s, p)),
+        // A copy is stored or sent, and never combined.
+        Reduction::Add | Reduction::Copy => {
+            return for_each_chunk(slot, packet, |s, p| lanes::add(s, p));
+        }
         Reduction::Min16 | Reduction::Min32 | Reduction::Min64 => Pick::MIN,
         Reduction::Max16 | Reduction::Max32 | Reduction::Max64 => Pick::MAX,
     };

@@ -61,12 +61,22 @@ pub enum Reduction {
     Max32 = 5,
     /// The largest of unsigned 64-bit lanes.
     Max64 = 6,
+    /// The lanes of one member, the root: its contribution alone is the result ([`crate::copies`]).
+    Copy = 7,
 }
 
 impl Reduction {
     /// All reductions, by their numbers.
-    pub const ALL: [Self; 7] =
-        [Self::Add, Self::Min16, Self::Min32, Self::Min64, Self::Max16, Self::Max32, Self::Max64];
+    pub const ALL: [Self; 8] = [
+        Self::Add,
+        Self::Min16,
+        Self::Min32,
+        Self::Min64,
+        Self::Max16,
+        Self::Max32,
+        Self::Max64,
+        Self::Copy,
+    ];
 
     /// The reduction with this number, if version 2 defines it.
     #[inline(always)]
@@ -80,6 +90,7 @@ impl Reduction {
             4 => Self::Max16,
             5 => Self::Max32,
             6 => Self::Max64,
+            7 => Self::Copy,
             _ => return None,
         })
     }
@@ -95,6 +106,7 @@ impl Reduction {
             Self::Max16 => "max16",
             Self::Max32 => "max32",
             Self::Max64 => "max64",
+            Self::Copy => "copy",
         }
     }
 }
@@ -117,6 +129,9 @@ pub enum Kind {
     /// Aggregator to worker: another worker contributed to this block under another tag, length or
     /// reduction. The first payload word is the tag that the slot holds (little-endian, 64 bits).
     Mismatch = 6,
+    /// Worker to aggregator: the result of this block, which is another member's to contribute. It
+    /// is as long as the answer, so that the answer fits into its frame.
+    Ask = 7,
 }
 
 impl Kind {
@@ -138,6 +153,7 @@ impl Kind {
             4 => Self::Probe,
             5 => Self::ProbeReply,
             6 => Self::Mismatch,
+            7 => Self::Ask,
             _ => return None,
         })
     }
@@ -274,7 +290,7 @@ mod tests {
     /// The second byte of every reduction, with and without the flag.
     #[test]
     fn golden_reductions() {
-        let bytes = [0x00, 0x02, 0x04, 0x06, 0x08, 0x0a, 0x0c];
+        let bytes = [0x00, 0x02, 0x04, 0x06, 0x08, 0x0a, 0x0c, 0x0e];
         for (reduction, byte) in Reduction::ALL.into_iter().zip(bytes) {
             for flags in [0, flags::NON_FINITE] {
                 let header = Header { reduction, flags, ..SAMPLE };
@@ -296,7 +312,7 @@ mod tests {
 
     #[test]
     fn undefined_values_are_refused() {
-        for (at, value) in [(0, 0x20), (0, 0x27), (1, 0x0e), (1, 0x0f), (1, 0x10), (1, 0x80)] {
+        for (at, value) in [(0, 0x20), (0, 0x28), (1, 0x10), (1, 0x1e), (1, 0x80)] {
             let mut bytes = [0; HEADER_LEN];
             SAMPLE.emit(&mut bytes);
             bytes[at] = value;

@@ -61,7 +61,16 @@ impl Slot {
     /// A packet comes in on some CPU.
     fn receive(&self, rank: u16, block: u64, care: Care) -> Seen {
         let reduction = self.reduction;
-        let c = Contribution { rank, epoch: 1, tag: 7, chunks: 1, flags: 0, reduction, block };
+        let c = Contribution {
+            rank,
+            epoch: 1,
+            tag: 7,
+            chunks: 1,
+            flags: 0,
+            reduction,
+            asks: false,
+            block,
+        };
         let mut packet = [Chunk::default(); 1];
         packet[0][0] = Lane::new(worth(rank, block));
         let mut whole = |(state, lanes): &mut (SlotState, [Chunk; 1])| {

@@ -68,7 +68,7 @@ fn total(block: u64) -> u64 {
 
 fn of(rank: u16, block: u64) -> Contribution {
     let reduction = Reduction::Add;
-    Contribution { rank, epoch: 1, tag: 7, chunks: 1, flags: 0, reduction, block }
+    Contribution { rank, epoch: 1, tag: 7, chunks: 1, flags: 0, reduction, asks: false, block }
 }
 
 impl Slot {

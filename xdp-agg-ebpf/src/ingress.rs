@@ -239,7 +239,7 @@ fn take_in(
         Verdict::Resend => {
             hear(member);
             count(header.job, |counters| {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.resends += 1;
                 counters.copies += 1;
             });
@@ -248,7 +248,7 @@ fn take_in(
         Verdict::Pending => {
             hear(member);
             count(header.job, |counters| {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.pendings += 1;
             });
             word_to_sender(packet, ifindex, header, Kind::Pending, outcome.seen)

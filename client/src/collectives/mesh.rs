@@ -10,6 +10,7 @@ use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
 use xdp_agg_numbers::{Element, ElementType};
 
 use super::{Choice, Scratch, Tuning};
+use crate::blocks::Purpose;
 use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -80,7 +81,7 @@ impl Communicator {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         }) as i64;
         let mut seen = [digest, !digest];
-        self.all_reduce_for(&mut seen, Op::Max, &Some(what.clone()))?;
+        self.all_reduce_for(&mut seen, Op::Max, &Purpose::of(what))?;
         if seen == [digest, !digest] {
             return Ok(());
         }
@@ -112,7 +113,7 @@ impl Communicator {
             // The highest bit would make it less than nothing.
             words[usize::from(world)] = (random() >> 1) as i64 | 1;
         }
-        self.all_reduce_for(&mut words, Op::Max, &Some(Arc::from("addresses of a mesh")))?;
+        self.all_reduce_for(&mut words, Op::Max, &Purpose::of(&Arc::from("addresses of a mesh")))?;
         let cookie = words.pop().unwrap_or_default() as u64;
         let address =
             |word: &i64| SocketAddr::from((Ipv4Addr::from_bits((word >> 16) as u32), *word as u16));

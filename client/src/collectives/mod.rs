@@ -3,7 +3,8 @@
 //! Each goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
 //! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel
 //! as unsigned 64-bit lanes of which it keeps the largest: who has nothing to say sends zeros. That
-//! is exact for any bytes, and all workers get the same ones.
+//! is exact for any bytes, and all workers get the same ones. A broadcast has one worker that has
+//! anything to say: its packets alone travel ([`xdp_agg_common::copies`]).
 
 mod bytes;
 mod mesh;
@@ -19,6 +20,7 @@ use xdp_agg_numbers::Element;
 pub use tuning::{Choice, Kind, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
+use crate::blocks::Purpose;
 use crate::call::{Path, Report, rank_bit};
 use crate::collective::Op;
 use crate::communicator::Communicator;
@@ -44,7 +46,7 @@ impl Communicator {
         choice: Choice,
     ) -> Result<Report, Error> {
         if self.way(Kind::AllReduce, choice)? == Way::Aggregator || !reducible::<T>() {
-            return self.all_reduce_for(data, op, &None);
+            return self.all_reduce_for(data, op, &Purpose::default());
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
         self.over_mesh(choice, &what, |mesh| mesh::all_reduce(mesh, data, op))?;
@@ -122,7 +124,7 @@ impl Communicator {
                 }
                 Ok(())
             }
-            _ => self.all_reduce_for(data, op, &Some(what)).map(drop),
+            _ => self.all_reduce_for(data, op, &Purpose::of(&what)).map(drop),
         }
     }
 
@@ -157,7 +159,7 @@ impl Communicator {
                 self.over_mesh(choice, &what, |mesh| mesh::reduce_scatter(mesh, data, op))?;
                 mesh::average(&mut data[own.clone()], op, self.world_size());
             }
-            _ => drop(self.all_reduce_for(data, op, &Some(what))?),
+            _ => drop(self.all_reduce_for(data, op, &Purpose::of(&what))?),
         }
         Ok(own)
     }
@@ -201,7 +203,7 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`].
     pub fn barrier(&self) -> Result<(), Error> {
-        self.all_reduce_for(&mut [1_i32], Op::Max, &Some(Arc::from("barrier"))).map(drop)
+        self.all_reduce_for(&mut [1_i32], Op::Max, &Purpose::of(&Arc::from("barrier"))).map(drop)
     }
 
     /// A worker's part of a vector of so many elements, in reduce-scatter and all-gather.
@@ -262,7 +264,12 @@ impl Communicator {
     ) -> Result<(), Error> {
         let mut words = self.side.words.lock();
         words.fill(bytes, parts, self.rank());
-        let report = self.all_reduce_for(words.as_mut_slice(), Op::Max, &Some(what.clone()))?;
+        let root = match parts {
+            [(root, _)] => Some(root / self.local_size()),
+            _ => None,
+        };
+        let purpose = Purpose::of(what).with_root(root);
+        let report = self.all_reduce_for(words.as_mut_slice(), Op::Max, &purpose)?;
         self.refuse_lost(name, &report, parts)?;
         words.take(bytes, parts, self.rank());
         Ok(())

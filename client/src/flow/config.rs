@@ -28,6 +28,8 @@ pub struct Counters {
     pub gap_retransmissions: u64,
     /// Repetitions because of the timer.
     pub timer_retransmissions: u64,
+    /// Questions for blocks that another worker alone contributes.
+    pub questions: u64,
     /// Results that were new.
     pub results: u64,
     /// Results of blocks that had their result already.
@@ -45,6 +47,7 @@ impl Counters {
         self.sent += other.sent;
         self.gap_retransmissions += other.gap_retransmissions;
         self.timer_retransmissions += other.timer_retransmissions;
+        self.questions += other.questions;
         self.results += other.results;
         self.duplicate_results += other.duplicate_results;
         self.pendings += other.pendings;

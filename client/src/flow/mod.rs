@@ -23,8 +23,15 @@
 //!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: what one flow
 //!   is ahead, another one is behind, and at the end its links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
+//! * **Broadcast** ([`Part`], [`xdp_agg_common::copies`]): a block that another worker alone
+//!   contributes is under way as soon as the pool allows it, and nothing is sent for it: what a gap
+//!   or the timer takes for lost is asked for. A listener contributes to a full block when it holds
+//!   all before the full one before it, so that this acknowledges them to the root, whose window
+//!   counts all blocks since the oldest without result.
 
 mod config;
+mod loss;
+mod roles;
 mod rtt;
 mod window;
 
@@ -32,9 +39,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 pub use config::{Config, Counters};
+use roles::Roles;
+pub use roles::{Part, Role};
 pub use rtt::Rtt;
 use rtt::Shortest;
 pub use window::Window;
+use xdp_agg_common::copies::FULL_EVERY;
 
 /// Results of later transmissions that make an earlier one count as lost.
 pub const REORDER: u64 = 3;
@@ -47,6 +57,10 @@ const TRIP_SPREAD: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// Another worker's to send.
+    Awaited,
+    /// To be sent when this worker holds what it acknowledges.
+    Due,
     /// Under way, or held by the aggregator.
     Sent,
     /// Taken for lost, waiting for its turn.
@@ -58,10 +72,14 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Block {
     state: State,
-    /// Number of the latest transmission.
+    role: Role,
+    /// Number of the latest transmission. A block that is another worker's to send, or is not yet
+    /// due, gets one when it could have been sent.
     transmission: u64,
     sent_at: Duration,
     attempts: u32,
+    /// Another worker's, and blocks behind it are here: since `sent_at`.
+    overtaken: bool,
     /// The aggregator said that it holds our contribution.
     held: bool,
     /// The latest transmission was counted as lost.
@@ -93,6 +111,11 @@ pub struct Flow {
     under_way: u32,
     /// Blocks in state `Lost`.
     lost: u32,
+    /// Blocks in state `Awaited`.
+    awaited: u32,
+    /// Blocks in state `Due`, in ascending order.
+    due: VecDeque<u64>,
+    roles: Roles,
     window: Window,
     rtt: Rtt,
     /// The same for blocks that were not overtaken: trips without loss at any worker.
@@ -123,6 +146,9 @@ impl Flow {
             newest_result: 0,
             under_way: 0,
             lost: 0,
+            awaited: 0,
+            due: VecDeque::new(),
+            roles: Roles::new(),
             window: Window::new(
                 config.initial_window,
                 config.limit.min(config.window_max),
@@ -203,22 +229,30 @@ impl Flow {
         self.window.blocks()
     }
 
-    /// Blocks that were sent and whose result is awaited.
+    /// Blocks that were sent, by this worker or another one alone, and whose result is awaited.
     #[must_use]
     pub const fn under_way(&self) -> u32 {
-        self.under_way
+        self.under_way + self.awaited
     }
 
-    /// Adds `count` blocks at the end and returns the number of the first.
-    pub const fn extend(&mut self, count: u64) -> u64 {
+    /// Adds `count` blocks of this part at the end and returns the number of the first.
+    pub fn extend(&mut self, count: u64, part: Part) -> u64 {
         let first = self.end;
         self.end += count;
+        self.roles.extend(self.end, part);
         first
+    }
+
+    /// What is to be sent for a block.
+    #[must_use]
+    pub fn role(&self, number: u64) -> Role {
+        self.roles.of(number)
     }
 
     /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
     /// no block that is waited for, and must not be looked at.
     pub fn on_result(&mut self, number: u64, now: Duration) -> bool {
+        self.open(now);
         let Some(block) = self.waited_for(number) else {
             // The repetition was not needed: this worker's packets were not lost.
             self.counters.duplicate_results += 1;
@@ -230,17 +264,21 @@ impl Flow {
         match was.state {
             State::Lost => self.lost -= 1,
             State::Sent => self.under_way -= 1,
-            State::Done => unreachable!("`waited_for` returns none that is done"),
+            State::Awaited => self.awaited -= 1,
+            State::Due | State::Done => unreachable!("`waited_for` returns none of these"),
         }
         self.counters.results += 1;
         self.backoff = 0;
         self.timer_from = now;
+        let own = was.role != Role::Listen;
         // A repeated block's result cannot be told from the first one's (Karn).
-        let trip = (was.attempts == 1).then(|| now.saturating_sub(was.sent_at));
+        let trip = (own && was.attempts == 1).then(|| now.saturating_sub(was.sent_at));
         if let Some(trip) = trip {
             self.window.on_trip(trip);
         }
-        self.window.on_result(self.under_way + self.lost + 1);
+        if own {
+            self.window.on_result(self.in_use() + 1);
+        }
         if let Some(trip) = trip {
             // A trip that is many times the shortest waited for another worker's timer, not for a
             // queue, which lengthens all trips. Taken as it is it would lengthen this worker's
@@ -251,6 +289,8 @@ impl Flow {
                 self.smooth_trips.sample(trip);
             }
             self.newest_result = self.newest_result.max(was.transmission + 1);
+        } else if was.attempts == 0 {
+            self.newest_result = self.newest_result.max(was.transmission + 1);
         } else {
             self.recover();
         }
@@ -258,6 +298,7 @@ impl Flow {
             self.blocks.pop_front();
             self.base += 1;
         }
+        self.roles.forget(self.base);
         self.end_recovery_if_answered();
         self.find_gaps(now);
         true
@@ -267,6 +308,9 @@ impl Flow {
     pub fn on_pending(&mut self, number: u64, now: Duration) {
         self.counters.pendings += 1;
         let Some(block) = self.waited_for(number) else { return };
+        if block.state == State::Awaited {
+            return; // nothing was asked
+        }
         let acquitted = block.counted;
         let was_lost = block.state == State::Lost;
         block.held = true;
@@ -288,10 +332,12 @@ impl Flow {
 
     /// The next block to send now, if any; it counts as sent.
     pub fn poll_transmit(&mut self, now: Duration) -> Option<u64> {
+        self.open(now);
         if now < self.next_send {
             return None;
         }
-        let number = self.next_repetition().or_else(|| self.next_first())?;
+        let number =
+            self.next_repetition().or_else(|| self.next_due()).or_else(|| self.next_first())?;
         self.sent(number, now);
         if !self.config.block_interval.is_zero() {
             // The credit of at most a few blocks may be saved up, so that late wake-ups catch up.
@@ -315,88 +361,13 @@ impl Flow {
         if self.is_idle() {
             return None;
         }
-        let pace = (!self.config.block_interval.is_zero() && (self.lost > 0 || self.room() > 0))
-            .then_some(self.next_send);
+        let paced = !self.config.block_interval.is_zero();
+        let may_send = || self.lost > 0 || self.next_due().is_some() || self.room() > 0;
+        let pace = (paced && may_send()).then_some(self.next_send);
         let timer = (!self.blocks.is_empty()).then(|| self.timer_from + self.timeout());
         match (pace, timer) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (one, other) => one.or(other),
-        }
-    }
-
-    /// Time has passed: repeats the oldest block if its timer has run out.
-    pub fn on_timeout(&mut self, now: Duration) {
-        if self.blocks.is_empty() || now < self.timer_from + self.timeout() {
-            return;
-        }
-        let suspect_until = now.saturating_sub(self.timeout());
-        self.backoff = (self.backoff + 1).min(16);
-        self.timer_from = now;
-        let oldest = &mut self.blocks[0];
-        if oldest.state == State::Sent {
-            oldest.state = State::Lost;
-            self.under_way -= 1;
-            self.lost += 1;
-        }
-        if !oldest.held {
-            // Not known to be a straggler's fault: until the answer comes, call it loss.
-            if !oldest.counted {
-                oldest.counted = true;
-                self.counters.losses += 1;
-            }
-            if self.timed_out.replace(self.base) != Some(self.base) {
-                self.window.confirm_timeout();
-            }
-            self.window.on_timeout();
-            self.recovery = Some(Recovery { suspect_until, step: 1 });
-        }
-    }
-
-    /// A repeated block has its result: losses were real, so the next suspects are repeated.
-    fn recover(&mut self) {
-        let Some(recovery) = &mut self.recovery else { return };
-        recovery.step = (recovery.step * 2).min(self.config.limit);
-        let Recovery { suspect_until, step } = *recovery;
-        let mut losses = 0;
-        for block in &mut self.blocks {
-            if losses == step {
-                break;
-            }
-            let suspect =
-                block.state == State::Sent && !block.held && block.sent_at <= suspect_until;
-            if suspect {
-                block.state = State::Lost;
-                block.counted = true;
-                losses += 1;
-            }
-        }
-        self.lose(losses);
-    }
-
-    /// So many blocks went from sent to lost.
-    fn lose(&mut self, losses: u32) {
-        self.under_way -= losses;
-        self.lost += losses;
-        self.counters.losses += u64::from(losses);
-    }
-
-    /// The transmission of this block that was taken for lost was not.
-    fn acquit(&mut self, number: u64) {
-        self.counters.losses = self.counters.losses.saturating_sub(1);
-        self.window.on_acquittal();
-        if self.timed_out == Some(number) {
-            self.timed_out = None;
-            self.window.undo_timeout();
-        }
-    }
-
-    /// Recovery lasts as long as some repeated block is unanswered.
-    fn end_recovery_if_answered(&mut self) {
-        let asking = |block: &Block| {
-            block.state == State::Lost || block.state == State::Sent && block.attempts > 1
-        };
-        if self.recovery.is_some() && !self.blocks.iter().any(asking) {
-            self.recovery = None;
         }
     }
 
@@ -411,26 +382,80 @@ impl Flow {
             return 0;
         }
         let next = self.base + self.blocks.len() as u64;
-        let pool = (self.base + u64::from(self.config.limit)).min(self.end).saturating_sub(next);
-        pool.min(u64::from(self.window.blocks().saturating_sub(self.under_way + self.lost)))
+        let pool = self.pool_end().saturating_sub(next);
+        pool.min(u64::from(self.window.blocks().saturating_sub(self.in_use())))
+    }
+
+    /// One past the last block that the pool allows now.
+    fn pool_end(&self) -> u64 {
+        (self.base + u64::from(self.config.limit)).min(self.end)
+    }
+
+    /// Blocks that the window counts. A root's own results tell nothing about the others: what it
+    /// sent since the last block to which all contribute may be under way to them.
+    fn in_use(&self) -> u32 {
+        if self.roles.has_root() { self.blocks.len() as u32 } else { self.under_way + self.lost }
+    }
+
+    /// Blocks of another worker's broadcast are under way as soon as the pool allows it. Results
+    /// and turns to send do this by themselves.
+    pub fn open(&mut self, now: Duration) {
+        while self.sent_end() < self.pool_end() && self.roles.is_heard(self.sent_end()) {
+            let number = self.sent_end();
+            let role = self.roles.of(number);
+            let state = if role == Role::Full { State::Due } else { State::Awaited };
+            match state {
+                State::Due => self.due.push_back(number),
+                _ => self.awaited += 1,
+            }
+            if self.blocks.is_empty() {
+                self.timer_from = now;
+            }
+            self.push(state, role, 0, now);
+        }
+    }
+
+    /// Adds a block behind the newest one.
+    fn push(&mut self, state: State, role: Role, attempts: u32, now: Duration) {
+        let transmission = self.transmissions;
+        self.transmissions += 1;
+        self.blocks.push_back(Block {
+            state,
+            role,
+            transmission,
+            sent_at: now,
+            attempts,
+            overtaken: false,
+            held: false,
+            counted: false,
+        });
     }
 
     fn waited_for(&mut self, number: u64) -> Option<&mut Block> {
         let index = usize::try_from(number.checked_sub(self.base)?).ok()?;
-        self.blocks.get_mut(index).filter(|block| block.state != State::Done)
+        let waited = |block: &&mut Block| !matches!(block.state, State::Due | State::Done);
+        self.blocks.get_mut(index).filter(waited)
     }
 
     fn next_repetition(&mut self) -> Option<u64> {
         if self.lost == 0 {
             return None;
         }
-        if self.recovery.is_some() {
+        let index = self.blocks.iter().position(|block| block.state == State::Lost)?;
+        if self.blocks[index].role == Role::Listen {
+            self.counters.questions += 1;
+        } else if self.recovery.is_some() {
             self.counters.timer_retransmissions += 1;
         } else {
             self.counters.gap_retransmissions += 1;
         }
-        let index = self.blocks.iter().position(|block| block.state == State::Lost)?;
         Some(self.base + index as u64)
+    }
+
+    /// The next full block of another worker's broadcast, if it may be sent: it says that this
+    /// worker holds what came before the full block before it.
+    fn next_due(&self) -> Option<u64> {
+        self.due.front().copied().filter(|number| self.base + FULL_EVERY >= *number)
     }
 
     fn next_first(&self) -> Option<u64> {
@@ -438,59 +463,27 @@ impl Flow {
     }
 
     fn sent(&mut self, number: u64, now: Duration) {
-        let transmission = self.transmissions;
-        self.transmissions += 1;
         let index = (number - self.base) as usize;
         if index == 0 {
             self.timer_from = now;
         }
-        if index < self.blocks.len() {
-            let block = &mut self.blocks[index];
-            block.state = State::Sent;
-            block.transmission = transmission;
-            block.sent_at = now;
-            block.attempts += 1;
-            block.held = false;
-            self.lost -= 1;
-        } else {
-            self.counters.sent += 1;
-            self.blocks.push_back(Block {
-                state: State::Sent,
-                transmission,
-                sent_at: now,
-                attempts: 1,
-                held: false,
-                counted: false,
-            });
-        }
         self.under_way += 1;
-    }
-
-    /// Marks transmissions as lost that [`REORDER`] later ones have overtaken.
-    fn find_gaps(&mut self, now: Duration) {
-        let Some(overtaken) = self.newest_result.checked_sub(REORDER) else { return };
-        // A block that the aggregator holds waits for others; its result is overdue only when a
-        // whole window more has come through.
-        let overtaken_held = overtaken.saturating_sub(u64::from(self.window.blocks()));
-        // Results overtake each other where several CPUs or queues carry them: a block is overdue
-        // only when it took longer than trips vary (as RACK's reordering window, RFC 8985).
-        let patience = self.smooth_trips.usual_longest();
-        let mut losses = 0;
-        for block in &mut self.blocks {
-            if block.attempts == 1 && block.transmission >= overtaken {
-                // First transmissions are numbered in the order of blocks: none behind is older.
-                break;
-            }
-            let limit = if block.held { overtaken_held } else { overtaken };
-            let overdue = now.saturating_sub(block.sent_at) >= patience;
-            if block.state == State::Sent && block.transmission < limit && overdue {
-                block.state = State::Lost;
-                block.counted = true;
-                losses += 1;
-            }
+        let Some(block) = self.blocks.get_mut(index) else {
+            self.counters.sent += 1;
+            return self.push(State::Sent, self.roles.of(number), 1, now);
+        };
+        if block.state == State::Due {
+            self.due.pop_front();
+            self.counters.sent += 1;
+        } else {
+            block.transmission = self.transmissions;
+            self.transmissions += 1;
+            self.lost -= 1;
         }
-        self.lose(losses);
-        self.window.on_losses(losses);
+        block.state = State::Sent;
+        block.sent_at = now;
+        block.attempts += 1;
+        block.held = false;
     }
 }
 

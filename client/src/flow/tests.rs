@@ -1,5 +1,7 @@
 //! The flow alone, then several flows around the slot machine on a simulated network.
 
+mod copies;
+
 use super::*;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -24,7 +26,7 @@ fn send_all(flow: &mut Flow, now: Duration) -> Vec<u64> {
 #[test]
 fn a_result_is_acknowledgement_and_credit() {
     let mut flow = Flow::new(CONFIG);
-    assert_eq!(flow.extend(100), 0);
+    assert_eq!(flow.extend(100, Part::All), 0);
     assert_eq!(send_all(&mut flow, US), (0..16).collect::<Vec<_>>());
     assert!(flow.on_result(0, US * 10));
     assert!(!flow.on_result(0, US * 10), "a copy is not delivered twice");
@@ -37,7 +39,7 @@ fn a_result_is_acknowledgement_and_credit() {
 #[test]
 fn a_gap_is_repeated_before_the_timer() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(16);
+    flow.extend(16, Part::All);
     send_all(&mut flow, US);
     for block in [1, 2] {
         flow.on_result(block, US * 20);
@@ -47,7 +49,7 @@ fn a_gap_is_repeated_before_the_timer() {
     // Overtaken, but not for longer than trips vary: 19 us, give or take 9.5.
     assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     // Trips stay as they are, and the block is still missing: well before the timer, it is sent.
-    flow.extend(8);
+    flow.extend(8, Part::All);
     assert_eq!(send_all(&mut flow, US * 20), [16, 17, 18, 19, 20, 21]);
     for block in 4..16 {
         flow.on_result(block, US * 21);
@@ -77,13 +79,13 @@ fn anothers_timer_does_not_lengthen_this_one() {
     let mut flow = Flow::new(CONFIG);
     let mut now = US;
     for round in 0..200 {
-        let block = flow.extend(1);
+        let block = flow.extend(1, Part::All);
         assert_eq!(send_all(&mut flow, now), [block]);
         let trip = if round % 10 == 9 { MS * 90 } else { US * 50 };
         assert!(flow.on_result(block, now + trip));
         now += trip + US;
     }
-    let block = flow.extend(1);
+    let block = flow.extend(1, Part::All);
     assert_eq!(send_all(&mut flow, now), [block]);
     let timer = flow.poll_timeout().expect("a block is under way") - now;
     assert!(timer < MS * 2, "{timer:?}");
@@ -92,7 +94,7 @@ fn anothers_timer_does_not_lengthen_this_one() {
 #[test]
 fn the_timer_asks_for_the_oldest_and_then_for_more() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(12);
+    flow.extend(12, Part::All);
     send_all(&mut flow, Duration::ZERO);
     let first = flow.poll_timeout().expect("blocks are under way");
     flow.on_timeout(first - US);
@@ -108,7 +110,7 @@ fn the_timer_asks_for_the_oldest_and_then_for_more() {
 #[test]
 fn a_straggler_is_asked_for_ever_more_slowly() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(12);
+    flow.extend(12, Part::All);
     send_all(&mut flow, Duration::ZERO);
     let mut now = Duration::ZERO;
     let mut waits = Vec::new();
@@ -133,7 +135,7 @@ fn a_straggler_is_asked_for_ever_more_slowly() {
 fn a_wrong_timeout_costs_no_window() {
     for wrong in [true, false] {
         let mut flow = Flow::new(CONFIG);
-        flow.extend(40);
+        flow.extend(40, Part::All);
         send_all(&mut flow, Duration::ZERO);
         let (block, before) = (flow.base(), flow.window());
         let now = flow.poll_timeout().expect("blocks are under way");
@@ -154,7 +156,7 @@ fn a_wrong_timeout_costs_no_window() {
 #[test]
 fn nobody_is_far_ahead_of_the_other_flows() {
     let mut ahead = Flow::new(Config { limit: 1000, window_max: 1000, ..CONFIG });
-    ahead.extend(2000);
+    ahead.extend(2000, Part::All);
     let mut block = 0;
     let mut now = Duration::ZERO;
     // The other one does nothing for a while.
@@ -181,21 +183,21 @@ fn nobody_is_far_ahead_of_the_other_flows() {
 #[test]
 fn late_results_end_recovery() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(4);
+    flow.extend(4, Part::All);
     send_all(&mut flow, Duration::ZERO);
     let now = flow.poll_timeout().expect("blocks are under way");
     flow.on_timeout(now);
     for block in 0..4 {
         flow.on_result(block, now); // the answers were only late
     }
-    flow.extend(3);
+    flow.extend(3, Part::All);
     assert_eq!(send_all(&mut flow, now), [4, 5, 6]);
 }
 
 #[test]
 fn the_pool_is_a_hard_limit() {
     let mut flow = Flow::new(Config { limit: 8, initial_window: 1000, ..CONFIG });
-    flow.extend(100);
+    flow.extend(100, Part::All);
     assert_eq!(send_all(&mut flow, US).len(), 8);
     for block in 1..8 {
         flow.on_result(block, US);
@@ -209,7 +211,7 @@ fn the_pool_is_a_hard_limit() {
 #[test]
 fn the_pace_is_kept() {
     let mut flow = Flow::new(Config { block_interval: US * 100, ..CONFIG });
-    flow.extend(1000);
+    flow.extend(1000, Part::All);
     let mut now = MS * 10;
     let mut sent = 0;
     while now < MS * 20 {
@@ -246,7 +248,7 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
     let mut slots = vec![(SlotState::default(), 0_u64); pool.slots() as usize];
     let mut flows: Vec<Flow> = (0..workers).map(|_| Flow::new(CONFIG)).collect();
     for flow in &mut flows {
-        flow.extend(blocks);
+        flow.extend(blocks, Part::All);
     }
     let mut queue = std::collections::BTreeMap::new();
     let mut serial = 0_u64;
@@ -271,8 +273,16 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
                 assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
                 let rank = rank as u16;
                 let reduction = Default::default();
-                let packet =
-                    Contribution { rank, epoch: 1, tag: 1, chunks: 1, flags: 0, reduction, block };
+                let packet = Contribution {
+                    rank,
+                    epoch: 1,
+                    tag: 1,
+                    chunks: 1,
+                    flags: 0,
+                    reduction,
+                    asks: false,
+                    block,
+                };
                 put(&mut queue, now, &|| Packet::Up(packet, value(rank, block)));
             }
         }

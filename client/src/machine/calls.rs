@@ -7,6 +7,7 @@ use xdp_agg_common::control::Admitted;
 use super::{Call, Freeze, Machine, NO_CALL, Path, Phase, Report};
 use crate::blocks::Blocks;
 use crate::error::Error;
+use crate::flow::Part;
 
 impl Machine {
     /// Adds a call; its blocks go out as soon as the job lets them. Returns its number.
@@ -72,7 +73,12 @@ impl Machine {
                 continue;
             }
             let ready = call.release();
-            epoch.flow.extend(ready - self.released);
+            let part = match call.root().filter(|_| self.copies) {
+                None => Part::All,
+                Some(root) if root == self.config.rank => Part::Root,
+                Some(_) => Part::Listener,
+            };
+            epoch.flow.extend(ready - self.released, part);
             self.released = ready;
             if ready < call.end() {
                 break;

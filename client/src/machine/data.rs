@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use xdp_agg_common::control::{Request, RunKind};
+use xdp_agg_common::control::{Admitted, Request, RunKind};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
 use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
-use crate::call::Call;
+use crate::call::{Call, rank_bit};
 use crate::error::Error;
+use crate::flow::Role;
 
 /// Tag of a block that is handed on: its call may be over at some members. The plan, which is the
 /// same at all members, says which blocks these are.
@@ -19,19 +20,32 @@ impl Machine {
     pub fn on_packet(&mut self, packet: &[u8], now: Duration) {
         let header = packet.split_first_chunk::<HEADER_LEN>();
         let understood = header.and_then(|(header, payload)| {
-            Header::parse(header).ok().map(|header| self.take_in(&header, payload, now))
+            let header = Header::parse(header).ok()?;
+            Some(self.is_early(&header, packet, now) || self.take_in(&header, payload, now))
         });
         self.counters.foreign += u64::from(understood != Some(true));
+    }
+
+    /// Keeps a copy of a block that this worker does not await yet: its root needs nobody else.
+    fn is_early(&mut self, header: &Header, packet: &[u8], now: Duration) -> bool {
+        let runs = self.phase == Phase::Running && self.freeze == Freeze::No;
+        let Some(epoch) = self.epoch.as_mut().filter(|_| runs && self.copies) else { return false };
+        epoch.flow.open(now);
+        let pool = u64::from(epoch.admitted.slots);
+        let (from, until) = (epoch.flow.sent_end(), epoch.flow.base() + pool);
+        let copy = header.kind == Kind::Result && header.reduction == Reduction::Copy;
+        if !copy || !is_of(&epoch.admitted, header) || !(from..until).contains(&header.block) {
+            return false;
+        }
+        self.early.keep(header.block, packet);
+        true
     }
 
     /// False: it is not for us, now.
     fn take_in(&mut self, header: &Header, payload: &[u8], now: Duration) -> bool {
         let Some(epoch) = &mut self.epoch else { return false };
         let admitted = &epoch.admitted;
-        let ours = header.job == admitted.job_id
-            && header.cookie == admitted.cookie
-            && header.epoch == admitted.epoch;
-        if !ours {
+        if !is_of(admitted, header) {
             return false;
         }
         if self.phase != Phase::Running || self.freeze != Freeze::No {
@@ -161,11 +175,20 @@ impl Machine {
                 })
             }
             (_, Some(call)) => {
-                let first = epoch.flow.is_first_transmission(fields.block);
-                let len = call.payload_len(block);
-                let marks = call.encode(block, first, &mut payload[..len]);
-                (fields.flags, fields.reduction) = (marks.flags, marks.reduction);
                 fields.tag = call.tag;
+                let len = call.payload_len(block);
+                let role = epoch.flow.role(fields.block);
+                if role == Role::Listen {
+                    (fields.kind, fields.reduction) = (Kind::Ask, Reduction::Copy);
+                    payload[..len].fill(0);
+                } else {
+                    let first = epoch.flow.is_first_transmission(fields.block);
+                    let marks = call.encode(block, first, &mut payload[..len]);
+                    (fields.flags, fields.reduction) = (marks.flags, marks.reduction);
+                }
+                if role == Role::Copy {
+                    fields.reduction = Reduction::Copy;
+                }
                 Some(len)
             }
             (_, None) => None,
@@ -178,6 +201,23 @@ impl Machine {
         Some(HEADER_LEN + len)
     }
 
+    /// A packet that came before its call, and whose turn it is now: it is to be given to
+    /// [`Self::on_packet`] once more.
+    pub fn poll_early(&mut self, now: Duration) -> Option<Box<[u8]>> {
+        let epoch = self.epoch.as_mut().filter(|_| !self.early.is_empty())?;
+        epoch.flow.open(now);
+        self.early.take(epoch.flow.sent_end())
+    }
+
+    /// The ranks whose contribution makes this block, where these are not all.
+    pub(super) fn waits_for(&self, number: u64) -> Option<u64> {
+        let epoch = self.epoch.as_ref()?;
+        let alone = matches!(epoch.flow.role(number), Role::Copy | Role::Listen);
+        let block = epoch.locate(number).0;
+        let call = self.calls.iter().filter(|_| alone).find(|call| call.holds(block))?;
+        call.root().map(rank_bit)
+    }
+
     /// Tells the daemon now and then what this worker waits for: it may know of a member that has
     /// left, or hold one for dead that contributes nothing.
     pub(super) fn ask_if_stuck(&mut self, now: Duration) {
@@ -187,7 +227,8 @@ impl Machine {
         } else if now >= self.awaited.1 + ASK && self.link == Link::Up {
             self.awaited.1 = now;
             let block = flow.base();
-            self.say(Request::Missing { block });
+            let of = self.waits_for(block);
+            self.say(Request::Missing { block, of });
         }
     }
 
@@ -197,6 +238,13 @@ impl Machine {
         let waits = self.phase == Phase::Running && self.freeze == Freeze::No && !flow.is_idle();
         (waits && self.link == Link::Up).then_some(self.awaited.1 + ASK)
     }
+}
+
+/// Whether a packet is of this membership.
+fn is_of(admitted: &Admitted, header: &Header) -> bool {
+    header.job == admitted.job_id
+        && header.cookie == admitted.cookie
+        && header.epoch == admitted.epoch
 }
 
 /// The payload of a block that is handed on: its sum at the source, nothing at the others, so that

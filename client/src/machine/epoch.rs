@@ -7,7 +7,7 @@ use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::history::History;
 use crate::error::Error;
-use crate::flow::Flow;
+use crate::flow::{Flow, Part};
 
 /// A membership of the job, from [`Admitted`] to the next one.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl Epoch {
         let numbered = BlockMap::new(&plan).count_before(plan.from + total);
         let capacity = u64::from(admitted.slots / 2).max(numbered);
         let history = History::new(capacity as usize, stride(&admitted));
-        flow.extend(numbered + (end - plan.from - total));
+        flow.extend(numbered + (end - plan.from - total), Part::All);
         let mut next = Self::with(admitted, &plan, flow, history);
         let mut block = plan.from;
         for run in &plan.runs {

@@ -4,11 +4,11 @@
 //! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never
 //! go back.
 //!
-//! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`],
-//! [`Machine::connected`], …); [`Machine::on_timeout`]; do what [`Machine::poll_control`] and
-//! [`Machine::poll_transmit`] want until both want nothing; then sleep until something happens or
-//! [`Machine::poll_timeout`]. Before packets are sent, look at [`Machine::endpoint`]: it changes
-//! with the epoch.
+//! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`] also with what
+//! [`Machine::poll_early`] gives, [`Machine::connected`], …); [`Machine::on_timeout`]; do what
+//! [`Machine::poll_control`] and [`Machine::poll_transmit`] want until both want nothing; then
+//! sleep until something happens or [`Machine::poll_timeout`]. Before packets are sent, look at
+//! [`Machine::endpoint`]: it changes with the epoch.
 //!
 //! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
 
@@ -16,6 +16,7 @@ mod calls;
 mod config;
 mod control;
 mod data;
+mod early;
 mod epoch;
 mod history;
 mod ring;
@@ -38,6 +39,7 @@ pub use ring::{Batch, Lanes, Seat};
 
 use crate::error::Error;
 use crate::flow;
+use early::Early;
 use epoch::Epoch;
 
 /// Probes of the data path, and the pause between them.
@@ -134,6 +136,10 @@ pub struct Machine {
     missing: Option<Vec<u16>>,
     /// The oldest block that has no result, and since when that, or the last question, is so.
     awaited: (u64, Duration),
+    /// Broadcasts' blocks are their root's alone: see [`xdp_agg_common::copies`].
+    copies: bool,
+    /// Copies of blocks that no call of this worker has asked for yet.
+    early: Early,
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: bool,
     failed: Option<Error>,
@@ -175,6 +181,8 @@ impl Machine {
             lost_reason: String::new(),
             missing: None,
             awaited: (0, now),
+            copies: false,
+            early: Early::default(),
             mismatch: false,
             failed: None,
             news: false,
@@ -295,7 +303,9 @@ impl Machine {
         let Some(epoch) = self.epoch.as_ref().filter(waits) else {
             return false;
         };
-        self.requests.push_back(Request::Missing { block: epoch.flow.base() });
+        let block = epoch.flow.base();
+        let of = self.waits_for(block);
+        self.requests.push_back(Request::Missing { block, of });
         true
     }
 
@@ -392,6 +402,11 @@ impl Machine {
         let Some(epoch) = &mut self.epoch else { return false };
         epoch.flow.hold_back(others_left.saturating_sub(unreleased));
         epoch.flow.is_held_back()
+    }
+
+    /// Jobs that end with the first loss and have one level of aggregators have copies.
+    fn may_copy(&self) -> bool {
+        !self.keeps_results() && self.config.tree.is_single()
     }
 
     /// Results are kept for members that lack them.

@@ -128,7 +128,8 @@ impl Sealed for Word {
         let (max, min) = (Pick::MAX, Pick::MIN);
         let What::Words(reduction) = what else { return };
         match reduction {
-            Reduction::Add => each!(u64, into, from, u64::wrapping_add),
+            // A copy is one worker's, and the others' words are zero.
+            Reduction::Add | Reduction::Copy => each!(u64, into, from, u64::wrapping_add),
             Reduction::Min16 => each!(u64, into, from, |a, b| extreme::<16>(a, b, min)),
             Reduction::Min32 => each!(u64, into, from, |a, b| extreme::<32>(a, b, min)),
             Reduction::Min64 => each!(u64, into, from, |a, b| extreme::<64>(a, b, min)),

@@ -271,6 +271,9 @@ fn belongs(from: Source, bytes: &[u8]) -> Option<Header> {
         && payload.is_multiple_of(CHUNK_LEN)
         && payload / CHUNK_LEN <= usize::from(CONF.max_chunks);
     let known = match header.kind {
+        // A forwarder has no copies.
+        Kind::Ask => false,
+        Kind::Contribution if header.reduction == Reduction::Copy => false,
         Kind::Contribution | Kind::Probe => {
             let is_member = MEMBERS.contains(&header.rank);
             header.job == JOB && is_member && source(address(header.rank)) == from
@@ -308,6 +311,8 @@ fn run(input: &[u8]) -> Outcome {
             245 => said.epoch += 1,
             246 => said.tag = 1,
             247 => said.reduction = Reduction::Max32,
+            248 => said.reduction = Reduction::Copy,
+            249 => (said.kind, said.reduction) = (Kind::Ask, Reduction::Copy),
             _ => {}
         }
         let mut bytes = packet(&said, 1 + u16::from(odd & 1), script.byte());

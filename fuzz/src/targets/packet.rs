@@ -232,7 +232,10 @@ impl World {
             let is_lost = job.taken.contains_key(&before) && !job.sums.contains_key(&before);
             assert!(!is_lost, "block {before} was taken over before it was complete");
         }
-        let is_complete = taken.len() == job.setup.members.len();
+        assert_eq!(header.kind, Kind::Contribution, "a question counts");
+        let is_copy = header.reduction == Reduction::Copy;
+        assert!(!is_copy || taken.len() == 1, "a copy of two: {:?}", taken.keys());
+        let is_complete = is_copy || taken.len() == job.setup.members.len();
         let Answer::Members { header: result, len } = answer else {
             assert!(!is_complete, "all have contributed, and nothing goes out");
             assert_eq!(*answer, Answer::Nothing);
@@ -269,6 +272,11 @@ impl World {
                 self.outcome.note(2);
                 assert_eq!(Some(payload), job.sums.get(&header.block).map(Vec::as_slice));
             }
+            Kind::Pending if header.kind == Kind::Ask => {
+                self.outcome.note(3);
+                assert!(!job.taken.contains_key(&header.block), "it is there");
+                assert_eq!(payload[..8], [0; 8]);
+            }
             Kind::Pending => {
                 self.outcome.note(3);
                 let held = job.taken.get(&header.block).expect("it is held");
@@ -288,6 +296,8 @@ impl World {
         let kind = match header[0] {
             0x21 => Kind::Contribution,
             0x24 => Kind::Probe,
+            // Copies alone are asked for.
+            0x27 if header[1] / 2 == Reduction::Copy as u8 => Kind::Ask,
             _ => return None,
         };
         let job = self.jobs.get(usize::from(header[2]))?;
@@ -296,7 +306,7 @@ impl World {
         let cookie = u64::from_be_bytes(header[4..12].try_into().ok()?);
         let epoch = u16::from_be_bytes(header[12..14].try_into().ok()?);
         let at = job.setup.members.get(&rank)?;
-        // Bit 0 is a flag, the next three are one of seven reductions.
+        // Bit 0 is a flag, the next three are one of eight reductions.
         let reduction = Reduction::ALL.get(usize::from(header[1] / 2)).copied()?;
         let fits = cookie == conf.cookie
             && epoch == conf.epoch
@@ -333,6 +343,7 @@ fn combine(reduction: Reduction, held: &mut [u8], payload: &[u8]) {
         Reduction::Max16 => (2, u64::max),
         Reduction::Max32 => (4, u64::max),
         Reduction::Max64 => (8, u64::max),
+        Reduction::Copy => panic!("a copy is combined with nothing"),
     };
     for (to, from) in held.chunks_exact_mut(len).zip(payload.chunks_exact(len)) {
         let lane = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |w, b| w << 8 | u64::from(*b));
@@ -390,7 +401,7 @@ fn run(input: &[u8]) -> Outcome {
         }
         let conf = world.jobs[index].setup.conf;
         let mut header = Header {
-            kind: if script.below(16) == 15 { Kind::Probe } else { Kind::Contribution },
+            kind: Kind::Contribution,
             flags: script.below(2),
             reduction: Reduction::Add,
             job: index as u16,
@@ -403,8 +414,14 @@ fn run(input: &[u8]) -> Outcome {
         // Mostly as the block's other contributions.
         let odd = script.below(32);
         header.tag = u16::from(odd == 31);
-        let reduction = header.block.wrapping_add(u64::from(odd == 30)) % 7;
+        let reduction = header.block.wrapping_add(u64::from(odd == 30)) % 8;
         header.reduction = Reduction::ALL[reduction as usize];
+        header.kind = match script.below(16) {
+            15 => Kind::Probe,
+            7..=14 if header.reduction == Reduction::Copy => Kind::Ask,
+            14 if odd == 29 => Kind::Ask,
+            _ => Kind::Contribution,
+        };
         let chunks = 1 + u16::from(script.below(MAX_CHUNKS as u8));
         let mut bytes = packet(&header, chunks, script.byte());
         // Half of the rest are damaged in some places.

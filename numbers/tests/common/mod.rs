@@ -143,7 +143,7 @@ fn compare(reduction: Reduction, total: &mut [u8], contribution: &[u8]) {
         };
     }
     match reduction {
-        Reduction::Add => unreachable!("not compared"),
+        Reduction::Add | Reduction::Copy => unreachable!("not compared"),
         Reduction::Min16 => lanes!(u16, 2, min),
         Reduction::Min32 => lanes!(u32, 4, min),
         Reduction::Min64 => lanes!(u64, 8, min),

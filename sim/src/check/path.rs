@@ -6,7 +6,7 @@ use xdp_agg_common::admission::Source;
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Reject};
 use xdp_agg_common::slot::SlotState;
-use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, MAX_WORKERS, flags};
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, MAX_WORKERS, Reduction, flags};
 
 use super::tree::Part;
 use super::{Checker, Completion, NONE};
@@ -147,8 +147,13 @@ impl Checker {
             && len <= usize::from(conf.max_chunks) * CHUNK_LEN;
         let whose = match (header.kind, &setup.uplink) {
             _ if !fits => Whose::Nobodys,
-            (Kind::Contribution, _) if !running => Whose::Nobodys,
-            (Kind::Contribution | Kind::Probe, _) => {
+            (Kind::Contribution | Kind::Ask, _) if !running => Whose::Nobodys,
+            // Copies alone are asked for, and no forwarder has any.
+            (Kind::Ask, _) if header.reduction != Reduction::Copy => Whose::Nobodys,
+            (Kind::Contribution | Kind::Ask, Some(_)) if header.reduction == Reduction::Copy => {
+                Whose::Nobodys
+            }
+            (Kind::Contribution | Kind::Ask | Kind::Probe, _) => {
                 let known = setup.members.get(&header.rank).is_some_and(from);
                 if known { Whose::Members } else { Whose::Nobodys }
             }
@@ -236,6 +241,10 @@ impl Checker {
         if is_complete {
             return self.fail(|| format!("block {block} is complete, and counts rank {rank}"));
         }
+        let root = self.place(epoch, block).ok().and_then(|place| place.root());
+        if header.kind == Kind::Ask || root.is_some_and(|root| root != rank) {
+            return self.fail(|| format!("rank {rank} counts in block {block} of {root:?}"));
+        }
         match self.sum_of(epoch, block, ranks) {
             Ok(due) => {
                 let marked = header.flags & flags::NON_FINITE != 0;
@@ -283,7 +292,7 @@ impl Checker {
             (Answer::Parent { .. }, _) => self.check_sum(epoch, before, header, payload),
             (Answer::Member { .. }, _) => self.check_relay(before, header),
             (_, Kind::Result) => self.check_result(epoch, before, header, payload),
-            (_, Kind::Pending) => self.check_pending(before, header, payload),
+            (_, Kind::Pending) => self.check_pending(epoch, before, header, payload),
             (_, Kind::Mismatch) => Err(format!("block {} is answered MISMATCH", header.block)),
             _ => Ok(()),
         };
@@ -291,6 +300,12 @@ impl Checker {
             let daemon = before.daemon;
             self.fail(|| format!("daemon {daemon}: {problem}"));
         }
+    }
+
+    /// Whose contributions make a block's result.
+    fn wanted(&mut self, epoch: usize, block: u64, members: u64) -> u64 {
+        let root = self.place(epoch, block).ok().and_then(|place| place.root());
+        root.map_or(members, |root| 1 << root)
     }
 
     /// What an aggregator knows of a block, its members, and whether it has a parent.
@@ -313,8 +328,9 @@ impl Checker {
     ) -> Result<(), String> {
         let Header { block, cookie, .. } = *header;
         let (part, members, forwards) = self.known(before, header)?;
-        if part.seen != members {
-            return Err(format!("block {block} is answered with {:#b} of {members:#b}", part.seen));
+        let wanted = self.wanted(epoch, block, members);
+        if part.seen != wanted {
+            return Err(format!("block {block} is answered with {:#b} of {wanted:#b}", part.seen));
         }
         let number = self.epochs[epoch].block(block).completion;
         if forwards {
@@ -388,13 +404,15 @@ impl Checker {
     /// A member is told that others are awaited.
     fn check_pending(
         &mut self,
+        epoch: usize,
         before: &Before,
         header: &Header,
         payload: &[u8],
     ) -> Result<(), String> {
         let (part, members, forwards) = self.known(before, header)?;
         let held = payload.first_chunk::<8>().map_or(0, |word| u64::from_le_bytes(*word));
-        let is_done = if forwards { part.settled } else { part.seen == members };
+        let wanted = self.wanted(epoch, header.block, members);
+        let is_done = if forwards { part.settled } else { part.seen == wanted };
         if held != part.seen || is_done {
             return Err(format!("block {} is answered PENDING {held:#b}", header.block));
         }

@@ -26,9 +26,16 @@ pub(super) struct Place {
     world: u16,
     /// Its keys, if it has any: the block of the job, and the place in it.
     key: Option<(u64, usize)>,
+    /// The rank that contributes alone, if one does.
+    root: Option<u16>,
 }
 
 impl Place {
+    /// The rank whose contribution alone is the block's result, if there is one.
+    pub(super) const fn root(&self) -> Option<u16> {
+        self.root
+    }
+
     /// Bytes of the block.
     pub(super) fn payload(&self) -> usize {
         self.shape.payload(self.part, self.chunks)
@@ -64,8 +71,10 @@ impl Checker {
             Part::Keys(_) => None,
         };
         let key = key.map(|(at, place)| (job_block - index + at, place));
-        let world = self.jobs[job].1.world;
-        Ok(Place { job_block, kind, sequence, part, shape, chunks, world, key })
+        let plan = &self.jobs[job].1;
+        let world = plan.world;
+        let root = shape.root.filter(|_| plan.has_copies() && !block.is_multiple_of(16));
+        Ok(Place { job_block, kind, sequence, part, shape, chunks, world, key, root })
     }
 
     /// The result that a process has with the keys of a block that it is about to sum, if that has
@@ -101,7 +110,7 @@ impl Checker {
             _ => {
                 let keys = self.keys(life, &place)?;
                 let key = place.key.map_or(0, |(_, place)| self.key(keys, place));
-                let inputs = Inputs::new(life, place.world, place.sequence, shape);
+                let inputs = Inputs::new(life, place.world, place.sequence, shape).of(rank);
                 let (payload, odd) = inputs.payload(part, chunks, key)?;
                 Ok(Due { payload, odd, keys })
             }

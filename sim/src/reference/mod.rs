@@ -34,6 +34,8 @@ pub(crate) struct Shape {
     pub(crate) block: bool,
     /// Some elements are NaN or infinite.
     pub(crate) odd: bool,
+    /// All get the integers of this rank; the others have the smallest ones.
+    pub(crate) root: Option<u16>,
 }
 
 /// Mixes bits (the finaliser of SplitMix64).
@@ -55,6 +57,12 @@ impl Shape {
         let ops = [Op::Sum, Op::Sum, Op::Sum, Op::Average, Op::Average, Op::Average];
         let extreme = if bits >> 53 & 1 == 0 { Op::Min } else { Op::Max };
         let adding = if long { bits >> 50 & 3 } else { bits >> 50 & 7 };
+        let root = (bits >> 58) as u16 % plan.world;
+        if !long && bits >> 54 & 3 == 0 {
+            // Broadcasts of bytes are the largest of integers, too.
+            let (float, block, odd) = (false, false, false);
+            return Self { len, float, op: Op::Max, block, odd, root: Some(root) };
+        }
         Self {
             // A call of nothing is a call, too.
             len: if !long && bits >> 32 & 0x3f == 0 { 0 } else { len },
@@ -62,6 +70,7 @@ impl Shape {
             op: ops.get(adding as usize).copied().unwrap_or(extreme),
             block: long || bits >> 44 & 3 != 0,
             odd: bits >> 42 & 1 == 0,
+            root: None,
         }
     }
 
@@ -146,11 +155,19 @@ pub(crate) struct Inputs {
     sequence: u64,
     shape: Shape,
     world: u16,
+    /// Another worker's broadcast: this one has nothing to say.
+    silent: bool,
 }
 
 impl Inputs {
     pub(crate) const fn new(life: usize, world: u16, sequence: u64, shape: Shape) -> Self {
-        Self { key: mix(mix(life as u64) ^ sequence << 20), sequence, shape, world }
+        let key = mix(mix(life as u64) ^ sequence << 20);
+        Self { key, sequence, shape, world, silent: false }
+    }
+
+    /// The same, as a worker of this rank has them.
+    pub(crate) fn of(self, rank: u16) -> Self {
+        Self { silent: self.shape.root.is_some_and(|root| root != rank), ..self }
     }
 
     pub(crate) fn integers(&self) -> Vec<i32> {
@@ -164,6 +181,9 @@ impl Inputs {
     /// An element that is an integer.
     fn integer(&self, index: usize) -> i32 {
         let bits = mix(self.key ^ index as u64);
+        if self.silent {
+            return i32::MIN;
+        }
         if !self.shape.adds() {
             return bits as i32;
         }
@@ -319,7 +339,8 @@ mod tests {
 
     #[test]
     fn lanes_sum_to_the_sum_of_the_elements() {
-        let shape = Shape { len: 30, float: false, op: Op::Sum, block: false, odd: false };
+        let shape =
+            Shape { len: 30, float: false, op: Op::Sum, block: false, odd: false, root: None };
         let all: Vec<_> = (0..3).map(|life| Inputs::new(life, 3, 5, shape)).collect();
         let lanes = lanes_of(&all, Part::Data(1), 0, Reduction::Add);
         assert_eq!(lanes.len(), 16);
@@ -331,7 +352,8 @@ mod tests {
 
     #[test]
     fn sums_with_agreed_keys_are_near() {
-        let shape = Shape { len: 16 * 50, float: true, op: Op::Sum, block: true, odd: false };
+        let shape =
+            Shape { len: 16 * 50, float: true, op: Op::Sum, block: true, odd: false, root: None };
         let all: Vec<_> = (0..3).map(|life| Inputs::new(life, 3, 5, shape)).collect();
         let keys = lanes_of(&all, Part::Keys(0), 0, Reduction::Max16);
         let keys: Vec<u16> =

@@ -128,7 +128,9 @@ pub(crate) fn combine(rule: Reduction, all: &mut [u8], one: &[u8]) {
                 *all = u16::from_le_bytes(*all).max(u16::from_le_bytes(*one)).to_le_bytes();
             }
         }
-        Reduction::Min16 | Reduction::Min64 | Reduction::Max64 => panic!("no call has {rule:?}"),
+        Reduction::Min16 | Reduction::Min64 | Reduction::Max64 | Reduction::Copy => {
+            panic!("no call has {rule:?}")
+        }
     }
 }
 

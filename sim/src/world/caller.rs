@@ -26,7 +26,12 @@ pub(super) struct InFlight {
 fn blocks<T: Element>(elements: Vec<T>, shape: &Shape, world: u16) -> Box<dyn Blocks> {
     let scaling = if shape.block { Scaling::Block } else { Scaling::Fixed(SCALE) };
     let format = Format::new(T::TYPE, shape.op, scaling, None, world);
-    Box::new(Local::new(Buffer::owned(elements), format.expect("a world of workers, and a scale")))
+    let format = format.expect("a world of workers, and a scale");
+    let local = Local::new(Buffer::owned(elements), format);
+    Box::new(match shape.root {
+        Some(root) => local.with_root(root),
+        None => local,
+    })
 }
 
 impl World {
@@ -82,6 +87,7 @@ impl World {
             (plan.in_flight, if self.healed { plan.think.min(MILLI) } else { plan.think })
         };
         let (world, deadline) = (self.scenario.jobs[job].world, self.scenario.jobs[job].deadline);
+        let rank = self.workers[worker].rank;
         let think = self.rng.random_range(0..=think);
         let Some(process) = &mut self.workers[worker].process else { return false };
         let life = process.life;
@@ -97,7 +103,7 @@ impl World {
             return false;
         }
         let shape = self.checker.shape(job, sequence);
-        let inputs = Inputs::new(life, world, sequence, shape);
+        let inputs = Inputs::new(life, world, sequence, shape).of(rank);
         let blocks = if shape.float {
             blocks(inputs.floats(), &shape, world)
         } else {

@@ -333,9 +333,10 @@ impl World {
                 self.daemons[daemon].sums.as_mut()?.stop(job_id);
                 self.checker.stopped(daemon, Some(job_id));
             }
-            Effect::Missing { conn, job_id, block } => {
+            Effect::Missing { conn, job_id, block, of } => {
                 let sums = self.daemons[daemon].sums.as_mut()?;
-                let ranks = sums.missing(job_id, block).map_err(|error| error.to_string());
+                let missing = sums.missing(job_id, block).map_err(|error| error.to_string());
+                let ranks = missing.map(|bits| bits & of);
                 return Some(Answer::Missing { conn, block, ranks });
             }
             Effect::Counters(purpose) => {

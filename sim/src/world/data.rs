@@ -252,7 +252,9 @@ impl World {
         } else {
             // The next generation, where this one is not finished; or one beyond the next.
             let awaited = conf.forwards != 0 && slot.settled == 0;
-            let unfinished = (slot.seen != conf.members || awaited) && self.rng.random_bool(0.5);
+            let copied = slot.reduction == Reduction::Copy as u8;
+            let missing = slot.seen != conf.members && !copied;
+            let unfinished = (missing || awaited) && self.rng.random_bool(0.5);
             let generations = if unfinished { 1 } else { self.rng.random_range(2..5) };
             header.block = slot.block + generations * u64::from(conf.slots);
         }
@@ -286,8 +288,8 @@ impl World {
             header.emit(place);
             match self.rng.random_range(0..8) {
                 0 => place[0] ^= 1 << self.rng.random_range(4..8),
-                // Reduction 7, or a bit that has no meaning.
-                1 => place[1] |= [0x0e, 0x10, 0x20, 0x40, 0x80][self.rng.random_range(0..5)],
+                // A bit that has no meaning.
+                1 => place[1] |= [0x10, 0x20, 0x40, 0x80][self.rng.random_range(0..4)],
                 _ if !was_foreign => *source = Source { addr: STRANGER, port: source.port },
                 _ => {}
             }

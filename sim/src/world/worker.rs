@@ -333,13 +333,22 @@ impl World {
     /// Sends one packet.
     fn transmit(&mut self, worker: usize) -> bool {
         let now = duration(self.now);
+        let process = self.workers[worker].process.as_mut();
+        if let Some(packet) = process.and_then(|process| process.machine.poll_early(now)) {
+            self.stats.early += 1;
+            self.take_packet(worker, &packet);
+            return true;
+        }
         let Some(process) = &mut self.workers[worker].process else { return false };
         let Some(len) = process.machine.poll_transmit(now, &mut self.buffer) else { return false };
         let (life, port) = (process.life, process.port);
         let to = process.machine.endpoint().map(|endpoint| endpoint.data);
         let header = self.buffer.first_chunk().and_then(|bytes| Header::parse(bytes).ok());
         match header {
-            Some(header) if header.kind == Kind::Contribution => self.checker.sent(life, &header),
+            Some(header) if matches!(header.kind, Kind::Contribution | Kind::Ask) => {
+                self.stats.questions += u64::from(header.kind == Kind::Ask);
+                self.checker.sent(life, &header);
+            }
             Some(header) if header.kind == Kind::Probe => {}
             _ => self.checker.fail(|| "a worker sends what is no packet".into()),
         }

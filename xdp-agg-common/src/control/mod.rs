@@ -45,7 +45,7 @@ pub use tree::{
 };
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 4;
+pub const CONTROL_VERSION: u32 = 5;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.
@@ -95,6 +95,9 @@ pub enum Request {
     Missing {
         /// Block number.
         block: u64,
+        /// Bit `r`: rank `r`'s contribution is waited for. None: all are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        of: Option<u64>,
     },
     /// I am done.
     Leave,

@@ -10,7 +10,7 @@ const POOL: Pool = match Pool::new(8) {
 
 fn from(rank: u16, block: u64) -> Contribution {
     let reduction = Reduction::Add;
-    Contribution { rank, epoch: 1, tag: 7, chunks: 22, flags: 0, reduction, block }
+    Contribution { rank, epoch: 1, tag: 7, chunks: 22, flags: 0, reduction, asks: false, block }
 }
 
 #[test]
@@ -89,6 +89,77 @@ fn another_size_call_or_reduction_is_a_mismatch() {
         assert_eq!(slot.contribute(POOL, 0b11, &other), Verdict::Reject(Reject::Mismatch));
         assert_eq!(slot, before);
     }
+}
+
+/// A copy of rank 2's block, and what another rank asks about it.
+fn copy(block: u64) -> Contribution {
+    Contribution { reduction: Reduction::Copy, ..from(2, block) }
+}
+
+fn ask(rank: u16, block: u64) -> Contribution {
+    Contribution { rank, asks: true, ..copy(block) }
+}
+
+#[test]
+fn a_copy_is_complete_with_its_root_and_answers_who_asks() {
+    let mut slot = SlotState::default();
+    let members = 0b111;
+    assert_eq!(slot.contribute(POOL, members, &ask(0, 3)), Verdict::Pending, "asked too early");
+    assert_eq!(slot, SlotState::default(), "a question changes nothing");
+    assert_eq!(slot.missing(1, members, 3), members);
+    assert_eq!(slot.contribute(POOL, members, &copy(3)), Verdict::Store { complete: true });
+    assert_eq!((slot.seen, slot.missing(1, members, 3)), (0b100, 0));
+    let before = slot;
+    for c in [ask(0, 3), ask(1, 3), copy(3)] {
+        assert_eq!(slot.contribute(POOL, members, &c), Verdict::Resend);
+    }
+    assert_eq!(slot.contribute(POOL, members, &ask(0, 11)), Verdict::Pending);
+    assert_eq!(slot.contribute(POOL, members, &ask(0, 19)), Verdict::Reject(Reject::Window));
+    assert_eq!(slot, before);
+    assert_eq!(slot.contribute(POOL, members, &copy(11)), Verdict::Store { complete: true });
+    assert_eq!(slot.contribute(POOL, members, &ask(0, 3)), Verdict::Stale);
+    let sum = Contribution { rank: 0, ..from(0, 19) };
+    assert_eq!(slot.contribute(POOL, members, &sum), Verdict::Store { complete: false });
+    assert_eq!(slot.missing(1, members, 19), 0b110);
+}
+
+#[test]
+fn a_copy_of_another_root_or_call_is_a_mismatch() {
+    let mut slot = SlotState::default();
+    slot.contribute(POOL, 0b111, &copy(3));
+    let before = slot;
+    for other in [
+        Contribution { rank: 1, ..copy(3) },
+        Contribution { tag: 8, ..copy(3) },
+        Contribution { tag: 8, ..ask(1, 3) },
+        Contribution { chunks: 21, ..ask(1, 3) },
+        from(1, 3),
+    ] {
+        assert_eq!(slot.contribute(POOL, 0b111, &other), Verdict::Reject(Reject::Mismatch));
+        assert_eq!(slot, before);
+    }
+    slot.contribute(POOL, 0b111, &from(0, 4));
+    assert_eq!(slot.contribute(POOL, 0b111, &ask(1, 4)), Verdict::Reject(Reject::Window));
+    let mut sum = SlotState::default();
+    sum.contribute(POOL, 0b111, &from(0, 4));
+    assert_eq!(sum.contribute(POOL, 0b111, &ask(1, 4)), Verdict::Reject(Reject::Mismatch));
+}
+
+/// The packet that goes out and the answer to a question hold the root's lanes; an answer that
+/// nobody has yet names no contributor.
+#[test]
+fn a_copy_is_its_roots_lanes() {
+    let (mut state, mut lanes) = (SlotState::default(), [Chunk::default(); 2]);
+    let mut receive = |c: Contribution, word| {
+        let mut packet = [[lanes::Lane::new(word); 8]];
+        let c = Contribution { chunks: 1, ..c };
+        let held = (&mut state, &mut lanes[..]);
+        let outcome = take_in(held, POOL, 0b111, &c, &mut packet[..]);
+        (outcome.verdict, outcome.seen, packet[0][7].bits())
+    };
+    assert_eq!(receive(copy(1), 77), (Verdict::Store { complete: true }, 0b100, 77));
+    assert_eq!(receive(ask(0, 1), 0), (Verdict::Resend, 0, 77));
+    assert_eq!(receive(ask(0, 9), 0), (Verdict::Pending, 0, 0));
 }
 
 /// Every reduction through the critical section: the packet that completes a block and the

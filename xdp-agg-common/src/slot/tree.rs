@@ -18,7 +18,16 @@ const BLOCKS: u64 = 40;
 
 fn of(rank: u16, block: u64) -> Contribution {
     let reduction = Reduction::Add;
-    Contribution { rank, epoch: 1, tag: block as u16, chunks: 1, flags: 0, reduction, block }
+    Contribution {
+        rank,
+        epoch: 1,
+        tag: block as u16,
+        chunks: 1,
+        flags: 0,
+        reduction,
+        asks: false,
+        block,
+    }
 }
 
 /// A forwarder's slot with members 0 and 1, whose contributions to block 3 are in.

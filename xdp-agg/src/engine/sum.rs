@@ -335,12 +335,12 @@ impl Sums {
         let complete = match outcome.verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => complete,
             Verdict::Resend => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!contribution.asks);
                 counters.resends += 1;
                 return Ok(Answer::Sender { header: result, len: whole });
             }
             Verdict::Pending => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!contribution.asks);
                 counters.pendings += 1;
                 return Ok(short_answer(header, Kind::Pending, packet, outcome.seen));
             }

@@ -145,7 +145,8 @@ impl Jobs {
                 Ok(())
             }
             (BranchRequest::Missing { block }, Some(job_id)) => {
-                self.effects.push_back(Effect::Missing { conn, job_id, block });
+                let of = u64::MAX;
+                self.effects.push_back(Effect::Missing { conn, job_id, block, of });
                 Ok(())
             }
         };

@@ -141,7 +141,7 @@ impl Jobs {
                 let reason = reason.chars().take(REASON_MAX).collect();
                 self.abort(job_id, &AbortReason::Member { rank, reason });
             }
-            Request::Missing { block } => self.missing(conn, job_id, block),
+            Request::Missing { block, of } => self.missing(conn, job_id, (block, of)),
             Request::Progress(progress) => self.progress(conn, job_id, rank, progress),
             Request::Paused { next_sequence } => self.paused(job_id, rank, next_sequence),
             // `handle` deals with all others.

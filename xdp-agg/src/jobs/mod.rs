@@ -190,7 +190,8 @@ pub enum Effect {
         /// Index of the job.
         job_id: u16,
     },
-    /// Call [`crate::engine::Engine::missing`] and answer [`Answer::Missing`].
+    /// Call [`crate::engine::Engine::missing`] and answer [`Answer::Missing`], as far as it is of
+    /// these ranks.
     Missing {
         /// Who asks.
         conn: ConnId,
@@ -198,6 +199,8 @@ pub enum Effect {
         job_id: u16,
         /// Block number.
         block: u64,
+        /// Bitmap of the ranks that are asked about.
+        of: u64,
     },
     /// Call [`crate::engine::Engine::counters`] and answer [`Answer::Counters`].
     Counters(Purpose),

@@ -12,8 +12,8 @@ use super::job::Job;
 use super::{ConnId, Effect, Heard, Jobs, Look, Purpose};
 
 impl Jobs {
-    /// A member asks who has not contributed to a block.
-    pub(super) fn missing(&mut self, conn: ConnId, job_id: u16, block: u64) {
+    /// A member asks who has not contributed to a block, of those that it waits for.
+    pub(super) fn missing(&mut self, conn: ConnId, job_id: u16, (block, of): (u64, Option<u64>)) {
         if block > BLOCK_MASK {
             let message = format!("block {block}: block numbers are below 2^48");
             return self.refuse(conn, (ErrorCode::Invalid, message));
@@ -27,7 +27,8 @@ impl Jobs {
                 if job.is_some_and(|job| !job.life.trunk.tree.is_single()) {
                     self.ask_tree(conn, job_id, block);
                 }
-                self.effects.push_back(Effect::Missing { conn, job_id, block });
+                let of = of.unwrap_or(u64::MAX);
+                self.effects.push_back(Effect::Missing { conn, job_id, block, of });
             }
         }
     }

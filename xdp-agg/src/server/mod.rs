@@ -371,8 +371,9 @@ impl Server {
                     error!(job_id, "the engine could not end a job: {error}");
                 }
             }
-            Effect::Missing { conn, job_id, block } => {
-                let ranks = self.engine.missing(job_id, block).map_err(words);
+            Effect::Missing { conn, job_id, block, of } => {
+                let missing = self.engine.missing(job_id, block).map_err(words);
+                let ranks = missing.map(|bits| bits & of);
                 return Some(Answer::Missing { conn, block, ranks });
             }
             Effect::Counters(purpose) => {

@@ -45,7 +45,7 @@ fn step(workers: u16) -> impl Strategy<Value = Step> {
 /// The header and source of a step, spoilt in one of the ways that its number says.
 fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
     // Blocks take turns in how they are combined.
-    let reduction = Reduction::ALL[(step.block % 7) as usize];
+    let reduction = Reduction::ALL[(step.block % 8) as usize];
     let mut header = Header { flags: step.flags, reduction, ..header(job, step.rank, step.block) };
     let mut from = worker(step.rank);
     match step.spoil {
@@ -59,6 +59,8 @@ fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
         6 => from.set_ip([10, 1, 0, 77].into()),
         7 => header.kind = Kind::Result,
         8 => header.kind = Kind::Probe,
+        11..=14 if reduction == Reduction::Copy => header.kind = Kind::Ask,
+        15 => header.kind = Kind::Ask,
         9 => header.block += 1 << 40,
         _ => {}
     }

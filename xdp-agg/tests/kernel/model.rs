@@ -112,17 +112,18 @@ impl Model {
                 complete
             }
             Verdict::Resend => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.resends += 1;
                 counters.copies += 1;
                 let header = Header { kind: Kind::Result, flags: state.flags, ..*header };
                 return Reaction::ToSender(header, bytes_of(&slot[..packet.len()]));
             }
             Verdict::Pending => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.pendings += 1;
                 let header = Header { kind: Kind::Pending, flags: 0, ..*header };
-                return Reaction::ToSender(header, word(state.seen));
+                let seen = if c.asks { 0 } else { state.seen };
+                return Reaction::ToSender(header, word(seen));
             }
             Verdict::Forward => panic!("a root has no parent"),
             Verdict::Stale => {
@@ -160,6 +161,7 @@ fn combined(reduction: Reduction, slot: &Chunk, packet: &Chunk) -> Chunk {
         Reduction::Max16 => (16, u64::max),
         Reduction::Max32 => (32, u64::max),
         Reduction::Max64 => (64, u64::max),
+        Reduction::Copy => panic!("a copy is combined with nothing"),
     };
     std::array::from_fn(|i| {
         let lane = |word: Lane, at: u32| word.bits() >> (at * bits) & u64::MAX >> (64 - bits);

@@ -188,7 +188,7 @@ fn another_call_is_answered_and_ends_the_job_by_name() {
     assert_eq!((header.kind, payload.len()), (Kind::Mismatch, 64));
     assert_eq!(payload[..8], 7_u64.to_le_bytes());
     assert_eq!(
-        workers[0].client.ask(&Request::Missing { block: 0 }),
+        workers[0].client.ask(&Request::Missing { block: 0, of: None }),
         Reply::Missing { block: 0, ranks: vec![1] }
     );
     let call = xdp_agg_common::control::Call {

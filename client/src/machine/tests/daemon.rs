@@ -31,8 +31,9 @@ impl World {
         let pool = Pool::new(SLOTS).expect("a power of two");
         let (state, lanes) = &mut self.slots[pool.slot_of(header.block) as usize];
         let chunks = (payload.len() / 64) as u16;
-        let Header { rank, epoch, tag, flags, reduction, block, .. } = header;
-        let contribution = Contribution { rank, epoch, tag, chunks, flags, reduction, block };
+        let Header { rank, epoch, tag, flags, reduction, block, kind, .. } = header;
+        let asks = kind == Kind::Ask;
+        let contribution = Contribution { rank, epoch, tag, chunks, flags, reduction, asks, block };
         let to = match state.contribute(pool, self.members, &contribution) {
             Verdict::Store { complete } => {
                 *lanes = payload.to_vec();

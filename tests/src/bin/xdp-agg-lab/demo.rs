@@ -117,6 +117,7 @@ struct Record {
 
 #[derive(Deserialize)]
 struct Counters {
+    sent: u64,
     results: u64,
 }
 
@@ -223,22 +224,29 @@ impl Demo<'_> {
 
     /// Shows what the aggregator counted, and checks it against what the workers know.
     fn check_counters(&self, counted: &JobStats, wrong: u64) -> Result<()> {
-        let workers = u64::from(self.args.workers);
         let counters = &counted.counters;
-        let results = self.results_of_workers()?;
+        let workers = self.counters_of_workers()?;
+        // A broadcast's blocks are their root's alone, so not all workers send the same number.
+        let sent: u64 = workers.iter().map(|worker| worker.sent).sum();
         let rejects: u64 = counters.rejects.iter().sum();
         println!(
-            "\nthe aggregator counted: {} contributions = {workers} workers × {} blocks; \
+            "\nthe aggregator counted: {} contributions of {} workers to {} blocks; \
              {} repeated, {} results sent again, {} refused; wrong = {wrong}",
-            counters.contributions, counters.blocks, counters.duplicates, counters.resends, rejects
+            counters.contributions,
+            workers.len(),
+            counters.blocks,
+            counters.duplicates,
+            counters.resends,
+            rejects
         );
-        if counters.contributions != workers * counters.blocks {
-            bail!("contributions are not workers × blocks");
+        if counters.contributions != sent {
+            bail!("the workers sent {sent} blocks, and not each of them counted once");
         }
-        if let Some(rank) = results.iter().position(|count| *count != counters.blocks) {
+        let lacks = |worker: &Counters| worker.results != counters.blocks;
+        if let Some(rank) = workers.iter().position(lacks) {
             bail!(
                 "rank {rank} has {} results, of {} blocks that the aggregator completed",
-                results[rank],
+                workers[rank].results,
                 counters.blocks
             );
         }
@@ -248,13 +256,13 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Blocks whose result each worker has, by its own account.
-    fn results_of_workers(&self) -> Result<Vec<u64>> {
+    /// What each worker did, by its own account.
+    fn counters_of_workers(&self) -> Result<Vec<Counters>> {
         self.records("xdp-agg")
             .iter()
             .map(|path| {
                 let counters = read_record(path)?.counters;
-                counters.map(|counters| counters.results).with_context(|| {
+                counters.with_context(|| {
                     format!("{} has no counters of the communicator", path.display())
                 })
             })

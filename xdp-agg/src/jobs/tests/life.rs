@@ -25,13 +25,13 @@ fn a_job_lives_from_join_to_leave() {
     assert_eq!(setup.members[&1].to_string(), "10.0.0.1:4001");
 
     assert_eq!(world.say(small, Request::Ready), []);
-    assert_eq!(world.say(other, Request::Missing { block: 0 }), [missing(0, &[1])]);
+    assert_eq!(world.say(other, Request::Missing { block: 0, of: None }), [missing(0, &[1])]);
     let go = Reply::Go { mode: ResultMode::Ports, group: None };
     assert_eq!(world.say(other, Request::Ready), std::slice::from_ref(&go));
     assert_eq!(world.hear(small), [go]);
 
     world.missing = 0b10;
-    assert_eq!(world.say(small, Request::Missing { block: 9 }), [missing(9, &[1])]);
+    assert_eq!(world.say(small, Request::Missing { block: 9, of: None }), [missing(9, &[1])]);
     assert_eq!(world.say(small, Request::Leave), [Reply::Done]);
     world.close(small);
     assert_eq!(world.hear(other), []);
@@ -49,7 +49,7 @@ fn a_death_is_told_to_the_others_by_rank() {
     world.close(members[1]);
     for conn in [members[0], members[2]] {
         assert_eq!(aborted(&world.hear(conn)), AbortReason::MemberLost { rank: 1 });
-        let heard = world.say(conn, Request::Missing { block: 0 });
+        let heard = world.say(conn, Request::Missing { block: 0, of: None });
         assert_eq!(refused(&heard, &["Join"]), ErrorCode::NoJob);
     }
     assert!(world.infos().is_empty() && world.engine.is_empty());

@@ -43,7 +43,7 @@ fn the_survivors_get_an_epoch_of_their_own() {
     let (mut world, members) = reforming();
     assert_eq!(world.phase("train"), "reforming");
     report(&mut world, &members[..2]);
-    let heard = world.say(members[0], Request::Missing { block: 0 });
+    let heard = world.say(members[0], Request::Missing { block: 0, of: None });
     assert_eq!(heard, [missing(0, &[3])]);
     // A stopped process may take its time.
     world.wait(1000);
@@ -179,7 +179,7 @@ fn a_call_after_one_has_left_goes_on_without_it() {
         let members = world.run_with("train", 3, policy);
         world.say(members[1], Request::Leave);
         world.missing = 0b110;
-        let heard = world.say(members[0], Request::Missing { block: 4 });
+        let heard = world.say(members[0], Request::Missing { block: 4, of: None });
         assert_eq!(heard[0], missing(4, &[1, 2]));
         assert_eq!(heard.len() == 2, goes);
         if goes {

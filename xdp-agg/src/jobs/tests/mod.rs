@@ -196,8 +196,8 @@ impl World {
             Effect::Stop { job_id } => {
                 assert!(self.engine.remove(&job_id).is_some(), "stopped without a start");
             }
-            Effect::Missing { conn, block, .. } => {
-                let ranks = result().map(|()| self.missing);
+            Effect::Missing { conn, block, of, .. } => {
+                let ranks = result().map(|()| self.missing & of);
                 return Some(Answer::Missing { conn, block, ranks });
             }
             Effect::Counters(purpose) => {

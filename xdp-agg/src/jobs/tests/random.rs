@@ -200,7 +200,7 @@ impl Model {
             }
             Step::Missing(_, bits) => {
                 world.missing = bits;
-                world.say(conn, Request::Missing { block: 3 });
+                world.say(conn, Request::Missing { block: 3, of: None });
             }
             Step::Out(_, out) => {
                 let request = match out {

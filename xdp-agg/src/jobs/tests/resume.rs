@@ -40,7 +40,7 @@ fn a_job_of_another_daemon_forms_of_its_last_members() {
     assert_eq!(heard, []);
     assert_eq!(world.phase("train"), "resuming");
     let (second, _) = come_back(&mut world, resume(2, 7, 0b1101));
-    let heard = world.say(second, Request::Missing { block: 1 });
+    let heard = world.say(second, Request::Missing { block: 1, of: None });
     assert_eq!(heard, [missing(1, &[3])]);
     let (third, heard) = come_back(&mut world, resume(3, 7, 0b1101));
     let now = admitted(&heard);

@@ -460,7 +460,7 @@ fn who_is_missing_is_asked_everywhere() {
     for (index, bits) in [0b00010, 0b01100, 0b10000].into_iter().enumerate() {
         woods.daemons[index].missing = bits;
     }
-    let heard = woods.say(conns[0], Request::Missing { block: 3 });
+    let heard = woods.say(conns[0], Request::Missing { block: 3, of: None });
     assert_eq!(heard, [missing(3, &[2, 4])]);
 }
 

@@ -48,7 +48,7 @@ fn late(policy: Policy) -> (World, Vec<ConnId>) {
     let members = world.run_with("train", 3, policy);
     world.wait(1000);
     world.missing = 0b010;
-    assert_eq!(world.say(members[0], Request::Missing { block: 5 }), [missing(5, &[1])]);
+    assert_eq!(world.say(members[0], Request::Missing { block: 5, of: None }), [missing(5, &[1])]);
     (world, members)
 }
 

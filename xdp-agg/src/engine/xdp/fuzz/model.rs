@@ -233,14 +233,14 @@ impl Model {
                 }
             }
             Verdict::Resend => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.resends += 1;
                 counters.copies += 1;
                 packet.set_chunks(&chunks);
                 packet.answer_sender(Kind::Result, outcome.flags);
             }
             Verdict::Pending => {
-                counters.duplicates += 1;
+                counters.duplicates += u64::from(!c.asks);
                 counters.pendings += 1;
                 packet.set_word(outcome.seen);
                 packet.answer_sender(Kind::Pending, 0);

@@ -83,7 +83,8 @@ impl Mutator {
         let state = model.world.slots[(conf.slot_base + index) as usize].head.state;
         let pool = u64::from(POOL);
         let held = if state.epoch == conf.epoch { state.block } else { index.into() };
-        let whole = state.epoch == conf.epoch && state.seen == conf.members;
+        let copied = state.reduction == Reduction::Copy as u8;
+        let whole = state.epoch == conf.epoch && (state.seen == conf.members || copied);
         let complete = whole && (setup.uplink.is_none() || state.settled != 0);
         let block = match self.rng.random_range(0..12) {
             0 => held.wrapping_sub(pool) & ((1 << 48) - 1),
@@ -97,7 +98,9 @@ impl Mutator {
         let first = (1 + (block % u64::from(MAX_CHUNKS)) as u16, 7);
         let (usual, tag) = if joins { (state.chunks, state.tag) } else { first };
         let kinds = Reduction::ALL.len() as u8;
-        let first = (block % u64::from(kinds)) as u8;
+        // Forwarders have no copies.
+        let usual_kinds = kinds - u8::from(setup.uplink.is_some());
+        let first = (block % u64::from(usual_kinds)) as u8;
         let mut reduction = if joins { state.reduction } else { first };
         if self.rng.random_ratio(1, 40) {
             reduction = self.rng.random_range(0..kinds);
@@ -105,7 +108,10 @@ impl Mutator {
         let odd = self.rng.random_ratio(1, 40);
         let chunks = if odd { self.rng.random_range(0..=MAX_CHUNKS + 1) } else { usual };
         let header = Header {
-            kind: self.kind(setup, whole && !complete && joins),
+            kind: match self.kind(setup, whole && !complete && joins) {
+                Kind::Contribution if self.asks(reduction) => Kind::Ask,
+                other => other,
+            },
             flags: u8::from(self.rng.random_ratio(1, 8)),
             reduction: Reduction::from_number(reduction).unwrap_or_default(),
             job: setup.job_id,
@@ -137,6 +143,12 @@ impl Mutator {
             9 | 10 if waits => Kind::Pending,
             _ => Kind::Contribution,
         }
+    }
+
+    /// Half of the packets of a copy's block are questions, and a few of others.
+    fn asks(&mut self, reduction: u8) -> bool {
+        let (some, of) = if reduction == Reduction::Copy as u8 { (1, 2) } else { (1, 40) };
+        self.rng.random_ratio(some, of)
     }
 
     fn spoil(&mut self, frame: &mut Vec<u8>) {
