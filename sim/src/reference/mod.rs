@@ -58,7 +58,8 @@ impl Shape {
         let extreme = if bits >> 53 & 1 == 0 { Op::Min } else { Op::Max };
         let adding = if long { bits >> 50 & 3 } else { bits >> 50 & 7 };
         let root = (bits >> 58) as u16 % plan.world;
-        if !long && bits >> 54 & 3 == 0 {
+        let rarely = if plan.has_copies() { 1 } else { 3 };
+        if !long && bits >> 54 & rarely == 0 {
             // Broadcasts of bytes are the largest of integers, too.
             let (float, block, odd) = (false, false, false);
             return Self { len, float, op: Op::Max, block, odd, root: Some(root) };
