@@ -1,26 +1,38 @@
 //! `cargo xtask test`: all tests, and one line at the end that counts them.
+//!
+//! Many tests run real traffic in real time, beside each other, and one of them may fail because
+//! the machine was busy. Those that failed are run again, once each and alone; what passes then
+//! counts as passed, and is named at the end: it may as well be a race.
 
-use std::io::{BufRead, BufReader, IsTerminal};
-use std::process::Stdio;
+mod outcome;
+
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell::{cargo, is_root, say, step};
+use crate::shell::{cargo, is_root, output, root, say, step};
 use crate::{build, setup};
+use outcome::{Failure, Outcome, Tally, told};
+
+/// Most failures that are repeated: more of them are no accident.
+const REPEATS_MAX: usize = 8;
+/// How long output is read after the end: what a test left behind may keep it open.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How often it is looked whether that has come, where nothing is printed.
+const LOOK: Duration = Duration::from_millis(100);
+/// Lines that wait to be printed.
+const LINES_MAX: usize = 1024;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Handed on to `cargo test`, for example a part of a test's name.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
-}
-
-/// What the test programs counted.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
@@ -30,8 +42,16 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         say("not root: tests that load XDP programs say so and are left out; the others run in \
              user namespaces. `sudo -E env PATH=\"$PATH\" cargo xtask test` runs all");
     }
-    let (tally, success) = step("cargo test --workspace", || cargo_test(args))?;
-    let Tally { passed, failed, skipped } = tally;
+    let mut all = cargo();
+    all.args(["test", "--workspace", "--no-fail-fast"]).args(&args.arguments);
+    let (outcome, mut success) = step("cargo test --workspace", || observe(all))?;
+    let mut passed_alone = Vec::new();
+    if let Some(failures) = outcome.repeatable().filter(|_| !success) {
+        passed_alone = repeat(failures);
+        success = passed_alone.len() == failures.len();
+    }
+    let Tally { passed, failed, skipped } = outcome.tally(passed_alone.len());
+    print!("{}", told(&passed_alone));
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     if !success {
         bail!("tests failed, or could not be built; the messages are above");
@@ -39,54 +59,90 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn cargo_test(args: &Args) -> Result<(Tally, bool)> {
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).args(&args.arguments);
-    if std::io::stdout().is_terminal() {
+/// Runs each of these tests once more, alone; those that pass.
+fn repeat(failures: &[Failure]) -> Vec<&Failure> {
+    if failures.len() > REPEATS_MAX {
+        say(&format!(
+            "{} tests failed: too many to be an accident (at most {REPEATS_MAX}), so none is \
+             repeated",
+            failures.len()
+        ));
+        return Vec::new();
+    }
+    let passes = |failure: &&Failure| {
+        let passed = step(&format!("once more, alone: {failure}"), || passes_alone(failure));
+        // It failed before, so there is something to count whatever happens here.
+        passed.unwrap_or_else(|error| {
+            eprintln!("error: {error:#}");
+            false
+        })
+    };
+    failures.iter().filter(passes).collect()
+}
+
+/// Runs a test alone: the same program as before, as cargo might build another one for it.
+fn passes_alone(failure: &Failure) -> Result<bool> {
+    let package = package_root(failure.package())?;
+    let mut test = Command::new(root().join(&failure.executable));
+    test.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
+    // One that is left out by default was asked for, or it would not have failed.
+    test.args(["--include-ignored", "--exact", &failure.name]);
+    let (alone, success) = observe(test)?;
+    let Tally { passed, failed, .. } = alone.tally(0);
+    Ok(success && passed == 1 && failed == 0)
+}
+
+/// Where a package's tests are run.
+fn package_root(package: &str) -> Result<PathBuf> {
+    let id = output(cargo().args(["pkgid", "--package", package]))?;
+    let path = id.split_once("file://").and_then(|(_, rest)| rest.split_once('#'));
+    let (path, _) = path.with_context(|| format!("{package} is no package of ours: {id}"))?;
+    Ok(path.into())
+}
+
+/// Runs cargo or a program of tests, prints what it prints, and takes in what that says of the
+/// outcome. The second part: it ended well.
+fn observe(mut command: Command) -> Result<(Outcome, bool)> {
+    if io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
     }
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
-    let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-    let mut tally = Tally::default();
-    for line in lines {
-        let line = line.context("reading what the tests print")?;
-        println!("{line}");
-        tally.count(&line);
-    }
-    let success = child.wait().context("waiting for cargo test")?.success();
-    Ok((tally, success))
-}
-
-impl Tally {
-    /// Takes in one line of a test program, if it is its closing line or tells of a skipped test.
-    fn count(&mut self, line: &str) {
-        let Some((_, counts)) = line.split_once("test result: ") else {
-            return;
-        };
-        for part in counts.split([';', '.']) {
-            let mut words = part.split_whitespace();
-            let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
-            let Ok(number) = number.parse::<u64>() else { continue };
-            match what {
-                "passed" => self.passed += number,
-                "failed" => self.failed += number,
-                "ignored" => self.skipped += number,
-                _ => {}
+    // One pipe for both: cargo says on the one which program it was that failed on the other.
+    let (reader, writer) = io::pipe().context("cannot make a pipe")?;
+    command.stdout(writer.try_clone().context("cannot make a pipe")?).stderr(writer);
+    let mut child = command.spawn().context("cannot run it")?;
+    // Our own ends of the pipe, or it would never end.
+    drop(command);
+    let (lines, printed) = mpsc::sync_channel(LINES_MAX);
+    thread::spawn(move || read_lines(reader, &lines));
+    let (mut outcome, mut ended) = (Outcome::default(), None);
+    loop {
+        match printed.recv_timeout(LOOK) {
+            Ok(line) => {
+                let line = line.context("reading what the tests print")?;
+                println!("{line}");
+                outcome.read(&line);
             }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if ended.is_none() && child.try_wait().context("waiting for its end")?.is_some() {
+            ended = Some(Instant::now());
+        }
+        if ended.is_some_and(|ended| ended.elapsed() > LAST_WORDS) {
+            break;
         }
     }
+    let success = child.wait().context("waiting for its end")?.success();
+    Ok((outcome, success))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn closing_lines_are_added_up() {
-        let mut tally = Tally::default();
-        tally.count("test slot::tests::a_late_duplicate_changes_nothing ... ok");
-        tally.count("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out");
-        tally.count("test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured");
-        assert_eq!(tally, Tally { passed: 14, failed: 3, skipped: 1 });
+/// Hands on each line, whatever its bytes are: those of programs that tests start may be anything.
+fn read_lines(reader: PipeReader, lines: &SyncSender<io::Result<String>>) {
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        // Nobody waits for it any more.
+        if lines.send(line).is_err() {
+            return;
+        }
     }
 }
