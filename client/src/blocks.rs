@@ -113,6 +113,12 @@ pub trait Blocks: Debug + Send {
     /// Adds to a finished call's report what only the blocks know.
     fn complete(&self, _report: &mut Report) {}
 
+    /// [`Self::complete`] has said whose contributions are in the result, also where this flow had
+    /// none of the blocks.
+    fn knows_contributors(&self) -> bool {
+        false
+    }
+
     /// The call has failed here.
     fn abort(&mut self, _error: &Error) {}
 

@@ -50,8 +50,18 @@ pub struct Report {
 }
 
 impl Report {
+    /// What became of a call of which each aggregator had a part.
+    ///
+    /// A part without blocks knows who was a member when it began. That differs between workers
+    /// where one is being lost, and nobody's contribution is in it: only the others count.
+    pub(crate) fn of_parts(parts: &[Call]) -> Self {
+        let telling = parts.iter().filter(|part| part.knows_contributors());
+        let joined = telling.map(|part| part.report).reduce(Self::joined);
+        joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
+    }
+
     /// What became of two parts of one call.
-    pub(crate) fn joined(self, other: Self) -> Self {
+    fn joined(self, other: Self) -> Self {
         let all = self.contributors & other.contributors;
         let any = self.contributors | self.partial | other.contributors | other.partial;
         Self {
@@ -193,6 +203,12 @@ impl Call {
     #[must_use]
     pub const fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// Its report says whose contributions are in the result, and not merely who might have
+    /// contributed.
+    fn knows_contributors(&self) -> bool {
+        self.report.blocks > 0 || self.blocks.knows_contributors()
     }
 
     /// Number of its first block in the job's life; its blocks follow each other.

@@ -225,7 +225,7 @@ impl<T: Element> Blocks for Grouped<T> {
 
     fn complete(&self, report: &mut Report) {
         report.processes = self.place.local_size as u16;
-        let Some(marks) = self.marks.filter(|_| !self.geometry.is_empty()) else { return };
+        let Some(marks) = self.marks.filter(|_| self.knows_contributors()) else { return };
         report.saturated = marks.saturated;
         report.non_finite_blocks = marks.non_finite_blocks;
         report.contributors = marks.contributors_all;
@@ -236,6 +236,10 @@ impl<T: Element> Blocks for Grouped<T> {
             3 => Path::Mixed,
             _ => Path::Aggregator,
         };
+    }
+
+    fn knows_contributors(&self) -> bool {
+        self.marks.is_some() && !self.geometry.is_empty()
     }
 
     fn abort(&mut self, error: &Error) {

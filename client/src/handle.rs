@@ -41,7 +41,7 @@ impl<T: Element> Handle<T> {
         self.waited = true;
         let finished = finish(&self.stripes, self.sequence, deadline);
         let calls = finished.map_err(|error| globally(error, &self.place))?;
-        let report = joined(&calls);
+        let report = Report::of_parts(&calls);
         let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
         // The last of them has the memory.
         let last = buffers.pop();
@@ -77,7 +77,7 @@ pub(crate) struct Lent<'a> {
 
 impl Lent<'_> {
     pub(crate) fn wait(self, deadline: Duration) -> Result<Report, Error> {
-        Ok(joined(&finish(self.stripes, self.sequence, deadline)?))
+        Ok(Report::of_parts(&finish(self.stripes, self.sequence, deadline)?))
     }
 }
 
@@ -110,13 +110,6 @@ fn finish(stripes: &[Stripe], sequence: u64, deadline: Duration) -> Result<Vec<C
         }
     }
     Ok(calls)
-}
-
-/// What became of all parts.
-fn joined(calls: &[Call]) -> Report {
-    let mut reports = calls.iter().map(|call| *call.report());
-    let first = reports.next().unwrap_or_default();
-    reports.fold(first, Report::joined)
 }
 
 /// An error in terms of the world's ranks, where an aggregator knows hosts.

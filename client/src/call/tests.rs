@@ -49,6 +49,35 @@ fn contributors_are_told_by_block() {
     assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
 }
 
+/// A vector of one block over two aggregators, while rank 1 is being lost: one worker has heard of
+/// it when the second part begins, the other has not, and nothing travels in that part.
+#[test]
+fn a_part_without_blocks_says_nothing_of_contributors() {
+    let part = |len, members| {
+        let mut part = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
+        part.begin(0, 22, 0b11).expect("it can be cut");
+        if len == 0 {
+            part.report.contributors = members;
+        } else {
+            part.goes_over_ring();
+            part.decode(0, 0, &[0; 1408], members);
+        }
+        part
+    };
+    for empty in [0b01, 0b11] {
+        for parts in [[part(352, 0b11), part(0, empty)], [part(0, empty), part(352, 0b11)]] {
+            let report = Report::of_parts(&parts);
+            assert_eq!((report.contributors, report.partial), (0b11, 0), "{empty:b}");
+            assert_eq!((report.blocks, report.path), (1, Path::Ring));
+        }
+    }
+    // With blocks in both it is as it was, and a call without any says who was a member.
+    let report = Report::of_parts(&[part(352, 0b11), part(352, 0b01)]);
+    assert_eq!((report.blocks, report.contributors, report.partial), (2, 0b01, 0b10));
+    assert_eq!(Report::of_parts(&[part(0, 0b01), part(0, 0b11)]).contributors, 0b01);
+    assert_eq!(Report::of_parts(&[]), Report::default());
+}
+
 #[test]
 fn every_argument_changes_the_tag() {
     let make = |sequence, len, op, scale| {
