@@ -61,7 +61,8 @@ pub(crate) struct Args {
     /// How long ranks may take to join a job, from the first one [default: 60]
     #[arg(long, env = "XDP_AGG_JOIN_TIMEOUT", value_name = "SECS")]
     join_timeout: Option<u64>,
-    /// How long the members of a job may take to try their paths [default: 20]
+    /// How long the members of a job may take to try their paths, and the branches of its tree for
+    /// each step until it runs: connect, serve, prepare, find their parent, start [default: 20]
     #[arg(long, env = "XDP_AGG_PROBE_TIMEOUT", value_name = "SECS")]
     probe_timeout: Option<u64>,
     /// Certificate of this daemon in PEM, for control connections over TLS (then all are)

@@ -28,7 +28,7 @@ pub const JOB_SLOTS: u32 = 1024;
 const SLOTS_MAX: u32 = 1 << 20;
 /// Default time for all ranks to join, in seconds.
 pub const JOIN_TIMEOUT_S: u64 = 60;
-/// Default time for all paths to be tried, in seconds.
+/// Default time for all paths to be tried, and for each step of a tree's branches, in seconds.
 pub const PROBE_TIMEOUT_S: u64 = 20;
 /// Default time for the members of another daemon's job to come back, in seconds.
 pub const RESUME_TIMEOUT_S: u64 = 10;
@@ -70,7 +70,7 @@ pub struct Partial {
     pub mtu: Option<u32>,
     /// Seconds for all ranks to join.
     pub join_timeout: Option<u64>,
-    /// Seconds for all paths to be tried.
+    /// Seconds for all paths to be tried, and for each step of a tree's branches.
     pub probe_timeout: Option<u64>,
     /// Certificate of the daemon, for control connections over TLS.
     pub tls_cert: Option<PathBuf>,

@@ -334,7 +334,8 @@ impl Jobs {
             let epoch = served.epoch();
             match &mut served.step {
                 Step::Probing(due, end) if *due <= now && now >= *end => {
-                    over.push((*job_id, served.conn, epoch));
+                    let parent = served.setup.as_ref().map(|setup| setup.uplink.data);
+                    over.push((*job_id, served.conn, epoch, parent));
                 }
                 Step::Probing(due, _) if *due <= now => {
                     *due = now + PROBE_PAUSE;
@@ -344,9 +345,15 @@ impl Jobs {
                 _ => {}
             }
         }
-        for (job_id, conn, epoch) in over {
+        let limit = self.limits.probe_timeout.as_secs_f64();
+        for (job_id, conn, epoch, parent) in over {
             self.silence_served(job_id);
-            let reason = "its parent has not answered in time".to_owned();
+            let parent = parent.map_or_else(String::new, |data| format!(" at {data}"));
+            let reason = format!(
+                "its parent{parent} has not answered its probes within {limit} s: UDP packets must \
+                 pass between their data addresses, both ways (this branch's --probe-timeout is \
+                 the limit)"
+            );
             self.branch_reply(conn, BranchReply::Failed { epoch, reason });
         }
     }

@@ -215,7 +215,7 @@ impl Jobs {
 
     /// This daemon's engine knows the members.
     fn engine_prepared(&mut self, formation: Formation, local: Option<LocalMembers>) {
-        if let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Preparing) {
+        if let Some(job) = self.current(formation).filter(|job| job.is_preparing()) {
             job.life.trunk.prepared = true;
             job.life.trunk.local = local;
             self.advance(formation.job_id);
@@ -224,7 +224,7 @@ impl Jobs {
 
     /// This daemon's engine sums.
     fn engine_started(&mut self, formation: Formation, started: Started) {
-        if let Some(job) = self.current(formation).filter(|job| job.phase == Phase::Starting) {
+        if let Some(job) = self.current(formation).filter(|job| job.is_starting()) {
             job.life.trunk.started = Some(started);
             self.advance(formation.job_id);
         }
@@ -288,7 +288,7 @@ impl Jobs {
             Phase::Forming(_) | Phase::Returning(_) => {
                 self.protocol_error(conn, "Ready before Admitted");
             }
-            Phase::Preparing | Phase::Branching(_) if !job.life.ran => {
+            Phase::Preparing(_) | Phase::Branching(_) if !job.life.ran => {
                 self.protocol_error(conn, "Ready before Admitted");
             }
             // Said twice, or before it heard that this epoch is over.

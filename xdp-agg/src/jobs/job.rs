@@ -20,12 +20,12 @@ pub(super) enum Phase {
     Returning(Instant),
     /// Branches of the tree are being connected, until then.
     Branching(Instant),
-    /// The engine is registering the members.
-    Preparing,
+    /// The engines are registering the members: those of branches, until then.
+    Preparing(Instant),
     /// Members try their paths, until then.
     Probing(Instant),
-    /// The engine is opening the data path.
-    Starting,
+    /// The engines are opening the data path: those of branches, until then.
+    Starting(Instant),
     /// Contributions are summed.
     Running,
     /// As running; members are asked which call they would start next.
@@ -194,6 +194,14 @@ impl Job {
     /// Contributions are summed.
     pub(super) const fn is_summing(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Pausing | Phase::RunningTo(_))
+    }
+
+    pub(super) const fn is_preparing(&self) -> bool {
+        matches!(self.phase, Phase::Preparing(_))
+    }
+
+    pub(super) const fn is_starting(&self) -> bool {
+        matches!(self.phase, Phase::Starting(_))
     }
 
     pub(super) fn is_member(&self, rank: u16, conn: ConnId) -> bool {

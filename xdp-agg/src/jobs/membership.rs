@@ -24,16 +24,16 @@ impl Jobs {
             Phase::Forming(_) if job.is_full() => self.form(job_id),
             Phase::Returning(_) if job.awaited().is_empty() => self.replan(job_id),
             Phase::Branching(_) => self.form(job_id),
-            Phase::Preparing if job.life.trunk.is_prepared() => self.prepared(job_id),
+            Phase::Preparing(_) if job.life.trunk.is_prepared() => self.prepared(job_id),
             Phase::Probing(_)
                 if members.values().all(|member| member.ready) && job.life.trunk.is_linked() =>
             {
-                job.phase = Phase::Starting;
+                job.phase = Phase::Starting(self.clock + self.limits.probe_timeout);
                 let (epoch, mode) = (job.life.epoch, job.wanted);
                 self.effects.push_back(Effect::Start(Formation { job_id, epoch }, mode));
                 self.tell_branches(job_id, &BranchRequest::Start { epoch, mode });
             }
-            Phase::Starting if job.life.trunk.has_started() => self.started(job_id),
+            Phase::Starting(_) if job.life.trunk.has_started() => self.started(job_id),
             Phase::Running if !job.life.waiting.is_empty() && job.all_connected() => {
                 self.pause(job_id);
             }
@@ -175,8 +175,8 @@ impl Jobs {
             | Phase::Pausing
             | Phase::RunningTo(_)
             | Phase::Probing(_)
-            | Phase::Starting => self.reform(job_id, ranks.to_vec(), reason, None),
-            Phase::Preparing | Phase::Branching(_) => self.plan_again(job_id),
+            | Phase::Starting(_) => self.reform(job_id, ranks.to_vec(), reason, None),
+            Phase::Preparing(_) | Phase::Branching(_) => self.plan_again(job_id),
             Phase::Collecting(_) | Phase::Returning(_) => self.advance(job_id),
             Phase::Forming(_) => {}
         }
@@ -287,6 +287,8 @@ impl Jobs {
         let wait = match job.phase {
             Phase::Forming(end) => end,
             Phase::Returning(end) | Phase::Branching(end) | Phase::Probing(end) => Some(end),
+            // This daemon's engine answers at once.
+            Phase::Preparing(end) | Phase::Starting(end) => job.awaits_branches().then_some(end),
             Phase::Collecting(since) if !job.has_all_progress() => {
                 straggler.map(|limit| since + limit)
             }
@@ -325,6 +327,9 @@ impl Jobs {
                 if !self.branches_are_late(job_id) {
                     self.give_up_on(job_id, &ranks, "probe");
                 }
+            }
+            Phase::Preparing(end) | Phase::Starting(end) if end <= now => {
+                self.branches_are_late(job_id);
             }
             Phase::Collecting(since) => {
                 let limit = self.limits.straggler_timeout;

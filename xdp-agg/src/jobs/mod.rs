@@ -31,6 +31,7 @@ mod handle;
 mod heartbeat;
 mod job;
 mod join;
+mod late;
 mod membership;
 mod reform;
 mod resume;
@@ -127,7 +128,8 @@ pub struct Limits {
     pub data_port: u16,
     /// How long ranks may take to join, from the first one's join.
     pub join_timeout: Duration,
-    /// How long members may take to try their paths.
+    /// How long members may take to try their paths, and the branches of a tree for each step until
+    /// the job runs.
     pub probe_timeout: Duration,
     /// How long the members of another daemon's job may take to come back, from the first one.
     pub resume_timeout: Duration,

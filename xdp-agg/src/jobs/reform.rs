@@ -67,7 +67,7 @@ impl Jobs {
                 self.advance(job_id);
             }
             // Said before it heard that the others went on without waiting for it to say it again.
-            Phase::Branching(_) | Phase::Preparing | Phase::Probing(_) | Phase::Starting
+            Phase::Branching(_) | Phase::Preparing(_) | Phase::Probing(_) | Phase::Starting(_)
                 if job.life.ran => {}
             _ => self.protocol_error(conn, "Progress without Reform or RunTo"),
         }
@@ -155,8 +155,8 @@ impl Jobs {
     /// All members of a new epoch are there.
     pub(super) fn form(&mut self, job_id: u16) {
         self.silence(job_id);
+        let end = self.clock + self.limits.probe_timeout;
         if !self.branches_are_there(job_id) {
-            let end = self.clock + self.limits.probe_timeout;
             if let Some(job) = self.jobs.get_mut(&job_id)
                 && !matches!(job.phase, Phase::Branching(_))
             {
@@ -191,7 +191,7 @@ impl Jobs {
         job.life.epoch_members = job.member_bits();
         job.life.on_data_path = true;
         job.life.restored = None;
-        job.phase = Phase::Preparing;
+        job.phase = Phase::Preparing(end);
         for member in job.life.members.values_mut() {
             member.ready = false;
             member.paused = None;

@@ -54,12 +54,12 @@ impl Jobs {
                 self.take_place(conn, job_id, rank, back);
             }
             // It may have more than it said over its last connection: another plan.
-            Phase::Preparing | Phase::Branching(_) if known && is_member && job.life.ran => {
+            Phase::Preparing(_) | Phase::Branching(_) if known && is_member && job.life.ran => {
                 self.take_place(conn, job_id, rank, back);
                 self.plan_again(job_id);
             }
             // What it heard of this epoch is not known: all begin again.
-            Phase::Probing(_) | Phase::Starting if known && is_member && job.life.ran => {
+            Phase::Probing(_) | Phase::Starting(_) if known && is_member && job.life.ran => {
                 self.take_place(conn, job_id, rank, back);
                 self.reform(job_id, Vec::new(), &again(rank), Some(rank));
             }

@@ -94,7 +94,7 @@ impl Job {
             Phase::Forming(_) => "forming",
             Phase::Returning(_) => "resuming",
             Phase::Branching(_) => "connecting",
-            Phase::Preparing | Phase::Probing(_) | Phase::Starting => "probing",
+            Phase::Preparing(_) | Phase::Probing(_) | Phase::Starting(_) => "probing",
             Phase::Running => "running",
             Phase::Pausing | Phase::RunningTo(_) => "pausing",
             Phase::Collecting(_) => "reforming",

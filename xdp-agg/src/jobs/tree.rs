@@ -23,6 +23,8 @@ use crate::engine::Started;
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) id: LinkId,
+    /// Its connection is open.
+    pub(super) up: bool,
     /// None: it was not asked yet, or has not answered.
     pub(super) serving: Option<Serving>,
     pub(super) prepared: bool,
@@ -207,12 +209,15 @@ impl Job {
 impl Jobs {
     /// The connection to a branch is open.
     pub fn link_up(&mut self, link: LinkId) {
-        let Some((job_id, _)) = self.links.get(&link) else {
+        let Some((job_id, daemon)) = self.links.get(&link) else {
             return;
         };
-        let Some(job) = self.jobs.get(job_id) else {
+        let Some(job) = self.jobs.get_mut(job_id) else {
             return;
         };
+        if let Some(link) = job.life.trunk.links.get_mut(daemon) {
+            link.up = true;
+        }
         let serve = BranchRequest::Serve {
             job: job.name.clone(),
             world_size: job.world_size,
@@ -265,8 +270,15 @@ impl Jobs {
                     serving.last_epoch = last_epoch;
                 }
                 job.life.trunk.contested = true;
-                if job.phase == Phase::Preparing {
-                    return self.form(job_id);
+                if let Phase::Preparing(end) = job.phase {
+                    self.form(job_id);
+                    // However often others take the number first, it is one step.
+                    if let Some(job) = self.jobs.get_mut(&job_id)
+                        && let Phase::Preparing(renewed) = &mut job.phase
+                    {
+                        *renewed = end;
+                    }
+                    return;
                 }
             }
             BranchReply::Prepared { epoch, local } if current == Some(epoch) => {
@@ -327,6 +339,7 @@ impl Jobs {
                 self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon)));
                 Link {
                     id,
+                    up: false,
                     serving: None,
                     prepared: false,
                     local: None,
@@ -383,7 +396,7 @@ impl Jobs {
     }
 
     /// A branch is lost, or is of no use.
-    fn lose_branch(&mut self, job_id: u16, daemon: SocketAddrV4, why: &str) {
+    pub(super) fn lose_branch(&mut self, job_id: u16, daemon: SocketAddrV4, why: &str) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
@@ -404,38 +417,12 @@ impl Jobs {
             | Phase::Pausing
             | Phase::RunningTo(_)
             | Phase::Probing(_)
-            | Phase::Starting => {
+            | Phase::Starting(_) => {
                 let reason = format!("the aggregator {daemon} is lost: {why}");
                 self.reform(job_id, Vec::new(), &reason, None);
             }
-            Phase::Preparing | Phase::Branching(_) => self.plan_again(job_id),
+            Phase::Preparing(_) | Phase::Branching(_) => self.plan_again(job_id),
             Phase::Collecting(_) | Phase::Returning(_) | Phase::Forming(_) => {}
-        }
-    }
-
-    /// Branches have not done a step in time. False: it is not them who are awaited.
-    pub(super) fn branches_are_late(&mut self, job_id: u16) -> bool {
-        let Some(job) = self.jobs.get(&job_id) else {
-            return false;
-        };
-        let late = |link: &Link| match job.phase {
-            Phase::Branching(_) => link.serving.is_none(),
-            Phase::Probing(_) => !link.linked,
-            _ => false,
-        };
-        let (step, ranks) = match job.phase {
-            Phase::Branching(_) => ("did not answer in time", Vec::new()),
-            _ => ("found no way to its parent in time", job.awaited()),
-        };
-        let links = &job.life.trunk.links;
-        let late = links.iter().find(|(_, link)| late(link)).map(|(daemon, _)| *daemon);
-        // A worker that is late has not opened the way, whatever its branch did.
-        match late.filter(|_| ranks.is_empty()) {
-            Some(daemon) => {
-                self.lose_branch(job_id, daemon, step);
-                true
-            }
-            None => false,
         }
     }
 

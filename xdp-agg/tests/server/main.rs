@@ -1,5 +1,6 @@
 //! The daemon with its user-space engine, over real sockets on loopback.
 
+mod branches;
 mod daemon;
 mod limits;
 mod membership;

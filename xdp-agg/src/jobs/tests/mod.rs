@@ -2,6 +2,7 @@
 //! checks in every test that each connection is told things in an order that makes sense.
 
 mod contest;
+mod late;
 mod life;
 mod loss;
 mod random;
@@ -12,6 +13,7 @@ mod resume;
 mod told;
 mod tree;
 mod watch;
+mod woods;
 
 use std::collections::BTreeSet;
 
