@@ -24,8 +24,8 @@ const KERNEL: &str = "kernel";
 #[derive(Parser)]
 #[command(name = "cargo xtask fuzz", bin_name = "cargo xtask fuzz", version)]
 struct Cli {
-    /// What to fuzz: packet, forwarder, control, jobs, config, topology, tuning, mesh, reform,
-    /// kernel. Default: everything.
+    /// What to fuzz: packet, forwarder, control, jobs, trees, config, topology, tuning, mesh,
+    /// reform, kernel. Default: everything.
     targets: Vec<String>,
     /// Inputs for each.
     #[arg(long, default_value_t = 1_000_000)]

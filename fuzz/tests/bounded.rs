@@ -77,6 +77,11 @@ fn sequences_of_requests() {
 }
 
 #[test]
+fn jobs_with_trees() {
+    fuzz("trees");
+}
+
+#[test]
 fn settings() {
     fuzz("config");
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: the fuzzer, built as the tests are: with checks for overflow.
+//! `cargo xtask fuzz`: the fuzzer, built as the simulation is: optimised, others' crates too, which
+//! read most of its inputs, and with every check that the compiler can make while it runs.
 
 use std::env;
 use std::path::PathBuf;
@@ -20,10 +21,10 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_base()?;
     step("building xdp-agg-fuzz", || {
-        run(cargo().args(["build", "--package", "xdp-agg-fuzz", "--bins"]))
+        run(cargo().args(["build", "--package", "xdp-agg-fuzz", "--bins", "--profile", "sim"]))
     })?;
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let program = target.join("debug").join("xdp-agg-fuzz");
+    let program = target.join("sim").join("xdp-agg-fuzz");
     run(Command::new(program).args(&args.arguments))
 }

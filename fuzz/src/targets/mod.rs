@@ -12,11 +12,12 @@ mod reform;
 use crate::Target;
 
 /// All of them.
-pub const ALL: [Target; 9] = [
+pub const ALL: [Target; 10] = [
     packet::TARGET,
     forwarder::TARGET,
     control::TARGET,
     jobs::TARGET,
+    jobs::TREES,
     config::TARGET,
     network::TOPOLOGY,
     network::TUNING,
