@@ -330,7 +330,13 @@ impl Checker {
         if !on_ring && let Err(problem) = self.check_tree(admitted) {
             return self.fail(|| problem);
         }
-        let members: Vec<_> = who.iter().flatten().copied().collect();
+        // Who has given its daemon up and goes on over a ring does not come back; the daemon may
+        // not have heard.
+        let on_a_ring = |life: &usize| {
+            let latest = self.lives[*life].epoch;
+            latest.is_some_and(|latest| latest != index && self.epochs[latest].on_ring)
+        };
+        let members: Vec<_> = who.iter().flatten().copied().filter(|l| !on_a_ring(l)).collect();
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
         // Some may have been admitted to a first epoch whose daemon died before it told the others.
         let from_0 = plan.as_ref().is_none_or(|plan| *plan == Plan::default());
