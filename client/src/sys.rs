@@ -1,9 +1,12 @@
 //! The system calls that the standard library does not offer, behind safe functions.
-#![expect(unsafe_code, reason = "recvmmsg, poll and a few socket options have no safe wrapper")]
+#![expect(
+    unsafe_code,
+    reason = "recvmmsg, poll, timerfd and a few socket options have no safe wrapper"
+)]
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// Packets that one call of [`Receiver::receive`] takes at most.
@@ -86,29 +89,102 @@ impl<'a> Interest<'a> {
         self.writable = wanted;
         self
     }
+
+    fn entry(&self) -> libc::pollfd {
+        let events = libc::POLLIN | if self.writable { libc::POLLOUT } else { 0 };
+        libc::pollfd { fd: self.fd.as_raw_fd(), events, revents: 0 }
+    }
 }
 
-/// Sleeps until one of the descriptors is ready or the time is over (zero: only looks). A signal
-/// ends the sleep early.
+/// Sleeps until one of the descriptors (at most eight) is ready or the time is over (zero: only
+/// looks). A signal ends the sleep early.
 pub(crate) fn wait(interests: &mut [Interest<'_>], timeout: Duration) -> io::Result<()> {
     let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 8];
     for (fd, interest) in fds.iter_mut().zip(interests.iter()) {
-        fd.fd = interest.fd.as_raw_fd();
-        fd.events = libc::POLLIN | if interest.writable { libc::POLLOUT } else { 0 };
+        *fd = interest.entry();
     }
+    let count = interests.len().min(fds.len());
+    poll(&mut fds[..count], timeout)?;
+    for (fd, interest) in fds.iter().zip(interests) {
+        interest.ready = fd.revents != 0;
+    }
+    Ok(())
+}
+
+/// Any number of descriptors to sleep on, reused from sleep to sleep.
+#[derive(Default)]
+pub(crate) struct Watch {
+    fds: Vec<libc::pollfd>,
+}
+
+impl Watch {
+    pub(crate) fn clear(&mut self) {
+        self.fds.clear();
+    }
+
+    /// These come behind those that are there. They must be open until [`Self::wait`]; what another
+    /// one of the same number does is not understood, and does no harm.
+    pub(crate) fn extend(&mut self, interests: &[Interest<'_>]) {
+        self.fds.extend(interests.iter().map(Interest::entry));
+    }
+
+    /// As [`wait`].
+    pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<()> {
+        poll(&mut self.fds, timeout)
+    }
+
+    /// The latest [`Self::wait`] found something on the descriptor that was added so many before.
+    pub(crate) fn is_ready(&self, index: usize) -> bool {
+        self.fds.get(index).is_some_and(|fd| fd.revents != 0)
+    }
+}
+
+/// A descriptor that becomes readable when its time has come, for who sleeps in [`wait`].
+pub(crate) struct Timer {
+    fd: OwnedFd,
+}
+
+impl Timer {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it was just opened, and nobody else has it.
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// Readable so long from now, once; zero: not at all.
+    pub(crate) fn set(&self, after: Duration) {
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = libc::timespec {
+            tv_sec: after.as_secs() as libc::time_t,
+            tv_nsec: after.subsec_nanos() as libc::c_long,
+        };
+        let times = libc::itimerspec { it_interval: zero, it_value: value };
+        // SAFETY: an itimerspec that outlives the call; the old one is not asked for. It cannot
+        // fail: the descriptor is a timer, and the times are in range.
+        unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &times, std::ptr::null_mut()) };
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn poll(fds: &mut [libc::pollfd], timeout: Duration) -> io::Result<()> {
     let timeout = libc::timespec {
         tv_sec: timeout.as_secs().min(3600) as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     };
-    let count = interests.len().min(fds.len()) as libc::nfds_t;
+    let count = fds.len() as libc::nfds_t;
     // SAFETY: `count` initialised entries, and a timespec that outlives the call.
     let found = unsafe { libc::ppoll(fds.as_mut_ptr(), count, &timeout, std::ptr::null()) };
     if found < 0 {
         let error = io::Error::last_os_error();
         return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
-    }
-    for (fd, interest) in fds.iter().zip(interests) {
-        interest.ready = fd.revents != 0;
     }
     Ok(())
 }
