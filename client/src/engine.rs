@@ -65,7 +65,7 @@ impl Engine {
             socket,
             endpoint: None,
             started: Instant::now(),
-            receiver: Receiver::new(1),
+            receiver: Receiver::new(),
             batch: Vec::new(),
             unsent: 0,
             waker: None,
@@ -225,19 +225,18 @@ impl Engine {
     fn receive(&mut self) -> Result<usize, Error> {
         let mut arrived = 0;
         for second in [false, true] {
-            let mut lens = [0; BATCH];
             let (first, group) = self.socket.sockets();
             let Some(socket) = (if second { group } else { Some(first) }) else { continue };
-            let count = match self.receiver.receive(socket, &mut lens) {
-                Ok(count) => count,
+            let messages = match self.receiver.receive(socket) {
+                Ok(messages) => messages,
                 Err(error) if udp::is_passing(&error) => 0,
                 Err(error) => return Err(Error::io("receiving results")(error)),
             };
             let now = self.now();
-            for (index, len) in lens[..count].iter().enumerate() {
-                self.machine.on_packet(self.receiver.packet(index, *len), now);
+            for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
+                self.machine.on_packet(packet, now);
+                arrived += 1;
             }
-            arrived += count;
         }
         Ok(arrived)
     }
@@ -282,7 +281,6 @@ impl Engine {
         self.socket.connect(data, packet_len).map_err(Error::io("connecting the data path"))?;
         self.unsent = 0; // of another epoch
         self.batch.resize(packet_len * self.socket.segments(), 0);
-        self.receiver.resize(packet_len);
         Ok(())
     }
 

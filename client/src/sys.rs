@@ -9,66 +9,88 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Packets that one call of [`Receiver::receive`] takes at most.
+/// Packets that one call of [`Receiver::receive`] takes at most, about.
 pub(crate) const BATCH: usize = 64;
+/// Room for a message: the most that the kernel joins.
+const MESSAGE_LEN: usize = 1 << 16;
+/// Room for the length of a message's packets, as the kernel tells it.
+const CONTROL_WORDS: usize = 3;
 
-/// Buffers for [`BATCH`] packets, reused.
+/// Buffers for [`BATCH`] messages, reused. A message is one packet or several of one length (the
+/// last one may be shorter) that came together, where the socket takes such (`UDP_GRO`).
 pub(crate) struct Receiver {
+    /// Only what messages have filled takes memory.
     buffers: Vec<u8>,
-    packet_len: usize,
+    /// Length of each message of the latest [`Self::receive`], and of its packets.
+    lens: [(usize, usize); BATCH],
+    /// Messages that the next call takes at most: who takes in too much at once sends too late.
+    most: usize,
 }
 
 impl Receiver {
-    /// Buffers for packets of up to `packet_len` bytes; a longer one is cut off.
-    pub(crate) fn new(packet_len: usize) -> Self {
-        Self { buffers: vec![0; packet_len * BATCH], packet_len }
+    pub(crate) fn new() -> Self {
+        Self { buffers: vec![0; MESSAGE_LEN * BATCH], lens: [(0, 1); BATCH], most: BATCH }
     }
 
-    /// Makes room for packets of another length.
-    pub(crate) fn resize(&mut self, packet_len: usize) {
-        self.buffers.resize(packet_len * BATCH, 0);
-        self.packet_len = packet_len;
-    }
-
-    /// Takes what has arrived on a socket, without waiting; the length of each packet goes to
-    /// `lens`. Packet `i` is then [`Self::packet`]`(i, lens[i])`.
-    pub(crate) fn receive(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        lens: &mut [usize; BATCH],
-    ) -> io::Result<usize> {
+    /// Takes what has arrived on a socket, without waiting; how many messages.
+    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let mut controls = [[0_u64; CONTROL_WORDS]; BATCH];
         let mut iovs = [MaybeUninit::<libc::iovec>::uninit(); BATCH];
         // SAFETY: all-zero bytes are a valid mmsghdr (integers and null pointers).
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
-        for ((iov, header), buffer) in
-            iovs.iter_mut().zip(&mut headers).zip(self.buffers.chunks_exact_mut(self.packet_len))
-        {
+        let places = iovs.iter_mut().zip(&mut headers).zip(&mut controls);
+        let buffers = self.buffers.chunks_exact_mut(MESSAGE_LEN);
+        for (((iov, header), control), buffer) in places.zip(buffers).take(self.most) {
             let iov = iov
                 .write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
             header.msg_hdr.msg_iov = iov;
             header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = control.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = size_of_val(control) as _;
         }
-        // SAFETY: BATCH headers, each with one iovec over a buffer of its own; all of them outlive
-        // the call, and the kernel writes at most `iov_len` bytes into each.
+        // SAFETY: `most` headers, each with one iovec over a buffer of its own and a control
+        // buffer; all of them outlive the call, and the kernel writes at most their lengths.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                BATCH as u32,
+                self.most as u32,
                 libc::MSG_DONTWAIT,
                 std::ptr::null_mut(),
             )
         };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-        for (len, header) in lens.iter_mut().zip(&headers[..count]) {
-            *len = header.msg_len as usize;
+        let mut packets = 0;
+        for (lens, header) in self.lens.iter_mut().zip(&headers[..count]) {
+            let len = header.msg_len as usize;
+            // SAFETY: the kernel has filled the header, whose control buffer is still there.
+            *lens = (len, unsafe { packet_len(&header.msg_hdr) }.unwrap_or(len).max(1));
+            packets += lens.0.div_ceil(lens.1).max(1);
+        }
+        if count > 0 {
+            self.most = (BATCH * count / packets).clamp(1, BATCH);
         }
         Ok(count)
     }
 
-    /// A packet of the latest [`Self::receive`].
-    pub(crate) fn packet(&self, index: usize, len: usize) -> &[u8] {
-        &self.buffers[index * self.packet_len..][..len.min(self.packet_len)]
+    /// The packets of a message of the latest [`Self::receive`].
+    pub(crate) fn packets(&self, index: usize) -> impl Iterator<Item = &[u8]> {
+        let (len, packet) = self.lens[index];
+        self.buffers[index * MESSAGE_LEN..][..len.min(MESSAGE_LEN)].chunks(packet)
+    }
+}
+
+/// The length of a message's packets, if it has several.
+///
+/// # Safety
+/// `recvmmsg` has filled the header, and its control buffer is still there.
+unsafe fn packet_len(header: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the macros stay in the control buffer, which is there, as the caller promises.
+    unsafe {
+        let control = libc::CMSG_FIRSTHDR(header).as_ref()?;
+        let ours = control.cmsg_level == libc::SOL_UDP && control.cmsg_type == libc::UDP_GRO;
+        let value = libc::CMSG_DATA(control).cast::<libc::c_int>();
+        if ours { usize::try_from(value.read_unaligned()).ok() } else { None }
     }
 }
 
