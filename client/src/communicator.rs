@@ -25,6 +25,7 @@ use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
 use crate::stripe::Stripe;
+use crate::together;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
 /// aggregators.
@@ -250,8 +251,12 @@ impl Communicator {
         // this function ends in any other way, before the borrow of `data` ends; and where the call
         // could not be started nothing holds it.
         let buffer = unsafe { Buffer::lend(data) };
+        let short = self.is_short(&buffer);
         let sequence = self.begin(buffer, op, purpose)?;
-        let lent = Lent { stripes: &self.stripes, sequence };
+        if !short {
+            self.nudge(1);
+        }
+        let lent = Lent { stripes: &self.stripes, sequence, short };
         lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
     }
 
@@ -262,10 +267,28 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
-        let sequence = self.begin(Buffer::owned(data), op, &Purpose::default())?;
-        self.first().nudge.ring();
+        let buffer = Buffer::owned(data);
+        let short = self.is_short(&buffer);
+        let sequence = self.begin(buffer, op, &Purpose::default())?;
+        if short {
+            self.stripes.iter().for_each(|stripe| stripe.shared.send_off());
+        } else {
+            self.nudge(0);
+        }
         let (stripes, place) = (Arc::clone(&self.stripes), self.place);
-        Ok(Handle { stripes, place, sequence, waited: false, elements: PhantomData })
+        Ok(Handle { stripes, place, sequence, short, waited: false, elements: PhantomData })
+    }
+
+    /// Wakes the progress threads, from this stripe's on: nobody drives these yet.
+    fn nudge(&self, first: usize) {
+        for stripe in &self.stripes[first..] {
+            stripe.shared.nudge.ring();
+        }
+    }
+
+    /// Who waits for such a call drives all stripes itself.
+    fn is_short<T: Element>(&self, buffer: &Buffer<T>) -> bool {
+        self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= together::LONGEST
     }
 
     fn first(&self) -> &Shared {
@@ -300,9 +323,6 @@ impl Communicator {
                 self.fail(&error);
                 return Err(globally(error, &self.place));
             }
-        }
-        for stripe in &self.stripes[1..] {
-            stripe.shared.nudge.ring();
         }
         Ok(sequence)
     }

@@ -5,6 +5,7 @@
 //! communicator was made (its network namespace), and it may take its time.
 
 use std::net::SocketAddrV4;
+use std::ops::DerefMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ use crate::udp::{self, DataSocket};
 const YIELD_BLOCKS: u32 = 64;
 /// Longest wait of this kind: a sleep and a wake-up cost about as much.
 const YIELD_TIME: Duration = Duration::from_micros(30);
+/// Descriptors that an engine is woken by.
+pub(crate) const WATCHED: usize = 5;
 
 /// What only the communicator's own thread does.
 #[derive(Debug)]
@@ -62,7 +65,7 @@ impl Engine {
             socket,
             endpoint: None,
             started: Instant::now(),
-            receiver: Receiver::new(1),
+            receiver: Receiver::new(),
             batch: Vec::new(),
             unsent: 0,
             waker: None,
@@ -138,13 +141,24 @@ impl Engine {
     /// Takes in what has arrived, sends what may be sent, and sleeps at most `patience` if there
     /// was neither; `wake` ends the sleep early. True if it did.
     pub(crate) fn step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> bool {
-        self.try_step(patience, wake).unwrap_or_else(|error| {
+        if self.advance() || receive_soon(&mut [&mut *self]) {
+            return false;
+        }
+        let woken = !self.arm() && self.sleep(patience, wake);
+        self.disarm();
+        woken
+    }
+
+    /// Takes in what has arrived and sends what may be sent. True: there is more to do, or to look
+    /// at, before anybody sleeps.
+    pub(crate) fn advance(&mut self) -> bool {
+        self.try_advance().unwrap_or_else(|error| {
             self.machine.fail(error);
-            false
+            true
         })
     }
 
-    fn try_step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<bool, Error> {
+    fn try_advance(&mut self) -> Result<bool, Error> {
         let arrived = self.receive()?;
         let now = self.now();
         while let Some(packet) = self.machine.poll_early(now) {
@@ -154,60 +168,53 @@ impl Engine {
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
-        if arrived >= BATCH || self.machine.has_news() {
-            return Ok(false);
-        }
-        if self.machine.work() || self.receive_soon()? {
-            return Ok(false);
-        }
-        // From here on the other processes ring; what they did before is seen by one more look.
+        Ok(arrived >= BATCH || self.machine.has_news() || self.machine.work())
+    }
+
+    /// From here on the other processes ring; what they did before is seen by one more look. True
+    /// if that found something to do. [`Self::disarm`] follows in any case.
+    pub(crate) fn arm(&mut self) -> bool {
         if let Some(waker) = &self.waker {
             waker.arm();
         }
-        let woken = if self.machine.look_again(self.now()) {
-            Ok(false)
-        } else {
-            self.sleep(patience, wake)
-        };
+        self.machine.look_again(self.now())
+    }
+
+    pub(crate) fn disarm(&self) {
         if let Some(waker) = &self.waker {
             waker.disarm();
         }
-        woken
     }
 
     /// Sleeps until something may have happened. True: `wake` was rung.
-    fn sleep(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> Result<bool, Error> {
+    fn sleep(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> bool {
         let patience = self.patience(patience);
+        let mut watch = self.watch_for(wake);
+        let slept = sys::wait(&mut watch, patience).map_err(Error::io("waiting for packets"));
+        let [woken, told, ..] = watch.map(|interest| interest.ready);
+        self.slept(slept, told);
+        woken
+    }
+
+    /// What ends a sleep: `wake`, what the daemon says, and others.
+    pub(crate) fn watch_for<'a>(&'a self, wake: BorrowedFd<'a>) -> [Interest<'a>; WATCHED] {
         let (first, second) = self.socket.sockets();
-        let mut interests = [
+        [
             Interest::read(wake),
             Interest::read(self.session.as_ref().map_or(wake, Session::fd)),
             Interest::read(first).also_write(self.unsent > 0),
             Interest::read(second.unwrap_or(first)),
             Interest::read(self.waker.as_ref().map_or(wake, Waker::fd)),
-        ];
-        sys::wait(&mut interests, patience).map_err(Error::io("waiting for packets"))?;
-        let [woken, told, ..] = interests.map(|interest| interest.ready);
-        if told {
-            self.listen();
-        }
-        Ok(woken)
+        ]
     }
 
-    /// While little is under way, its results are a round trip away: gives the processor to whoever
-    /// brings them, and looks again, before it goes to sleep. True if something came.
-    fn receive_soon(&mut self) -> Result<bool, Error> {
-        if !(1..=YIELD_BLOCKS).contains(&self.machine.under_way()) {
-            return Ok(false);
+    /// A sleep is over. `told`: the daemon may have said something.
+    pub(crate) fn slept(&mut self, slept: Result<(), Error>, told: bool) {
+        if let Err(error) = slept {
+            self.machine.fail(error);
+        } else if told {
+            self.listen();
         }
-        let start = Instant::now();
-        while start.elapsed() < YIELD_TIME {
-            std::thread::yield_now();
-            if self.receive()? > 0 {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     fn now(&self) -> Duration {
@@ -218,19 +225,18 @@ impl Engine {
     fn receive(&mut self) -> Result<usize, Error> {
         let mut arrived = 0;
         for second in [false, true] {
-            let mut lens = [0; BATCH];
             let (first, group) = self.socket.sockets();
             let Some(socket) = (if second { group } else { Some(first) }) else { continue };
-            let count = match self.receiver.receive(socket, &mut lens) {
-                Ok(count) => count,
+            let messages = match self.receiver.receive(socket) {
+                Ok(messages) => messages,
                 Err(error) if udp::is_passing(&error) => 0,
                 Err(error) => return Err(Error::io("receiving results")(error)),
             };
             let now = self.now();
-            for (index, len) in lens[..count].iter().enumerate() {
-                self.machine.on_packet(self.receiver.packet(index, *len), now);
+            for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
+                self.machine.on_packet(packet, now);
+                arrived += 1;
             }
-            arrived += count;
         }
         Ok(arrived)
     }
@@ -275,7 +281,6 @@ impl Engine {
         self.socket.connect(data, packet_len).map_err(Error::io("connecting the data path"))?;
         self.unsent = 0; // of another epoch
         self.batch.resize(packet_len * self.socket.segments(), 0);
-        self.receiver.resize(packet_len);
         Ok(())
     }
 
@@ -325,4 +330,28 @@ impl Engine {
             other => self.machine.fail(other),
         }
     }
+}
+
+/// While little is under way, its results are a round trip away: gives the processor to whoever
+/// brings them, and looks again, before it goes to sleep. True if something came.
+pub(crate) fn receive_soon(engines: &mut [impl DerefMut<Target = Engine>]) -> bool {
+    let under_way: u32 = engines.iter().map(|engine| engine.machine.under_way()).sum();
+    if !(1..=YIELD_BLOCKS).contains(&under_way) {
+        return false;
+    }
+    let start = Instant::now();
+    while start.elapsed() < YIELD_TIME {
+        std::thread::yield_now();
+        for engine in engines.iter_mut().filter(|engine| engine.machine.under_way() > 0) {
+            match engine.receive() {
+                Ok(0) => {}
+                Ok(_) => return true,
+                Err(error) => {
+                    engine.machine.fail(error);
+                    return true;
+                }
+            }
+        }
+    }
+    false
 }

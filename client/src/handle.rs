@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::grouped::Grouped;
 use crate::settings::Place;
 use crate::stripe::Stripe;
+use crate::together;
 
 /// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
 /// and throws its result away.
@@ -22,6 +23,8 @@ pub struct Handle<T: Element> {
     pub(crate) stripes: Arc<[Stripe]>,
     pub(crate) place: Place,
     pub(crate) sequence: u64,
+    /// Its waiter drives all stripes: see [`together`].
+    pub(crate) short: bool,
     pub(crate) waited: bool,
     pub(crate) elements: PhantomData<T>,
 }
@@ -39,7 +42,7 @@ impl<T: Element> Handle<T> {
     /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
         self.waited = true;
-        let finished = finish(&self.stripes, self.sequence, deadline);
+        let finished = finish(&self.stripes, (self.sequence, self.short), deadline);
         let calls = finished.map_err(|error| globally(error, &self.place))?;
         let report = Report::of_parts(&calls);
         let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
@@ -73,11 +76,14 @@ impl<T: Element> Drop for Handle<T> {
 pub(crate) struct Lent<'a> {
     pub(crate) stripes: &'a [Stripe],
     pub(crate) sequence: u64,
+    /// As of a [`Handle`].
+    pub(crate) short: bool,
 }
 
 impl Lent<'_> {
     pub(crate) fn wait(self, deadline: Duration) -> Result<Report, Error> {
-        Ok(Report::of_parts(&finish(self.stripes, self.sequence, deadline)?))
+        let calls = finish(self.stripes, (self.sequence, self.short), deadline)?;
+        Ok(Report::of_parts(&calls))
     }
 }
 
@@ -91,25 +97,33 @@ impl Drop for Lent<'_> {
 }
 
 /// Waits for a call at all aggregators; the finished parts. An error at one ends it at all.
-fn finish(stripes: &[Stripe], sequence: u64, deadline: Duration) -> Result<Vec<Call>, Error> {
+fn finish(
+    stripes: &[Stripe],
+    (sequence, short): (u64, bool),
+    deadline: Duration,
+) -> Result<Vec<Call>, Error> {
+    let finished = if short {
+        together::finish(stripes, sequence, deadline)
+    } else {
+        one_by_one(stripes, sequence, deadline)
+    };
+    finished.map_err(|error| {
+        let error = match error {
+            Error::Deadline { sequence, ranks, known, .. } => {
+                Error::Deadline { sequence, waited: deadline, ranks, known }
+            }
+            other => other,
+        };
+        fail(stripes, &error);
+        error
+    })
+}
+
+/// Drives one stripe after the other; those whose turn is not yet have threads of their own.
+fn one_by_one(stripes: &[Stripe], sequence: u64, deadline: Duration) -> Result<Vec<Call>, Error> {
     let until = Instant::now() + deadline;
-    let mut calls = Vec::with_capacity(stripes.len());
-    for stripe in stripes {
-        let left = until.saturating_duration_since(Instant::now());
-        match stripe.shared.drive(sequence, left) {
-            Ok(call) => calls.push(call),
-            Err(Error::Deadline { sequence, ranks, known, .. }) => {
-                let error = Error::Deadline { sequence, waited: deadline, ranks, known };
-                fail(stripes, &error);
-                return Err(error);
-            }
-            Err(error) => {
-                fail(stripes, &error);
-                return Err(error);
-            }
-        }
-    }
-    Ok(calls)
+    let left = || until.saturating_duration_since(Instant::now());
+    stripes.iter().map(|stripe| stripe.shared.drive(sequence, left())).collect()
 }
 
 /// An error in terms of the world's ranks, where an aggregator knows hosts.

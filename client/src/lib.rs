@@ -32,6 +32,7 @@ mod settings;
 mod shared;
 mod stripe;
 mod sys;
+mod together;
 mod udp;
 
 pub use call::{Path, Report};

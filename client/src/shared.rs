@@ -22,15 +22,19 @@ use crate::fallback::Fallback;
 use crate::machine::{Lanes, Seat, State};
 use crate::roll::Roll;
 use crate::session::Session;
-use crate::sys::{self, Interest};
+use crate::sys::{self, Interest, Timer};
 
 /// Longest sleep of a thread that drives the calls.
-const NAP: Duration = Duration::from_millis(100);
+pub(crate) const NAP: Duration = Duration::from_millis(100);
 /// How often a thread looks that waits for other threads: one that carries a ring for a call's
 /// input, one that is ahead of the other stripes for these.
 const GLANCE: Duration = Duration::from_millis(1);
 /// Attempts to hand the engine to who wants it, before the next step.
 const COURTESY: u32 = 20;
+/// How long a call that was sent off is left to whoever may wait for it.
+const SOON: Duration = Duration::from_micros(200);
+/// How long a thread that has handed on the engine leaves it to others before it asks for it.
+const TURN: Duration = Duration::from_millis(1);
 /// Longest wait for the daemon's word on who is missing.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
@@ -56,6 +60,8 @@ pub(crate) struct Shared {
     wake: Bell,
     /// Ends the sleep of the progress thread: work without a driver, an errand, or the end.
     pub(crate) nudge: Bell,
+    /// The same, after a while: work whose driver may come at once. And whether it is set.
+    later: (Timer, AtomicBool),
 }
 
 /// Ends another thread's sleep in `poll`.
@@ -81,6 +87,16 @@ impl Bell {
     fn hush(&self) {
         let mut byte = [0];
         while self.rx.recv(&mut byte).is_ok() {}
+    }
+}
+
+/// Who rang for an engine that was handed on may not have come to the lock yet.
+pub(crate) fn wait_for_takers(are_there: impl Fn() -> bool) {
+    for _ in 0..COURTESY {
+        if !are_there() {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
 
@@ -111,6 +127,7 @@ impl Shared {
             joined_now: Condvar::new(),
             wake: Bell::new()?,
             nudge: Bell::new()?,
+            later: (Timer::new().map_err(Error::io("making a timer"))?, AtomicBool::new(false)),
         })
     }
 
@@ -137,6 +154,18 @@ impl Shared {
         self.lock().machine.start(blocks)
     }
 
+    /// Sends what a call that was started has to send. If nobody drives it soon, the progress
+    /// thread does: who starts a short call often waits for it next, and a thread that is woken in
+    /// vain costs as much as the call.
+    pub(crate) fn send_off(&self) {
+        let mut engine = self.lock();
+        engine.advance();
+        if engine.has_work() && self.foreground.load(Ordering::Acquire) == 0 {
+            self.later.1.store(true, Ordering::Release);
+            self.later.0.set(SOON);
+        }
+    }
+
     /// Waits for the end of joining: the machine's deadlines bound it.
     pub(crate) fn wait_until_joined(&self) -> Result<ResultMode, Error> {
         let mut joined = self.joined.lock();
@@ -153,31 +182,93 @@ impl Shared {
     }
 
     /// One step of the engine, then a chance for those who want it.
-    fn step(&self, engine: &mut MutexGuard<'_, Engine>, patience: Duration) {
+    fn step<'a>(
+        &'a self,
+        mut engine: MutexGuard<'a, Engine>,
+        patience: Duration,
+    ) -> MutexGuard<'a, Engine> {
+        let patience = self.keep_abreast(&mut engine, patience);
+        let woken = engine.step(patience, self.wake());
+        self.publish(&engine);
+        if !woken && !self.is_wanted() {
+            return engine;
+        }
+        self.give_way(engine);
+        wait_for_takers(|| self.is_wanted());
+        let engine = self.lock_again();
+        if self.is_wanted() {
+            // The next sleep must not be a long one.
+            self.wake.ring();
+        }
+        engine
+    }
+
+    /// Lets the machine know how far the other stripes are; how long it may sleep.
+    pub(crate) fn keep_abreast(&self, engine: &mut Engine, patience: Duration) -> Duration {
         let (roll, stripe) = &self.roll;
         let waits = engine.machine.hold_back(roll.most_left(*stripe));
-        let patience = if waits { patience.min(GLANCE) } else { patience };
-        let woken = engine.step(patience, self.wake.rx.as_fd());
+        if waits { patience.min(GLANCE) } else { patience }
+    }
+
+    /// Lets the other stripes know how far this one is.
+    pub(crate) fn publish(&self, engine: &Engine) {
+        let (roll, stripe) = &self.roll;
         roll.publish(*stripe, engine.machine.members(), engine.machine.left());
-        if !woken && self.wanted.load(Ordering::Acquire) == 0 {
-            return;
-        }
+    }
+
+    /// What ends the sleep of the thread that drives the engine.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.rx.as_fd()
+    }
+
+    /// True if another thread waits for the engine.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire) > 0
+    }
+
+    /// Hands the engine to who waits for it.
+    pub(crate) fn give_way(&self, engine: MutexGuard<'_, Engine>) {
         self.wake.hush();
-        for _ in 0..COURTESY {
-            MutexGuard::bump(engine);
-            if self.wanted.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            // Who rang has not come to the lock yet.
-            std::thread::yield_now();
+        MutexGuard::unlock_fair(engine);
+    }
+
+    /// The engine again, when others were let at it: they have a turn before it is asked for.
+    pub(crate) fn lock_again(&self) -> MutexGuard<'_, Engine> {
+        self.engine.try_lock_for(TURN).unwrap_or_else(|| self.lock())
+    }
+
+    /// A thread waits for a call, and drives the engine meanwhile.
+    pub(crate) fn enter(&self) {
+        self.foreground.fetch_add(1, Ordering::AcqRel);
+        if self.later.1.swap(false, Ordering::AcqRel) {
+            self.later.0.set(Duration::ZERO);
         }
-        // The next sleep must not be a long one.
-        self.wake.ring();
+    }
+
+    /// It does not any longer; what is left is the progress thread's.
+    pub(crate) fn leave(&self, engine: MutexGuard<'_, Engine>) {
+        let more = engine.has_work() || engine.has_errand();
+        // With the engine: who adds work to it sees that nobody drives it.
+        self.foreground.fetch_sub(1, Ordering::AcqRel);
+        drop(engine);
+        if more {
+            self.nudge.ring();
+        }
+    }
+
+    /// Nudges the progress thread if there is something that it alone does. True: then it must come
+    /// to the engine.
+    pub(crate) fn nudge_if_needed(&self, engine: &Engine) -> bool {
+        let needed = engine.has_errand() || engine.machine.state() == State::OnRing;
+        if needed {
+            self.nudge.ring();
+        }
+        needed
     }
 
     /// Drives all calls until this one has ended.
     pub(crate) fn drive(&self, sequence: u64, deadline: Duration) -> Result<Call, Error> {
-        self.foreground.fetch_add(1, Ordering::AcqRel);
+        self.enter();
         let start = Instant::now();
         let mut engine = self.lock();
         let outcome = loop {
@@ -186,39 +277,39 @@ impl Shared {
             }
             let left = deadline.saturating_sub(start.elapsed());
             if left.is_zero() {
-                self.ask_for_missing(&mut engine);
-                let error = engine.machine.give_up(sequence, deadline);
-                engine.machine.remove(sequence);
-                break Err(error);
+                let outcome = self.give_up(engine, sequence, deadline);
+                engine = outcome.0;
+                break Err(outcome.1);
             }
-            if engine.has_errand() || engine.machine.state() == State::OnRing {
-                self.nudge.ring();
+            if self.nudge_if_needed(&engine) {
                 // The progress thread may have given way to this one in the middle of a step.
                 MutexGuard::bump(&mut engine);
             }
-            self.step(&mut engine, left.min(NAP));
+            engine = self.step(engine, left.min(NAP));
         };
-        let more = engine.has_work() || engine.has_errand();
-        drop(engine);
-        self.foreground.fetch_sub(1, Ordering::AcqRel);
-        if more {
-            self.nudge.ring();
-        }
+        self.leave(engine);
         outcome
     }
 
-    /// Lets the daemon say whom the oldest block waits for.
-    fn ask_for_missing(&self, engine: &mut MutexGuard<'_, Engine>) {
+    /// The time is over: lets the daemon say whom the oldest block waits for, and ends the
+    /// membership.
+    pub(crate) fn give_up<'a>(
+        &'a self,
+        mut engine: MutexGuard<'a, Engine>,
+        sequence: u64,
+        deadline: Duration,
+    ) -> (MutexGuard<'a, Engine>, Error) {
         let until = Instant::now() + LAST_WORD;
-        if !engine.machine.ask_for_missing() {
-            return;
+        let mut asks = engine.machine.ask_for_missing();
+        while asks {
+            engine = self.step(engine, NAP);
+            asks = engine.machine.missing().is_none()
+                && engine.machine.failure().is_none()
+                && Instant::now() < until;
         }
-        while engine.machine.missing().is_none()
-            && engine.machine.failure().is_none()
-            && Instant::now() < until
-        {
-            self.step(engine, NAP);
-        }
+        let error = engine.machine.give_up(sequence, deadline);
+        engine.machine.remove(sequence);
+        (engine, error)
     }
 
     /// Leaves the job. True if the progress thread ends now; false if it is busy, and ends later.
@@ -245,7 +336,7 @@ impl Shared {
                 drop(engine);
                 self.sleep(None);
             } else if engine.has_work() {
-                self.step(&mut engine, NAP);
+                drop(self.step(engine, NAP));
             } else {
                 let watched = engine.watched();
                 let patience = engine.patience(NAP);
@@ -321,14 +412,22 @@ impl Shared {
     /// Sleeps without the engine. True if `watched` is readable, or the time is over.
     fn sleep_for(&self, watched: Option<BorrowedFd<'_>>, patience: Duration) -> bool {
         let nudge = self.nudge.rx.as_fd();
-        let mut interests = [Interest::read(nudge), Interest::read(watched.unwrap_or(nudge))];
+        let mut interests = [
+            Interest::read(nudge),
+            Interest::read(watched.unwrap_or(nudge)),
+            Interest::read(self.later.0.fd()),
+        ];
         if sys::wait(&mut interests, patience).is_err() {
             std::thread::sleep(NAP);
         }
-        if interests[0].ready {
+        let [nudged, told, late] = interests.map(|interest| interest.ready);
+        if nudged {
             self.nudge.hush();
         }
-        interests.iter().all(|interest| !interest.ready) || watched.is_some() && interests[1].ready
+        if late {
+            self.later.0.set(Duration::ZERO);
+        }
+        !(nudged || told || late) || watched.is_some() && told
     }
 
     /// What takes its time is done without the engine.

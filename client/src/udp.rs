@@ -120,6 +120,8 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     if forced.is_err() {
         socket.set_recv_buffer_size(RECEIVE_BUFFER as usize / 2)?;
     }
+    // Results that come together are taken in together (since Linux 5.0).
+    let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
     sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
 }
 

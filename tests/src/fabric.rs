@@ -99,6 +99,14 @@ impl Fabric {
         self.daemons.keys().copied()
     }
 
+    /// Processor time that all daemons have used until now.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn cpu_time(&self) -> Result<Duration, Error> {
+        self.daemons.values().map(Process::cpu_time).sum()
+    }
+
     /// Takes a daemon away, to be killed or asked.
     pub fn take(&mut self, spot: Spot) -> Option<Process> {
         self.daemons.remove(&spot)

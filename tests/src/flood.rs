@@ -178,7 +178,7 @@ impl Attacker {
     /// The operating system's.
     pub fn flood(&self, secret: &Secret, cpu: Option<usize>) -> Result<Flood, Error> {
         let index = self.namespace.netlink().index("eth0")?;
-        let open = || sys::frame_socket(index);
+        let open = || sys::frame_socket(index, true);
         let socket = self.namespace.run(open)?.map_err(Error::os("opening a socket for frames"))?;
         let mut frames = secret.forgeries(Self::ADDRESS);
         for frame in &mut frames {

@@ -51,6 +51,12 @@ impl Namespace {
             for which in ["all", "default"] {
                 let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
             }
+            // Where the machine has bridges' frames meet its packet filter, those of ours need not:
+            // a switch has none, and it took an eighth of the time. Elsewhere there are no
+            // such files either.
+            for which in ["iptables", "ip6tables", "arptables"] {
+                let _ = fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{which}"), "0");
+            }
             let file = File::open("/proc/thread-self/ns/net")
                 .map_err(Error::os("opening the new network namespace (is /proc mounted?)"))?;
             Ok((OwnedFd::from(file), Netlink::open()?))

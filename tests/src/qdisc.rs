@@ -79,8 +79,22 @@ pub struct QueueCounters {
 }
 
 impl Netlink {
-    /// Puts a token bucket on what an interface sends, in place of what was there.
+    /// Puts a token bucket on what an interface sends, in place of what was there. What waits in
+    /// one that is there goes on waiting, and its counters go on.
     pub(crate) fn set_shape(&mut self, index: u32, shape: &Shape) -> Result<(), Error> {
+        self.set_bucket(index, shape, 0)
+    }
+
+    /// Makes a bucket that is there let nothing through, and drop nothing either, as far as its
+    /// queue goes: a byte takes a second. A bucket that is changed is full; with every packet
+    /// counted as so much longer than it is, that is enough for two at most.
+    pub(crate) fn hold(&mut self, index: u32, shape: &Shape) -> Result<(), Error> {
+        let held = Shape { rate: 8, burst: MIN_BURST, queue: shape.queue };
+        self.set_bucket(index, &held, u16::MAX)
+    }
+
+    /// `overhead`: bytes that every packet counts besides its own.
+    fn set_bucket(&mut self, index: u32, shape: &Shape, overhead: u16) -> Result<(), Error> {
         let bytes_a_second = shape.rate / 8;
         if bytes_a_second == 0 {
             return Err(Error::Config("a rate must be at least 8 bits a second".into()));
@@ -88,7 +102,9 @@ impl Netlink {
         let rate = u32::try_from(bytes_a_second).unwrap_or(u32::MAX);
         // struct tc_tbf_qopt: rate and peak rate (struct tc_ratespec), limit, buffer, mtu. With the
         // link layer named the kernel wants no table of transmission times.
-        let mut parameters = vec![0, TC_LINKLAYER_ETHERNET, 0, 0, 0, 0, 0, 0];
+        let mut parameters = vec![0, TC_LINKLAYER_ETHERNET];
+        parameters.extend(overhead.to_ne_bytes());
+        parameters.extend([0; 4]);
         parameters.extend(rate.to_ne_bytes());
         parameters.extend([0; 12]);
         parameters.extend(shape.queue.to_ne_bytes());

@@ -99,14 +99,14 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }).map(drop)
 }
 
-/// A socket for whole frames on one interface, past its queueing discipline.
-pub(crate) fn frame_socket(index: u32) -> io::Result<OwnedFd> {
+/// A socket for whole frames on one interface, through its queueing discipline or past it.
+pub(crate) fn frame_socket(index: u32, past_queue: bool) -> io::Result<OwnedFd> {
     // SAFETY: no memory is handed over.
     let fd =
         checked(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: it is a new descriptor that nobody else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+    set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, past_queue.into())?;
     // SAFETY: all zeroes is a value of this plain structure.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;

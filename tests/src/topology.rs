@@ -2,6 +2,7 @@
 
 mod build;
 mod builder;
+mod hold;
 mod racks;
 
 use std::fmt::Write as _;

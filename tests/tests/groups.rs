@@ -2,16 +2,15 @@
 
 mod support;
 
-use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network, on_all};
+use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, LaneWidth, Op, Path, Scaling, bf16, f16,
 };
+use xdp_agg_tests::program;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
-use xdp_agg_tests::{Process, program};
 
 /// How long the others may take to say, or to go on, after a process was killed.
 const PROMISED: Duration = Duration::from_secs(3);
@@ -35,21 +34,6 @@ fn connect(
             (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
         threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
     })
-}
-
-/// A second daemon in the aggregator's namespace, of the user-space engine.
-fn second_daemon(lab: &Lab) -> (Process, SocketAddr) {
-    let control = SocketAddr::new(lab.topology.aggregator_addr().into(), 9871);
-    let mut command =
-        lab.topology.aggregator().command(program("xdp-agg").expect("the programs are built"));
-    command.args(["serve", "--engine", "userspace", "--data-port", "48900"]);
-    command.args(["--control", &control.to_string()]);
-    command.args(["--data-addr", &lab.topology.aggregator_addr().to_string()]);
-    let daemon = Process::spawn("second xdp-agg serve", command).expect("it starts");
-    daemon
-        .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
-        .expect("it gets ready");
-    (daemon, control)
 }
 
 #[test]

@@ -202,6 +202,21 @@ impl Lab {
     }
 }
 
+/// A second daemon in the aggregator's namespace, of the user-space engine.
+pub fn second_daemon(lab: &Lab) -> (Process, SocketAddr) {
+    let control = SocketAddr::new(lab.topology.aggregator_addr().into(), 9871);
+    let mut command =
+        lab.topology.aggregator().command(program("xdp-agg").expect("the programs are built"));
+    command.args(["serve", "--engine", "userspace", "--data-port", "48900"]);
+    command.args(["--control", &control.to_string()]);
+    command.args(["--data-addr", &lab.topology.aggregator_addr().to_string()]);
+    let daemon = Process::spawn("second xdp-agg serve", command).expect("it starts");
+    daemon
+        .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
+        .expect("it gets ready");
+    (daemon, control)
+}
+
 /// The network that fits a result mode.
 pub fn network(workers: u16, mode: &str) -> Topology {
     let place = if mode == "ports" { Mode::Ports } else { Mode::OneNic };

@@ -1,14 +1,16 @@
 //! `bench racks`: trees of aggregators beside a ring and parameter servers, in racks whose uplinks
 //! are over-subscribed (RAT, Rina, co-located).
 
+mod stall;
+
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use xdp_agg_tests::{Fabric, LinkReport, Process, Sink, Spot, Topology, program};
+use xdp_agg_tests::{Error, Fabric, LinkReport, Process, Sink, Spot, Topology, program};
 use xdp_agg_topology::Strategy;
 
 use super::bound;
@@ -17,11 +19,10 @@ use super::lab::{Privilege, RENDEZVOUS_PORT, wait_all};
 use super::row::{quantile, write_json};
 use super::scratch::Scratch;
 use super::setting::{Rate, parse_bytes};
+use stall::Stall;
 
 /// Where parameter servers listen, one on each worker's host.
 const SERVER_PORT: u16 = 9871;
-/// How long a worker that stalls does so in each second.
-const STALL: Duration = Duration::from_millis(200);
 /// Time for a call beyond what the links need.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -61,9 +62,18 @@ pub(crate) struct Args {
     /// What sums in daemons on hosts; those of racks are always XDP.
     #[arg(long, default_value = "xdp", value_parser = ["xdp", "userspace"])]
     engine: String,
-    /// Stop the last worker for 200 ms in every second.
+    /// Stop the last worker for 200 ms in every second: its `process`, whose kernel goes on sending
+    /// what it has queued, or its `host`, whose links stand still, too.
+    #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "process")]
+    stall: Option<Stall>,
+    /// MTU of every link.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=3506))]
+    mtu: u32,
+    /// Only single packets cross the hosts' links, as on a cable: no super-packets of TCP, no
+    /// trains of UDP.
     #[arg(long)]
-    stall: bool,
+    no_offloads: bool,
     /// Write the rows here as a JSON array.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -135,9 +145,16 @@ struct Row {
     rate: String,
     uplink_bits: Option<u64>,
     bytes: u64,
-    stall: bool,
+    mtu: u32,
+    offloads: bool,
+    stall: Option<Stall>,
     /// Median, least and most of an iteration, averaged over the ranks, in seconds.
     time_s: [f64; 3],
+    /// Median of the iterations at the slowest rank of each.
+    slowest_s: f64,
+    /// Processor seconds of the workers in the timed calls, and of daemons or servers from the
+    /// workers' start to their end.
+    cpu_s: f64,
     /// Bytes on the busiest uplink in its busier direction, for a call, over those of the vector.
     uplink_share: f64,
     /// The same of a host's link.
@@ -161,6 +178,7 @@ struct Load {
 #[derive(Debug, Deserialize)]
 struct Phase {
     times_s: Vec<f64>,
+    process_cpu_s: f64,
 }
 
 /// Runs the scenario.
@@ -168,10 +186,22 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if privilege != Privilege::Root {
         bail!("bench racks needs root: aggregators in racks are XDP programs");
     }
+    if args.stall == Some(Stall::Host) && args.rate.bits.is_none() {
+        bail!("--stall=host holds links at their shapers, so it needs a --rate other than none");
+    }
     warn_if_busy()?;
     println!(
-        "{:10} {:>10} {:>10} {:>10} {:>9} {:>9} {:>6} {:>5}",
-        "system", "time/ms", "min", "max", "uplink/K", "host/K", "wrong", "caps"
+        "{:10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>6} {:>5}",
+        "system",
+        "time/ms",
+        "min",
+        "max",
+        "slowest",
+        "cpu/s",
+        "uplink/K",
+        "host/K",
+        "wrong",
+        "caps"
     );
     let mut rows: Vec<Row> = Vec::new();
     for system in &args.system {
@@ -196,13 +226,20 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
 }
 
 fn line(row: &Row) -> String {
-    let Row { system, time_s, uplink_share, host_share, wrong, caps_kept, .. } = row;
+    let Row { system, time_s, slowest_s, cpu_s, .. } = row;
+    let Row { uplink_share, host_share, wrong, caps_kept, .. } = row;
     let name = system.to_possible_value().map(|value| value.get_name().to_owned());
-    let [median, least, most] = time_s.map(|seconds| seconds * 1e3);
+    // Calls of less than ten milliseconds differ behind the point.
+    let in_ms = |seconds: f64| match seconds * 1e3 {
+        ms if ms < 10.0 => format!("{ms:.3}"),
+        ms => format!("{ms:.1}"),
+    };
+    let [median, least, most] = time_s.map(in_ms);
+    let slowest = in_ms(*slowest_s);
     let caps = caps_kept.map_or("-", |kept| if kept { "yes" } else { "NO" });
     format!(
-        "{:10} {median:10.1} {least:10.1} {most:10.1} {uplink_share:9.3} {host_share:9.3} \
-         {wrong:6} {caps:>5}",
+        "{:10} {median:>10} {least:>10} {most:>10} {slowest:>10} {cpu_s:8.2} {uplink_share:9.3} \
+         {host_share:9.3} {wrong:6} {caps:>5}",
         name.unwrap_or_default()
     )
 }
@@ -219,6 +256,8 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
         .racks(args.racks.into())
         .rate(args.rate.bits)
         .uplink(uplink)
+        .mtu(args.mtu)
+        .offloads(!args.no_offloads)
         .xdp_on_hosts(system.uses_hosts() || args.equipped.is_some())
         .build()
         .context("building the test network")?;
@@ -257,18 +296,23 @@ fn measure(args: &Args, system: System) -> Result<Row> {
     let topology = &fabric.topology;
     let before = carried(topology)?;
     let meter = args.rate.bits.map(|_| topology.meter()).transpose()?;
+    let cpu_time = || {
+        let servers: Result<Duration, _> = servers.iter().map(Process::cpu_time).sum();
+        Ok::<_, Error>(servers? + fabric.cpu_time()?)
+    };
+    let cpu_before = cpu_time()?;
     let workers = start_workers(args, &fabric, system, plan.as_ref(), &scratch)?;
     let limit = patience(args) * (args.iters + 4) + GRACE;
-    if args.stall {
-        stall_last(workers, limit)?;
-    } else {
-        wait_all(workers, limit)?;
+    match args.stall {
+        Some(stall) => stall::last(stall, topology, workers, limit)?,
+        None => wait_all(workers, limit)?,
     }
+    let daemons_s = (cpu_time()? - cpu_before).as_secs_f64();
     let links = meter.map(xdp_agg_tests::LinkMeter::finish).transpose()?;
     let after = carried(topology)?;
-    drop(servers);
     let reports = reports(&scratch, topology.workers().len())?;
-    row(args, system, &reports, (&before, &after), links.as_deref())
+    let row = row(args, system, &reports, (&before, &after), links.as_deref())?;
+    Ok(Row { cpu_s: row.cpu_s + daemons_s, ..row })
 }
 
 fn write_plan(fabric: &Fabric, scratch: &Scratch, strategy: Strategy) -> Result<PathBuf> {
@@ -331,24 +375,6 @@ fn patience(args: &Args) -> Duration {
     Duration::from_micros((bound::time_us(args.bytes as f64 * vectors, rate) * 5.0) as u64)
 }
 
-/// Stops the last worker for a fifth of every second until all have ended.
-fn stall_last(workers: Vec<Process>, limit: Duration) -> Result<()> {
-    let mut workers = workers;
-    let mut last = workers.pop().context("no worker")?;
-    let start = Instant::now();
-    while last.try_wait()?.is_none() {
-        if start.elapsed() > limit {
-            bail!("the workers have not ended in {limit:?}{}", last.last_words());
-        }
-        last.signal(libc::SIGSTOP)?;
-        std::thread::sleep(STALL);
-        last.signal(libc::SIGCONT)?;
-        std::thread::sleep(Duration::from_secs(1) - STALL);
-    }
-    workers.push(last);
-    wait_all(workers, limit)
-}
-
 /// Bytes that each link has carried, out of it and into it: hosts, then uplinks.
 fn carried(topology: &Topology) -> Result<Vec<[u64; 2]>> {
     let links = 0..topology.link_count();
@@ -382,6 +408,8 @@ fn row(
     let iters = times.iter().map(|times| times.len()).min().context("no worker has a time")?;
     let mean = |i: usize| times.iter().map(|times| times[i]).sum::<f64>() / times.len() as f64;
     let means: Vec<f64> = (0..iters).map(mean).collect();
+    let slowest = |i: usize| times.iter().map(|times| times[i]).fold(0.0, f64::max);
+    let slowest: Vec<f64> = (0..iters).map(slowest).collect();
     // Two calls verify, before and after.
     let calls = f64::from(args.iters + 2) * args.bytes as f64;
     let busiest = |links: std::ops::Range<usize>| {
@@ -407,8 +435,12 @@ fn row(
             (bits as f64 * f64::from(args.hosts) / args.oversubscription).round() as u64
         }),
         bytes: args.bytes,
+        mtu: args.mtu,
+        offloads: !args.no_offloads,
         stall: args.stall,
         time_s: [quantile(&means, 0.5), least, most],
+        slowest_s: quantile(&slowest, 0.5),
+        cpu_s: loads.iter().flat_map(|load| &load.phases).map(|phase| phase.process_cpu_s).sum(),
         uplink_share: busiest(workers..workers + usize::from(args.racks)),
         host_share: busiest(0..workers),
         wrong: loads.iter().map(|load| load.wrong).sum(),
