@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Rate of every link in each direction, such as 500mbit or 1gbit, or none.
     #[arg(long, default_value = "none")]
     rate: Rate,
+    /// MTU of every link. With 3500 a block is 3456 bytes.
+    #[arg(long, default_value_t = 1500)]
+    mtu: u32,
     /// Every packet crosses the links on its own, as on a cable; TCP's super-packets do not.
     #[arg(long)]
     no_offloads: bool,
@@ -87,7 +90,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let plan = Plan {
         workers: args.workers,
         rate: args.rate,
-        mtu: 1500,
+        mtu: args.mtu,
         loss: Loss { ppm: 0 },
         mode: ResultMode::Ports,
         engine: args.engine.unwrap_or(engine),
@@ -99,8 +102,9 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let sizes = args.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
     let list = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     let offloads = if plan.offloads { "" } else { ", no offloads" };
-    let Plan { workers, rate, .. } = plan;
-    println!("# broadcast: {workers} hosts, links: {rate}{offloads}, {}", daemon.engine());
+    let Plan { workers, rate, mtu, .. } = plan;
+    let engine = daemon.engine();
+    println!("# broadcast: {workers} hosts, links: {rate}, MTU {mtu}{offloads}, {engine}");
     let table = scratch.file("table.toml");
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let tune = |job: &str, further: &[&str]| tune(&lab, &scratch, job, args.iters, further);
