@@ -288,8 +288,8 @@ impl Flow {
                 // Not overtaken, so it waited for nobody's repetition.
                 self.smooth_trips.sample(trip);
             }
-            self.newest_result = self.newest_result.max(was.transmission + 1);
-        } else if was.attempts == 0 {
+        }
+        if trip.is_some() || was.attempts == 0 {
             self.newest_result = self.newest_result.max(was.transmission + 1);
         } else {
             self.recover();

@@ -7,7 +7,6 @@ use xdp_agg_common::control::{
     AbortReason, Admitted, AggregatorLoss, CONTROL_VERSION, ErrorCode, Join, Reply, Request,
     Resume, WorkerLoss,
 };
-use xdp_agg_common::copies;
 use xdp_agg_common::lanes::MAX_CHUNKS;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::slot::Pool;
@@ -214,7 +213,7 @@ impl Machine {
         }
         let (epoch, members) = (next.admitted.epoch, next.admitted.members);
         let pool = Pool::new(next.admitted.slots);
-        self.copies = self.may_copy() && pool.and_then(copies::limit).is_some();
+        self.copies = pool.and_then(|pool| self.copies_limit(pool)).is_some();
         tracing::debug!(rank = self.config.rank, epoch, members, "admitted");
         self.epoch = Some(next);
         self.freeze = Freeze::No;
@@ -234,9 +233,8 @@ impl Machine {
         let Some(pool) = pool else {
             return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
         };
-        let limit = copies::limit(pool).filter(|_| self.may_copy());
         Ok(Flow::new(flow::Config {
-            limit: limit.unwrap_or_else(|| pool.window()),
+            limit: self.copies_limit(pool).unwrap_or_else(|| pool.window()),
             window_max: config.window_room.max(2),
             initial_window: INITIAL_WINDOW,
             rto_min: config.rto_min,

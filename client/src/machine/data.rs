@@ -29,12 +29,14 @@ impl Machine {
     /// Keeps a copy of a block that this worker does not await yet: its root needs nobody else.
     fn is_early(&mut self, header: &Header, packet: &[u8], now: Duration) -> bool {
         let runs = self.phase == Phase::Running && self.freeze == Freeze::No;
-        let Some(epoch) = self.epoch.as_mut().filter(|_| runs && self.copies) else { return false };
+        let copy = header.kind == Kind::Result && header.reduction == Reduction::Copy;
+        let may = copy && runs && self.copies;
+        let ours = |epoch: &&mut Epoch| may && is_of(&epoch.admitted, header);
+        let Some(epoch) = self.epoch.as_mut().filter(ours) else { return false };
         epoch.flow.open(now);
         let pool = u64::from(epoch.admitted.slots);
         let (from, until) = (epoch.flow.sent_end(), epoch.flow.base() + pool);
-        let copy = header.kind == Kind::Result && header.reduction == Reduction::Copy;
-        if !copy || !is_of(&epoch.admitted, header) || !(from..until).contains(&header.block) {
+        if !(from..until).contains(&header.block) {
             return false;
         }
         self.early.keep(header.block, packet);
@@ -209,8 +211,13 @@ impl Machine {
         self.early.take(epoch.flow.sent_end())
     }
 
+    /// Who keeps this block waiting?
+    pub(super) fn question(&self, block: u64) -> Request {
+        Request::Missing { block, of: self.waits_for(block) }
+    }
+
     /// The ranks whose contribution makes this block, where these are not all.
-    pub(super) fn waits_for(&self, number: u64) -> Option<u64> {
+    fn waits_for(&self, number: u64) -> Option<u64> {
         let epoch = self.epoch.as_ref()?;
         let alone = matches!(epoch.flow.role(number), Role::Copy | Role::Listen);
         let block = epoch.locate(number).0;
@@ -227,8 +234,7 @@ impl Machine {
         } else if now >= self.awaited.1 + ASK && self.link == Link::Up {
             self.awaited.1 = now;
             let block = flow.base();
-            let of = self.waits_for(block);
-            self.say(Request::Missing { block, of });
+            self.say(self.question(block));
         }
     }
 

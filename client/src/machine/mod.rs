@@ -27,8 +27,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use xdp_agg_common::control::{Admitted, AggregatorLoss, Policy, Progress, Request, WorkerLoss};
+use xdp_agg_common::copies;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::HEADER_LEN;
 
 pub use crate::blocks::{Blocks, Local, Share};
@@ -303,9 +305,8 @@ impl Machine {
         let Some(epoch) = self.epoch.as_ref().filter(waits) else {
             return false;
         };
-        let block = epoch.flow.base();
-        let of = self.waits_for(block);
-        self.requests.push_back(Request::Missing { block, of });
+        let question = self.question(epoch.flow.base());
+        self.requests.push_back(question);
         true
     }
 
@@ -404,9 +405,11 @@ impl Machine {
         epoch.flow.is_held_back()
     }
 
-    /// Jobs that end with the first loss and have one level of aggregators have copies.
-    fn may_copy(&self) -> bool {
-        !self.keeps_results() && self.config.tree.is_single()
+    /// Most blocks under way in a job that has copies: such as end with the first loss and have one
+    /// level of aggregators. None: it has none.
+    fn copies_limit(&self, pool: Pool) -> Option<u32> {
+        let may = !self.keeps_results() && self.config.tree.is_single();
+        copies::limit(pool).filter(|_| may)
     }
 
     /// Results are kept for members that lack them.
