@@ -1,16 +1,17 @@
 //! Vectors whose sums are known, exactly, without a second copy of them.
 //!
-//! Element `i` of rank `r` is `(r + 1) · (i mod 1021)`. Over all ranks the sum is
-//! `N (N + 1) / 2 · (i mod 1021)`, at most 2.2 million for 64 workers: exact in f32 as in i32.
+//! Element `i` of rank `r` is `(r + 1) · (i mod 127)`. Over all ranks the sum is
+//! `N (N + 1) / 2 · (i mod 127)`, at most 262 080 for 64 workers: exact in f32 as in i32, and, as
+//! whole numbers, in 16-bit lanes of 16 workers.
 
 use xdp_agg_client::collective::BoxError;
 use xdp_agg_client::{Collective, Op};
 
 /// Values repeat after so many elements: a prime, so they drift against blocks and pages.
-const PERIOD: usize = 1021;
+const PERIOD: usize = 127;
 
 /// Scale of the fixed-point numbers in which the pattern is exact: its values are whole numbers, so
-/// any power of two will do whose largest product (rank 63: 64 · 1020 · 512) fits a biased lane of
+/// any power of two will do whose largest product (rank 63: 64 · 126 · 512) fits a biased lane of
 /// that world size.
 pub(crate) const EXACT_SCALE: f64 = 512.0;
 
@@ -99,7 +100,7 @@ mod tests {
             }
         }
         assert_eq!(count_wrong(&sum, 3), 0);
-        assert_eq!(sum[1020], 6.0 * 1020.0);
+        assert_eq!(sum[126], 6.0 * 126.0);
         sum[2000] += 1.0;
         assert_eq!(count_wrong(&sum, 3), 1);
         assert!(count_wrong(&sum, 4) > 2900);

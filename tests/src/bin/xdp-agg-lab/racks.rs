@@ -35,8 +35,8 @@ const GRACE: Duration = Duration::from_secs(60);
 /// else, `atp` both; `ps` has a parameter server on every host. Each system gets a new network.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Number of racks.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=8))]
+    /// Number of racks; 1: all hosts are on one switch.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=8))]
     racks: u16,
     /// Hosts of a rack.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// MTU of every link.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=3506))]
     mtu: u32,
+    /// Bits of a lane in which aggregators sum; rings and parameter servers carry floats.
+    #[arg(long, default_value = "32", value_parser = ["16", "32"])]
+    lanes: String,
     /// Only single packets cross the hosts' links, as on a cable: no super-packets of TCP, no
     /// trains of UDP.
     #[arg(long)]
@@ -101,6 +104,13 @@ enum System {
     HAr,
     /// A parameter server on every host.
     Ps,
+}
+
+impl Args {
+    /// Values of a lane for a whole one: sums of whole numbers are exact in either width.
+    fn scale(&self) -> u32 {
+        if self.lanes == "16" { 1 } else { 1024 }
+    }
 }
 
 impl System {
@@ -146,6 +156,7 @@ struct Row {
     uplink_bits: Option<u64>,
     bytes: u64,
     mtu: u32,
+    lanes: String,
     offloads: bool,
     stall: Option<Stall>,
     /// Median, least and most of an iteration, averaged over the ranks, in seconds.
@@ -357,7 +368,8 @@ fn start_workers(
             .env("MASTER_PORT", RENDEZVOUS_PORT.to_string())
             .env("XDP_AGG_PS_ADDRS", servers.join(","))
             .env("XDP_AGG_JOB", "racks")
-            .env("XDP_AGG_SCALING", "fixed:1024")
+            .env("XDP_AGG_SCALING", format!("fixed:{}", args.scale()))
+            .env("XDP_AGG_LANES", &args.lanes)
             .env("XDP_AGG_DEADLINE", (patience(args) + GRACE).as_secs().to_string())
             .env("NO_COLOR", "1");
         if let Some(plan) = plan {
@@ -436,6 +448,7 @@ fn row(
         }),
         bytes: args.bytes,
         mtu: args.mtu,
+        lanes: args.lanes.clone(),
         offloads: !args.no_offloads,
         stall: args.stall,
         time_s: [quantile(&means, 0.5), least, most],
