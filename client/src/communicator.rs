@@ -1,6 +1,5 @@
 //! The worker's view: connect, all-reduce, wait.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -260,23 +259,36 @@ impl Communicator {
         lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
     }
 
-    /// Starts an all-reduce through the aggregators, whatever its size, and returns at once;
-    /// [`Handle::wait`] gives the elements back. Several may be in flight; a thread of the
-    /// communicator keeps them going.
+    /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several
+    /// may be in flight; threads of the communicator keep them going. It goes the way that
+    /// [`Self::all_reduce`] goes for this size: see [`Self::start_by`].
+    ///
+    /// The first one that goes round a ring of the workers opens their connections: it returns when
+    /// all of them have come to it.
     ///
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
+        let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
+        self.start_by(data, op, choice)
+    }
+
+    /// The same through the aggregators, as a part of something or by itself.
+    pub(crate) fn start_for<T: Element>(
+        &self,
+        data: Vec<T>,
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<Handle<T>, Error> {
         let buffer = Buffer::owned(data);
         let short = self.is_short(&buffer);
-        let sequence = self.begin(buffer, op, &Purpose::default())?;
+        let sequence = self.begin(buffer, op, purpose)?;
         if short {
             self.stripes.iter().for_each(|stripe| stripe.shared.send_off());
         } else {
             self.nudge(0);
         }
-        let (stripes, place) = (Arc::clone(&self.stripes), self.place);
-        Ok(Handle { stripes, place, sequence, short, waited: false, elements: PhantomData })
+        Ok(Handle::through(self.stripes(), self.place, (sequence, short)))
     }
 
     /// Wakes the progress threads, from this stripe's on: nobody drives these yet.
@@ -413,6 +425,10 @@ impl Communicator {
         Ok(parts.collect())
     }
 
+    pub(crate) fn stripes(&self) -> Arc<[Stripe]> {
+        Arc::clone(&self.stripes)
+    }
+
     /// Ends the membership at all aggregators.
     pub(crate) fn fail(&self, error: &Error) {
         fail(&self.stripes, error);
@@ -457,6 +473,7 @@ fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Grou
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        self.side.close();
         for stripe in &*self.stripes {
             stripe.close();
         }

@@ -1,10 +1,11 @@
 //! Waiting for a call, in whatever way it was started.
 
 use std::any::Any;
-use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use xdp_agg_numbers::Element;
 
 use crate::blocks::Local;
@@ -20,17 +21,51 @@ use crate::together;
 /// and throws its result away.
 #[derive(Debug)]
 pub struct Handle<T: Element> {
-    pub(crate) stripes: Arc<[Stripe]>,
-    pub(crate) place: Place,
-    pub(crate) sequence: u64,
-    /// Its waiter drives all stripes: see [`together`].
-    pub(crate) short: bool,
-    pub(crate) waited: bool,
-    pub(crate) elements: PhantomData<T>,
+    stripes: Arc<[Stripe]>,
+    sequence: u64,
+    /// None once it was waited for.
+    carrier: Option<Carrier<T>>,
+}
+
+/// What becomes of a call that somebody else carries out.
+type Outcome<T> = Result<Vec<T>, Error>;
+
+/// What a call's elements travel by.
+#[derive(Debug)]
+enum Carrier<T> {
+    /// The aggregators.
+    Aggregators {
+        place: Place,
+        /// Its waiter drives all stripes: see [`together`].
+        short: bool,
+    },
+    /// A thread, over the workers' own connections.
+    Thread { outcome: Mutex<Receiver<Outcome<T>>>, report: Report },
 }
 
 impl<T: Element> Handle<T> {
-    /// Number of the call in the communicator's life, from 0.
+    /// A call that was begun at all aggregators.
+    pub(crate) const fn through(
+        stripes: Arc<[Stripe]>,
+        place: Place,
+        (sequence, short): (u64, bool),
+    ) -> Self {
+        Self { stripes, sequence, carrier: Some(Carrier::Aggregators { place, short }) }
+    }
+
+    /// A call whose elements come from a thread, and this report with them.
+    pub(crate) const fn carried(
+        stripes: Arc<[Stripe]>,
+        sequence: u64,
+        outcome: Receiver<Outcome<T>>,
+        report: Report,
+    ) -> Self {
+        let outcome = Mutex::new(outcome);
+        Self { stripes, sequence, carrier: Some(Carrier::Thread { outcome, report }) }
+    }
+
+    /// Number of the call in the communicator's life, from 0; of one that goes round a ring of the
+    /// workers, of the first call through the aggregators at or behind it.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
         self.sequence
@@ -41,15 +76,46 @@ impl<T: Element> Handle<T> {
     /// # Errors
     /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
-        self.waited = true;
-        let finished = finish(&self.stripes, (self.sequence, self.short), deadline);
-        let calls = finished.map_err(|error| globally(error, &self.place))?;
+        match self.carrier.take() {
+            Some(Carrier::Aggregators { place, short }) => self.gathered(place, short, deadline),
+            Some(Carrier::Thread { outcome, report }) => {
+                let outcome = outcome.into_inner().recv_timeout(deadline);
+                let outcome = outcome.unwrap_or_else(|why| Err(self.without(why, deadline)));
+                Ok((outcome?, report))
+            }
+            // Unreachable: waiting takes the handle.
+            None => Err(Error::Closed),
+        }
+    }
+
+    fn gathered(
+        &self,
+        place: Place,
+        short: bool,
+        deadline: Duration,
+    ) -> Result<(Vec<T>, Report), Error> {
+        let finished = finish(&self.stripes, (self.sequence, short), deadline);
+        let calls = finished.map_err(|error| globally(error, &place))?;
         let report = Report::of_parts(&calls);
         let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
         // The last of them has the memory.
         let last = buffers.pop();
         drop(buffers);
         Ok((last.map(Buffer::into_owned).unwrap_or_default(), report))
+    }
+
+    /// Why there is no outcome.
+    fn without(&self, why: RecvTimeoutError, deadline: Duration) -> Error {
+        if why == RecvTimeoutError::Disconnected {
+            return Error::Closed;
+        }
+        let known =
+            "it goes round a ring of the workers, behind the calls that were started before; \
+                     wait longer, or see which worker is late"
+                .into();
+        let error = Error::Deadline { sequence: None, waited: deadline, ranks: vec![], known };
+        fail(&self.stripes, &error);
+        error
     }
 }
 
@@ -64,7 +130,7 @@ fn buffer_of<T: Element>(call: Call) -> Option<Buffer<T>> {
 
 impl<T: Element> Drop for Handle<T> {
     fn drop(&mut self) {
-        if !self.waited {
+        if let Some(Carrier::Aggregators { .. }) = self.carrier {
             for stripe in &*self.stripes {
                 stripe.shared.lock().machine.abandon(self.sequence);
             }
@@ -76,7 +142,7 @@ impl<T: Element> Drop for Handle<T> {
 pub(crate) struct Lent<'a> {
     pub(crate) stripes: &'a [Stripe],
     pub(crate) sequence: u64,
-    /// As of a [`Handle`].
+    /// As of a [`Handle`]'s.
     pub(crate) short: bool,
 }
 

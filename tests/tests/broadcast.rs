@@ -5,28 +5,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, Lab, element, network};
+use support::{ENGINES, Lab, at_all, element, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_tests::{Faults, Topology};
-
-/// Does the same at all workers, each on its own host: a mesh opens sockets in a call.
-fn at_all<T: Send>(
-    lab: &Lab,
-    workers: &[Communicator],
-    work: impl Fn(&Communicator) -> T + Sync,
-) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let start = |worker| {
-            let host = lab.topology.worker(Communicator::rank(worker).into());
-            scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
-        };
-        let threads: Vec<_> = workers.iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
-}
 
 /// Bits that no arithmetic leaves alone: NaNs with payloads, negative zeros, the smallest numbers.
 fn bits(rank: u16, i: usize) -> u32 {

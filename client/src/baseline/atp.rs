@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::ps::Ps;
+use crate::blocks::Purpose;
 use crate::collective::{BoxError, Collective, Op};
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -110,7 +111,8 @@ impl Collective for Atp {
             blocks.flat_map(|(block, _)| block).copied().collect()
         };
         let mut served = of(data, Fate::Server);
-        let handle = self.communicator.start(of(data, Fate::Network), op)?;
+        let handle =
+            self.communicator.start_for(of(data, Fate::Network), op, &Purpose::default())?;
         if !served.is_empty() {
             self.servers.all_reduce_f32(&mut served, op)?;
         }

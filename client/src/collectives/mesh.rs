@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -9,13 +10,16 @@ use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
 use xdp_agg_numbers::{Element, ElementType};
 
+use super::queue::{Beginning, Queue};
 use super::{Choice, Scratch, Tuning};
 use crate::blocks::Purpose;
 use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
+use crate::handle::{Handle, fail};
 use crate::session;
 use crate::settings::Builder;
+use crate::stripe::Stripe;
 
 /// Longest wait for a route to the daemon.
 const ROUTE: Duration = Duration::from_secs(10);
@@ -29,8 +33,11 @@ pub(crate) struct Side {
     pub(super) words: Scratch,
     /// This host's address on the way to the first aggregator.
     address: Ipv4Addr,
-    mesh: Mutex<Option<Mesh>>,
+    pub(super) queue: Arc<Queue>,
 }
+
+/// How a call on a mesh ends.
+type Done = Result<(), xdp_agg_mesh::Error>;
 
 impl Side {
     /// By a communicator's settings.
@@ -45,8 +52,13 @@ impl Side {
             mesh_may_serve: settings.policy.worker_loss == WorkerLoss::Fail,
             words: Mutex::default(),
             address,
-            mesh: Mutex::default(),
+            queue: Arc::default(),
         })
+    }
+
+    /// The communicator is going.
+    pub(crate) fn close(&self) {
+        self.queue.close();
     }
 }
 
@@ -56,52 +68,79 @@ impl Communicator {
         &self,
         choice: Choice,
         what: &Arc<str>,
-        call: impl FnOnce(&mut Mesh) -> Result<(), xdp_agg_mesh::Error>,
+        call: impl FnOnce(&mut Mesh) -> Done,
     ) -> Result<(), Error> {
-        // Held over the whole call: threads of a process come one after the other.
-        let mut mesh = self.side.mesh.lock();
+        let mut beginning = self.side.queue.begin();
         if choice.checked {
-            self.agree(what)?;
+            self.start_agreement(what)?.wait(self.deadline())?;
         }
-        let mesh = match &mut *mesh {
-            Some(mesh) => mesh,
-            none => none.insert(self.open_mesh()?),
+        self.open_if_needed(&mut beginning)?;
+        self.failing(beginning.turn().run(call))
+    }
+
+    /// Starts a call among the workers. The first one opens their connections, and so returns when
+    /// all have come to it.
+    pub(super) fn start_over_mesh<T: Element>(
+        &self,
+        choice: Choice,
+        what: &Arc<str>,
+        mut data: Vec<T>,
+        call: impl FnOnce(&mut Mesh, &mut [T]) -> Done + Send + 'static,
+    ) -> Result<Handle<T>, Error> {
+        let mut beginning = self.side.queue.begin();
+        let sequence = self.next_sequence();
+        let mut agreement = match choice.checked {
+            true => Some(self.start_agreement(what)?),
+            false => None,
         };
-        call(mesh).map_err(|error| {
-            let error = Error::from(error);
-            self.fail(&error);
-            error
-        })
+        if !beginning.is_open() {
+            agreement.take().map_or(Ok(()), |agreement| agreement.wait(self.deadline()))?;
+            self.open_if_needed(&mut beginning)?;
+        }
+        let turn = beginning.turn();
+        let (stripes, deadline) = (self.stripes(), self.deadline());
+        let (sender, result) = channel();
+        let carry_out = move || {
+            agreement.map_or(Ok(()), |agreement| agreement.wait(deadline))?;
+            turn.run(|mesh| call(mesh, &mut data))?;
+            Ok(data)
+        };
+        self.side.queue.leave(Box::new(move || {
+            let outcome: Result<Vec<T>, Error> = carry_out();
+            if let Err(error) = &outcome {
+                fail(&stripes, error);
+            }
+            // Nobody may be there any more.
+            let _ = sender.send(outcome);
+        }))?;
+        Ok(Handle::carried(self.stripes(), sequence, result, self.report_of_ring()))
     }
 
     /// All workers make this call, or it is an error at all of them. The aggregator compares what
     /// is said of the calls; the digest is for two descriptions that look alike to it.
-    fn agree(&self, what: &Arc<str>) -> Result<(), Error> {
+    fn start_agreement(&self, what: &Arc<str>) -> Result<Agreement, Error> {
         let digest = what.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         }) as i64;
-        let mut seen = [digest, !digest];
-        self.all_reduce_for(&mut seen, Op::Max, &Purpose::of(what))?;
-        if seen == [digest, !digest] {
-            return Ok(());
+        let call = self.start_for(vec![digest, !digest], Op::Max, &Purpose::of(what))?;
+        Ok(Agreement { call, digest, what: Arc::clone(what), stripes: self.stripes() })
+    }
+
+    /// Ends the membership with a call that failed.
+    fn failing<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        outcome.inspect_err(|error| self.fail(error))
+    }
+
+    fn open_if_needed(&self, beginning: &mut Beginning<'_>) -> Result<(), Error> {
+        if !beginning.is_open() {
+            beginning.opened(self.failing(self.open_mesh())?);
         }
-        let theirs = "at least one other worker made another one".into();
-        let error = Error::CallMismatch { ours: what.to_string(), theirs };
-        self.fail(&error);
-        Err(error)
+        Ok(())
     }
 
     /// The workers tell each other, through the aggregator, where they listen; rank 0 makes the
     /// cookie.
     fn open_mesh(&self) -> Result<Mesh, Error> {
-        let opened = self.try_open_mesh();
-        if let Err(error) = &opened {
-            self.fail(error);
-        }
-        opened
-    }
-
-    fn try_open_mesh(&self) -> Result<Mesh, Error> {
         let (rank, world) = (self.rank(), self.world_size());
         let io = |error| Error::io("opening a listener for the other workers")(error);
         let listener = TcpListener::bind((self.side.address, 0)).map_err(io)?;
@@ -129,14 +168,32 @@ impl Communicator {
     }
 }
 
+/// On a call among the workers, under way.
+struct Agreement {
+    call: Handle<i64>,
+    digest: i64,
+    what: Arc<str>,
+    stripes: Arc<[Stripe]>,
+}
+
+impl Agreement {
+    fn wait(self, deadline: Duration) -> Result<(), Error> {
+        let (seen, _) = self.call.wait(deadline)?;
+        if seen == [self.digest, !self.digest] {
+            return Ok(());
+        }
+        let theirs = "at least one other worker made another one".into();
+        let error = Error::CallMismatch { ours: self.what.to_string(), theirs };
+        fail(&self.stripes, &error);
+        Err(error)
+    }
+}
+
 /// A number that nobody can guess: the hasher is seeded by the system's random numbers.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
 }
-
-/// How a call on a mesh ends.
-type Done = Result<(), xdp_agg_mesh::Error>;
 
 /// True for types that workers can reduce among themselves.
 pub(super) const fn reducible<T: Element>() -> bool {
@@ -199,7 +256,9 @@ pub(super) fn reduce<T: Element>(
 
 pub(super) fn all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
     reduce_scatter(mesh, data, op)?;
-    all_gather(mesh, data)
+    all_gather(mesh, data)?;
+    average(data, op, mesh.world_size());
+    Ok(())
 }
 
 pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {

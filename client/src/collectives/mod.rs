@@ -8,6 +8,7 @@
 
 mod bytes;
 mod mesh;
+mod queue;
 mod tuning;
 
 use std::ops::Range;
@@ -25,6 +26,7 @@ use crate::call::{Path, Report, rank_bit};
 use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
+use crate::handle::Handle;
 use bytes::Words;
 use mesh::reducible;
 pub(crate) use mesh::{Side, hierarchical_all_reduce};
@@ -50,8 +52,28 @@ impl Communicator {
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
         self.over_mesh(choice, &what, |mesh| mesh::all_reduce(mesh, data, op))?;
-        mesh::average(data, op, self.world_size());
         Ok(self.report_of_ring())
+    }
+
+    /// [`Self::start`] by a way of the caller's choice, the same at all workers: see
+    /// [`Self::all_reduce_by`]. Calls round the ring are carried out by a thread of their own, one
+    /// after the other in the order in which they and other calls among the workers were made.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; a way that no all-reduce goes; a worker that cannot be reached.
+    pub fn start_by<T: Element>(
+        &self,
+        data: Vec<T>,
+        op: Op,
+        choice: Choice,
+    ) -> Result<Handle<T>, Error> {
+        if self.way(Kind::AllReduce, choice)? == Way::Aggregator || !reducible::<T>() {
+            return self.start_for(data, op, &Purpose::default());
+        }
+        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
+        self.start_over_mesh(choice, &what, data, move |mesh, data| {
+            mesh::all_reduce(mesh, data, op)
+        })
     }
 
     /// Leaves the root's elements at all workers, bit for bit.

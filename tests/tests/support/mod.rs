@@ -240,6 +240,23 @@ pub fn ping(to: Ipv4Addr) -> bool {
     })
 }
 
+/// Does the same at all workers, each on its own host: a mesh opens sockets in a call.
+pub fn at_all<T: Send>(
+    lab: &Lab,
+    workers: &[Communicator],
+    work: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let start = |worker| {
+            let host = lab.topology.worker(Communicator::rank(worker).into());
+            scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
+        };
+        let threads: Vec<_> = workers.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
 /// Does the same on all workers at once.
 pub fn on_all<T: Send>(
     workers: &[Communicator],

@@ -1,0 +1,220 @@
+//! Calls among the workers, one after the other in the order in which they were begun: by whoever
+//! makes them, or by a thread where they were started for later.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use xdp_agg_mesh::Mesh;
+
+use crate::error::Error;
+
+/// What the thread does.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The workers' connections, and whose turn it is on them.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Held while a call is begun: all workers agree on calls, and open connections, in the same
+    /// order.
+    begun: Mutex<Begun>,
+    /// How many have ended.
+    ended: Mutex<u64>,
+    one_more: Condvar,
+    mesh: Mutex<Option<Mesh>>,
+    /// To the thread that carries out what was started.
+    tasks: Mutex<Tasks>,
+}
+
+#[derive(Debug, Default)]
+struct Begun {
+    calls: u64,
+    /// The connections are there.
+    open: bool,
+}
+
+/// The way to the thread.
+#[derive(Debug, Default)]
+enum Tasks {
+    /// There was nothing to do yet.
+    #[default]
+    None,
+    Thread(Sender<Task>),
+    Closed,
+}
+
+impl Queue {
+    /// Begins a call: nobody else does meanwhile.
+    pub(super) fn begin(self: &Arc<Self>) -> Beginning<'_> {
+        Beginning { begun: self.begun.lock(), queue: self }
+    }
+
+    /// Leaves a task to the thread, behind those that it has.
+    ///
+    /// # Errors
+    /// The system has no thread; the queue is closed.
+    pub(super) fn leave(&self, task: Task) -> Result<(), Error> {
+        let mut tasks = self.tasks.lock();
+        if let Tasks::None = *tasks {
+            let (to_do, all) = channel::<Task>();
+            thread::Builder::new()
+                .name("xdp-agg-mesh".into())
+                .spawn(move || all.into_iter().for_each(|task| task()))
+                .map_err(Error::io("starting a thread for calls among the workers"))?;
+            *tasks = Tasks::Thread(to_do);
+        }
+        match &*tasks {
+            // It ends when nobody has the sender any more.
+            Tasks::Thread(to_do) => to_do.send(task).map_err(|_| Error::Closed),
+            Tasks::None | Tasks::Closed => Err(Error::Closed),
+        }
+    }
+
+    /// What has not come to its turn never will; the thread ends with the call that it is in.
+    pub(super) fn close(&self) {
+        *self.tasks.lock() = Tasks::Closed;
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*self.tasks.lock(), Tasks::Closed)
+    }
+}
+
+/// A call is being begun.
+pub(super) struct Beginning<'a> {
+    begun: MutexGuard<'a, Begun>,
+    queue: &'a Arc<Queue>,
+}
+
+impl Beginning<'_> {
+    /// True once the connections are there.
+    pub(super) fn is_open(&self) -> bool {
+        self.begun.open
+    }
+
+    /// These are they.
+    pub(super) fn opened(&mut self, mesh: Mesh) {
+        self.begun.open = true;
+        *self.queue.mesh.lock() = Some(mesh);
+    }
+
+    /// The call has begun; it comes after all that were begun before.
+    pub(super) fn turn(mut self) -> Turn {
+        let number = self.begun.calls;
+        self.begun.calls += 1;
+        Turn { queue: Arc::clone(self.queue), number }
+    }
+}
+
+/// A call's turn. It passes when this is dropped, in order.
+#[derive(Debug)]
+pub(super) struct Turn {
+    queue: Arc<Queue>,
+    number: u64,
+}
+
+impl Turn {
+    /// Waits for the turn, and carries out the call.
+    ///
+    /// # Errors
+    /// The call's; the communicator was closed before the turn came.
+    pub(super) fn run(
+        self,
+        call: impl FnOnce(&mut Mesh) -> Result<(), xdp_agg_mesh::Error>,
+    ) -> Result<(), Error> {
+        self.wait();
+        let mut mesh = self.queue.mesh.lock();
+        match &mut *mesh {
+            Some(mesh) if !self.queue.is_closed() => Ok(call(mesh)?),
+            _ => Err(Error::Closed),
+        }
+    }
+
+    fn wait(&self) {
+        let mut ended = self.queue.ended.lock();
+        // Every call ends within its deadline, and so do all before this one.
+        while *ended < self.number {
+            self.queue.one_more.wait(&mut ended);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.wait();
+        *self.queue.ended.lock() += 1;
+        self.queue.one_more.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A queue over a mesh of one.
+    fn alone() -> Arc<Queue> {
+        let queue = Arc::new(Queue::default());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let mesh = Mesh::builder().rank(0).world_size(1).listener(listener);
+        let mesh = mesh.addresses(vec![address]).open().expect("nobody is waited for");
+        queue.begin().opened(mesh);
+        queue
+    }
+
+    #[test]
+    fn calls_come_in_the_order_in_which_they_were_begun() {
+        let queue = alone();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let turns: Vec<Turn> = (0..6).map(|_| queue.begin().turn()).collect();
+        let mut threads = Vec::new();
+        for (number, turn) in turns.into_iter().enumerate().rev() {
+            let noted = Arc::clone(&order);
+            let call = move || {
+                if number == 3 {
+                    // Given up: those behind it must not wait for it.
+                    return drop(turn);
+                }
+                let done = turn.run(|_| {
+                    noted.lock().push(number);
+                    Ok(())
+                });
+                done.expect("it is open");
+            };
+            if number % 2 == 0 {
+                threads.push(thread::spawn(call));
+            } else {
+                threads.push(thread::spawn(move || {
+                    thread::sleep(Duration::from_millis(5));
+                    call();
+                }));
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        assert_eq!(*order.lock(), [0, 1, 2, 4, 5]);
+    }
+
+    #[test]
+    fn a_closed_queue_carries_out_nothing() {
+        let queue = alone();
+        let turn = queue.begin().turn();
+        let (sender, done) = channel();
+        queue.leave(Box::new(move || sender.send(1).expect("waited for"))).expect("a thread");
+        assert_eq!(done.recv(), Ok(1));
+        queue.close();
+        assert!(matches!(turn.run(|_| panic!("closed")), Err(Error::Closed)));
+        assert!(matches!(queue.leave(Box::new(|| ())), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn without_connections_there_is_no_call() {
+        let queue = Arc::new(Queue::default());
+        assert!(!queue.begin().is_open());
+        let turn = queue.begin().turn();
+        assert!(matches!(turn.run(|_| panic!("there is no mesh")), Err(Error::Closed)));
+    }
+}
