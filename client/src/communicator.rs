@@ -17,6 +17,7 @@ use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
 use crate::collectives::{Kind, Side};
+use crate::digest::digest;
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Handle, Lent, fail, globally};
@@ -407,7 +408,7 @@ impl Communicator {
             sequence,
             len: buffer.len(),
             element_size: size_of::<T>(),
-            digest: digest(&format!("{description}, {}", crate::call::numbers(&format))),
+            digest: digest(format!("{description}, {}", crate::call::numbers(&format)).bytes()),
             description,
             wants_peaks: format.needs_exponents(),
         };
@@ -441,13 +442,6 @@ fn shares(count: usize) -> Vec<Share> {
     (0..of).map(|index| Share { index, of }).collect()
 }
 
-/// FNV-1a.
-fn digest(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
 fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
     let group = u64::from(chunks) * xdp_agg_numbers::KEYS_PER_CHUNK as u64;
     let mut options = xdp_agg_host::Options::new(
@@ -460,12 +454,9 @@ fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Grou
         options.place = xdp_agg_host::Place::Directory(directory.clone());
     }
     options.scan_ahead = crate::layout::looked_ahead(group) as usize;
-    options.digest = digest(&format!(
-        "{chunks} {} {:?} {}",
-        settings.scaling,
-        settings.lanes,
-        settings.aggregators.len()
-    ));
+    let Builder { scaling, lanes, aggregators, .. } = settings;
+    let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
+    options.digest = digest(agreed.bytes());
     options.join_within = settings.join_deadline;
     options.wait_within = settings.deadline;
     Ok(Group::join(&options)?)

@@ -10,6 +10,7 @@ use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Reduction;
 
 use crate::collective::Op;
+use crate::digest::digest;
 use crate::error::Error;
 use crate::machine::{Lanes, Seat};
 use crate::ring::{self, Ring};
@@ -61,7 +62,9 @@ impl Fallback {
     /// What all members have, in order of their ranks.
     pub(crate) fn gather(&mut self, own: &Progress) -> Result<Vec<(u16, Progress)>, Error> {
         let (epoch, cookie) = self.seat.epoch;
-        let word = Word { epoch, digest: digest(cookie), progress: own.clone() };
+        // Known only to who knows the cookie, and does not tell it.
+        let digest = digest(cookie.to_be_bytes());
+        let word = Word { epoch, digest, progress: own.clone() };
         let text = serde_json::to_vec(&word).map_err(|error| self.nonsense(&error.to_string()))?;
         let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));
         // Everybody adds to zeros in all places but its own.
@@ -136,13 +139,6 @@ fn explain(error: &ring::Error, seat: &Seat) -> Error {
         reason += &format!(" (here ranks count the ring's members: they are {:?})", seat.members);
     }
     Error::Ring { ranks, reason }
-}
-
-/// FNV-1a of the cookie: known only to who knows the cookie, and does not tell it.
-fn digest(cookie: u64) -> u64 {
-    cookie.to_be_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

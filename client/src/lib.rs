@@ -17,6 +17,7 @@ mod call;
 pub mod collective;
 pub mod collectives;
 mod communicator;
+mod digest;
 mod engine;
 pub mod error;
 mod fallback;

@@ -42,7 +42,7 @@ fn a_broadcast_through_the_aggregator_is_exact_under_loss() {
         let topology = Topology::builder().workers(4).faults(faults).build().expect("a network");
         let lab = Lab::start(topology, engine);
         let workers = lab.connect("broadcast", 4, |settings| settings);
-        at_all(&lab, &workers, |worker| {
+        at_all(&lab.topology, &workers, |worker| {
             for len in [0, 1, 3, 703, 705, 100_003] {
                 check_broadcast(worker, len, (len % 4) as u16, Choice::new(Way::Aggregator));
             }
@@ -63,7 +63,7 @@ fn a_broadcast_is_the_roots_packets() {
         let choice = Choice::new(Way::Aggregator);
         let block = workers[0].block_bytes();
         let blocks = 800;
-        at_all(&lab, &workers, |worker| {
+        at_all(&lab.topology, &workers, |worker| {
             // What comes while a worker has not called yet waits for it.
             std::thread::sleep(Duration::from_millis(20) * u32::from(worker.rank()));
             let mut data = floats(worker.rank(), blocks * block / 4);
@@ -74,7 +74,7 @@ fn a_broadcast_is_the_roots_packets() {
         assert_eq!(sent, [800, 50, 50], "{engine}");
         // Seven blocks, the first of them the one to which all contribute, and then seven that
         // nobody but the root has to come for.
-        let all = at_all(&lab, &workers, |worker| {
+        let all = at_all(&lab.topology, &workers, |worker| {
             let mut data = floats(worker.rank(), 7 * block / 4);
             worker.broadcast_by(&mut data, 0, choice)
         });
@@ -84,7 +84,7 @@ fn a_broadcast_is_the_roots_packets() {
         root.broadcast_by(&mut data, 0, choice).expect("nobody else has to be there");
         drop(root);
         std::thread::sleep(Duration::from_millis(50));
-        at_all(&lab, &workers, |worker| {
+        at_all(&lab.topology, &workers, |worker| {
             let mut data = floats(worker.rank(), 7 * block / 4);
             worker.broadcast_by(&mut data, 0, choice).expect("it is in its slots");
             assert!(data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(0, i)));
@@ -100,11 +100,11 @@ fn a_deadline_names_the_root_alone() {
     let choice = Choice::new(Way::Aggregator);
     let deadline = Duration::from_secs(2);
     let workers = lab.connect("late", 3, |settings| settings.deadline(deadline));
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         worker.broadcast_by(&mut [0_i32; 10], 0, choice).expect("all are well");
     });
     let start = Instant::now();
-    let results = at_all(&lab, &workers, |worker| match worker.rank() {
+    let results = at_all(&lab.topology, &workers, |worker| match worker.rank() {
         2 => None,
         _ => Some(worker.broadcast_by(&mut [0_i32; 10], 2, choice)),
     });
@@ -122,7 +122,7 @@ fn every_way_of_every_collective_is_exact() {
     need_root!();
     let lab = Lab::start(network(4, "ports"), "xdp");
     let workers = lab.connect("ways", 4, |settings| settings);
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         let (rank, world, len) = (worker.rank(), worker.world_size(), 30_001);
         let ways = Algorithm::ALL.map(Way::Mesh).into_iter().chain([Way::Aggregator]);
         let whole = |rank| (0..len).map(|i| element(rank, i)).collect::<Vec<i32>>();
@@ -213,7 +213,7 @@ fn calls_that_differ_are_errors_everywhere() {
     for (case, (choice, odd)) in cases.into_iter().enumerate() {
         let workers = lab.connect(&format!("odd{case}"), 3, |settings| settings);
         let start = Instant::now();
-        let results = at_all(&lab, &workers, |worker| match worker.rank() {
+        let results = at_all(&lab.topology, &workers, |worker| match worker.rank() {
             1 => odd(worker),
             _ => worker.broadcast_by(&mut [0_f32; 100], 0, choice),
         });
@@ -241,10 +241,10 @@ fn a_dead_worker_is_an_error_and_no_hang() {
         let deadline = Duration::from_secs(3);
         let job = format!("dead-{way}");
         let mut workers = lab.connect(&job, 3, |settings| settings.deadline(deadline));
-        at_all(&lab, &workers, |worker| check_broadcast(worker, 1000, 0, choice));
+        at_all(&lab.topology, &workers, |worker| check_broadcast(worker, 1000, 0, choice));
         drop(workers.remove(1));
         let start = Instant::now();
-        let results = at_all(&lab, &workers, |worker| {
+        let results = at_all(&lab.topology, &workers, |worker| {
             let mut data = floats(worker.rank(), 2_000_000);
             worker.broadcast_by(&mut data, 0, choice).and_then(|()| worker.barrier())
         });
@@ -264,11 +264,11 @@ fn a_lost_root_is_an_error_and_the_job_goes_on() {
     let mut workers = lab.connect("shrink", 3, |settings| {
         settings.on_worker_loss(WorkerLoss::Shrink).tuning(Tuning::default())
     });
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         worker.broadcast(&mut floats(worker.rank(), 500_000), 2).expect("all are well");
     });
     drop(workers.remove(2));
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         let error = worker.broadcast(&mut [1.0_f32; 10], 2).expect_err("the root is lost");
         assert!(matches!(&error, Error::DataLost { ranks, .. } if ranks == &[2]), "{error}");
         let mut data = floats(worker.rank(), 10);

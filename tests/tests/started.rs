@@ -43,7 +43,7 @@ fn they_go_the_way_that_was_chosen_for_their_size() {
     need_root!();
     let lab = Lab::start(network(4, "ports"), "xdp");
     let workers = lab.connect("started", 4, |settings| settings.tuning(table()));
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         let lens = [100, SHORT, SHORT + 1, 0, 60_000, 5000, 3];
         for round in 0..3 {
             let mut handles: Vec<_> = lens.map(|len| Some(start(worker, len))).into();
@@ -84,7 +84,7 @@ fn the_caller_chooses_a_way() {
     need_root!();
     let lab = Lab::start(network(3, "ports"), "userspace");
     let workers = lab.connect("chosen", 3, |settings| settings);
-    at_all(&lab, &workers, |worker| {
+    at_all(&lab.topology, &workers, |worker| {
         for choice in [RING.unchecked(), RING, Choice::new(Way::Aggregator)] {
             let start = |len| worker.start_by(input(worker.rank(), len), Op::Sum, choice);
             let handles: Vec<_> = (0..40).map(|i| start(i * 331).expect("it starts")).collect();
@@ -113,7 +113,7 @@ fn calls_that_differ_are_errors_everywhere() {
         let job = format!("odd{before}");
         let workers = lab.connect(&job, 3, |settings| settings.tuning(table()));
         let begun = Instant::now();
-        let errors = at_all(&lab, &workers, |worker| {
+        let errors = at_all(&lab.topology, &workers, |worker| {
             for _ in 0..before {
                 check(start(worker, 50), 3, 50);
             }
@@ -142,7 +142,7 @@ fn nobody_waits_for_ever() {
     let lab = Lab::start(network(2, "ports"), "xdp");
     let patient = |settings: xdp_agg_client::Builder| settings.deadline(Duration::from_secs(3));
     let mut workers = lab.connect("late", 2, |settings| patient(settings).tuning(table()));
-    at_all(&lab, &workers, |worker| check(start(worker, 50), 2, 50));
+    at_all(&lab.topology, &workers, |worker| check(start(worker, 50), 2, 50));
     let begun = Instant::now();
     let late = |choice| workers[0].start_by(vec![1_i32; 50], Op::Sum, choice).expect("it starts");
     let [first, second] = [late(RING.unchecked()), late(RING.unchecked())];
@@ -155,7 +155,7 @@ fn nobody_waits_for_ever() {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 
     let mut workers = lab.connect("dropped", 2, |settings| patient(settings).tuning(table()));
-    at_all(&lab, &workers, |worker| check(start(worker, 50), 2, 50));
+    at_all(&lab.topology, &workers, |worker| check(start(worker, 50), 2, 50));
     let begun = Instant::now();
     let one = workers.remove(0);
     let handles: Vec<_> = (0..3).map(|_| start(&one, 50)).collect();

@@ -5,7 +5,7 @@ mod support;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, check_sums};
+use support::{ENGINES, LIMIT, at_all, check_sums};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_common::control::Stats;
 use xdp_agg_common::maps::JobCounters;
@@ -338,7 +338,7 @@ fn auto_chooses_by_measured_costs_and_says_so() {
             assert_eq!(report.missing_ranks(3).count(), 0);
             report.path
         };
-        on_hosts(&fabric, &workers, sum)
+        at_all(&fabric.topology, &workers, sum)
     };
     assert_eq!(paths(10), [Path::Aggregator; 3]);
     assert_eq!(paths(100_000), [Path::Ring; 3]);
@@ -352,21 +352,4 @@ fn auto_chooses_by_measured_costs_and_says_so() {
     assert!(workers[0].chosen().all_reduce.is_empty());
     assert!(workers[0].chosen().reason.contains("XDP_AGG_STRATEGY"), "{:?}", workers[0].chosen());
     check_sums(&workers, 100_000);
-}
-
-/// The same at all workers, each on its own host: a mesh opens sockets in a call.
-fn on_hosts<T: Send>(
-    fabric: &Fabric,
-    workers: &[Communicator],
-    work: impl Fn(&Communicator) -> T + Sync,
-) -> Vec<T> {
-    thread::scope(|scope| {
-        let work = &work;
-        let start = |worker| {
-            let host = fabric.topology.worker(Communicator::rank(worker).into());
-            scope.spawn(move || host.run(|| work(worker)).expect("entering a namespace"))
-        };
-        let threads: Vec<_> = workers.iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
 }

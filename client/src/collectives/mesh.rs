@@ -15,6 +15,7 @@ use super::{Choice, Scratch, Tuning};
 use crate::blocks::Purpose;
 use crate::collective::Op;
 use crate::communicator::Communicator;
+use crate::digest::digest;
 use crate::error::Error;
 use crate::handle::{Handle, fail};
 use crate::session;
@@ -119,9 +120,7 @@ impl Communicator {
     /// All workers make this call, or it is an error at all of them. The aggregator compares what
     /// is said of the calls; the digest is for two descriptions that look alike to it.
     fn start_agreement(&self, what: &Arc<str>) -> Result<Agreement, Error> {
-        let digest = what.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        }) as i64;
+        let digest = digest(what.bytes()) as i64;
         let call = self.start_for(vec![digest, !digest], Op::Max, &Purpose::of(what))?;
         Ok(Agreement { call, digest, what: Arc::clone(what), stripes: self.stripes() })
     }

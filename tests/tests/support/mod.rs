@@ -242,14 +242,14 @@ pub fn ping(to: Ipv4Addr) -> bool {
 
 /// Does the same at all workers, each on its own host: a mesh opens sockets in a call.
 pub fn at_all<T: Send>(
-    lab: &Lab,
+    topology: &Topology,
     workers: &[Communicator],
     work: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
         let start = |worker| {
-            let host = lab.topology.worker(Communicator::rank(worker).into());
+            let host = topology.worker(Communicator::rank(worker).into());
             scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
         };
         let threads: Vec<_> = workers.iter().map(start).collect();
