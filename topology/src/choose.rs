@@ -277,7 +277,7 @@ mod tests {
         let choice = choose(&network, 97e6, &Costs::default(), 16);
         assert_ne!(choice.strategy, Strategy::Rat);
         assert!(choice.reason.contains("rat (12 slots are missing at h0)"), "{}", choice.reason);
-        let choice = choose(&racks(4.0, 8), 97e6, &Costs::default(), 16);
+        let choice = choose(&racks(4.0, 16), 97e6, &Costs::default(), 16);
         assert!(choice.reason.contains("rina (16 jobs too many"), "{}", choice.reason);
     }
 

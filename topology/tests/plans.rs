@@ -360,8 +360,8 @@ fn slots_and_jobs_that_are_missing_are_counted() {
         .map(|demand| (demand.name.clone(), demand.slots, demand.missing()))
         .collect();
     assert_eq!(missing, [("h3".to_owned(), 2048, 548)]);
-    let plan = SpineLeaf::oversubscribed((1, 1, 20), Rate::gbit(10), 1.0);
-    let topology = plan.generate().expect("20 hosts").topology;
+    let plan = SpineLeaf::oversubscribed((1, 1, 52), Rate::gbit(10), 1.0);
+    let topology = plan.generate().expect("52 hosts").topology;
     let forest = Forest::plan(&topology, Strategy::Rina).expect("there are daemons");
     assert!(demands(&topology, &forest, 1).iter().all(|demand| demand.jobs_missing() == 4));
 }

@@ -7,8 +7,9 @@
 use crate::slot::SlotState;
 use crate::wire::MAX_WORKERS;
 
-/// Most jobs at a time on one aggregator.
-pub const MAX_JOBS: usize = 16;
+/// Most jobs at a time on one aggregator. Each has a device map, and a kernel program may use 64
+/// maps in all.
+pub const MAX_JOBS: usize = 48;
 /// Most interfaces that one aggregator serves.
 pub const MAX_PORTS: usize = 64;
 /// Entries of the member table: job `j`, rank `r` is entry `j * MAX_WORKERS + r`.

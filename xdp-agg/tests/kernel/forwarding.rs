@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, EngineError, JobSetup, Uplink};
-use xdp_agg_common::maps::{JobCounters, Reject, ResultMode};
+use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Reject, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, flags};
 
 use crate::frames::{Decoded, Frame, OUR_MAC, noise, payload, worker_mac};
@@ -71,8 +71,18 @@ fn decoded((action, frame): (u32, Frame)) -> (u32, Decoded) {
 
 #[test]
 fn a_sum_goes_up_and_its_result_comes_down() {
+    goes_up_and_comes_down(3);
+}
+
+/// Every job has a device map of its own, and is found by its cookie behind all others.
+#[test]
+fn the_last_place_for_a_job_serves_as_any() {
+    goes_up_and_comes_down(MAX_JOBS as u16 - 1);
+}
+
+fn goes_up_and_comes_down(job_id: u16) {
     let Some(mut engine) = engine(32) else { return };
-    let job = below();
+    let job = JobSetup { job_id, ..below() };
     start(&mut engine, &job);
     let before = counters(&mut engine, &job);
     let block = 5;
@@ -224,7 +234,7 @@ fn parents_that_cannot_be_are_refused() {
         ("itself", Uplink { addr: US, ..up }),
         ("no address", Uplink { addr: SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT), ..up }),
         ("no such rank", Uplink { rank: 3, ..up }),
-        ("no such job", Uplink { job: 16, ..up }),
+        ("no such job", Uplink { job: MAX_JOBS as u16, ..up }),
     ] {
         let setup = JobSetup { uplink: Some(uplink), ..job(3, 1) };
         engine.prepare(&setup).expect_err(what);

@@ -6,7 +6,7 @@ use std::net::SocketAddrV4;
 
 use xdp_agg::engine::{Engine as _, EngineError, JobSetup};
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::maps::{Reject, ResultMode};
+use xdp_agg_common::maps::{MAX_JOBS, Reject, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, flags};
 
 use crate::frames::{Frame, OUR_MAC, payload, worker_mac};
@@ -79,7 +79,7 @@ fn every_refusal_is_counted_under_its_reason_and_changes_nothing() {
         ("no such kind", Reject::Malformed, raw(|f| f[42] = 0x2f)),
         ("unknown flag", Reject::Malformed, raw(|f| f[43] = 0x80)),
         ("job off", Reject::Job, with(Header { job: 4, ..honest })),
-        ("job out of range", Reject::Job, with(Header { job: 16, ..honest })),
+        ("job out of range", Reject::Job, with(Header { job: MAX_JOBS as u16, ..honest })),
         ("cookie", Reject::Cookie, with(Header { cookie: 1, ..honest })),
         ("epoch", Reject::Epoch, with(Header { epoch: 8, ..honest })),
         ("rank out of range", Reject::Member, with(Header { rank: 2, ..honest })),
@@ -194,7 +194,7 @@ fn setups_that_do_not_fit_are_refused() {
     let changes: [(&str, Change); 6] = [
         ("pool beyond the table", |j| j.conf.slot_base = 25),
         ("slots not a power of two", |j| j.conf.slots = 6),
-        ("job number", |j| j.job_id = 16),
+        ("job number", |j| j.job_id = MAX_JOBS as u16),
         ("members", |j| _ = j.members.pop_last()),
         ("no members", |j| (j.conf.workers, j.members) = (0, BTreeMap::new())),
         ("block", |j| j.conf.max_chunks = 55),

@@ -270,6 +270,10 @@ impl Drop for Pins {
 const PORTS: [&str; MAX_JOBS] = [
     "PORTS_0", "PORTS_1", "PORTS_2", "PORTS_3", "PORTS_4", "PORTS_5", "PORTS_6", "PORTS_7",
     "PORTS_8", "PORTS_9", "PORTS_10", "PORTS_11", "PORTS_12", "PORTS_13", "PORTS_14", "PORTS_15",
+    "PORTS_16", "PORTS_17", "PORTS_18", "PORTS_19", "PORTS_20", "PORTS_21", "PORTS_22", "PORTS_23",
+    "PORTS_24", "PORTS_25", "PORTS_26", "PORTS_27", "PORTS_28", "PORTS_29", "PORTS_30", "PORTS_31",
+    "PORTS_32", "PORTS_33", "PORTS_34", "PORTS_35", "PORTS_36", "PORTS_37", "PORTS_38", "PORTS_39",
+    "PORTS_40", "PORTS_41", "PORTS_42", "PORTS_43", "PORTS_44", "PORTS_45", "PORTS_46", "PORTS_47",
 ];
 
 fn link_name(number: usize) -> String {

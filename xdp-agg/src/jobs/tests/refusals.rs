@@ -82,13 +82,14 @@ fn slots_run_out_with_numbers() {
     }
     assert_eq!(world.stats().slots_free, 0);
 
-    let mut world = World::new();
+    let mut world = World::with(Limits { slots: 2 * MAX_JOBS as u32 + 2, ..limits() });
     let tool = world.connect();
     for i in 0..MAX_JOBS {
         assert_eq!(world.say(tool, Request::Create(wish(i))), [Reply::Done]);
     }
-    let heard = world.say(tool, Request::Create(wish(16)));
-    assert_eq!(refused(&heard, &["16 jobs"]), ErrorCode::NoRoom);
+    let heard = world.say(tool, Request::Create(wish(MAX_JOBS)));
+    let known = format!("{MAX_JOBS} jobs");
+    assert_eq!(refused(&heard, &[&known]), ErrorCode::NoRoom);
 }
 
 #[test]
