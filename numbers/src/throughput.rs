@@ -201,8 +201,7 @@ pub fn fusion(format: &Format, sources: usize, chunks: usize, rounds: usize) -> 
     };
     let quantise = move |b: &mut Buffers, buffer: usize| {
         for (block, from) in b.own[buffer * CHUNK..][..CHUNK].chunks(BLOCK).enumerate() {
-            let to = packet(&mut b.lanes, block);
-            black_box(format.encode(black_box(key), &[from], to));
+            black_box(format.encode(black_box(key), &[from], packet(&mut b.lanes, block)));
         }
     };
     let decode = move |lanes: &mut [u8], to: &mut [f32]| {

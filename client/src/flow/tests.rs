@@ -2,10 +2,13 @@
 
 mod copies;
 
+use std::collections::BTreeMap;
+
 use super::*;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict};
+use xdp_agg_common::wire::Reduction;
 
 const US: Duration = Duration::from_micros(1);
 const MS: Duration = Duration::from_millis(1);
@@ -233,84 +236,106 @@ struct Network {
     delay_us_max: u64,
 }
 
+#[derive(Clone, Copy)]
 enum Packet {
     Up(Contribution, u64),
     Down { rank: usize, block: u64, sum: Option<u64> },
 }
 
+/// Packets under way, by the time at which they arrive and the order in which they left.
+struct Wire {
+    network: Network,
+    rng: SmallRng,
+    under_way: BTreeMap<(Duration, u64), Packet>,
+    sent: u64,
+}
+
+impl Wire {
+    fn put(&mut self, now: Duration, packet: Packet) {
+        let Network { loss, duplicate, delay_us_max } = self.network;
+        let copies = u32::from(self.rng.random_bool(1.0 - loss))
+            + u32::from(self.rng.random_bool(duplicate));
+        for _ in 0..copies {
+            let delay = US * 10 + US * self.rng.random_range(0..=delay_us_max) as u32;
+            self.sent += 1;
+            self.under_way.insert((now + delay, self.sent), packet);
+        }
+    }
+
+    fn next_arrival(&self) -> Option<Duration> {
+        self.under_way.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn arrived(&mut self, now: Duration) -> Option<Packet> {
+        self.next_arrival().filter(|at| *at <= now)?;
+        self.under_way.pop_first().map(|(_, packet)| packet)
+    }
+}
+
+/// An aggregator of blocks of one number.
+struct Sums {
+    pool: Pool,
+    members: u64,
+    slots: Vec<(SlotState, u64)>,
+}
+
+impl Sums {
+    /// Who is sent what: the sum, or that it is not complete.
+    fn take_in(&mut self, c: &Contribution, worth: u64) -> (u64, Option<u64>) {
+        let (state, sum) = &mut self.slots[self.pool.slot_of(c.block) as usize];
+        let to_all = |complete| if complete { self.members } else { 0 };
+        match state.contribute(self.pool, self.members, c) {
+            Verdict::Store { complete } => {
+                *sum = worth;
+                (to_all(complete), Some(*sum))
+            }
+            Verdict::Add { complete } => {
+                *sum += worth;
+                (to_all(complete), Some(*sum))
+            }
+            Verdict::Resend => (1 << c.rank, Some(*sum)),
+            Verdict::Pending => (1 << c.rank, None),
+            Verdict::Stale => (0, None),
+            Verdict::Forward => panic!("a root has no parent"),
+            Verdict::Reject(reason) => panic!("an honest packet was {reason:?}"),
+        }
+    }
+}
+
 /// `workers` flows of `blocks` blocks over the network. Returns the virtual time it took and all
 /// counters; panics on a wrong sum, a block out of the window or a run without end.
 fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration, Vec<Counters>) {
-    let mut rng = SmallRng::seed_from_u64(seed);
+    let rng = SmallRng::seed_from_u64(seed);
+    let mut wire = Wire { network, rng, under_way: BTreeMap::new(), sent: 0 };
     let pool = Pool::new(2 * CONFIG.limit).expect("a power of two");
-    let members = u64::MAX >> (64 - workers);
+    let slots = vec![(SlotState::default(), 0_u64); pool.slots() as usize];
+    let mut sums = Sums { pool, members: u64::MAX >> (64 - workers), slots };
     let value = |rank: u16, block: u64| block * 1000 + u64::from(rank) + 1;
-    let mut slots = vec![(SlotState::default(), 0_u64); pool.slots() as usize];
     let mut flows: Vec<Flow> = (0..workers).map(|_| Flow::new(CONFIG)).collect();
     for flow in &mut flows {
         flow.extend(blocks, Part::All);
     }
-    let mut queue = std::collections::BTreeMap::new();
-    let mut serial = 0_u64;
     let mut now = Duration::ZERO;
-    let mut put =
-        |queue: &mut std::collections::BTreeMap<_, _>, now: Duration, make: &dyn Fn() -> Packet| {
-            let copies = u32::from(rng.random_bool(1.0 - network.loss))
-                + u32::from(rng.random_bool(network.duplicate));
-            for _ in 0..copies {
-                let delay = US * 10 + US * rng.random_range(0..=network.delay_us_max) as u32;
-                serial += 1;
-                queue.insert((now + delay, serial), make());
-            }
-        };
     for _ in 0..5_000_000_u32 {
         if flows.iter().all(Flow::is_idle) {
             return (now, flows.iter().map(|flow| *flow.counters()).collect());
         }
-        for (rank, flow) in flows.iter_mut().enumerate() {
+        for (rank, flow) in (0..).zip(&mut flows) {
             flow.on_timeout(now);
             while let Some(block) = flow.poll_transmit(now) {
                 assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
-                let rank = rank as u16;
-                let reduction = Default::default();
-                let packet = Contribution {
-                    rank,
-                    epoch: 1,
-                    tag: 1,
-                    chunks: 1,
-                    flags: 0,
-                    reduction,
-                    asks: false,
-                    block,
-                };
-                put(&mut queue, now, &|| Packet::Up(packet, value(rank, block)));
+                wire.put(now, Packet::Up(contribution(rank, block), value(rank, block)));
             }
         }
-        let arrival = queue.first_key_value().map(|((at, _), _)| *at);
         let timer = flows.iter().filter_map(Flow::poll_timeout).min();
-        now = arrival.into_iter().chain(timer).min().expect("something will happen").max(now);
-        while queue.first_key_value().is_some_and(|((at, _), _)| *at <= now) {
-            let (_, packet) = queue.pop_first().expect("there is a first");
+        let next = wire.next_arrival().into_iter().chain(timer).min();
+        now = next.expect("something will happen").max(now);
+        while let Some(packet) = wire.arrived(now) {
             match packet {
                 Packet::Up(c, worth) => {
-                    let (state, sum) = &mut slots[pool.slot_of(c.block) as usize];
-                    let (to, sum) = match state.contribute(pool, members, &c) {
-                        Verdict::Store { complete } => {
-                            *sum = worth;
-                            (if complete { members } else { 0 }, Some(*sum))
-                        }
-                        Verdict::Add { complete } => {
-                            *sum += worth;
-                            (if complete { members } else { 0 }, Some(*sum))
-                        }
-                        Verdict::Resend => (1 << c.rank, Some(*sum)),
-                        Verdict::Pending => (1 << c.rank, None),
-                        Verdict::Stale => (0, None),
-                        Verdict::Forward => panic!("a root has no parent"),
-                        Verdict::Reject(reason) => panic!("an honest packet was {reason:?}"),
-                    };
+                    let (to, sum) = sums.take_in(&c, worth);
                     for rank in (0..usize::from(workers)).filter(|rank| to >> rank & 1 == 1) {
-                        put(&mut queue, now, &|| Packet::Down { rank, block: c.block, sum });
+                        wire.put(now, Packet::Down { rank, block: c.block, sum });
                     }
                 }
                 Packet::Down { rank, block, sum: Some(sum) } => {
@@ -324,6 +349,11 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
         }
     }
     panic!("no end in sight at {now:?}");
+}
+
+fn contribution(rank: u16, block: u64) -> Contribution {
+    let reduction = Reduction::Add;
+    Contribution { rank, epoch: 1, tag: 1, chunks: 1, flags: 0, reduction, asks: false, block }
 }
 
 #[test]

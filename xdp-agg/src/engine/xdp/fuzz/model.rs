@@ -214,23 +214,8 @@ impl Model {
         match outcome.verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => {
                 report.repetitions -= 1;
-                report.contributions += 1;
-                counters.contributions += 1;
-                if complete {
-                    report.blocks += 1;
-                    counters.blocks += 1;
-                    packet.set_chunks(&chunks);
-                    if pool.forwards() {
-                        counters.forwards += 1;
-                        packet.answer_parent(&conf, &self.world.uplink, outcome.flags);
-                    } else {
-                        packet.answer_all(&conf, outcome.flags);
-                    }
-                } else {
-                    // Nobody sees it any more; where lanes are compared it was changed.
-                    packet.set_chunks(&chunks);
-                    action = DROP;
-                }
+                packet.set_chunks(&chunks);
+                action = self.added(at, (complete, outcome.flags), &mut packet, report);
             }
             Verdict::Resend => {
                 counters.duplicates += u64::from(!c.asks);
@@ -269,6 +254,32 @@ impl Model {
             }
         }
         Ok(Expected { action, frame: packet.bytes, heard })
+    }
+
+    /// What should come of a contribution that was taken in, whose lanes are the slot's now: nobody
+    /// sees them if others are missing, but where lanes are compared the packet was changed.
+    fn added(
+        &mut self,
+        at: usize,
+        (complete, flags): (bool, u8),
+        packet: &mut Packet,
+        report: &mut FuzzReport,
+    ) -> u32 {
+        let (conf, counters) = (&self.world.confs[at], &mut self.counters[at]);
+        report.contributions += 1;
+        counters.contributions += 1;
+        if !complete {
+            return DROP;
+        }
+        report.blocks += 1;
+        counters.blocks += 1;
+        if pool_of(conf).is_some_and(Pool::forwards) {
+            counters.forwards += 1;
+            packet.answer_parent(conf, &self.world.uplink, flags);
+        } else {
+            packet.answer_all(conf, flags);
+        }
+        REDIRECT
     }
 
     /// What should come of a packet that may be the parent's.
