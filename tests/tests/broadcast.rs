@@ -5,7 +5,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, Lab, at_all, element, network};
+use support::{ENGINES, LIMIT, Lab, at_all, element, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
@@ -185,6 +185,10 @@ fn processes_of_a_host_take_part() {
                 for rank in 0..4 {
                     assert!(parts[worker.part(rank, 1003)].iter().all(|x| *x == i64::from(rank)));
                 }
+                let ring = Choice::new(Way::Ring);
+                let started = worker.start_by(vec![1_i32; 5000], Op::Sum, ring);
+                let (sum, report) = started.and_then(|call| call.wait(LIMIT)).expect("it ends");
+                assert_eq!((sum, report.contributors), (vec![4; 5000], 0b11));
                 worker.barrier().expect("all are well");
             };
             scope.spawn(move || host.run(work).expect("moved"));

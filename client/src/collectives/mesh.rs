@@ -73,7 +73,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let mut beginning = self.side.queue.begin();
         if choice.checked {
-            self.start_agreement(what)?.wait(self.deadline())?;
+            self.agree(what)?;
         }
         self.open_if_needed(&mut beginning)?;
         self.failing(beginning.turn().run(call))
@@ -90,14 +90,15 @@ impl Communicator {
     ) -> Result<Handle<T>, Error> {
         let mut beginning = self.side.queue.begin();
         let sequence = self.next_sequence();
-        let mut agreement = match choice.checked {
-            true => Some(self.start_agreement(what)?),
-            false => None,
+        let agreement = match (choice.checked, beginning.is_open()) {
+            (true, true) => Some(self.start_agreement(what)?),
+            (true, false) => {
+                self.agree(what)?;
+                None
+            }
+            (false, _) => None,
         };
-        if !beginning.is_open() {
-            agreement.take().map_or(Ok(()), |agreement| agreement.wait(self.deadline()))?;
-            self.open_if_needed(&mut beginning)?;
-        }
+        self.open_if_needed(&mut beginning)?;
         let turn = beginning.turn();
         let (stripes, deadline) = (self.stripes(), self.deadline());
         let (sender, result) = channel();
@@ -117,12 +118,17 @@ impl Communicator {
         Ok(Handle::carried(self.stripes(), sequence, result, self.report_of_ring()))
     }
 
-    /// All workers make this call, or it is an error at all of them. The aggregator compares what
-    /// is said of the calls; the digest is for two descriptions that look alike to it.
+    /// All workers make this call, or it is an error at all of them.
+    fn agree(&self, what: &Arc<str>) -> Result<(), Error> {
+        let mut seen = digests(what);
+        self.all_reduce_for(&mut seen, Op::Max, &Purpose::of(what))?;
+        self.failing(same(what, &seen))
+    }
+
+    /// The same, to be waited for later.
     fn start_agreement(&self, what: &Arc<str>) -> Result<Agreement, Error> {
-        let digest = digest(what.bytes()) as i64;
-        let call = self.start_for(vec![digest, !digest], Op::Max, &Purpose::of(what))?;
-        Ok(Agreement { call, digest, what: Arc::clone(what), stripes: self.stripes() })
+        let call = self.start_for(digests(what).into(), Op::Max, &Purpose::of(what))?;
+        Ok(Agreement { call, what: Arc::clone(what), stripes: self.stripes() })
     }
 
     /// Ends the membership with a call that failed.
@@ -170,7 +176,6 @@ impl Communicator {
 /// On a call among the workers, under way.
 struct Agreement {
     call: Handle<i64>,
-    digest: i64,
     what: Arc<str>,
     stripes: Arc<[Stripe]>,
 }
@@ -178,14 +183,24 @@ struct Agreement {
 impl Agreement {
     fn wait(self, deadline: Duration) -> Result<(), Error> {
         let (seen, _) = self.call.wait(deadline)?;
-        if seen == [self.digest, !self.digest] {
-            return Ok(());
-        }
-        let theirs = "at least one other worker made another one".into();
-        let error = Error::CallMismatch { ours: self.what.to_string(), theirs };
-        fail(&self.stripes, &error);
-        Err(error)
+        same(&self.what, &seen).inspect_err(|error| fail(&self.stripes, error))
     }
+}
+
+/// What a worker says of a call besides its description, which the aggregator compares: for two
+/// descriptions that look alike to it.
+fn digests(what: &str) -> [i64; 2] {
+    let digest = digest(what.bytes()) as i64;
+    [digest, !digest]
+}
+
+/// Whether all workers said the same, by the largest of what they said.
+fn same(what: &str, seen: &[i64]) -> Result<(), Error> {
+    if seen == digests(what) {
+        return Ok(());
+    }
+    let theirs = "at least one other worker made another one".into();
+    Err(Error::CallMismatch { ours: what.into(), theirs })
 }
 
 /// A number that nobody can guess: the hasher is seeded by the system's random numbers.
