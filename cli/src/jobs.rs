@@ -96,7 +96,7 @@ enum OnAggregatorLoss {
     Fail,
     /// Workers connect again and go on
     Resume,
-    /// As resume, and where no daemon comes back in time, over a TCP ring
+    /// As resume, and where no daemon comes back in time, over a TCP ring until one does
     Ring,
 }
 

@@ -416,6 +416,13 @@ impl Call {
         }
     }
 
+    /// The block that is finished next was summed by an aggregator.
+    pub(crate) const fn goes_over_aggregator(&mut self) {
+        if matches!(self.report.path, Path::Ring) {
+            self.report.path = Path::Mixed;
+        }
+    }
+
     /// A report names who is in the data; who is in the exponents alone added nothing.
     fn note_contributors(&mut self, block: u64, members: u64, is_data: bool) {
         if self.left == self.report.blocks {

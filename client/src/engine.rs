@@ -10,11 +10,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xdp_agg_common::control::Progress;
 use xdp_agg_host::Waker;
 use xdp_agg_tls::OpenError;
 
 use crate::error::Error;
-use crate::machine::{Config, Control, Endpoint, Machine, Seat};
+use crate::machine::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use crate::session::{Dial, Session};
 use crate::sys::{self, BATCH, Interest, Receiver};
 use crate::udp::{self, DataSocket};
@@ -31,6 +32,8 @@ pub(crate) const WATCHED: usize = 5;
 pub(crate) enum Errand {
     /// Open a control connection, and tell [`Engine::connected`].
     Connect(Dial),
+    /// The same, while a ring must not wait for it.
+    Probe(Dial),
     /// Join this multicast group.
     Join(SocketAddrV4),
     /// Build a ring of the members.
@@ -93,7 +96,9 @@ impl Engine {
     pub(crate) fn errand(&mut self, lost: impl FnOnce() -> u64) -> Option<Errand> {
         self.control();
         if std::mem::take(&mut self.connect) {
-            return Some(Errand::Connect(self.dial.clone()));
+            let on_ring = self.machine.state() == State::OnRing;
+            let errand = if on_ring { Errand::Probe } else { Errand::Connect };
+            return Some(errand(self.dial.clone()));
         }
         let group = self.group_to_join().map(Errand::Join);
         group.or_else(|| self.machine.ring_seat(lost()).map(Errand::Ring))
@@ -217,6 +222,19 @@ impl Engine {
         }
     }
 
+    /// The members of a ring have met, and this is what they have.
+    pub(crate) fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
+        let now = self.now();
+        self.machine.enter_ring(progress, now)
+    }
+
+    /// What a ring made of a batch. True: this worker has left the ring.
+    pub(crate) fn ring_result(&mut self, batch: Batch, lanes: &Lanes) -> bool {
+        let now = self.now();
+        self.machine.ring_result(batch, lanes, now);
+        self.machine.state() != State::OnRing
+    }
+
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
@@ -306,7 +324,7 @@ impl Engine {
     }
 
     /// Takes in what the daemon says.
-    fn listen(&mut self) {
+    pub(crate) fn listen(&mut self) {
         while let Some(session) = &mut self.session {
             match session.poll() {
                 Ok(Some(reply)) => self.machine.on_reply(reply, self.started.elapsed()),
@@ -326,6 +344,10 @@ impl Engine {
             // started again with other certificates.
             Error::Tls(reason) if self.machine.endpoint().is_some() => {
                 self.machine.disconnected(reason, self.now());
+            }
+            // Whatever listens there now: the ring goes on.
+            other if self.machine.state() == State::OnRing => {
+                self.machine.disconnected(other.to_string(), self.now());
             }
             other => self.machine.fail(other),
         }

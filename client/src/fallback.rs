@@ -32,6 +32,8 @@ struct Word {
     epoch: u16,
     /// Shows that it knows the epoch's cookie.
     digest: u64,
+    /// Rings that it was on since.
+    rings: u32,
     progress: Progress,
 }
 
@@ -64,7 +66,8 @@ impl Fallback {
         let (epoch, cookie) = self.seat.epoch;
         // Known only to who knows the cookie, and does not tell it.
         let digest = digest(cookie.to_be_bytes());
-        let word = Word { epoch, digest, progress: own.clone() };
+        let rings = self.seat.rings;
+        let word = Word { epoch, digest, rings, progress: own.clone() };
         let text = serde_json::to_vec(&word).map_err(|error| self.nonsense(&error.to_string()))?;
         let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));
         // Everybody adds to zeros in all places but its own.
@@ -89,12 +92,14 @@ impl Fallback {
             rest = behind;
             let theirs: Word =
                 serde_json::from_slice(text).map_err(|e| self.nonsense(&e.to_string()))?;
-            if (theirs.epoch, theirs.digest) != (word.epoch, word.digest) {
+            let same = |word: &Word| (word.epoch, word.digest, word.rings);
+            if same(&theirs) != same(&word) {
                 return Err(Error::Ring {
                     ranks: vec![*rank],
                     reason: format!(
-                        "it was last in epoch {}, this worker in epoch {epoch}",
-                        theirs.epoch
+                        "it was last in epoch {} and then on {} rings, this worker in epoch \
+                         {epoch} and on {rings}",
+                        theirs.epoch, theirs.rings
                     ),
                 });
             }
@@ -167,7 +172,7 @@ mod tests {
                 let listener = if index == 0 { listener.take() } else { None };
                 let (members, addresses) = (members.clone(), vec![host; 3]);
                 scope.spawn(move || {
-                    let seat = Seat { members, addresses, index, epoch: (3, 99) };
+                    let seat = Seat { members, addresses, index, epoch: (3, 99), rings: 1 };
                     let deadline = Duration::from_secs(20);
                     let mut ring = Fallback::build(seat, listener, deadline).expect("all come");
                     let all = ring.gather(&progress(index)).expect("all are well");
@@ -182,7 +187,13 @@ mod tests {
     fn who_does_not_come_is_named_by_rank() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let SocketAddr::V4(host) = listener.local_addr().expect("bound") else { panic!("IPv4") };
-        let seat = Seat { members: vec![2, 5], addresses: vec![host; 2], index: 0, epoch: (1, 1) };
+        let seat = Seat {
+            members: vec![2, 5],
+            addresses: vec![host; 2],
+            index: 0,
+            epoch: (1, 1),
+            rings: 0,
+        };
         let error = Fallback::build(seat, Some(listener), Duration::from_millis(100));
         assert!(matches!(error, Err(Error::Ring { ranks, .. }) if ranks == [5]));
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_host::Group;
+use xdp_agg_tls::OpenError;
 
 use crate::blocks::Blocks;
 use crate::call::Call;
@@ -21,7 +22,7 @@ use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::machine::{Lanes, Seat, State};
 use crate::roll::Roll;
-use crate::session::Session;
+use crate::session::{Dial, Session};
 use crate::sys::{self, Interest, Timer};
 
 /// Longest sleep of a thread that drives the calls.
@@ -322,7 +323,7 @@ impl Shared {
 
     /// The progress thread: drives while there is work and nobody waits in the foreground, answers
     /// the daemon, and runs errands.
-    pub(crate) fn progress(&self) {
+    pub(crate) fn progress(self: &Arc<Self>) {
         let mut ring = None;
         while !self.closing.load(Ordering::Acquire) {
             let mut engine = self.lock();
@@ -349,12 +350,13 @@ impl Shared {
     }
 
     /// The next batch over the ring, if a call has one.
-    fn carry_ring(&self, mut engine: MutexGuard<'_, Engine>, ring: &mut Option<Fallback>) {
-        let Some(ring) = ring else {
+    fn carry_ring(&self, mut engine: MutexGuard<'_, Engine>, place: &mut Option<Fallback>) {
+        let Some(ring) = place else {
             drop(engine);
             self.sleep(None);
             return;
         };
+        engine.listen();
         if engine.machine.work() {
             return;
         }
@@ -370,22 +372,32 @@ impl Shared {
         // Without the engine: a call's deadline may pass meanwhile.
         let summed = self.busy(|| ring.reduce(&mut lanes, batch.reduction));
         let mut engine = self.lock();
-        match summed {
-            Ok(()) => engine.machine.ring_result(batch, &lanes),
-            Err(error) => engine.machine.fail(error),
+        let left = match summed {
+            Ok(()) => engine.ring_result(batch, &lanes),
+            Err(error) => {
+                engine.machine.fail(error);
+                false
+            }
+        };
+        drop(engine);
+        if left {
+            // The others have all that they need of this worker, or are told that it goes.
+            *place = None;
         }
     }
 
     /// The members meet, and tell each other what they have.
     fn build_ring(&self, seat: Seat) -> Result<Fallback, Error> {
         let own = self.lock().machine.progress();
-        let listener = self.listener.lock().take();
+        // It stays: another ring may have to be built.
+        let listener = self.listener.lock().as_ref().map(TcpListener::try_clone).transpose();
+        let listener = listener.map_err(Error::io("opening a listener for the ring"))?;
         let (ring, all) = self.busy(|| {
             let mut ring = Fallback::build(seat, listener, self.deadline)?;
             let all = ring.gather(&own)?;
             Ok::<_, Error>((ring, all))
         })?;
-        self.lock().machine.enter_ring(&all)?;
+        self.lock().enter_ring(&all)?;
         Ok(ring)
     }
 
@@ -431,17 +443,35 @@ impl Shared {
     }
 
     /// What takes its time is done without the engine.
-    fn run(&self, errand: Errand, ring: &mut Option<Fallback>) {
+    fn run(self: &Arc<Self>, errand: Errand, ring: &mut Option<Fallback>) {
         match errand {
             Errand::Connect(dial) => {
                 let outcome = Session::open(&dial);
                 self.lock().connected(outcome);
             }
+            Errand::Probe(dial) => self.probe(dial),
             Errand::Join(group) => self.lock().join(group),
             Errand::Ring(seat) => match self.build_ring(seat) {
                 Ok(built) => *ring = Some(built),
                 Err(error) => self.lock().machine.fail(error),
             },
+        }
+    }
+
+    /// Connects to the daemon on a thread of its own, which ends when that is done, one way or the
+    /// other: the ring is not to wait for it.
+    fn probe(self: &Arc<Self>, dial: Dial) {
+        let shared = Arc::downgrade(self);
+        let connect = move || {
+            let outcome = Session::open(&dial);
+            if let Some(shared) = shared.upgrade() {
+                shared.lock().connected(outcome);
+            }
+        };
+        // It lives where this thread does (its network namespace).
+        let started = std::thread::Builder::new().name("xdp-agg probe".into()).spawn(connect);
+        if let Err(error) = started {
+            self.lock().connected(Err(OpenError::Io(error)));
         }
     }
 }

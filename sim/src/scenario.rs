@@ -358,7 +358,8 @@ impl Scenario {
         let (daemon, down) = (*root, *fallback_after + magnitude(rng, MILLI, SECOND));
         if rng.random_bool(0.5) && !(self.witness && daemon == 0) {
             let when = When::After(magnitude(rng, 8, 1000));
-            self.faults.push((when, Fault::KillDaemon { daemon, pinned: false, down }));
+            let pinned = rng.random_bool(0.3);
+            self.faults.push((when, Fault::KillDaemon { daemon, pinned, down }));
         }
     }
 

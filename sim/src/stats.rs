@@ -63,6 +63,10 @@ pub struct Stats {
     pub rings: u64,
     /// Blocks that were summed over them.
     pub ring_blocks: u64,
+    /// Rings that were left for the daemon.
+    pub returns: u64,
+    /// Of these, jobs that the daemon took up again.
+    pub returned: u64,
     /// Answers of a parent that were handed on to a member.
     pub relays: u64,
     /// Members that were told of the loss of a branch, and go on.
@@ -112,6 +116,8 @@ impl Stats {
             deliveries,
             rings,
             ring_blocks,
+            returns,
+            returned,
             relays,
             branches_lost,
             keys,
@@ -146,6 +152,8 @@ impl Stats {
             (&mut self.deliveries, deliveries),
             (&mut self.rings, rings),
             (&mut self.ring_blocks, ring_blocks),
+            (&mut self.returns, returns),
+            (&mut self.returned, returned),
             (&mut self.relays, relays),
             (&mut self.branches_lost, branches_lost),
             (&mut self.keys, keys),
@@ -244,8 +252,11 @@ impl Stats {
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
              {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
         ));
-        let Self { rings, ring_blocks, .. } = self;
-        lines.push(format!("rings       {rings}, {ring_blocks} blocks summed over them"));
+        let Self { rings, ring_blocks, returns, returned, .. } = self;
+        lines.push(format!(
+            "rings       {rings}, {ring_blocks} blocks summed over them; {returns} left for the \
+             daemon, {returned} jobs taken up by it"
+        ));
         let Self { trees, sums_up, deliveries, relays, branches_lost, .. } = self;
         lines.push(format!(
             "trees       {trees} runs, {sums_up} sums sent up, {deliveries} results taken down, \

@@ -53,6 +53,9 @@ pub struct Config {
     /// How long no daemon could be reached before the workers go on over a ring, if the policy says
     /// so.
     pub fallback_after: Duration,
+    /// On a ring: pause before the daemon is looked for. Each attempt in vain doubles it, up to
+    /// eight times as much.
+    pub return_pause: Duration,
 }
 
 impl Config {
@@ -79,6 +82,7 @@ impl Config {
             rto_min: Duration::from_millis(4),
             join_deadline: Duration::from_secs(60),
             fallback_after: Duration::from_secs(2),
+            return_pause: Duration::from_millis(500),
         }
     }
 
@@ -131,7 +135,7 @@ pub enum State {
     Reforming,
     /// The daemon is lost. Where its data path goes on, so do calls.
     Reconnecting,
-    /// No daemon came back: calls run over a TCP ring.
+    /// No daemon came back: calls run over a TCP ring until one does.
     OnRing,
     /// An error ended the membership: see [`super::Machine::failure`].
     Failed,

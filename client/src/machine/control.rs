@@ -4,8 +4,7 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use xdp_agg_common::control::{
-    AbortReason, Admitted, AggregatorLoss, CONTROL_VERSION, ErrorCode, Join, Reply, Request,
-    Resume, WorkerLoss,
+    AbortReason, Admitted, AggregatorLoss, CONTROL_VERSION, ErrorCode, Reply, Request, WorkerLoss,
 };
 use xdp_agg_common::lanes::MAX_CHUNKS;
 use xdp_agg_common::maps::ResultMode;
@@ -48,44 +47,24 @@ impl Machine {
             self.hang_up();
             return;
         }
-        self.link = Link::Up;
-        self.requests.clear();
-        let agent = concat!("xdp-agg-client ", env!("CARGO_PKG_VERSION")).to_owned();
-        let token = self.config.token.clone();
-        self.say(Request::Hello { version: CONTROL_VERSION, agent, token });
-        let resume = self.epoch.as_ref().map(|epoch| Resume {
-            epoch: epoch.admitted.epoch,
-            cookie: epoch.admitted.cookie,
-            members: epoch.admitted.members,
-            chunks: epoch.admitted.chunks,
-            progress: self.progress(),
-        });
-        if resume.is_some() && self.freeze == Freeze::No {
+        if matches!(self.phase, Phase::Ring(_)) {
+            return self.connected_on_ring();
+        }
+        self.say_hello();
+        let join = self.join_with(self.progress());
+        if join.resume.is_some() && self.freeze == Freeze::No {
             // What is taken in from now on, the daemon does not know of.
             self.freeze = Freeze::Resume;
         }
-        let config = &self.config;
-        self.say(Request::Join(Join {
-            job: config.job.clone(),
-            rank: config.rank,
-            world_size: config.world_size,
-            data_port: config.data_port,
-            data_addr: config.data_addr,
-            max_chunks: config.max_chunks,
-            slots: config.slots,
-            result_mode: config.result_mode,
-            policy: config.policy,
-            ring_port: config.ring_port,
-            resume,
-            tree: config.tree.clone(),
-            chosen: config.chosen.clone(),
-        }));
+        self.say(Request::Join(join));
     }
 
     /// No control connection could be opened.
     pub fn connect_failed(&mut self, reason: String, now: Duration) {
         if self.failed.is_some() {
             self.link = Link::Closed;
+        } else if matches!(self.phase, Phase::Ring(_)) {
+            self.not_back_yet(&reason, now);
         } else if self.epoch.is_some() || now < self.reach_until {
             self.lost_reason = reason;
             self.link = Link::Wanted(now + RETRY);
@@ -100,6 +79,9 @@ impl Machine {
         self.requests.clear();
         if self.failed.is_some() {
             return;
+        }
+        if matches!(self.phase, Phase::Ring(_)) {
+            return self.not_back_yet(&reason, now);
         }
         if self.config.policy.aggregator_loss == AggregatorLoss::Fail {
             self.end_with(Error::AggregatorLost(reason));
@@ -149,6 +131,9 @@ impl Machine {
         if self.failed.is_some() || self.link != Link::Up {
             return;
         }
+        if matches!(self.phase, Phase::Ring(_)) {
+            return self.on_reply_on_ring(reply, now);
+        }
         self.greeted = true;
         match reply {
             Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
@@ -179,6 +164,7 @@ impl Machine {
     /// Enters an epoch: its path is tried next.
     fn enter(&mut self, admitted: Admitted, now: Duration) -> Result<(), Error> {
         self.follow(admitted)?;
+        self.back.rings = 0;
         self.phase = Phase::Probing { sent: 0, next: now };
         self.join_until = now + self.config.join_deadline;
         Ok(())
@@ -221,7 +207,7 @@ impl Machine {
         Ok(())
     }
 
-    fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
+    pub(super) fn flow_for(&self, admitted: &Admitted) -> Result<Flow, Error> {
         let config = &self.config;
         let uncut = admitted.chunks == self.admitted().map_or(admitted.chunks, |old| old.chunks)
             || self.calls.iter().all(|call| !call.has_begun() || call.is_done());
@@ -257,6 +243,7 @@ impl Machine {
         self.phase = Phase::Running;
         self.has_run = true;
         self.lost_since = None;
+        self.back.vain = 0;
         self.begin_calls();
     }
 
@@ -313,6 +300,11 @@ impl Machine {
     fn on_resumed(&mut self, now: Duration) {
         if self.epoch.is_none() || self.lost_since.is_none() {
             return;
+        }
+        if self.back.rings > 0 {
+            // The epoch that it means is over, for all members.
+            self.hang_up();
+            return self.lost(now);
         }
         self.counters.resumes += 1;
         self.unfreeze_resume();
@@ -373,14 +365,16 @@ impl Machine {
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
             && now < self.reach_until;
-        let may_pass = !matches!(
-            code,
-            ErrorCode::Version
-                | ErrorCode::Unauthorised
-                | ErrorCode::Invalid
-                | ErrorCode::WorldSize
-                | ErrorCode::Protocol
-        );
+        // Who was on a ring can go on over one.
+        let may_pass = self.back.rings > 0
+            || !matches!(
+                code,
+                ErrorCode::Version
+                    | ErrorCode::Unauthorised
+                    | ErrorCode::Invalid
+                    | ErrorCode::WorldSize
+                    | ErrorCode::Protocol
+            );
         // Many workers of one host start at once.
         let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.reach_until;
         if taken || crowded || resuming && may_pass {

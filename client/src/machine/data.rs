@@ -72,6 +72,7 @@ impl Machine {
             Kind::Result if payload.len() == call.payload_len(block) => {
                 if epoch.flow.on_result(number, now) {
                     let members = epoch.admitted.members;
+                    call.goes_over_aggregator();
                     call.decode(block, header.flags, payload, members);
                     epoch.history.put(number, members, header.flags, payload);
                     if call.is_reduced() {
@@ -301,6 +302,7 @@ fn on_copy(
             if let Some(call) = fits
                 && epoch.flow.on_result(number, now)
             {
+                call.goes_over_aggregator();
                 call.decode(block, header.flags, payload, members);
                 epoch.history.put(number, members, header.flags, payload);
             }

@@ -96,6 +96,16 @@ impl Epoch {
         Ok(next)
     }
 
+    /// The same membership when its members leave a ring before its block `next`: all have the same
+    /// results, and the plan's blocks are among them, so there is nothing to hand on. `end`: one
+    /// past the last block that this worker could send.
+    pub(super) fn after_ring(&self, next: u64, mut flow: Flow, end: u64) -> Self {
+        let plan = Plan { from: self.locate(next).0, ..Plan::default() };
+        flow.extend(end - plan.from, Part::All);
+        let history = History::new(0, stride(&self.admitted));
+        Self::with(self.admitted.clone(), &plan, flow, history)
+    }
+
     /// What this worker has of one block goes over to the next epoch.
     fn hand_over(&self, next: &mut Self, block: u64, run: Run, rank: u16) -> Result<(), Error> {
         let held = self.holds(block);

@@ -12,6 +12,7 @@
 //!
 //! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
 
+mod back;
 mod calls;
 mod config;
 mod control;
@@ -41,6 +42,7 @@ pub use ring::{Batch, Lanes, Seat};
 
 use crate::error::Error;
 use crate::flow;
+use back::WayBack;
 use early::Early;
 use epoch::Epoch;
 
@@ -134,6 +136,7 @@ pub struct Machine {
     /// Since when the daemon is lost, and how that showed.
     lost_since: Option<Duration>,
     lost_reason: String,
+    back: WayBack,
     /// The daemon's answer to who is missing.
     missing: Option<Vec<u16>>,
     /// The oldest block that has no result, and since when that, or the last question, is so.
@@ -181,6 +184,7 @@ impl Machine {
             has_run: false,
             lost_since: None,
             lost_reason: String::new(),
+            back: WayBack::default(),
             missing: None,
             awaited: (0, now),
             copies: false,

@@ -8,7 +8,9 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AbortReason, AggregatorLoss, Plan, Progress, RunKind, WorkerLoss};
+use xdp_agg_common::control::{
+    AbortReason, Admitted, AggregatorLoss, Plan, Progress, RunKind, WorkerLoss,
+};
 use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::reform::PlanError;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
@@ -32,6 +34,8 @@ pub struct Seat {
     pub index: u16,
     /// Number and cookie of the epoch that ended: the same at all.
     pub epoch: (u16, u64),
+    /// How many rings the members were on since: the same at all.
+    pub rings: u32,
 }
 
 /// Blocks that are reduced together.
@@ -58,7 +62,8 @@ impl Batch {
 pub struct Lanes {
     /// The blocks' payloads, end to end, eight bytes to a word: reduced as the batch says.
     pub words: Vec<u64>,
-    /// What the headers would say: summed.
+    /// Summed: what the headers would say, then one if this worker's daemon would take it back,
+    /// then the blocks' tags.
     pub marks: Vec<i32>,
 }
 
@@ -76,7 +81,8 @@ impl Machine {
         let left = all.zip(&admitted.ring).filter(|(rank, _)| out & rank_bit(*rank) == 0);
         let (members, addresses): (Vec<u16>, Vec<_>) = left.unzip();
         let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
-        Some(Seat { members, addresses, index, epoch: (admitted.epoch, admitted.cookie) })
+        let (epoch, rings) = ((admitted.epoch, admitted.cookie), self.back.rings);
+        Some(Seat { members, addresses, index, epoch, rings })
     }
 
     /// No daemon came back for too long: the members are to build a ring.
@@ -110,25 +116,26 @@ impl Machine {
     ///
     /// # Errors
     /// They do not fit together; this worker is no member any more.
-    pub fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
-        let entered = self.try_enter_ring(progress);
+    pub fn enter_ring(&mut self, progress: &[(u16, Progress)], now: Duration) -> Result<(), Error> {
+        let entered = self.try_enter_ring(progress, now);
         if let Err(error) = &entered {
             self.fail(error.clone());
         }
         entered
     }
 
-    fn try_enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
+    fn try_enter_ring(&mut self, progress: &[(u16, Progress)], now: Duration) -> Result<(), Error> {
         let plan = Plan::new(progress).map_err(|error| match error {
             PlanError::NoSource(block) => Error::Aborted(AbortReason::Unrecoverable { block }),
             PlanError::Impossible { .. } => Error::Protocol(error.to_string()),
         })?;
         let Some(admitted) = self.admitted().cloned() else { return Err(Error::NotJoined) };
         let members = progress.iter().fold(0, |bits, (rank, _)| bits | rank_bit(*rank));
-        let admitted = xdp_agg_common::control::Admitted { plan: Some(plan), members, ..admitted };
-        self.follow(admitted)?;
+        let ring = ring_of(&admitted, members);
+        self.follow(Admitted { plan: Some(plan), members, ring, ..admitted })?;
         self.phase = Phase::Ring(Some(0));
         self.lost_since = None;
+        self.look_back(now);
         self.begin_calls();
         Ok(())
     }
@@ -139,6 +146,7 @@ impl Machine {
         // Nobody else looks whether input has come in place meanwhile.
         self.release();
         let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
+        let handed_on = epoch.runs_end();
         let end = match epoch.runs_end() {
             end if first < end => end,
             _ => {
@@ -165,7 +173,9 @@ impl Machine {
             lanes.marks.push(i32::from(flags & flags::NON_FINITE));
             tags = tags.wrapping_add(i32::from(tag));
         }
-        lanes.marks.push(tags);
+        // As long as the plan hands blocks on, members have different results.
+        let back = self.back.open && first + blocks >= handed_on;
+        lanes.marks.extend([i32::from(back), tags]);
         Some(Batch { reduction, first, blocks, tags })
     }
 
@@ -207,14 +217,15 @@ impl Machine {
     }
 
     /// The results of a batch.
-    pub fn ring_result(&mut self, batch: Batch, lanes: &Lanes) {
+    pub fn ring_result(&mut self, batch: Batch, lanes: &Lanes, now: Duration) {
         if self.phase != Phase::Ring(Some(batch.first)) || self.failed.is_some() {
             return;
         }
         let members = self.members();
         let (mut words, marks) = (&lanes.words[..], &lanes.marks[..]);
         let count = members.count_ones() as i32;
-        if marks.last() != Some(&batch.tags.wrapping_mul(count)) {
+        let Some([back, tags]) = marks.last_chunk() else { return };
+        if *tags != batch.tags.wrapping_mul(count) {
             return self.calls_differ(batch.first);
         }
         let mut payload = [0; MAX_PAYLOAD];
@@ -242,8 +253,13 @@ impl Machine {
                 call.decode(block, flags, &payload[..len], members);
             }
         }
-        self.phase = Phase::Ring(Some(batch.first + batch.blocks));
+        let next = batch.first + batch.blocks;
+        self.phase = Phase::Ring(Some(next));
         self.release();
+        // The sum alone decides: all others see the same one, and this worker's own word is said.
+        if *back == count {
+            self.leave_ring(next, now);
+        }
         self.news = true;
         self.drop_abandoned();
     }
@@ -255,4 +271,11 @@ impl Machine {
         let theirs = "at least one other worker made another one".into();
         self.fail(Error::CallMismatch { ours, theirs });
     }
+}
+
+/// Where these members of an epoch meet.
+fn ring_of(admitted: &Admitted, members: u64) -> Vec<SocketAddrV4> {
+    let all = (0..MAX_WORKERS as u16).filter(|rank| admitted.members & rank_bit(*rank) != 0);
+    let all = all.zip(&admitted.ring).filter(|(rank, _)| members & rank_bit(*rank) != 0);
+    all.map(|(_, address)| *address).collect()
 }

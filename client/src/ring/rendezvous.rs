@@ -17,7 +17,7 @@ use super::error::Error;
 use super::links::{Links, Neighbour};
 
 /// Of these messages and of what follows on the ring's connections.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else { "big" };
 /// How long a caller may take for its first message: whoever connects speaks at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);

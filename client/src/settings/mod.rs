@@ -301,7 +301,7 @@ impl Builder {
     }
 
     /// How long no daemon could be reached before the workers go on over a TCP ring, with
-    /// [`AggregatorLoss::Ring`]. Default 2 s.
+    /// [`AggregatorLoss::Ring`]. Default 2 s. When all of them reach it again, they come back.
     #[must_use]
     pub const fn fallback_after(mut self, time: Duration) -> Self {
         self.fallback_after = time;

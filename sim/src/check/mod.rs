@@ -61,6 +61,8 @@ pub(crate) struct Checker {
     troubles: tree::Troubles,
     /// Epochs of rings, by the ring's number.
     rings: BTreeMap<usize, usize>,
+    /// Epochs at daemons whose members came from a ring.
+    pub(crate) returned: u64,
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
     answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
@@ -103,6 +105,8 @@ struct Life {
     lost: bool,
     /// It ended its membership of its own accord.
     gave_up: bool,
+    /// It goes on without a daemon, and has not left that ring again.
+    on_ring: bool,
 }
 
 /// One epoch as its members know it.
@@ -167,6 +171,7 @@ impl Checker {
             path: BTreeMap::new(),
             trunks: BTreeMap::new(),
             rings: BTreeMap::new(),
+            returned: 0,
             troubles: tree::Troubles {
                 rough: scenario.link != Link { base: scenario.link.base, ..Link::CLEAN },
                 ..tree::Troubles::default()
@@ -207,6 +212,7 @@ impl Checker {
             has_run: false,
             lost: false,
             gave_up: false,
+            on_ring: false,
         });
         self.lives.len() - 1
     }
@@ -330,13 +336,7 @@ impl Checker {
         if !on_ring && let Err(problem) = self.check_tree(admitted) {
             return self.fail(|| problem);
         }
-        // Who has given its daemon up and goes on over a ring does not come back; the daemon may
-        // not have heard.
-        let on_a_ring = |life: &usize| {
-            let latest = self.lives[*life].epoch;
-            latest.is_some_and(|latest| latest != index && self.epochs[latest].on_ring)
-        };
-        let members: Vec<_> = who.iter().flatten().copied().filter(|l| !on_a_ring(l)).collect();
+        let members = self.members_of(index);
         let old: Vec<_> = members.iter().filter_map(|life| self.lives[*life].lineage).collect();
         // Some may have been admitted to a first epoch whose daemon died before it told the others.
         let from_0 = plan.as_ref().is_none_or(|plan| *plan == Plan::default());

@@ -79,7 +79,10 @@ impl Checker {
             return;
         }
         match self.by_cookie.get(&cookie).copied() {
-            Some(epoch) => self.begins(epoch),
+            Some(epoch) => {
+                self.count_return(epoch);
+                self.begins(epoch);
+            }
             None => self.fail(|| "an epoch begins, and nobody knows of it".into()),
         }
     }

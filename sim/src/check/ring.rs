@@ -4,7 +4,7 @@ use xdp_agg_client::machine::{Batch, Lanes};
 use xdp_agg_common::control::{Admitted, RunKind};
 use xdp_agg_common::wire::flags;
 
-use super::{Checker, NONE};
+use super::{Checker, Life, NONE};
 
 impl Checker {
     /// A process goes on over a ring; all of them in the same way.
@@ -24,6 +24,9 @@ impl Checker {
                 }
                 self.rings.insert(ring, index);
                 self.begins(index);
+                for (_, life) in lives {
+                    self.lives[*life].on_ring = true;
+                }
                 index
             }
         };
@@ -31,6 +34,33 @@ impl Checker {
         if (plan, members) != (&admitted.plan, &admitted.members) {
             self.fail(|| "members of a ring follow different plans".into());
         }
+    }
+
+    /// A process goes from a ring back to its daemon.
+    pub(crate) fn leaves_ring(&mut self, life: usize) {
+        self.lives[life].on_ring = false;
+    }
+
+    /// A process hears that it may go on in its epoch.
+    pub(crate) fn resumed(&mut self, life: usize) {
+        let Life { rank, epoch, .. } = self.lives[life];
+        if epoch.is_some_and(|epoch| self.epochs[epoch].on_ring) {
+            self.fail(|| format!("rank {rank} is to go on in an epoch that ended with a ring"));
+        }
+    }
+
+    /// An epoch begins at a daemon: do its members come from a ring?
+    pub(super) fn count_return(&mut self, index: usize) {
+        let members = self.members_of(index);
+        let mut before = members.iter().filter_map(|life| self.lives[*life].epoch);
+        self.returned += u64::from(before.any(|epoch| self.epochs[epoch].on_ring));
+    }
+
+    /// The members of an epoch that begins, without those that have given its daemon up and are on
+    /// a ring: the daemon may not have heard.
+    pub(super) fn members_of(&self, index: usize) -> Vec<usize> {
+        let all = self.epochs[index].who.iter().flatten().copied();
+        all.filter(|life| !self.lives[*life].on_ring).collect()
     }
 
     /// All members have given their part of a batch: each block of it is complete, once.

@@ -181,6 +181,7 @@ impl World {
         self.stats.trees = u64::from(self.scenario.daemons > 1);
         self.stats.events = events;
         self.stats.count_keys(self.checker.key_counts());
+        self.stats.returned = self.checker.returned;
         let violation = self.checker.problem().map(str::to_owned);
         self.stats.violations = u64::from(violation.is_some());
         if let Some(violation) = &violation {

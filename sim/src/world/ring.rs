@@ -1,7 +1,8 @@
 //! Rings: the members of a job that lost its daemon meet, tell each other what they have, and sum
 //! batch after batch. What a machine puts in and takes out is real; the TCP connections between are
 //! not: here a batch is summed when all have given their part, and comes to each in its own time.
-//! Where a member is lost, some of the others still get what was summed, and some do not.
+//! Where a member is lost, some of the others still get what was summed, and some do not. When all
+//! say that they can reach the daemon, each leaves the ring as it takes in that batch.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,11 @@ use xdp_agg_client::machine::{Batch, Lanes, State};
 use xdp_agg_common::control::Progress;
 
 use super::World;
+use super::control::End;
 use super::place::Place;
 use super::worker::Worker;
 use crate::reference::combine;
-use crate::time::{MILLI, Nanos, SECOND};
+use crate::time::{MILLI, Nanos, SECOND, duration};
 use crate::trace::Party;
 
 /// Longest wait for all members, and for each batch.
@@ -45,8 +47,8 @@ pub(super) struct Part {
 /// What the members of one epoch make of themselves.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Job, epoch, cookie.
-    key: (usize, u16, u64),
+    /// Job, epoch, cookie, rings before this one.
+    key: (usize, u16, u64, u32),
     members: Vec<u16>,
     /// Worker, life and progress of those that have come, by rank.
     here: BTreeMap<u16, (usize, usize, Progress)>,
@@ -60,6 +62,10 @@ pub(super) struct Ring {
     given: BTreeMap<u16, (Batch, Lanes)>,
     /// The sum of the last batch that all gave their part of.
     sum: Option<(Batch, Lanes)>,
+    /// All who gave it can reach the daemon: it is the last one.
+    ends: bool,
+    /// Somebody has left it behind that batch.
+    left: bool,
 }
 
 impl World {
@@ -88,7 +94,7 @@ impl World {
         let Some(process) = &mut self.workers[worker].process else { return false };
         let Some(seat) = process.machine.ring_seat(0) else { return false };
         let (life, progress) = (process.life, process.machine.progress());
-        let key = (job, seat.epoch.0, seat.epoch.1);
+        let key = (job, seat.epoch.0, seat.epoch.1, seat.rings);
         let known = self.rings.iter().position(|ring| ring.key == key && ring.lost.is_empty());
         let index = known.unwrap_or(self.rings.len());
         if known.is_none() {
@@ -102,6 +108,8 @@ impl World {
                 batch: 0,
                 given: BTreeMap::new(),
                 sum: None,
+                ends: false,
+                left: false,
             });
             let late = Event::Late { ring: index, batch: None };
             self.queue.push(self.now + PATIENCE, super::Event::Ring(late));
@@ -141,6 +149,9 @@ impl World {
     /// A process gives its part of the next batch.
     fn give(&mut self, worker: usize, index: usize, batch: Batch, lanes: Lanes) {
         let rank = self.workers[worker].rank;
+        if can_return(&lanes) && !self.is_connected(worker) {
+            self.checker.fail(|| format!("rank {rank} says that it can reach its daemon"));
+        }
         let ring = &mut self.rings[index];
         ring.given.insert(rank, (batch, lanes));
         let (number, first) = (ring.batch, ring.given.len() == 1);
@@ -163,6 +174,7 @@ impl World {
     /// All have given their part.
     fn sum_batch(&mut self, index: usize) {
         let ring = &mut self.rings[index];
+        ring.ends = ring.given.values().all(|(_, lanes)| can_return(lanes));
         let mut given = std::mem::take(&mut ring.given).into_values();
         let Some((batch, mut sum)) = given.next() else { return };
         for (other, lanes) in given {
@@ -214,8 +226,9 @@ impl World {
         else {
             return self.ring_is_late(event);
         };
-        let is_there = self.workers[worker].process.as_ref().is_some_and(|p| p.life == life);
-        if !is_there {
+        let is_here = |part: Part| part.ring == ring;
+        let process = self.workers[worker].process.as_ref();
+        if !process.is_some_and(|p| p.life == life && p.ring.is_some_and(is_here)) {
             return;
         }
         if self.workers[worker].is_stopped() {
@@ -230,13 +243,21 @@ impl World {
         self.drive(worker);
     }
 
+    /// Whether a process has a connection to its daemon, as far as it knows.
+    fn is_connected(&self, worker: usize) -> bool {
+        let process = self.workers[worker].process.as_ref();
+        let connection = process.and_then(|process| process.connection);
+        connection.is_some_and(|index| self.connections[index].at_client == End::Open)
+    }
+
     fn enter_ring(&mut self, worker: usize, life: usize, index: usize) {
+        let now = duration(self.now);
         let here = &self.rings[index].here;
         let all: Vec<_> = here.iter().map(|(rank, (_, _, p))| (*rank, p.clone())).collect();
         let lives: Vec<_> = here.iter().map(|(rank, (_, life, _))| (*rank, *life)).collect();
         let Some(process) = &mut self.workers[worker].process else { return };
         // Who was lost after all had met does not keep the others from hearing of each other.
-        if process.machine.enter_ring(&all).is_err() {
+        if process.machine.enter_ring(&all, now).is_err() {
             return;
         }
         process.ring = Some(Part { ring: index, entered: true, waits: false });
@@ -248,15 +269,31 @@ impl World {
     fn take_batch(&mut self, worker: usize, life: usize, index: usize) {
         let Some(process) = &mut self.workers[worker].process else { return };
         let Some((batch, sum)) = &self.rings[index].sum else { return };
-        process.machine.ring_result(*batch, sum);
-        process.ring = Some(Part { ring: index, entered: true, waits: false });
+        process.machine.ring_result(*batch, sum, duration(self.now));
         let (batch, failed) = (*batch, process.machine.failure().is_some());
+        let left = process.machine.state() != State::OnRing && !failed;
+        process.ring = (!left).then_some(Part { ring: index, entered: true, waits: false });
         self.note(&[21, worker as u64], || {
             format!("{} takes in {batch:?} of ring {index}", Party::Worker(worker))
         });
         if !failed {
             self.checker.took_batch(index, life, &batch);
+            self.check_end(worker, life, index, left);
         }
+    }
+
+    /// A process has taken in a batch, and left the ring with it or not.
+    fn check_end(&mut self, worker: usize, life: usize, index: usize, left: bool) {
+        let ring = &mut self.rings[index];
+        if left != ring.ends {
+            let who = Party::Worker(worker);
+            return self.checker.fail(|| format!("{who} leaves ring {index}: {left}"));
+        }
+        if !left {
+            return;
+        }
+        self.stats.returns += u64::from(!std::mem::replace(&mut ring.left, true));
+        self.checker.leaves_ring(life);
     }
 
     fn lose_ring(&mut self, worker: usize, index: usize) {
@@ -282,4 +319,9 @@ impl World {
         ring.lost.extend(lost);
         self.break_ring(index);
     }
+}
+
+/// A member's word on whether its daemon would take it back.
+fn can_return(lanes: &Lanes) -> bool {
+    matches!(lanes.marks.last_chunk(), Some([1, _]))
 }

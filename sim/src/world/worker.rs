@@ -46,7 +46,7 @@ pub(super) struct Process {
     pub(super) life: usize,
     pub(super) machine: Machine,
     port: u16,
-    connection: Option<usize>,
+    pub(super) connection: Option<usize>,
     /// The ring that it takes part in.
     pub(super) ring: Option<ring::Part>,
     /// The timer that was asked for last.
@@ -121,6 +121,7 @@ impl World {
         config.tree = plan.tree.clone();
         config.ring_port = Some(30_000 + rank);
         config.fallback_after = duration(plan.fallback_after);
+        config.return_pause = duration(plan.fallback_after / 8);
         config.max_chunks = plan.chunks;
         config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
         let machine = Machine::new(config, now);
@@ -260,7 +261,18 @@ impl World {
     /// A message comes in.
     pub(super) fn worker_hears(&mut self, index: usize, reply: Reply) {
         let now = duration(self.now);
-        self.with_owner(index, |machine| machine.on_reply(reply, now));
+        let resumed = matches!(reply, Reply::Resumed);
+        let mut heard = false;
+        self.with_owner(index, |machine| {
+            heard = true;
+            machine.on_reply(reply, now);
+        });
+        if let Client::Worker { life, .. } = self.connections[index].client
+            && resumed
+            && heard
+        {
+            self.checker.resumed(life);
+        }
     }
 
     /// Tells the process behind a connection something, if it is still there and uses it.
@@ -419,8 +431,8 @@ impl World {
         self.workers[worker].left || self.has_made_all(worker) || self.is_left_alone(worker)
     }
 
-    /// The others of its job are on a ring, from which nobody comes back: what joins now waits for
-    /// ever.
+    /// The others of its job are on a ring, and leave it only with a call: what joins now may wait
+    /// for ever.
     fn is_left_alone(&self, worker: usize) -> bool {
         let job = self.workers[worker].job;
         let on_ring = |other: &Worker| {

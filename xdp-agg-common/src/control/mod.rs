@@ -15,7 +15,8 @@
 //!   [`Request::Progress`].
 //! * The connection to the daemon is lost and the policy is to resume: `Hello`, [`Request::Join`]
 //!   with [`Resume`]. A daemon that kept its data path over its restart answers
-//!   [`Reply::Resumed`] instead: the old epoch goes on.
+//!   [`Reply::Resumed`] instead: the old epoch goes on. Members that met on a ring meanwhile find
+//!   out first whether they would be taken back: [`Request::Offer`].
 //! * A rank that is no member (any more) joins: [`Reply::Pause`] → from each member
 //!   [`Request::Paused`] → [`Reply::RunTo`] → from each, once there, [`Request::Progress`].
 //!
@@ -45,7 +46,7 @@ pub use tree::{
 };
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 5;
+pub const CONTROL_VERSION: u32 = 6;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.
@@ -69,6 +70,10 @@ pub enum Request {
     },
     /// Become rank `rank` of a job. The first to name a job creates it.
     Join(Join),
+    /// Would [`Request::Join`] with this [`Resume`] be taken? Said by a worker that goes on without
+    /// the daemon; its progress does not matter. Answered by [`Reply::Done`] or [`Reply::Error`];
+    /// it changes nothing, and binds nobody.
+    Offer(Join),
     /// My probe came back: my path is open.
     Ready,
     /// Answer to [`Reply::Heartbeat`].
@@ -166,6 +171,11 @@ pub struct Resume {
     pub chunks: u16,
     /// What it has. It takes in no more results of this epoch unless [`Reply::Resumed`] comes.
     pub progress: Progress,
+    /// How often the members have met on a ring since ([`AggregatorLoss::Ring`]). `members` are
+    /// those of the last one. Who has met less often is left behind, and nobody who was on a ring
+    /// can go on in the epoch itself.
+    #[serde(default)]
+    pub rings: u32,
 }
 
 /// A secret that the operator gave out. Its `Debug` does not show it.

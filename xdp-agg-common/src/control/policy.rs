@@ -50,7 +50,8 @@ pub enum AggregatorLoss {
     Fail,
     /// Workers connect again and go on, in a new epoch or in the old one.
     Resume,
-    /// As `Resume`; where no daemon comes back in time, the workers go on over a TCP ring.
+    /// As `Resume`; where no daemon comes back in time, the workers go on over a TCP ring until one
+    /// does.
     Ring,
 }
 

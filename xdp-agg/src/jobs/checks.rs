@@ -215,9 +215,10 @@ pub(super) fn same_job(join: &Join, job: &Job) -> Result<(), Refusal> {
 pub(super) fn same_return(rank: u16, resume: &Resume, job: &Job) -> Result<(), Refusal> {
     let life = &job.life;
     let identity = (resume.epoch, resume.cookie);
-    let named = life.identities.iter().find(|(epoch, _)| *epoch == resume.epoch);
+    let named = life.identities.iter().map(|(epoch, cookie, _)| (*epoch, *cookie));
+    let named = named.into_iter().find(|(epoch, _)| *epoch == resume.epoch);
     let members = resume.epoch != life.epoch || resume.members & !life.epoch_members == 0;
-    if named.is_some_and(|named| *named != identity) || !members {
+    if named.is_some_and(|named| named != identity) || !members {
         return Err((
             ErrorCode::Invalid,
             format!(

@@ -39,6 +39,10 @@ impl Jobs {
                     self.refuse(conn, refusal);
                 }
             }
+            Request::Offer(join) => {
+                let done = self.offer(&session, &join).map(|()| Reply::Done);
+                self.reply_or_refuse(conn, done);
+            }
             Request::Create(create) => {
                 let done = self.create(Wish::from(create)).map(|_| Reply::Done);
                 self.reply_or_refuse(conn, done);
@@ -262,7 +266,7 @@ impl Jobs {
         job.life.ran = true;
         job.life.left.clear();
         job.life.trunk.contested = false;
-        job.life.identities = vec![(job.life.epoch, job.life.cookie)];
+        job.life.identities = vec![(job.life.epoch, job.life.cookie, 0)];
         let members = job.life.members.len();
         info!(job = job.name, epoch = job.life.epoch, members, mode = mode.name(), "running");
         self.changed = true;

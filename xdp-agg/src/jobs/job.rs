@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use xdp_agg_common::control::{Chosen, CreateJob, Join, Plan, Policy, Progress, WorkerLoss};
+use xdp_agg_common::control::{
+    Chosen, CreateJob, Join, Plan, Policy, Progress, Resume, WorkerLoss,
+};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
 
@@ -135,8 +137,11 @@ pub(super) struct Life {
     pub(super) cookie: u64,
     /// 0 until all have joined for the first time; from then on blocks keep their size.
     pub(super) chunks: u16,
-    /// Epochs and cookies that a member may know: the last epoch that ran, and those after it.
-    pub(super) identities: Vec<(u16, u64)>,
+    /// Epochs that a member may go on from, by number and cookie, and how often their members have
+    /// met on a ring since: the last epoch that ran, and those after it.
+    pub(super) identities: Vec<(u16, u64, u32)>,
+    /// While members return: how often those of that epoch have met on a ring since.
+    pub(super) rings: u32,
     /// It was running once: calls may be in flight.
     pub(super) ran: bool,
     /// The engine knows it.
@@ -154,6 +159,26 @@ pub(super) struct Life {
     pub(super) looking: bool,
     /// The aggregators besides this one.
     pub(super) trunk: Trunk,
+}
+
+impl Life {
+    /// The latest that is known of its members: epoch, and rings since.
+    pub(super) const fn latest(&self) -> (u16, u32) {
+        (self.epoch, self.rings)
+    }
+
+    /// Whether a worker remembers an epoch of this job that it may go on from.
+    pub(super) fn knows(&self, resume: &Resume) -> bool {
+        self.identities.contains(&(resume.epoch, resume.cookie, resume.rings))
+    }
+
+    /// Whether the members of its epoch have met on a ring that this daemon does not know of. Of an
+    /// epoch that it has formed another one after, they have not all heard: others may be in that.
+    pub(super) fn is_overtaken_by(&self, resume: &Resume) -> bool {
+        let (epoch, cookie, rings) = (resume.epoch, resume.cookie, resume.rings);
+        let known = self.identities.iter().rfind(|known| (known.0, known.1) == (epoch, cookie));
+        epoch == self.epoch && known.is_some_and(|known| known.2 < rings)
+    }
 }
 
 /// A job.

@@ -187,7 +187,7 @@ impl Jobs {
         }
         job.life.cookie = cookie;
         job.life.epoch = epoch;
-        job.life.identities.push((epoch, cookie));
+        job.life.identities.push((epoch, cookie, 0));
         job.life.epoch_members = job.member_bits();
         job.life.on_data_path = true;
         job.life.restored = None;

@@ -4,11 +4,11 @@ use std::mem;
 use std::net::SocketAddrV4;
 
 use tracing::info;
-use xdp_agg_common::control::{AbortReason, Join, Reply, Resume};
+use xdp_agg_common::control::{AbortReason, ErrorCode, Join, Reply, Resume};
 use xdp_agg_common::reform::SPAN_MAX;
 
 use super::checks::{self, Refusal};
-use super::job::{Life, Member, Phase};
+use super::job::{Job, Life, Member, Phase, Wish};
 use super::tree::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
@@ -35,7 +35,7 @@ impl Jobs {
             ..Member::new(conn, data, local, join)
         };
         let rank = join.rank;
-        let known = job.life.identities.contains(&(resume.epoch, resume.cookie));
+        let known = job.life.knows(resume);
         let is_member = job.life.members.contains_key(&rank);
         match job.phase {
             Phase::Forming(_) => {
@@ -43,6 +43,11 @@ impl Jobs {
                 return self.come_back(conn, job_id, rank, resume, back);
             }
             Phase::Returning(_) => return self.come_back(conn, job_id, rank, resume, back),
+            _ if job.life.is_overtaken_by(resume) => {
+                self.leave_behind(job_id);
+                self.expect_return(job_id, join, resume);
+                return self.come_back(conn, job_id, rank, resume, back);
+            }
             Phase::Running | Phase::Pausing | Phase::RunningTo(_) if known && is_member => {
                 self.attach(conn, job_id, rank, back);
             }
@@ -88,6 +93,7 @@ impl Jobs {
             epoch: resume.epoch,
             cookie: resume.cookie,
             epoch_members: resume.members,
+            rings: resume.rings,
             ran: true,
             span: SPAN_MAX,
             trunk: Trunk { asked: join.tree.clone(), ..Trunk::default() },
@@ -99,6 +105,22 @@ impl Jobs {
             epoch = resume.epoch,
             "waiting for the members of another daemon's job"
         );
+    }
+
+    /// The members of this very epoch have met on a ring since: what this daemon has of the job is
+    /// over. Whom it still holds for members are connections of before, and those that the ring
+    /// does without.
+    fn leave_behind(&mut self, job_id: u16) {
+        self.silence(job_id);
+        self.hang_up_all(job_id);
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let waiting = mem::take(&mut job.life.waiting);
+        let behind = mem::replace(&mut job.life.members, waiting);
+        for conn in behind.into_values().filter_map(|member| member.conn) {
+            self.expel(conn);
+        }
     }
 
     /// One more of them.
@@ -113,19 +135,31 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return Ok(());
         };
+        let (latest, theirs) = (job.life.latest(), (resume.epoch, resume.rings));
+        // After a ring members have what others can not be given: they go on among themselves.
+        let ring = job.life.rings > 0 || resume.rings > 0;
+        if ring && theirs < latest {
+            self.expel(conn);
+            return Ok(());
+        }
         checks::same_return(rank, resume, job)?;
         let mut expelled = Vec::new();
-        if resume.epoch > job.life.epoch {
+        if theirs > latest {
             // The daemon was lost while it told the members of a later epoch: that one holds.
-            let gone = job.life.members.extract_if(.., |rank, _| resume.members >> rank & 1 == 0);
+            let is_gone = |rank: &u16| ring || resume.members >> rank & 1 == 0;
+            let gone = job.life.members.extract_if(.., |rank, _| is_gone(rank));
             expelled.extend(gone.filter_map(|(_, member)| member.conn));
             job.life.epoch = resume.epoch;
             job.life.cookie = resume.cookie;
             job.life.epoch_members = resume.members;
+            job.life.rings = resume.rings;
+            if ring {
+                job.life.identities.clear();
+            }
         }
         let is_member = job.life.epoch_members >> rank & 1 == 1;
         if is_member {
-            let identity = (resume.epoch, resume.cookie);
+            let identity = (resume.epoch, resume.cookie, resume.rings);
             if !job.life.identities.contains(&identity) {
                 job.life.identities.push(identity);
             }
@@ -142,6 +176,35 @@ impl Jobs {
         }
         self.advance(job_id);
         Ok(())
+    }
+
+    /// Whether a worker that goes on without this daemon would be taken back: as
+    /// [`Self::resume`], without any change.
+    pub(super) fn offer(&self, session: &Session, join: &Join) -> Result<(), Refusal> {
+        let slots = checks::wish(&Wish::from(join), &self.limits)?;
+        let data = checks::worker(join, &session.peer)?;
+        let Some(resume) = &join.resume else {
+            let why = "an Offer of a worker that was never a member: it names no epoch";
+            return Err((ErrorCode::Invalid, why.into()));
+        };
+        checks::resume(join, resume, &self.limits)?;
+        let Some(job) = self.jobs.values().find(|job| job.name == join.job) else {
+            self.free_entry().ok_or_else(|| checks::no_entry(&join.job))?;
+            let fits = slots <= self.pool.longest();
+            return if fits { Ok(()) } else { Err(checks::no_slots(&join.job, slots, &self.pool)) };
+        };
+        checks::same_job(join, job)?;
+        checks::own_address(join.rank, data, job)?;
+        let life = &job.life;
+        let may = match job.phase {
+            Phase::Forming(_) => true,
+            Phase::Returning(_) => {
+                checks::same_return(join.rank, resume, job)?;
+                (resume.epoch, resume.rings) >= life.latest()
+            }
+            _ => life.knows(resume) || life.is_overtaken_by(resume),
+        };
+        if may { Ok(()) } else { Err(goes_on_without(join.rank, job)) }
     }
 
     /// A member of a running job has a new connection: the epoch goes on.
@@ -178,6 +241,15 @@ impl Jobs {
         self.effects.push_back(Effect::Close(conn));
         self.closed(conn);
     }
+}
+
+/// The refusal of an offer.
+fn goes_on_without(rank: u16, job: &Job) -> Refusal {
+    let message = format!(
+        "job {:?} goes on here without what rank {rank} belongs to: wait until it ends",
+        job.name
+    );
+    (ErrorCode::Busy, message)
 }
 
 /// Why all begin again.

@@ -153,7 +153,7 @@ impl JobSnapshot {
             epoch: self.epoch,
             cookie: self.cookie,
             chunks: self.chunks,
-            identities: vec![(self.epoch, self.cookie)],
+            identities: vec![(self.epoch, self.cookie, 0)],
             ran: true,
             on_data_path: true,
             plan: Plan { from: self.from, ..Plan::default() },

@@ -107,6 +107,7 @@ fn a_job_goes_on_at_the_next_daemon() {
             members: remembered.members,
             chunks: remembered.chunks,
             progress: done(1),
+            rings: 0,
         };
         Joining::new(daemon.control, Join { resume: Some(resume), ..shrinking(rank) })
     };

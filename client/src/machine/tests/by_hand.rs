@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use xdp_agg_common::control::{
-    Admitted, AggregatorLoss, Held, Plan, Policy, Reply, Request, Run, RunKind, WorkerLoss,
+    Admitted, AggregatorLoss, Held, Plan, Policy, Progress, Reply, Request, Run, RunKind,
+    WorkerLoss,
 };
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 
 use super::world::integers;
 use crate::error::Error;
-use crate::machine::{Config, Control, Machine, State};
+use crate::machine::{Buffer, Config, Control, Lanes, Local, Machine, State};
 
 const NOW: Duration = Duration::from_secs(5);
 /// Elements of a block of one chunk.
@@ -22,8 +24,11 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let policy =
-            Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss: AggregatorLoss::Resume };
+        Self::with(AggregatorLoss::Resume)
+    }
+
+    fn with(aggregator_loss: AggregatorLoss) -> Self {
+        let policy = Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss };
         let config = Config { policy, ..Config::new("alone", 1, 3) };
         let mut alone = Self { machine: Machine::new(config, NOW) };
         assert_eq!(alone.machine.poll_control(NOW), Some(Control::Connect));
@@ -49,7 +54,7 @@ impl Alone {
             slots: 16,
             data: "10.0.0.1:48864".parse().expect("an address"),
             plan,
-            ring: Vec::new(),
+            ring: vec!["10.0.0.1:1".parse().expect("an address"); 3],
         };
         self.machine.on_reply(Reply::Admitted(admitted), NOW);
     }
@@ -279,4 +284,65 @@ fn an_absent_daemon_is_named_at_the_deadline() {
         assert!(matches!(failure, Some(Error::Unreachable { .. })), "{failure:?}");
         assert!((tries - 1..=tries).contains(&tried), "{tried}");
     }
+}
+
+/// As long as a ring has blocks to hand on, members have different results: nobody says that it
+/// could leave. Behind these the sum of what all say decides, not what this worker knows since.
+#[test]
+fn a_ring_is_left_behind_what_it_hands_on() {
+    let mut alone = Alone::with(AggregatorLoss::Ring);
+    alone.enter(1, None);
+    let format = Format::new(ElementType::I32, Op::Min, Scaling::Block, None, 3);
+    let local = Local::new(Buffer::owned(vec![1_i32; 4 * BLOCK]), format.expect("it makes sense"));
+    alone.machine.start(Box::new(local)).expect("it runs");
+    let sent = alone.sent();
+    let (header, lanes) = parse(&sent[1]);
+    alone.deliver(Header { kind: Kind::Result, ..header }, lanes);
+    alone.machine.disconnected("a test".into(), NOW);
+    let later = NOW + Duration::from_secs(3);
+    alone.machine.on_timeout(later);
+    let seat = alone.machine.ring_seat(0).expect("no daemon came");
+    assert_eq!((seat.epoch, seat.rings), ((1, 1001), 0));
+    let own = alone.machine.progress();
+    assert_eq!((own.base, own.held.len()), (0, 1));
+    let others = Progress { next_sequence: 1, ..Progress::default() };
+    let all = [(0, others.clone()), (1, own), (2, others)];
+    alone.machine.enter_ring(&all, later).expect("they fit");
+    // The daemon is there.
+    let soon = later + Duration::from_secs(1);
+    while alone.machine.poll_control(soon) != Some(Control::Connect) {}
+    alone.machine.connected(soon);
+    let said = alone.said();
+    assert!(matches!(&said[..], [Request::Hello { .. }, Request::Offer(_)]), "{said:?}");
+    alone.machine.on_reply(Reply::Done, soon);
+    let mut lanes = Lanes::default();
+    // What to redo, what to hand on, and what was sent by nobody.
+    for (blocks, says, sum) in [(0..1, 0, 3), (1..2, 1, 2), (2..4, 1, 3)] {
+        let batch = alone.machine.ring_batch(&mut lanes).expect("it has one");
+        assert_eq!(batch.blocks(), blocks);
+        let [back, tags] = lanes.marks.last_chunk_mut().expect("two at least");
+        assert_eq!(*back, says);
+        // Nobody can say it of the first.
+        (*back, *tags) = (if says == 0 { 0 } else { sum }, tags.wrapping_mul(3));
+        if blocks == (2..4) {
+            alone.machine.disconnected("again".into(), soon);
+            alone.call(2);
+        }
+        assert_eq!(alone.machine.state(), State::OnRing);
+        alone.machine.ring_result(batch, &lanes, soon);
+    }
+    assert_eq!(alone.machine.state(), State::Reconnecting);
+    assert!(alone.sent().is_empty(), "its blocks have other numbers there");
+    let progress = alone.machine.progress();
+    assert_eq!((progress.base, progress.held.len()), (4, 0));
+    while alone.machine.poll_control(soon) != Some(Control::Connect) {}
+    alone.machine.connected(soon);
+    let said = alone.said();
+    let [Request::Hello { .. }, Request::Join(join)] = &said[..] else { panic!("{said:?}") };
+    let resume = join.resume.as_ref().expect("it was a member");
+    assert_eq!((resume.epoch, resume.rings, &resume.progress), (1, 1, &progress));
+    // An epoch that is over is not gone on with.
+    alone.machine.on_reply(Reply::Resumed, soon);
+    assert_eq!(alone.machine.state(), State::Reconnecting);
+    assert!(alone.sent().is_empty());
 }

@@ -101,6 +101,10 @@ impl World {
         }
         match request {
             Request::Join(join) => self.on_join(rank, join),
+            Request::Offer(join) => {
+                assert!(join.resume.is_some_and(|resume| resume.rings > 0), "it is on a ring");
+                self.say(bit, &Reply::Done);
+            }
             Request::Ready if self.stage == Stage::Probing => {
                 self.ready |= bit;
                 if self.ready == self.members {
@@ -147,6 +151,7 @@ impl World {
             return;
         };
         let same = resume.epoch == self.epoch && resume.cookie == self.cookie();
+        let same = same && resume.rings == 0;
         if self.stage == Stage::Running && same {
             self.say(bit, &Reply::Resumed);
         } else if self.members & bit == 0 {

@@ -192,3 +192,87 @@ fn a_ring_takes_over() {
         assert!((1..=3).contains(&counters.ring_calls), "{counters:?}");
     }
 }
+
+/// On a ring, in the middle of calls, whose daemon is dead.
+fn on_ring(seed: u64, pinned: bool) -> World {
+    let policy = Policy { aggregator_loss: AggregatorLoss::Ring, ..World::shrink() };
+    let mut world = running(seed, 3, policy);
+    world.loss = 0.05;
+    world.call_all(3 * BLOCK);
+    world.call_all(40 * BLOCK + 1);
+    let turns = world.rng.random_range(0..150);
+    world.run_turns(turns);
+    world.kill_daemon(pinned);
+    world.run_until(|world| world.all(State::OnRing));
+    world.build_ring();
+    world
+}
+
+/// The daemon comes back, without memory or with its data path, which has another idea of what the
+/// epoch's blocks are: the members leave the ring behind the same batch, and sum there again.
+#[test]
+fn a_daemon_takes_over_from_a_ring() {
+    for seed in 0..200 {
+        let mut world = on_ring(seed, seed % 3 == 0);
+        let turns = world.rng.random_range(0..150);
+        world.run_turns(turns);
+        world.start_daemon();
+        world.call_until_back(1 + seed as usize % 7 * BLOCK);
+        world.finish();
+        world.run_until(|world| world.all(State::Running));
+        let last = world.call_all(30 * BLOCK);
+        world.finish();
+        assert_eq!((world.returns, world.paths[&(last, 0)]), (1, Path::Aggregator));
+        let counters = world.at(0).counters();
+        assert_eq!(counters.resumes, 1, "{counters:?}");
+    }
+}
+
+/// As long as one member does not reach the daemon, nobody leaves the ring.
+#[test]
+fn nobody_leaves_a_ring_alone() {
+    for seed in 0..50 {
+        let mut world = on_ring(seed, false);
+        world.apart = 1 << (seed % 3);
+        world.start_daemon();
+        for _ in 0..20 {
+            world.call_all(3 * BLOCK);
+            world.finish();
+            let turns = world.rng.random_range(0..100);
+            world.run_turns(turns);
+            assert!(world.all(State::OnRing));
+        }
+        world.apart = 0;
+        world.call_until_back(3 * BLOCK);
+        world.finish();
+        world.run_until(|world| world.all(State::Running));
+        assert_eq!(world.returns, 1);
+    }
+}
+
+/// The daemon dies again when the members have just left the ring: they build another one, and
+/// leave that one, too, when it is there again.
+#[test]
+fn another_ring_follows() {
+    for seed in 0..100 {
+        let mut world = on_ring(seed, false);
+        for rings in 1..4 {
+            world.start_daemon();
+            world.call_until_back(5 * BLOCK);
+            assert_eq!(world.returns, rings);
+            world.kill_daemon(false);
+            world.run_until(|world| world.all(State::OnRing));
+            world.build_ring();
+            world.finish();
+            let last = world.call_all(2 * BLOCK);
+            world.finish();
+            assert_eq!(world.paths[&(last, 1)], Path::Ring);
+        }
+        world.start_daemon();
+        world.call_until_back(5 * BLOCK);
+        world.finish();
+        world.run_until(|world| world.all(State::Running));
+        // Four rings, and the daemon's epoch behind them.
+        assert_eq!(world.at(2).counters().reforms, 5);
+    }
+}

@@ -57,8 +57,12 @@ pub(super) struct World {
     pub(super) paused: BTreeMap<u16, u64>,
     pub(super) outcomes: BTreeMap<(u64, u16), Outcome>,
     pub(super) paths: BTreeMap<(u64, u16), Path>,
+    /// Bit `r`: rank `r` does not reach the daemon.
+    pub(super) apart: u64,
     /// The members sum over a ring.
     ring: bool,
+    /// Rings that were left for the daemon.
+    pub(super) returns: u32,
     /// Rank, number and length of calls in flight.
     pub(super) calls: Vec<(u16, u64)>,
 }
@@ -99,7 +103,9 @@ impl World {
             paused: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             paths: BTreeMap::new(),
+            apart: 0,
             ring: false,
+            returns: 0,
             calls: Vec::new(),
         };
         for rank in 0..size {
@@ -200,7 +206,7 @@ impl World {
         while let Some(control) = self.at(rank).poll_control(now) {
             moved = true;
             match control {
-                Control::Connect if self.dead => {
+                Control::Connect if self.dead || self.apart & 1 << rank != 0 => {
                     self.at(rank).connect_failed("refused".into(), now);
                     moved = false;
                 }
@@ -281,13 +287,13 @@ impl World {
 impl World {
     /// All that live meet.
     pub(super) fn build_ring(&mut self) {
-        let alive = self.alive();
+        let (alive, now) = (self.alive(), self.now);
         let progress: Vec<_> =
             alive.iter().map(|rank| (*rank, self.at(*rank).progress())).collect();
         for rank in &alive {
             let seat = self.at(*rank).ring_seat(0).expect("it wants a ring");
             assert_eq!(seat.members, alive);
-            self.at(*rank).enter_ring(&progress).expect("it fits");
+            self.at(*rank).enter_ring(&progress, now).expect("it fits");
         }
         self.ring = true;
     }
@@ -308,9 +314,36 @@ impl World {
             marks.for_each(|(sum, mark)| *sum = sum.wrapping_add(*mark));
             batches.push((rank, batch));
         }
-        for (rank, batch) in batches {
-            self.at(rank).ring_result(batch, &sums);
+        if self.rng.random_bool(self.loss / 5.0) {
+            // Its word is said: that it lost its connection since must not matter.
+            let (rank, _) = batches[self.rng.random_range(0..batches.len())];
+            self.cut(rank);
+        }
+        let now = self.now;
+        for (rank, batch) in &batches {
+            self.at(*rank).ring_result(*batch, &sums, now);
+        }
+        self.ring = self.all(State::OnRing);
+        if !self.ring {
+            assert!(batches.iter().all(|(rank, _)| self.at(*rank).state() == State::Reconnecting));
+            let mut left = batches.iter().map(|(rank, _)| self.at(*rank).progress().base);
+            let first = left.next();
+            assert!(left.all(|base| Some(base) == first), "they have different results");
+            self.returns += 1;
         }
         true
+    }
+
+    /// Makes calls until the members have left their ring.
+    pub(super) fn call_until_back(&mut self, len: usize) {
+        for _ in 0..1000 {
+            self.call_all(len);
+            self.run_until(|world| world.calls.is_empty() || !world.ring);
+            if !self.ring {
+                return;
+            }
+            self.now += Duration::from_millis(50);
+        }
+        panic!("nobody leaves the ring: {:?}", self.states());
     }
 }

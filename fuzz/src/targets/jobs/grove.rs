@@ -2,9 +2,9 @@
 //!
 //! `tree 1:0,1 2<0:2` is the tree of the next joins: host 1 under the root with ranks 0 and 1, host
 //! 2 under the first branch with rank 2. `C joins R N`, with `go-on` behind it where the job shall
-//! go on whoever is lost, `C returns R N` with the same behind it, `C ready`, `C progress B`,
-//! `C paused S`, `C missing B` and `C leaves` are a worker's requests in few bytes: almost every
-//! change of one is another request, and of JSON none.
+//! go on whoever is lost, `C returns R N` and `C offers R N` with the same and a number of rings
+//! behind it, `C ready`, `C progress B`, `C paused S`, `C missing B` and `C leaves` are a worker's
+//! requests in few bytes: almost every change of one is another request, and of JSON none.
 //!
 //! `grove` says that daemons are where a tree names them, and do what the root wants; `fell` that
 //! they are gone. `lost K` takes away the connection to one. `mute` keeps all that they would say,
@@ -24,10 +24,11 @@ use xdp_agg_common::maps::ResultMode;
 use super::world::World;
 
 /// Words of the stories.
-pub(super) const TOKENS: [&str; 26] = [
+pub(super) const TOKENS: [&str; 27] = [
     "tree",
     "joins",
     "returns",
+    "offers",
     "paused",
     "go-on",
     "ready",
@@ -128,13 +129,16 @@ impl World {
             "progress" => Request::Progress(progress(number()?)),
             "paused" => Request::Paused { next_sequence: number()? },
             "joins" => Request::Join(self.join(rest)?),
-            "returns" => {
+            "returns" | "offers" => {
                 let join = self.join(rest)?;
                 let members = u64::MAX >> (64 - join.world_size.clamp(1, 64));
                 // The last that anybody was told.
                 let (epoch, cookie, chunks) = (0, 0, 0);
-                let resume = Resume { epoch, cookie, members, chunks, progress: progress(5) };
-                Request::Join(Join { resume: Some(resume), ..join })
+                let rings = rest.split(' ').nth(3).and_then(|rings| rings.parse().ok());
+                let (rings, progress) = (rings.unwrap_or(0), progress(5));
+                let resume = Resume { epoch, cookie, members, chunks, progress, rings };
+                let join = Join { resume: Some(resume), ..join };
+                if word == "offers" { Request::Offer(join) } else { Request::Join(join) }
             }
             _ => return serde_json::from_str(what).ok(),
         })

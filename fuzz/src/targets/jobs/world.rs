@@ -175,7 +175,7 @@ impl World {
     }
 
     pub(super) fn say(&mut self, conn: ConnId, mut request: Request) {
-        if let Request::Join(join) = &mut request
+        if let Request::Join(join) | Request::Offer(join) = &mut request
             && let (Some(resume), Some(admitted)) = (&mut join.resume, &self.admitted)
         {
             if resume.cookie == 0 {

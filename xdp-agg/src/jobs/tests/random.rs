@@ -235,6 +235,7 @@ impl Model {
             members: admitted.members,
             chunks: admitted.chunks,
             progress: progress(10, 1),
+            rings: 0,
         });
         if let Some(resume) = latest.or_else(|| join.resume.clone()) {
             self.memories.push(Join { resume: Some(resume), ..join });

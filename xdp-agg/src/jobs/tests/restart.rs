@@ -21,6 +21,7 @@ fn back(world: &mut World, rank: u16, policy: Policy) -> (ConnId, Vec<Reply>) {
         members: conf.members,
         chunks: conf.max_chunks,
         progress: progress(10, 3),
+        rings: 0,
     };
     let join = Join { policy, resume: Some(resume), ..wish("train", rank, 3) };
     let conn = world.connect();
@@ -95,7 +96,7 @@ fn a_loss_before_all_are_back_waits_for_the_rest() {
     let resume = {
         let conf = world.engine[&0].conf;
         let (epoch, cookie, members) = (conf.epoch, conf.cookie, conf.members);
-        Resume { epoch, cookie, members, chunks: 22, progress: progress(10, 3) }
+        Resume { epoch, cookie, members, chunks: 22, progress: progress(10, 3), rings: 0 }
     };
     world.close(second);
     assert_eq!(reform(&world.hear(first)), [1]);

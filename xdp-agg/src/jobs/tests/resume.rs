@@ -9,6 +9,7 @@ fn resume(rank: u16, epoch: u16, members: u64) -> Join {
         members,
         chunks: 20,
         progress: progress(10, 3),
+        rings: 0,
     };
     Join { policy: SHRINK, resume: Some(resume), ..wish("train", rank, 4) }
 }
@@ -28,6 +29,7 @@ fn reconnect(world: &World, job: &str, rank: u16, world_size: u16, policy: Polic
         members: job_conf.members,
         chunks: job_conf.max_chunks,
         progress: progress(10, 3),
+        rings: 0,
     };
     Join { policy, resume: Some(resume), ..wish(job, rank, world_size) }
 }
@@ -309,4 +311,97 @@ fn an_epoch_before_the_one_that_runs_is_no_proof() {
     assert_eq!(aborted(&heard), AbortReason::Expelled);
     assert!(!world.closed.contains(&members[1]));
     assert_eq!(world.phase("train"), "running");
+}
+
+/// As a member of epoch 7, or of what is `join`'s, would say behind so many rings.
+fn behind(rings: u32, join: Join) -> Join {
+    let resume = join.resume.expect("it has one");
+    Join { resume: Some(Resume { rings, ..resume }), ..join }
+}
+
+fn offered(world: &mut World, join: Join) -> Vec<Reply> {
+    let conn = world.connect();
+    let heard = world.say(conn, Request::Offer(join));
+    world.close(conn);
+    heard
+}
+
+#[test]
+fn an_offer_changes_nothing_and_is_honest() {
+    let mut world = World::new();
+    let join = behind(1, resume(0, 7, 0b1101));
+    assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
+    assert!(world.infos().is_empty());
+    let anew = Join { resume: None, ..join.clone() };
+    assert_eq!(refused(&offered(&mut world, anew.clone()), &["no epoch"]), ErrorCode::Invalid);
+    let too_large = Join { slots: Some(1 << 20), ..join.clone() };
+    assert_eq!(refused(&offered(&mut world, too_large), &["slots"]), ErrorCode::NoRoom);
+    // Others who have only begun to join make room.
+    let (fresh, _) = come_back(&mut world, Join { rank: 1, data_port: 4001, ..anew });
+    assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
+    world.close(fresh);
+    // Those that came back before it remember something else.
+    come_back(&mut world, behind(1, resume(2, 7, 0b1101)));
+    assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
+    let earlier = behind(0, resume(0, 7, 0b1101));
+    assert_eq!(refused(&offered(&mut world, earlier), &["without"]), ErrorCode::Busy);
+    // A job of that name runs, and it is another one.
+    let mut world = World::new();
+    world.run_with("train", 4, SHRINK);
+    let other = Resume { chunks: 22, ..join.resume.clone().expect("it has one") };
+    let other = Join { resume: Some(other), ..join };
+    assert_eq!(refused(&offered(&mut world, other), &["without"]), ErrorCode::Busy);
+    let own = behind(1, reconnect(&world, "train", 0, 4, SHRINK));
+    assert_eq!(offered(&mut world, own), [Reply::Done]);
+    assert_eq!(world.phase("train"), "running");
+}
+
+#[test]
+fn an_epoch_before_a_ring_is_over() {
+    for policy in [SHRINK, RESUME] {
+        let mut world = World::new();
+        let members = world.run_with("train", 3, policy);
+        let old = |rank| reconnect(&world, "train", rank, 3, policy);
+        let (old, mut new) = ([0, 1, 2].map(old), [0, 1, 2].map(|rank| behind(1, old(rank))));
+        for join in &mut new {
+            // The ring did without rank 1.
+            let resume = join.resume.as_mut().expect("it has one");
+            (resume.members, resume.progress) = (0b101, progress(40, 9));
+        }
+        let (first, heard) = come_back(&mut world, new[0].clone());
+        assert_eq!((heard, world.phase("train").as_str()), (vec![], "resuming"));
+        assert!(members.iter().all(|conn| world.closed.contains(conn)), "{policy:?}");
+        // What was said before the ring, or without it, comes too late.
+        for join in &old {
+            let (late, heard) = come_back(&mut world, join.clone());
+            assert_eq!(aborted(&heard), AbortReason::Expelled);
+            assert!(world.closed.contains(&late) && !world.closed.contains(&first));
+        }
+        let (second, heard) = come_back(&mut world, new[2].clone());
+        let now = admitted(&heard);
+        assert_eq!(now.members, 0b101);
+        let plan = now.plan.clone().expect("it is not the first epoch");
+        assert_eq!((plan.from, plan.runs.len()), (40, 0));
+        world.hear(first);
+        world.ready(&[first, second]);
+        assert_eq!(world.phase("train"), "running");
+    }
+}
+
+#[test]
+fn another_ring_leaves_the_one_before_behind() {
+    let mut world = World::new();
+    let (first, _) = come_back(&mut world, behind(1, resume(0, 7, 0b101)));
+    let (second, heard) = come_back(&mut world, behind(2, resume(2, 7, 0b101)));
+    assert_eq!((aborted(&world.hear(first)), heard), (AbortReason::Expelled, vec![]));
+    let (first, heard) = come_back(&mut world, behind(2, resume(0, 7, 0b101)));
+    assert_eq!(admitted(&heard).epoch, 8);
+    world.hear(second);
+    world.ready(&[first, second]);
+    assert_eq!(world.phase("train"), "running");
+    // A later epoch that not all heard of does not go together with a ring of the one before.
+    let mut world = World::new();
+    let (later, _) = come_back(&mut world, resume(0, 8, 0b111));
+    let (_, heard) = come_back(&mut world, behind(1, resume(2, 7, 0b100)));
+    assert_eq!((aborted(&heard), world.hear(later)), (AbortReason::Expelled, vec![]));
 }
