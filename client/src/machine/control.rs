@@ -309,8 +309,10 @@ impl Machine {
         self.counters.resumes += 1;
         self.unfreeze_resume();
         if self.gate.is_some() || self.freeze == Freeze::Reform {
-            // The daemon that asked for this pause says so again; another one does not.
+            // The daemon that asked for this pause says so again; another one does not, and does
+            // not expect to hear when the calls before it are done.
             self.gate_until = Some(now + GRACE);
+            self.run_to = false;
         }
         self.run();
     }

@@ -216,6 +216,36 @@ fn a_pause_holds_later_calls_back() {
     assert_eq!(alone.sent().len(), 1, "the second call");
 }
 
+/// The daemon that named the last call is gone, and its data path goes on: the next one does not
+/// expect to hear that the call is done, unless it names it, too.
+#[test]
+fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
+    for named_again in [false, true] {
+        let mut alone = Alone::running();
+        alone.machine.on_reply(Reply::Pause { joining: vec![2] }, NOW);
+        alone.call(1);
+        alone.call(1);
+        alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+        let [packet] = &alone.sent()[..] else { panic!("one call may go") };
+        alone.machine.disconnected("a test".into(), NOW);
+        while alone.machine.poll_control(NOW) != Some(Control::Connect) {}
+        alone.machine.connected(NOW);
+        alone.said();
+        alone.machine.on_reply(Reply::Resumed, NOW);
+        if named_again {
+            alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+        }
+        alone.result(packet);
+        let said = alone.said();
+        assert_eq!(matches!(said[..], [Request::Progress(_)]), named_again, "{said:?}");
+        let later = NOW + Duration::from_secs(2);
+        alone.machine.on_timeout(later);
+        let mut packet = [0; 2048];
+        let next = alone.machine.poll_transmit(later, &mut packet).is_some();
+        assert_eq!(next, !named_again, "nobody waits to join any more");
+    }
+}
+
 /// A plan that does not fit what this worker has would count something twice or not at all.
 #[test]
 fn impossible_plans_are_refused() {
