@@ -291,9 +291,22 @@ impl Scenario {
         if choice.trees.unwrap_or(mix(seed ^ TREES).is_multiple_of(4)) {
             scenario.draw_trees(rng);
         }
+        scenario.allow_for_distance();
         scenario.draw_faults(rng, trouble);
         scenario.draw_fallback(rng);
         scenario
+    }
+
+    /// No deadline is shorter than calls in flight take one behind the other where nothing goes
+    /// wrong, twice over: they would end and be made again for ever.
+    fn allow_for_distance(&mut self) {
+        let farthest = |far: &[Nanos]| far.iter().copied().max().unwrap_or(1);
+        let way = self.link.base * (farthest(&self.far) + 2 * farthest(&self.far_daemons));
+        for job in &mut self.jobs {
+            let window = Nanos::from(job.slots / 2).max(1);
+            let turns = job.in_flight as Nanos * (job.blocks / window + 2);
+            job.deadline = job.deadline.max(2 * turns * 2 * way);
+        }
     }
 
     /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
