@@ -278,6 +278,7 @@ impl World {
                 self.queue.push(at, super::Event::Control(Event::EndAtClient(index)));
             }
             Event::EndAtDaemon(index) => {
+                self.hear_the_rest(index);
                 let connection = &mut self.connections[index];
                 let was_open = connection.at_daemon == End::Open;
                 connection.at_daemon = End::Closed;
@@ -290,6 +291,19 @@ impl World {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What a client said before it closed its end comes before the end, however long it was held
+    /// up by a cut that has ended.
+    fn hear_the_rest(&mut self, index: usize) {
+        while self.connection_cut_until(index) <= self.now {
+            let connection = &mut self.connections[index];
+            if (connection.at_client, connection.at_daemon) != (End::Closed, End::Open) {
+                return;
+            }
+            let Some(frame) = connection.up.pop_front() else { return };
+            self.daemon_hears(index, frame);
         }
     }
 
