@@ -267,7 +267,20 @@ fn goes_on(workers: &[Steady], ended: Vec<Vec<(Instant, Line)>>, since: Instant,
     assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
 }
 
-/// Rina: a rack's agent is lost, and its workers go on without it.
+/// Waits until all of these have had a call over aggregators alone, or not over these alone, after
+/// this moment.
+fn call_over(workers: &[Steady], since: Instant, aggregators_alone: bool) {
+    let is_it = |at, line: &Line| {
+        let alone = |path: &str| (path == "aggregator") == aggregators_alone;
+        at > since && matches!(line, Line::Call { path, .. } if alone(path))
+    };
+    for worker in workers {
+        let what = format!("a call over aggregators alone ({aggregators_alone})");
+        worker.wait(&what, LIMIT, is_it).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// Rina: a rack's agent is lost, and its workers go on without it; and with it when it is back.
 #[test]
 fn training_goes_on_without_an_agent() {
     need_root!();
@@ -278,6 +291,11 @@ fn training_goes_on_without_an_agent() {
         let since = Instant::now();
         agent.kill().expect("killed");
         goes_on(&workers, Vec::new(), since, 0b1111);
+        call_over(&workers, since, false);
+        fabric.serve(Spot::Rack(rack), "xdp", &[]).expect("a daemon");
+        let since = Instant::now();
+        call_over(&workers, since, true);
+        goes_on(&workers, Vec::new(), Instant::now(), 0b1111);
     }
 }
 
