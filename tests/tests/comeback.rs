@@ -6,7 +6,6 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, network};
-use xdp_agg_tests::BpfFs;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 
 const RING: [(&str, &str); 3] = [
@@ -20,12 +19,12 @@ const WORKERS: u16 = 3;
 const BACK: Duration = Duration::from_secs(12);
 
 /// The first call of a worker after this moment that all contributed to, over this path alone.
-fn call_over(worker: &Steady, since: Instant, over: &str, limit: Duration) -> Instant {
+fn call_over(worker: &Steady, since: Instant, over: &str) -> Instant {
     let is_it = |at, line: &Line| {
         at > since && matches!(line, Line::Call { path, contributors: 0b111, .. } if path == over)
     };
     let what = format!("a call over the {over}");
-    worker.wait(&what, limit, is_it).unwrap_or_else(|error| panic!("{error}")).0
+    worker.wait(&what, LIMIT, is_it).unwrap_or_else(|error| panic!("{error}")).0
 }
 
 /// The daemon is killed, the job goes over to a ring, the daemon is started again, the job comes
@@ -38,12 +37,12 @@ fn there_and_back(lab: &mut Lab, job: &str, times: u32) {
         lab.daemon.take().expect("it runs").kill().expect("it was running");
         let since = Instant::now();
         for worker in &workers {
-            call_over(worker, since, "ring", LIMIT);
+            call_over(worker, since, "ring");
         }
         lab.start_daemon();
         let since = Instant::now();
         for worker in &workers {
-            let at = call_over(worker, since, "aggregator", LIMIT);
+            let at = call_over(worker, since, "aggregator");
             assert!(at - since < BACK, "{:?}", at - since);
         }
         let info = lab.job_stats(job).info;
@@ -79,16 +78,7 @@ fn a_job_on_a_ring_comes_back() {
 #[test]
 fn a_kept_epoch_is_not_gone_on_with() {
     need_root!();
-    let bpffs = match BpfFs::mount() {
-        Ok(bpffs) => bpffs,
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            return;
-        }
-    };
-    let extra = bpffs.arguments();
-    let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
-    let mut lab = Lab::start_with(network(WORKERS, "ports"), "xdp", &extra);
+    let Some((_bpffs, mut lab)) = Lab::start_pinned(network(WORKERS, "ports")) else { return };
     there_and_back(&mut lab, "kept", 2);
 }
 
@@ -104,12 +94,12 @@ fn a_daemon_that_was_cut_off_is_found_again() {
     let since = Instant::now();
     lab.topology.set_link_up(link, false).expect("the cable is cut");
     for worker in &workers {
-        call_over(worker, since, "ring", LIMIT);
+        call_over(worker, since, "ring");
     }
     let since = Instant::now();
     lab.topology.set_link_up(link, true).expect("it is mended");
     for worker in &workers {
-        let at = call_over(worker, since, "aggregator", LIMIT);
+        let at = call_over(worker, since, "aggregator");
         assert!(at - since < BACK, "{:?}", at - since);
     }
     check(&workers);

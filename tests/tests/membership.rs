@@ -10,7 +10,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, network};
-use xdp_agg_tests::BpfFs;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 
 const FAIL: [(&str, &str); 2] =
@@ -257,16 +256,7 @@ fn a_restarted_daemon_is_gone_on_with() {
 #[test]
 fn a_pinned_data_path_outlives_its_daemon() {
     need_root!();
-    let bpffs = match BpfFs::mount() {
-        Ok(bpffs) => bpffs,
-        Err(error) => {
-            eprintln!("skipped: {error}");
-            return;
-        }
-    };
-    let extra = bpffs.arguments();
-    let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
-    let mut lab = Lab::start_with(network(3, "ports"), "xdp", &extra);
+    let Some((_bpffs, mut lab)) = Lab::start_pinned(network(3, "ports")) else { return };
     let workers = lab.steady_job("pinned", 3, &RESUME, &work());
     let epoch = lab.job_stats("pinned").info.epoch;
     for _ in 0..3 {

@@ -147,7 +147,7 @@ impl Machine {
         self.release();
         let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
         let handed_on = epoch.runs_end();
-        let end = match epoch.runs_end() {
+        let end = match handed_on {
             end if first < end => end,
             _ => {
                 let (block, _) = epoch.locate(first);

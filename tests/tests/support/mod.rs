@@ -16,7 +16,7 @@ use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
 use xdp_agg_common::control::{read_message, write_message};
 use xdp_agg_tests::steady::{Steady, Work};
-use xdp_agg_tests::{Mode, Process, Topology, program};
+use xdp_agg_tests::{BpfFs, Mode, Process, Topology, program};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -56,6 +56,22 @@ impl Lab {
         let mut lab = Self { topology, daemon: None, engine, extra };
         lab.start_daemon();
         lab
+    }
+
+    /// A daemon whose data path outlives it, and the file system that keeps it; None, with a
+    /// message, where none can be mounted.
+    pub fn start_pinned(topology: Topology) -> Option<(BpfFs, Self)> {
+        let bpffs = match BpfFs::mount() {
+            Ok(bpffs) => bpffs,
+            Err(error) => {
+                eprintln!("skipped: {error}");
+                return None;
+            }
+        };
+        let extra = bpffs.arguments();
+        let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+        let lab = Self::start_with(topology, "xdp", &extra);
+        Some((bpffs, lab))
     }
 
     /// Starts the daemon (again).
