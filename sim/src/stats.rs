@@ -10,168 +10,128 @@ use xdp_agg_common::wire::Reduction;
 use crate::check::KeyCounts;
 use crate::scenario::Fault;
 
-/// Counts of one run or of many.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+/// Declares [`Stats`], and how those of many runs are added: each field to its own.
+macro_rules! stats {
+    ($($(#[$doc:meta])* $field:ident: $kind:ty,)*) => {
+        /// Counts of one run or of many.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Stats {
+            $($(#[$doc])* pub $field: $kind,)*
+        }
+
+        impl Stats {
+            /// Adds the counts of other runs.
+            pub fn merge(&mut self, other: &Self) {
+                $(self.$field.add(&other.$field);)*
+            }
+        }
+    };
+}
+
+stats! {
     /// Runs.
-    pub runs: u64,
+    runs: u64,
     /// Runs with a violation.
-    pub violations: u64,
+    violations: u64,
     /// Events of the simulation.
-    pub events: u64,
+    events: u64,
     /// Calls that ended with a result.
-    pub calls: u64,
+    calls: u64,
     /// Calls and memberships that ended with an error, by kind.
-    pub errors: BTreeMap<&'static str, u64>,
+    errors: BTreeMap<&'static str, u64>,
     /// Faults that happened, by [`Fault::kind`].
-    pub faults: [u64; Fault::KINDS.len()],
+    faults: [u64; Fault::KINDS.len()],
     /// Data packets that were sent.
-    pub packets: u64,
+    packets: u64,
     /// Of these, lost or cut off.
-    pub lost: u64,
+    lost: u64,
     /// Of these, delivered twice.
-    pub duplicated: u64,
+    duplicated: u64,
     /// Of these, late.
-    pub late: u64,
+    late: u64,
     /// Packets of strangers.
-    pub hostile: u64,
+    hostile: u64,
     /// Results that workers took in.
-    pub results: u64,
+    results: u64,
     /// Memberships that were announced, one for each member.
-    pub admissions: u64,
+    admissions: u64,
     /// Members that were told that others are lost.
-    pub reforms: u64,
+    reforms: u64,
     /// Members that went on in an epoch whose daemon they had lost.
-    pub resumes: u64,
+    resumes: u64,
     /// Jobs that a restarted daemon took over with their data path.
-    pub taken_over: u64,
+    taken_over: u64,
     /// Members that were told that a rank joins.
-    pub pauses: u64,
+    pauses: u64,
     /// Blocks of plans that were handed on.
-    pub copies: u64,
+    copies: u64,
     /// Blocks of plans that were summed again.
-    pub redone: u64,
+    redone: u64,
     /// Workers that left in good order.
-    pub leaves: u64,
+    leaves: u64,
     /// Runs with several aggregators.
-    pub trees: u64,
+    trees: u64,
     /// Sums that went up to a parent.
-    pub sums_up: u64,
+    sums_up: u64,
     /// Results that came down and were awaited.
-    pub deliveries: u64,
+    deliveries: u64,
     /// Rings that took an aggregator's place.
-    pub rings: u64,
+    rings: u64,
     /// Blocks that were summed over them.
-    pub ring_blocks: u64,
+    ring_blocks: u64,
     /// Rings that were left for the daemon.
-    pub returns: u64,
+    returns: u64,
     /// Of these, jobs that the daemon took up again.
-    pub returned: u64,
+    returned: u64,
     /// Answers of a parent that were handed on to a member.
-    pub relays: u64,
+    relays: u64,
     /// Members that were told of the loss of a branch, and go on.
-    pub branches_lost: u64,
+    branches_lost: u64,
     /// Blocks of keys that were agreed upon.
-    pub keys: u64,
+    keys: u64,
     /// Of these, behind data of their call: what a call begins with is not enough for it.
-    pub keys_behind: u64,
+    keys_behind: u64,
     /// Of these, again: in another epoch than the first time, because no member had them.
-    pub keys_again: u64,
+    keys_again: u64,
     /// Blocks of keys that were handed on to members of a new epoch.
-    pub keys_copied: u64,
+    keys_copied: u64,
     /// Blocks that their root alone contributed.
-    pub roots: u64,
+    roots: u64,
     /// Questions for such blocks.
-    pub questions: u64,
+    questions: u64,
     /// Such blocks that came before their call.
-    pub early: u64,
+    early: u64,
+}
+
+/// What can be added up over runs.
+trait Count {
+    /// Adds that of other runs.
+    fn add(&mut self, other: &Self);
+}
+
+impl Count for u64 {
+    fn add(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl<const N: usize> Count for [u64; N] {
+    fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.iter_mut().zip(other) {
+            *mine += theirs;
+        }
+    }
+}
+
+impl Count for BTreeMap<&'static str, u64> {
+    fn add(&mut self, other: &Self) {
+        for (kind, count) in other {
+            *self.entry(kind).or_default() += count;
+        }
+    }
 }
 
 impl Stats {
-    /// Adds the counts of other runs.
-    pub fn merge(&mut self, other: &Self) {
-        let Self {
-            runs,
-            violations,
-            events,
-            calls,
-            errors,
-            faults,
-            packets,
-            lost,
-            duplicated,
-            late,
-            hostile,
-            results,
-            admissions,
-            reforms,
-            resumes,
-            taken_over,
-            pauses,
-            copies,
-            redone,
-            leaves,
-            trees,
-            sums_up,
-            deliveries,
-            rings,
-            ring_blocks,
-            returns,
-            returned,
-            relays,
-            branches_lost,
-            keys,
-            keys_behind,
-            keys_again,
-            keys_copied,
-            roots,
-            questions,
-            early,
-        } = other;
-        let pairs = [
-            (&mut self.runs, runs),
-            (&mut self.violations, violations),
-            (&mut self.events, events),
-            (&mut self.calls, calls),
-            (&mut self.packets, packets),
-            (&mut self.lost, lost),
-            (&mut self.duplicated, duplicated),
-            (&mut self.late, late),
-            (&mut self.hostile, hostile),
-            (&mut self.results, results),
-            (&mut self.admissions, admissions),
-            (&mut self.reforms, reforms),
-            (&mut self.resumes, resumes),
-            (&mut self.taken_over, taken_over),
-            (&mut self.pauses, pauses),
-            (&mut self.copies, copies),
-            (&mut self.redone, redone),
-            (&mut self.leaves, leaves),
-            (&mut self.trees, trees),
-            (&mut self.sums_up, sums_up),
-            (&mut self.deliveries, deliveries),
-            (&mut self.rings, rings),
-            (&mut self.ring_blocks, ring_blocks),
-            (&mut self.returns, returns),
-            (&mut self.returned, returned),
-            (&mut self.relays, relays),
-            (&mut self.branches_lost, branches_lost),
-            (&mut self.keys, keys),
-            (&mut self.keys_behind, keys_behind),
-            (&mut self.keys_again, keys_again),
-            (&mut self.keys_copied, keys_copied),
-            (&mut self.roots, roots),
-            (&mut self.questions, questions),
-            (&mut self.early, early),
-        ];
-        for (mine, theirs) in pairs.into_iter().chain(self.faults.iter_mut().zip(faults)) {
-            *mine += theirs;
-        }
-        for (kind, count) in errors {
-            *self.errors.entry(kind).or_default() += count;
-        }
-    }
-
     /// Takes over what the checker has counted.
     pub(crate) const fn count_keys(&mut self, counts: KeyCounts) {
         let KeyCounts { agreed, again, copied, behind } = counts;
