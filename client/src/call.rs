@@ -8,7 +8,7 @@ use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
 use crate::blocks::Blocks;
 use crate::error::Error;
-use crate::layout::{Layout, Part};
+use crate::layout::{Layout, Part, group_of};
 
 /// Over what a call's blocks were summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -165,7 +165,7 @@ impl Call {
     ) -> Result<(), Error> {
         let data = self.blocks.cut(chunks)?;
         let group = if self.blocks.format().needs_exponents() {
-            u64::from(chunks) * KEYS_PER_CHUNK as u64
+            group_of(self.blocks.agreed_chunks().unwrap_or(chunks))
         } else {
             0
         };

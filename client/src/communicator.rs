@@ -21,6 +21,7 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Handle, Lent, fail, globally};
+use crate::layout;
 use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
@@ -248,8 +249,8 @@ impl Communicator {
     ) -> Result<Report, Error> {
         #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
         // SAFETY: `Lent` below waits for the call's end, or takes the call out of all engines when
-        // this function ends in any other way, before the borrow of `data` ends; and where the call
-        // could not be started nothing holds it.
+        // this function ends in any other way, before the borrow of `data` ends; and a call that
+        // could not be started everywhere `begin` has taken out of where it was.
         let buffer = unsafe { Buffer::lend(data) };
         let short = self.is_short(&buffer);
         let sequence = self.begin(buffer, op, purpose)?;
@@ -325,15 +326,26 @@ impl Communicator {
         if self.is_single() {
             return self.first().start(Box::new(Local::new(buffer, format).with_purpose(purpose)));
         }
+        if self.group.is_none() {
+            format.check(buffer.slice(0..buffer.len()), 1).map_err(|error| {
+                let error = Error::from(error);
+                self.fail(&error);
+                error
+            })?;
+        }
         let _order = self.starting.lock();
         let sequence = self.agreed_sequence()?;
         let parts = match &self.group {
             None => self.parts(buffer, format, purpose),
             Some(group) => self.grouped_parts(group, buffer, format, (sequence, purpose))?,
         };
-        for (stripe, part) in self.stripes.iter().zip(parts) {
+        for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
             if let Err(error) = stripe.shared.start(part) {
                 self.fail(&error);
+                // The caller's memory is the caller's again.
+                for started in &self.stripes[..index] {
+                    started.shared.lock().machine.remove(sequence);
+                }
                 return Err(globally(error, &self.place));
             }
         }
@@ -443,18 +455,20 @@ fn shares(count: usize) -> Vec<Share> {
 }
 
 fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
-    let group = u64::from(chunks) * xdp_agg_numbers::KEYS_PER_CHUNK as u64;
     let mut options = xdp_agg_host::Options::new(
         settings.job.clone(),
         place.local_rank.into(),
         place.local_size.into(),
     );
-    options.segment = settings.segment;
     if let Some(directory) = &settings.segment_dir {
         options.place = xdp_agg_host::Place::Directory(directory.clone());
     }
-    options.scan_ahead = crate::layout::looked_ahead(group) as usize;
     let Builder { scaling, lanes, aggregators, .. } = settings;
+    // Each flow has one of so many blocks of the vector.
+    let ahead = layout::looked_ahead(layout::group_of(chunks)) as usize;
+    options.scan_ahead = ahead * aggregators.len();
+    let block = usize::from(chunks) * CHUNK_LEN;
+    options.segment = settings.segment.unwrap_or_else(|| options.good_segment(block));
     let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
     options.digest = digest(agreed.bytes());
     options.join_within = settings.join_deadline;

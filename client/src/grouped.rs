@@ -119,6 +119,10 @@ impl<T: Element> Blocks for Grouped<T> {
         Ok(self.blocks())
     }
 
+    fn agreed_chunks(&self) -> Option<u16> {
+        Some(self.place.chunks)
+    }
+
     fn elements(&self, block: u64) -> usize {
         let own = self.share.place(block);
         self.geometry.locate(self.place.local_rank, own).1.len()

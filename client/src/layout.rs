@@ -6,6 +6,8 @@
 //! repeated when lost, handed on to a new epoch. They travel [`AHEAD`] blocks before their group,
 //! so that in steady state nobody waits for them; only the first of a call cost a round trip.
 
+use xdp_agg_numbers::KEYS_PER_CHUNK;
+
 /// How far ahead of its group an exponent block travels at least, in data blocks: where it is half
 /// of the job's pool or more, the pool's own rule (a worker sends block `b` when it has the results
 /// up to `b - P/2`) says that it is there. Part of the protocol: all workers of a call must agree.
@@ -33,8 +35,13 @@ pub(crate) struct Layout {
     first: u64,
 }
 
-/// How many data blocks must be known ahead of the one that is sent, so that no exponent block
-/// waits for what the worker has not looked at.
+/// Data blocks of a group, where blocks have so many chunks: as many as their keys fit a block.
+pub(crate) const fn group_of(chunks: u16) -> u64 {
+    chunks as u64 * KEYS_PER_CHUNK as u64
+}
+
+/// How many data blocks of a flow must be known ahead of the one that is sent, so that no exponent
+/// block waits for what the worker has not looked at.
 pub(crate) const fn looked_ahead(group: u64) -> u64 {
     AHEAD + 3 * group
 }

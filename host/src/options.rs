@@ -8,6 +8,9 @@ use crate::Error;
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
 
+/// Bytes of a segment, where nothing asks for more.
+const DEFAULT_SEGMENT: usize = 32 << 20;
+
 /// Smallest segment that can be asked for, in bytes.
 pub const MIN_SEGMENT: usize = 1 << 20;
 
@@ -61,7 +64,7 @@ impl Options {
             job: job.into(),
             local_rank,
             local_size,
-            segment: 32 << 20,
+            segment: DEFAULT_SEGMENT,
             place: Place::Memory,
             depth: 8,
             slice_blocks: 64,
@@ -70,6 +73,19 @@ impl Options {
             join_within: Duration::from_secs(60),
             wait_within: Duration::from_secs(60),
         }
+    }
+
+    /// Bytes of a segment in which two calls of any length have room, for blocks of so many bytes:
+    /// twice what they need for the peaks that are known ahead (`8 * local_size^2 * scan_ahead`
+    /// bytes a call) and for two chunks of one block a slice. At least 32 MiB. What no call touches
+    /// takes no memory.
+    #[must_use]
+    pub const fn good_segment(&self, block_bytes: usize) -> usize {
+        let processes = self.local_size;
+        let peaks = 8 * processes * processes * self.scan_ahead;
+        let data = 2 * (processes + 1) * processes * block_bytes;
+        let wanted = (4 * (peaks + data)).next_multiple_of(1 << 20);
+        if wanted > DEFAULT_SEGMENT { wanted } else { DEFAULT_SEGMENT }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -91,6 +91,19 @@ mod tests {
         }
 
         #[test]
+        fn a_good_segment_has_room_for_any_call(
+            n in 1_usize..65, ahead in 0_usize..30_000, block in 16_usize..9000,
+        ) {
+            let mut options = Options::new("unit", 0, n);
+            options.scan_ahead = ahead;
+            options.segment = options.good_segment(block * 4);
+            let room = options.segment - (128 << 10);
+            let m = Plan::slice_blocks(&options, room, block * 4);
+            let at = Geometry::new(1 << 40, block, m, n);
+            prop_assert!(Plan::new(&options, 2, 4, true, &at).bytes <= room / 2);
+        }
+
+        #[test]
         fn parts_do_not_overlap(
             n in 1_usize..9, len in 0_usize..1_000_000, m in 1_usize..70, depth in 1_usize..9,
         ) {

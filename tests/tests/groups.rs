@@ -95,6 +95,20 @@ fn bits_depend_on_nothing_but_the_input() {
     }
 }
 
+/// Of a vector that is too long for the segment, each flow has every second block, and looks as
+/// many of its own blocks ahead as one that has them all.
+#[test]
+fn long_vectors_of_several_processes_go_over_two_aggregators() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let (_daemon, second) = second_daemon(&lab);
+    let first = lab.control();
+    let workers = connect(&lab, "long", 2, 2, |settings| {
+        settings.scaling(Scaling::Block).aggregators([first, second])
+    });
+    check_sums(&workers, 4_000_000);
+}
+
 /// A vector over two aggregators, each process for itself.
 #[test]
 fn a_vector_is_split_over_aggregators() {
@@ -115,6 +129,8 @@ fn a_vector_is_split_over_aggregators() {
             assert_eq!(report.contributors, 0b111);
             assert!(sum.iter().enumerate().all(|(i, x)| *x == (3 * i + 3) as f32));
         }
+        let error = worker.start(vec![0, i32::MAX], Op::Sum).expect_err("the sum would not fit");
+        assert!(error.to_string().contains("element 1 is 2147483647"), "{error}");
     });
 }
 

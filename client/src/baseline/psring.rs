@@ -49,7 +49,7 @@ impl PsRing {
             place.local_rank.into(),
             place.local_size.into(),
         );
-        options.segment = settings.segment;
+        options.segment = settings.segment.unwrap_or_else(|| options.good_segment(0));
         if let Some(directory) = &settings.segment_dir {
             options.place = xdp_agg_host::Place::Directory(directory.clone());
         }

@@ -4,7 +4,7 @@ use xdp_agg_common::lanes::{Bias, Lane, Pick, extreme};
 use xdp_agg_numbers::{Element, ElementType, Op, Scaling};
 
 use super::*;
-use crate::blocks::Local;
+use crate::blocks::{Local, Share};
 use crate::buffer::Buffer;
 
 fn of<T: Element>(data: Vec<T>, op: Op, scaling: Scaling, world: u16) -> Box<dyn Blocks> {
@@ -32,6 +32,21 @@ fn blocks_cover_the_elements_once() {
             let covered: usize = (0..blocks).map(|block| call.blocks.elements(block)).sum();
             assert_eq!(covered, len);
         }
+    }
+}
+
+/// The flows of a vector group their blocks alike, also where an aggregator takes longer ones: the
+/// processes of a host look so far ahead and no further.
+#[test]
+fn groups_are_of_the_blocks_that_were_agreed_upon() {
+    let format = Format::new(f32::TYPE, Op::Sum, Scaling::Block, None, 2).expect("it makes sense");
+    let elements = 352 * 704 * 4;
+    for chunks in [22, 54] {
+        let share = Share { index: 1, of: 2 };
+        let part = Local::part(Buffer::owned(vec![1.0_f32; elements]), format, share, 22);
+        let mut call = Call::new(0, Box::new(part));
+        call.begin(0, chunks, 0b11).expect("it can be cut");
+        assert_eq!((call.report.blocks, call.report.exponent_blocks), (704 * 2 + 2, 2));
     }
 }
 

@@ -18,6 +18,10 @@ pub(super) const COPY_TAG: u16 = 0;
 impl Machine {
     /// One UDP payload from the aggregator.
     pub fn on_packet(&mut self, packet: &[u8], now: Duration) {
+        if self.failed.is_some() {
+            // No call's memory is touched any more.
+            return;
+        }
         let header = packet.split_first_chunk::<HEADER_LEN>();
         let understood = header.and_then(|(header, payload)| {
             let header = Header::parse(header).ok()?;

@@ -125,7 +125,7 @@ impl Builder {
             self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
         }
         if let Some(value) = lookup("XDP_AGG_SEGMENT") {
-            self.segment = parse("XDP_AGG_SEGMENT", &value, "bytes, such as 33554432")?;
+            self.segment = Some(parse("XDP_AGG_SEGMENT", &value, "bytes, such as 33554432")?);
         }
         self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);
         Ok(())

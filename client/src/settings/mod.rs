@@ -48,9 +48,6 @@ impl Target {
     }
 }
 
-/// Bytes of the shared segment of a host.
-const DEFAULT_SEGMENT: usize = 32 << 20;
-
 /// Settings of a [`Communicator`]; `connect` makes it.
 #[derive(Clone, Debug)]
 pub struct Builder {
@@ -67,7 +64,7 @@ pub struct Builder {
     pub(crate) group_rank: Option<u16>,
     /// The processes of a host sum among themselves first.
     pub(crate) in_host: bool,
-    pub(crate) segment: usize,
+    pub(crate) segment: Option<usize>,
     pub(crate) segment_dir: Option<PathBuf>,
     pub(crate) scaling: Scaling,
     pub(crate) lanes: Option<LaneWidth>,
@@ -104,7 +101,7 @@ impl Default for Builder {
             local_size: None,
             group_rank: None,
             in_host: true,
-            segment: DEFAULT_SEGMENT,
+            segment: None,
             segment_dir: None,
             scaling: Scaling::Block,
             lanes: None,
@@ -199,10 +196,11 @@ impl Builder {
         self
     }
 
-    /// Bytes of the segment that the processes of a host share. Default 32 MiB.
+    /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
+    /// many processes or aggregators need it ([`xdp_agg_host::Options::good_segment`]).
     #[must_use]
     pub const fn segment(mut self, bytes: usize) -> Self {
-        self.segment = bytes;
+        self.segment = Some(bytes);
         self
     }
 

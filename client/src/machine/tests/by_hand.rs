@@ -247,6 +247,23 @@ fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
 }
 
 /// A plan that does not fit what this worker has would count something twice or not at all.
+/// What a caller had lent is the caller's again.
+#[test]
+fn who_has_failed_takes_in_no_result() {
+    let mut alone = Alone::running();
+    let mut memory = vec![7_i32; BLOCK];
+    #[expect(unsafe_code, reason = "memory is lent as a blocking call lends it")]
+    // SAFETY: the machine is used no more when the memory is looked at.
+    let buffer = unsafe { Buffer::lend(&mut memory) };
+    let format = Format::new(ElementType::I32, Op::Sum, Scaling::Block, None, 3).expect("sums");
+    alone.machine.start(Box::new(Local::new(buffer, format))).expect("it runs");
+    let sent = alone.sent();
+    alone.machine.fail(Error::Closed);
+    alone.result(&sent[0]);
+    drop(alone);
+    assert_eq!(memory, [7; BLOCK]);
+}
+
 #[test]
 fn impossible_plans_are_refused() {
     let copy = |source, members| RunKind::Copy { source, members };
