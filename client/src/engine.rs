@@ -327,7 +327,11 @@ impl Engine {
     pub(crate) fn listen(&mut self) {
         while let Some(session) = &mut self.session {
             match session.poll() {
-                Ok(Some(reply)) => self.machine.on_reply(reply, self.started.elapsed()),
+                Ok(Some(reply)) => {
+                    self.machine.on_reply(reply, self.started.elapsed());
+                    // It may want to hang up, whatever follows on this connection.
+                    self.control();
+                }
                 Ok(None) => break,
                 Err(error) => self.hang_up(error),
             }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use xdp_agg_common::control::{
-    Admitted, AggregatorLoss, Held, Plan, Policy, Progress, Reply, Request, Run, RunKind,
-    WorkerLoss,
+    Admitted, AggregatorLoss, ErrorCode, Held, Plan, Policy, Progress, Reply, Request, Run,
+    RunKind, WorkerLoss,
 };
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
@@ -12,7 +12,7 @@ use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 
 use super::world::integers;
 use crate::error::Error;
-use crate::machine::{Buffer, Config, Control, Lanes, Local, Machine, State};
+use crate::machine::{Buffer, Config, Control, Lanes, Local, Machine, RETRY, State};
 
 const NOW: Duration = Duration::from_secs(5);
 /// Elements of a block of one chunk.
@@ -308,6 +308,22 @@ fn probes_end() {
     }
     assert_eq!(probes, super::super::PROBES);
     assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
+}
+
+/// Too many come at once: with a word or without, whoever is turned away comes again, also where
+/// the loss of the aggregator would end the job.
+#[test]
+fn who_is_turned_away_before_the_job_comes_again() {
+    for turned_away in [Some(ErrorCode::Limit), None] {
+        let mut alone = Alone::with(AggregatorLoss::Fail);
+        if let Some(code) = turned_away {
+            alone.machine.on_reply(Reply::Error { code, message: "too many".into() }, NOW);
+        }
+        alone.machine.disconnected("connection reset".into(), NOW);
+        assert!(alone.machine.failure().is_none(), "{:?}", alone.machine.failure());
+        assert_eq!(alone.machine.poll_control(NOW), None);
+        assert_eq!(alone.machine.poll_control(NOW + RETRY), Some(Control::Connect));
+    }
 }
 
 /// Who never got to the daemon is told so, whatever deadline ends it.
