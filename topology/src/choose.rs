@@ -1,5 +1,7 @@
 //! Strategy `auto`: which strategy is the fastest on a network by measured costs, and why.
 
+mod job;
+
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +10,8 @@ use crate::analysis::{Cable, End, Traffic, demands};
 use crate::flows::{Flow, Scheme};
 use crate::model::{KnownCosts, Strategy, Topology};
 use crate::plan::{Lost, Site, ring_order};
+
+pub use job::{JOB_BYTES, JobChoice, NothingFits, for_job};
 
 /// What was measured on the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +73,23 @@ pub struct Choice {
     pub reason: String,
     /// All that came into question, the fastest first.
     pub estimates: Vec<Estimate>,
+    /// What did not.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// A strategy that does not come into question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// What it lacks, for people.
+    pub why: String,
+}
+
+/// All of them, in a line for people.
+fn list(left_out: &[LeftOut]) -> String {
+    let one = |LeftOut { strategy, why }: &LeftOut| format!("{strategy} ({why})");
+    left_out.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// What a strategy would take.
@@ -121,14 +142,14 @@ pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u3
     for strategy in CANDIDATES {
         match estimate(topology, strategy, bytes, costs, slots_per_tree) {
             Ok(estimate) => estimates.push(estimate),
-            Err(why) => left_out.push(format!("{strategy} ({why})")),
+            Err(why) => left_out.push(LeftOut { strategy, why }),
         }
     }
     // Stable, so the order of the candidates decides between equals.
     estimates.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let Some(first) = estimates.first() else {
         let reason = "nothing else works on this network".into();
-        return Choice { strategy: Strategy::Ring, reason, estimates };
+        return Choice { strategy: Strategy::Ring, reason, estimates, left_out };
     };
     let strategy = first.strategy;
     let mut reason =
@@ -139,9 +160,9 @@ pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u3
         let _ = write!(reason, "; next {name}: {time} ms, {bound}");
     }
     if !left_out.is_empty() {
-        let _ = write!(reason, "; not possible: {}", left_out.join(", "));
+        let _ = write!(reason, "; not possible: {}", list(&left_out));
     }
-    Choice { strategy, reason, estimates }
+    Choice { strategy, reason, estimates, left_out }
 }
 
 /// For which sizes a ring of the workers in the order of their ranks is faster than the trees of

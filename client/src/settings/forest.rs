@@ -6,16 +6,13 @@ use std::path::Path;
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::analysis::{demands, shortfall};
-use xdp_agg_topology::choose::{Costs, Crossing, against_ring, choose};
+use xdp_agg_topology::choose::{Costs, Crossing, JobChoice, against_ring, for_job};
 use xdp_agg_topology::{Forest, Site, Strategy, Topology};
 
 use super::{Builder, Chooser, Chosen, Place, Target};
 use crate::error::Error;
 use crate::session;
 
-/// Bytes of the vectors that `auto` chooses for: a bucket of gradients as data-parallel training
-/// makes them.
-const BUCKET: f64 = 25.0 * 1024.0 * 1024.0;
 /// Slots of a tree that are assumed where none are asked for: the daemon's default.
 const SLOTS: u32 = 1024;
 
@@ -48,7 +45,8 @@ impl Builder {
         let (strategy, reason) = match strategy.unwrap_or(topology.strategy) {
             Strategy::Auto => {
                 let slots = self.slots.unwrap_or(SLOTS);
-                let (strategy, reason) = best(topology, slots);
+                let choice = for_job(topology, slots).map_err(|error| wrong(error.to_string()))?;
+                let JobChoice { strategy, reason } = choice;
                 self.chooser = Chooser::Auto(crossing(topology, strategy, slots));
                 (strategy, reason)
             }
@@ -129,26 +127,6 @@ impl Builder {
         self.has_named_aggregators = false;
         self.aggregators = hosts.into_iter().map(daemon).map(Target::new).collect();
         Ok(())
-    }
-}
-
-/// The best strategy that works by aggregators, and why: where TCP between the workers would be the
-/// fastest, the best of the others.
-fn best(topology: &Topology, slots: u32) -> (Strategy, String) {
-    let choice = choose(topology, BUCKET, &Costs::of(topology), slots);
-    let forest = choice.estimates.iter().find(|estimate| estimate.strategy.is_forest());
-    let origin = topology.costs.origin();
-    match forest {
-        Some(forest) if forest.strategy != choice.strategy => {
-            let time = forest.seconds * 1e3;
-            let reason = format!(
-                "auto {origin}: about {time:.3} ms for {BUCKET:.0} bytes, {}, the best that works \
-                 by aggregators; {} over TCP: {}",
-                forest.bound, choice.strategy, choice.reason
-            );
-            (forest.strategy, reason)
-        }
-        _ => (choice.strategy, format!("auto {origin}: {}", choice.reason)),
     }
 }
 
@@ -255,10 +233,11 @@ mod tests {
     #[test]
     fn auto_says_why() {
         let topology = Topology::parse(RACKS).expect("a topology");
-        let (strategy, reason) = best(&topology, SLOTS);
-        assert!(strategy.is_forest());
-        assert!(reason.contains("ms for"));
-        assert!(!builder(Some(Strategy::Auto)).expect("a plan").aggregators.is_empty());
+        let auto =
+            |slots| Builder::default().slots(slots).topology(&topology, Some(Strategy::Auto));
+        let builder = auto(SLOTS).expect("a plan");
+        assert!(!builder.aggregators.is_empty());
+        assert!(builder.chosen.reason.contains("ms for"), "{:?}", builder.chosen);
     }
 
     #[test]
@@ -271,6 +250,18 @@ mod tests {
         let error = Builder::default().topology(&topology, None).expect_err("two trees a rack");
         assert!(error.to_string().contains("r0: 548 slots are missing of 2048. Give"), "{error}");
         assert!(Builder::default().slots(512).topology(&topology, None).is_ok());
+    }
+
+    #[test]
+    fn auto_that_fits_no_aggregator_says_what_each_strategy_lacks() {
+        let few = RACKS.replace("rate = \"10gbit\"", "rate = \"10gbit\"\n        slots = 100");
+        let few = few.replace("9870\"\n", "9870\"\n        aggregator_slots = 100\n");
+        let few = Topology::parse(&few).expect("a topology");
+        let error = Builder::default().topology(&few, Some(Strategy::Auto)).expect_err("100 slots");
+        let said = error.to_string();
+        assert!(said.contains("colocated (924 slots are missing at a)"), "{said}");
+        assert!(said.contains("passing (924 slots are missing at r0)"), "{said}");
+        assert!(!said.contains("h-ar"), "{said}");
     }
 
     #[test]
