@@ -49,6 +49,11 @@ Exit codes:
   2  wrong usage or configuration
   3  no daemon answers at the control address";
 
+/// What was given does not fit what it is for.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongConfig(String);
+
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
 const NO_DAEMON: u8 = 3;
@@ -82,6 +87,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         || error.is::<TlsError>()
         || error.is::<SecretError>()
         || error.is::<FileError>()
+        || error.is::<WrongConfig>()
     {
         WRONG_USAGE
     } else {

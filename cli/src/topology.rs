@@ -14,11 +14,12 @@ use xdp_agg_topology::analysis::{
     Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
 };
 use xdp_agg_topology::choose::{Choice, Costs, choose};
+use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
 use xdp_agg_topology::occupation::StepCosts;
 use xdp_agg_topology::plan::{Lost, racks, ring_order};
-use xdp_agg_topology::{Forest, Strategy, Topology};
+use xdp_agg_topology::{Forest, Strategy, Topology, TopologyFile};
 
 use crate::bench::size;
 
@@ -39,7 +40,8 @@ enum Action {
     Check {
         /// The topology file
         file: PathBuf,
-        /// This host's name in the file: its interface must exist here
+        /// This host's name in the file: its interface must exist here (a job's workers look for
+        /// theirs when they join)
         #[arg(long, value_name = "HOST")]
         here: Option<String>,
     },
@@ -120,17 +122,19 @@ struct Upgrades {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     match &args.action {
         Action::Check { file, here } => {
-            let topology = read(file)?.inferred();
+            let path = file;
+            let file = open(path)?;
             if let Some(here) = here {
-                interface_exists(&topology, here)?;
+                check_here(path, &file, here)?;
             }
+            let topology = file.topology().clone().inferred();
             let (hosts, regions) = (topology.world(), topology.regions.len());
             let narrow = topology.oversubscribed().into_iter().filter(|narrow| *narrow).count();
             writeln!(
                 io::stdout(),
                 "{}: {:?} is right: {hosts} hosts, {regions} regions, {narrow} over-subscribed, \
                  strategy {}",
-                file.display(),
+                path.display(),
                 topology.name,
                 topology.strategy
             )?;
@@ -150,34 +154,31 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 pub(crate) fn read(file: &Path) -> Result<Topology> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the topology file {}", file.display()))?;
-    Topology::parse(&text).with_context(|| file.display().to_string())
+    Ok(open(file)?.topology().clone())
 }
 
-fn interface_exists(topology: &Topology, here: &str) -> Result<()> {
-    let Some(host) = topology.hosts.iter().find(|host| host.name == here) else {
-        bail!(
-            "there is no host {here:?} in the file; --here wants the name of one of its [[host]]s"
-        );
+fn open(file: &Path) -> Result<TopologyFile> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the topology file {}", file.display()))?;
+    TopologyFile::parse(&text).with_context(|| file.display().to_string())
+}
+
+/// The interface that the file gives this host exists in this network namespace.
+fn check_here(path: &Path, file: &TopologyFile, here: &str) -> Result<()> {
+    let wrong = |problem: String| crate::WrongConfig(format!("{}: {problem}", path.display()));
+    let Some(host) = file.topology().hosts.iter().find(|host| host.name == here) else {
+        let expected = "--here wants the name of one of its [[host]]s";
+        return Err(wrong(format!("there is no host {here:?}; {expected}")).into());
     };
-    let Some(interface) = &host.interface else {
-        bail!("host {here:?} has no `interface` in the file; give it one, or leave --here out");
-    };
-    let known = Path::new("/sys/class/net");
-    if known.join(interface).exists() && !interface.contains('/') {
-        return Ok(());
+    if host.interface.is_none() {
+        let problem = "has no `interface`; give it one, or leave --here out";
+        return Err(wrong(format!("host {here:?} {problem}")).into());
     }
-    let mut names: Vec<_> = std::fs::read_dir(known)
-        .with_context(|| format!("cannot list the interfaces in {}", known.display()))?
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-        .collect();
-    names.sort();
-    bail!(
-        "interface {interface:?} of host {here:?} does not exist here; there are {}; correct \
-         `interface` in the file, or run this on {here}",
-        names.join(", ")
-    );
+    // /sys/class/net may be of another namespace: that of whoever mounted it.
+    let list = "/proc/thread-self/net/dev";
+    let text = std::fs::read_to_string(list)
+        .with_context(|| format!("cannot list the interfaces in {list}"))?;
+    file.check_interface(host.rank, &interfaces(&text)).with_context(|| path.display().to_string())
 }
 
 fn plan(args: &PlanArgs) -> Result<()> {

@@ -69,10 +69,16 @@ fn a_right_file_is_said_to_be_right_and_a_wrong_one_why() {
 fn an_interface_is_looked_for_on_the_host_that_is_named() {
     assert_eq!(topology(RACKS, &["check", "--here", "a0"]).0, 0, "lo is everywhere");
     let (code, _, err) = topology(RACKS, &["check", "--here", "a1"]);
-    assert_eq!(code, 1, "{err}");
-    assert!(err.contains("interface \"no-such0\" of host \"a1\" does not exist here"), "{err}");
+    assert_eq!(code, 2, "{err}");
+    assert!(
+        err.contains(": line 24: interface \"no-such0\" of host \"a1\" does not exist here"),
+        "{err}"
+    );
+    let (code, _, err) = topology(&RACKS.replace("\"lo\"", "\"\""), &["check", "--here", "a0"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("line 7: interface = \"\": expected an interface's name"), "{err}");
     let (code, _, err) = topology(RACKS, &["check", "--here", "zz"]);
-    assert_eq!(code, 1, "{err}");
+    assert_eq!(code, 2, "{err}");
     assert!(err.contains("there is no host \"zz\""), "{err}");
 }
 

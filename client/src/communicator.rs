@@ -86,6 +86,7 @@ impl Communicator {
         // What no call could have is told before anybody is waited for.
         Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
+        settings.check_own_host(&place)?;
         settings.find_hosts(&place)?;
         settings.chosen = settings.settle(&place);
         let side = Side::new(&settings)?;

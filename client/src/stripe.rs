@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::machine::Config;
 use crate::roll::Roll;
 use crate::session::{self, Dial};
-use crate::settings::{Builder, Place, Target};
+use crate::settings::{Builder, Place, Source, Target};
 use crate::shared::Shared;
 use crate::udp::DataSocket;
 
@@ -32,7 +32,8 @@ impl Stripe {
     pub(crate) fn open_all(settings: &Builder, place: &Place) -> Result<Arc<[Self]>, Error> {
         let wrong = |problem| Error::Config { name: "XDP_AGG_ADDR", problem };
         let targets = &settings.aggregators;
-        if let Some(hosts) = settings.hosts.filter(|hosts| *hosts != usize::from(place.hosts)) {
+        let hosts = settings.source.as_ref().map(Source::hosts);
+        if let Some(hosts) = hosts.filter(|hosts| *hosts != usize::from(place.hosts)) {
             return Err(Error::Config {
                 name: "XDP_AGG_TOPOLOGY",
                 problem: format!(

@@ -4,19 +4,22 @@
 //! and what to do; the first fault found ends the reading.
 
 mod checks;
+mod lines;
 mod print;
 mod raw;
+mod source;
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::ops::Range;
 
 use toml::Spanned;
 use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
-use crate::units::Rate;
+
+use lines::Lines;
+pub use source::{TopologyFile, interfaces};
 
 /// Most regions of a file.
 pub const MAX_REGIONS: usize = 256;
@@ -139,6 +142,19 @@ pub enum Fault {
     /// No hosts.
     #[error("there is no [[host]]; a job needs at least one")]
     NoHosts,
+    /// A host has no interface of this name.
+    #[error(
+        "interface {interface:?} of host {host:?} does not exist here; there are {known}; correct \
+         `interface` in the file, or run this on {host}"
+    )]
+    NoInterface {
+        /// Its name in the file.
+        interface: String,
+        /// The host that it is to be on.
+        host: String,
+        /// Those that there are.
+        known: String,
+    },
     /// The measured rates do not fit the hosts.
     #[error("[measured] {0}; let the probe write it again")]
     Measured(String),
@@ -150,58 +166,22 @@ impl Topology {
     /// # Errors
     /// [`FileError`]: the line, what is wrong with it, and what to do.
     pub fn parse(text: &str) -> Result<Self, FileError> {
+        Reader { lines: Lines(text), raw: &raw::File::parse(text)? }.topology()
+    }
+}
+
+impl raw::File {
+    /// TOML of the right shape; what it says is not looked at.
+    fn parse(text: &str) -> Result<Self, FileError> {
+        let lines = Lines(text);
         if text.len() > MAX_BYTES {
             let fault = Fault::TooMany { what: "bytes", count: text.len(), most: MAX_BYTES };
             return Err(FileError { line: 1, fault });
         }
-        let lines = Lines(text);
-        let raw: raw::File = toml::from_str(text).map_err(|error| {
+        toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| lines.line(&span));
             FileError { line, fault: Fault::Format(error.message().trim().replace('\n', ", ")) }
-        })?;
-        Reader { lines, raw: &raw }.topology()
-    }
-}
-
-/// Finds lines.
-#[derive(Clone, Copy)]
-struct Lines<'a>(&'a str);
-
-impl Lines<'_> {
-    fn line(self, span: &Range<usize>) -> usize {
-        let before = self.0.as_bytes().iter().take(span.start);
-        before.filter(|byte| **byte == b'\n').count() + 1
-    }
-
-    fn error(self, span: &Range<usize>, fault: Fault) -> FileError {
-        FileError { line: self.line(span), fault }
-    }
-
-    /// The value as a type that is written as text.
-    fn read<T: std::str::FromStr>(
-        self,
-        value: &Spanned<String>,
-        key: &'static str,
-        expected: &'static str,
-    ) -> Result<T, FileError> {
-        value.get_ref().parse().map_err(|_| {
-            let value_text = value.get_ref().clone();
-            self.error(&value.span(), Fault::Value { key, value: value_text, expected })
         })
-    }
-
-    fn rate(self, value: &Spanned<String>, key: &'static str) -> Result<Rate, FileError> {
-        let expected = "more than 0 bits a second, such as \"10gbit\" or \"2.5gbit\"";
-        self.read(value, key, expected)
-    }
-
-    /// An address with or without a port.
-    fn control(self, value: &Spanned<String>) -> Result<SocketAddrV4, FileError> {
-        if let Ok(address) = value.get_ref().parse() {
-            return Ok(SocketAddrV4::new(address, CONTROL_PORT));
-        }
-        let expected = "an IPv4 address and a port, such as \"10.0.0.254:9870\"";
-        self.read(value, "aggregator", expected)
     }
 }
 
@@ -425,6 +405,7 @@ impl Reader<'_> {
             None => SocketAddrV4::new(address, CONTROL_PORT),
         };
         let slots = raw.slots.as_ref().or_else(|| defaults?.slots.as_ref());
+        let interface = raw.interface.as_ref().or_else(|| defaults?.interface.as_ref());
         Ok(Host {
             name: raw.name.get_ref().clone(),
             rank: *raw.rank.get_ref(),
@@ -433,7 +414,7 @@ impl Reader<'_> {
             rate: lines.rate(rate, "rate")?,
             daemon: daemon.then_some(control),
             slots: self.slots(slots, "slots")?,
-            interface: raw.interface.clone().or_else(|| defaults?.interface.clone()),
+            interface: interface.map(|name| lines.interface(name)).transpose()?,
         })
     }
 }

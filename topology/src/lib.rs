@@ -27,7 +27,7 @@ pub mod occupation;
 pub mod plan;
 pub mod units;
 
-pub use file::{Fault, FileError};
+pub use file::{Fault, FileError, TopologyFile};
 pub use model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
 pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};
 pub use units::Rate;

@@ -146,7 +146,8 @@ fn introduce(mesh: &mut Mesh, args: &Args) -> Result<Vec<Facts>> {
     };
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let all = xdp_agg::link::addresses().context("listing the interfaces' addresses")?;
-    let interface = all.into_iter().find(|known| known.addr == address).map(|at| at.interface);
+    let interface = all.into_iter().find(|known| known.addr == address);
+    let interface = interface.map(|at| without_label(&at.interface).to_owned());
     let control = SocketAddr::V4(SocketAddrV4::new(address, CONTROL_PORT));
     let daemon = !args.no_daemons && TcpStream::connect_timeout(&control, KNOCK).is_ok();
     let own = serde_json::to_vec(&Facts { name: tidy(&name), address, interface, daemon })?;
@@ -172,6 +173,11 @@ fn introduce(mesh: &mut Mesh, args: &Args) -> Result<Vec<Facts>> {
 /// A host's name as a file takes it.
 fn tidy(name: &str) -> String {
     name.trim().chars().filter(|c| !c.is_control() && !c.is_whitespace()).take(64).collect()
+}
+
+/// `eth0` of `eth0:1`: an address may have a label, with the interface's name in front.
+fn without_label(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(interface, _)| interface)
 }
 
 /// Every host's numbers, in order of rank; the same many at each.
@@ -307,5 +313,6 @@ mod tests {
     fn names_are_words() {
         assert_eq!(tidy("node 7\n"), "node7");
         assert_eq!(tidy(&"x".repeat(200)).len(), 64);
+        assert_eq!((without_label("eth0:1"), without_label("eth0")), ("eth0", "eth0"));
     }
 }

@@ -68,7 +68,7 @@ impl Builder {
             }
             builder = builder.read_topology(&path, strategy.as_deref())?;
         }
-        if let (Some(strategy), None) = (strategy, &builder.hosts) {
+        if let (Some(strategy), None) = (strategy, &builder.source) {
             let problem = format!(
                 "{strategy}, but no topology to follow it on; set XDP_AGG_TOPOLOGY to a topology \
                  file, or unset it"

@@ -2,14 +2,15 @@
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
+use std::sync::Arc;
 
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::analysis::{demands, shortfall};
 use xdp_agg_topology::choose::{Costs, Crossing, JobChoice, against_ring, for_job};
-use xdp_agg_topology::{Forest, Site, Strategy, Topology};
+use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
-use super::{Builder, Chooser, Chosen, Place, Target};
+use super::{Builder, Chooser, Chosen, Place, Source, Target};
 use crate::error::Error;
 use crate::session;
 
@@ -35,13 +36,13 @@ impl Builder {
     /// A strategy that needs no aggregators (`ring`, `h-ar`, `ps`: these are other systems), or
     /// finds none in this network; a plan for which an aggregator has not enough slots, by the file
     /// and by [`Self::slots`] so far.
-    pub fn topology(
-        mut self,
-        topology: &Topology,
-        strategy: Option<Strategy>,
-    ) -> Result<Self, Error> {
+    pub fn topology(self, topology: &Topology, strategy: Option<Strategy>) -> Result<Self, Error> {
+        self.plan_on(Source::Given(Arc::new(topology.clone())), strategy)
+    }
+
+    fn plan_on(mut self, source: Source, strategy: Option<Strategy>) -> Result<Self, Error> {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
-        let topology = &topology.clone().inferred();
+        let topology = &source.topology().clone().inferred();
         let (strategy, reason) = match strategy.unwrap_or(topology.strategy) {
             Strategy::Auto => {
                 let slots = self.slots.unwrap_or(SLOTS);
@@ -72,7 +73,7 @@ impl Builder {
         }
         let trees = forest.trees.iter().map(|tree| target(topology, tree));
         self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
-        self.hosts = Some(topology.hosts.len());
+        self.source = Some(source);
         Ok(self)
     }
 
@@ -81,14 +82,14 @@ impl Builder {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
         let text = std::fs::read_to_string(Path::new(path))
             .map_err(|error| wrong(format!("{path:?} cannot be read: {error}")))?;
-        let topology = Topology::parse(&text).map_err(|error| wrong(format!("{path}: {error}")))?;
+        let file = TopologyFile::parse(&text).map_err(|error| wrong(format!("{path}: {error}")))?;
         let strategy = strategy.map(str::parse).transpose().map_err(
             |error: xdp_agg_topology::model::BadStrategy| Error::Config {
                 name: "XDP_AGG_STRATEGY",
                 problem: error.to_string(),
             },
         )?;
-        self.topology(&topology, strategy)
+        self.plan_on(Source::File(path.into(), Arc::new(file)), strategy)
     }
 
     /// Where no aggregator is named: every host's own daemon sums a share of the vector. The
@@ -221,6 +222,32 @@ mod tests {
         assert_eq!(first.tree.check(4), Ok(()));
         assert_eq!(first.serving(3).to_string(), "10.0.0.202:9870");
         assert_eq!(first.serving(0), first.address);
+    }
+
+    #[test]
+    fn the_workers_own_interface_is_looked_for() {
+        let named = RACKS.replace("[defaults]", "[defaults]\n        interface = \"nosuch0\"");
+        let place = |hosts| Place {
+            rank: 2,
+            world_size: hosts,
+            local_rank: 0,
+            local_size: 1,
+            host: 2,
+            hosts,
+        };
+        let check = |text: &str, hosts| {
+            let file = Arc::new(TopologyFile::parse(text).expect("a topology"));
+            let builder = Builder::default().plan_on(Source::File("f.toml".into(), file), None);
+            builder.expect("a plan").check_own_host(&place(hosts)).map_err(|e| e.to_string())
+        };
+        let said = check(&named, 4).expect_err("it does not exist");
+        assert!(said.contains("f.toml: line 6: interface \"nosuch0\" of host \"c\""), "{said}");
+        assert_eq!(check(&named.replace("nosuch0", "lo"), 4), Ok(()));
+        assert_eq!(check(&named, 8), Ok(()), "which host this is, is not known");
+        let topology = Topology::parse(&named).expect("a topology");
+        let given = Builder::default().topology(&topology, None).expect("a plan");
+        let said = given.check_own_host(&place(4)).expect_err("it does not exist").to_string();
+        assert!(said.contains("the topology \"two racks\": interface \"nosuch0\""), "{said}");
     }
 
     #[test]

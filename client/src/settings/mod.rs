@@ -4,6 +4,7 @@ mod chosen;
 mod env;
 mod forest;
 mod place;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
 pub(crate) use env::addresses;
 pub(crate) use place::Place;
+pub(crate) use source::Source;
 
 /// An aggregator as it was named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +56,8 @@ pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
     /// Where the workers meet if no aggregator is named.
     pub(crate) master: Option<SocketAddr>,
-    /// Hosts that the topology has.
-    pub(crate) hosts: Option<usize>,
+    /// The topology, if there is one.
+    pub(crate) source: Option<Source>,
     pub(crate) job: String,
     pub(crate) rank: Option<u16>,
     pub(crate) world_size: Option<u16>,
@@ -93,7 +95,7 @@ impl Default for Builder {
         Self {
             aggregators: Vec::new(),
             master: None,
-            hosts: None,
+            source: None,
             job: "default".into(),
             rank: None,
             world_size: None,

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     #[serde(default = "unnamed")]
@@ -22,7 +22,7 @@ pub(super) struct File {
     pub(super) costs: Costs,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Costs {
     pub(super) message: Option<Spanned<f64>>,
@@ -31,22 +31,22 @@ pub(super) struct Costs {
     pub(super) tcp_byte: Option<Spanned<f64>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Job {
     pub(super) strategy: Option<Spanned<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Defaults {
     pub(super) rate: Option<Spanned<String>>,
     pub(super) daemon: Option<bool>,
     pub(super) slots: Option<Spanned<u32>>,
-    pub(super) interface: Option<String>,
+    pub(super) interface: Option<Spanned<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Region {
     pub(super) name: Spanned<String>,
@@ -58,7 +58,7 @@ pub(super) struct Region {
     pub(super) aggregator_rate: Option<Spanned<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Host {
     pub(super) name: Spanned<String>,
@@ -69,10 +69,10 @@ pub(super) struct Host {
     pub(super) aggregator: Option<Spanned<String>>,
     pub(super) daemon: Option<bool>,
     pub(super) slots: Option<Spanned<u32>>,
-    pub(super) interface: Option<String>,
+    pub(super) interface: Option<Spanned<String>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Measured {
     pub(super) hosts: Vec<String>,

@@ -1,5 +1,6 @@
 use super::*;
 use crate::plan::Site;
+use crate::units::Rate;
 
 /// Two racks of two hosts each; line numbers matter to the tests.
 const GOOD: &str = r#"name = "two racks"
@@ -130,6 +131,22 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("name = \"b\"\n", "name = \"a\"\n", 11, "region name a is used twice, first in line 8"),
     ("10.0.0.4", "10.0.0.3", 35, "address 10.0.0.3 is used twice, first in line 19"),
     ("10.0.0.2:9999", "10.0.0.1:9870", 31, "control address 10.0.0.1:9870 is used twice"),
+    (
+        "daemon = false\n",
+        "daemon = false\ninterface = \"\"\n",
+        38,
+        "interface = \"\": expected an interface's name",
+    ),
+    ("daemon = false\n", "daemon = false\ninterface = \"../eth0\"\n", 38, "without blanks"),
+    ("daemon = false\n", "daemon = false\ninterface = \"eth 0\"\n", 38, "without blanks"),
+    ("daemon = false\n", "daemon = false\ninterface = \"eth0:1\"\n", 38, "and colons"),
+    ("daemon = false\n", "daemon = false\ninterface = \"..\"\n", 38, "interface = \"..\""),
+    (
+        "rate = \"10gbit\"",
+        "rate = \"10gbit\"\ninterface = \"sixteen-bytes-ab\"",
+        6,
+        "1 to 15 bytes",
+    ),
     ("10.0.0.4", "10.0.0.400", 35, "expected an IPv4 address"),
     ("10.0.0.254", "tor-b", 13, "expected an IPv4 address and a port"),
     ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected more than 0 bits a second"),
@@ -199,6 +216,25 @@ fn every_fault_is_refused_with_its_line_and_the_reason() {
         assert!(error.to_string().contains(said), "{with:?}: {error}");
         assert_eq!(error.line, *line, "{with:?}: {error}");
     }
+}
+
+#[test]
+fn an_interface_that_does_not_exist_is_refused_with_its_line() {
+    let text = GOOD.replace("[defaults]", "[defaults]\ninterface = \"eth0\"");
+    let text =
+        text.replace("daemon = false\n", "daemon = false\ninterface = \"fifteen-bytes-a\"\n");
+    let file = TopologyFile::parse(&text).expect("it is right");
+    let known = interfaces("Inter-|  Receive\n face |bytes\n    lo:  0  0\n wlan0: 7 1\n");
+    assert_eq!(known, ["lo", "wlan0"]);
+    for (rank, line, name) in [(0, 5, "\"eth0\" of host \"a0\""), (3, 39, "\"fifteen-bytes-a\"")] {
+        let error = file.check_interface(rank, &known).expect_err(name);
+        let said = error.to_string();
+        assert_eq!(error.line, line, "{said}");
+        assert!(said.contains(name) && said.contains("there are lo, wlan0"), "{said}");
+    }
+    assert_eq!(file.check_interface(0, &["eth0".into()]), Ok(()));
+    let silent = TopologyFile::parse(GOOD).expect("it is right");
+    assert_eq!(silent.check_interface(0, &known), Ok(()), "it names none");
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Where a plan comes from, and what of it can be checked on a worker's host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use xdp_agg_topology::file::interfaces;
+use xdp_agg_topology::{Topology, TopologyFile};
+
+use super::{Builder, Place};
+use crate::error::Error;
+
+/// The network that a job sums on.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// Read from this file.
+    File(String, Arc<TopologyFile>),
+    /// Handed over by the program.
+    Given(Arc<Topology>),
+}
+
+impl Source {
+    pub(super) fn topology(&self) -> &Topology {
+        match self {
+            Self::File(_, file) => file.topology(),
+            Self::Given(topology) => topology,
+        }
+    }
+
+    /// Number of hosts.
+    pub(crate) fn hosts(&self) -> usize {
+        self.topology().world()
+    }
+
+    /// What is wrong, with the file and the line if there is one.
+    fn interface(&self, host: u16, known: &[String]) -> Result<(), String> {
+        match self {
+            Self::File(path, file) => {
+                let checked = file.check_interface(host, known);
+                checked.map_err(|error| format!("{path}: {error}"))
+            }
+            Self::Given(topology) => match topology.missing_interface(host, known) {
+                Some(fault) => Err(format!("{self}: {fault}")),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+/// Where people find it.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, _) => f.write_str(path),
+            Self::Given(topology) => write!(f, "the topology {:?}", topology.name),
+        }
+    }
+}
+
+impl Builder {
+    /// The interface that the topology gives this host exists.
+    pub(crate) fn check_own_host(&self, place: &Place) -> Result<(), Error> {
+        let source = self.source.as_ref();
+        // Of another number of hosts nobody knows which one this is; that is refused later.
+        let Some(source) = source.filter(|source| source.hosts() == usize::from(place.hosts))
+        else {
+            return Ok(());
+        };
+        // The thread's network namespace; /sys has that of whoever mounted it.
+        let Ok(text) = std::fs::read_to_string("/proc/thread-self/net/dev") else {
+            tracing::debug!("/proc has no list of interfaces: the topology's is not checked");
+            return Ok(());
+        };
+        source
+            .interface(place.host, &interfaces(&text))
+            .map_err(|problem| Error::Config { name: "XDP_AGG_TOPOLOGY", problem })
+    }
+}

@@ -1,0 +1,69 @@
+//! Values of a file, and the lines that they are in.
+
+use std::net::SocketAddrV4;
+use std::ops::Range;
+
+use toml::Spanned;
+use xdp_agg_common::control::CONTROL_PORT;
+
+use crate::units::Rate;
+
+use super::{Fault, FileError};
+
+/// Finds lines.
+#[derive(Clone, Copy)]
+pub(super) struct Lines<'a>(pub(super) &'a str);
+
+impl Lines<'_> {
+    pub(super) fn line(self, span: &Range<usize>) -> usize {
+        let before = self.0.as_bytes().iter().take(span.start);
+        before.filter(|byte| **byte == b'\n').count() + 1
+    }
+
+    pub(super) fn error(self, span: &Range<usize>, fault: Fault) -> FileError {
+        FileError { line: self.line(span), fault }
+    }
+
+    /// The value as a type that is written as text.
+    pub(super) fn read<T: std::str::FromStr>(
+        self,
+        value: &Spanned<String>,
+        key: &'static str,
+        expected: &'static str,
+    ) -> Result<T, FileError> {
+        value.get_ref().parse().map_err(|_| {
+            let value_text = value.get_ref().clone();
+            self.error(&value.span(), Fault::Value { key, value: value_text, expected })
+        })
+    }
+
+    pub(super) fn rate(
+        self,
+        value: &Spanned<String>,
+        key: &'static str,
+    ) -> Result<Rate, FileError> {
+        let expected = "more than 0 bits a second, such as \"10gbit\" or \"2.5gbit\"";
+        self.read(value, key, expected)
+    }
+
+    /// A name that an interface can have: the kernel's `dev_valid_name`.
+    pub(super) fn interface(self, value: &Spanned<String>) -> Result<String, FileError> {
+        let name = value.get_ref();
+        let odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ':');
+        if (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(odd) {
+            return Ok(name.clone());
+        }
+        let expected = "an interface's name: 1 to 15 bytes without blanks, slashes and colons";
+        let fault = Fault::Value { key: "interface", value: name.clone(), expected };
+        Err(self.error(&value.span(), fault))
+    }
+
+    /// An address with or without a port.
+    pub(super) fn control(self, value: &Spanned<String>) -> Result<SocketAddrV4, FileError> {
+        if let Ok(address) = value.get_ref().parse() {
+            return Ok(SocketAddrV4::new(address, CONTROL_PORT));
+        }
+        let expected = "an IPv4 address and a port, such as \"10.0.0.254:9870\"";
+        self.read(value, "aggregator", expected)
+    }
+}

@@ -1,0 +1,73 @@
+//! A file and what it says, for checks that depend on more than the file.
+
+use toml::Spanned;
+
+use crate::model::Topology;
+
+use super::{Fault, FileError, Lines, Reader, raw};
+
+/// A topology file that was read, with the lines of what it says.
+#[derive(Clone, Debug)]
+pub struct TopologyFile {
+    text: String,
+    raw: raw::File,
+    topology: Topology,
+}
+
+impl TopologyFile {
+    /// Reads a file as [`Topology::parse`] does.
+    ///
+    /// # Errors
+    /// [`FileError`]: the line, what is wrong with it, and what to do.
+    pub fn parse(text: &str) -> Result<Self, FileError> {
+        let raw = raw::File::parse(text)?;
+        let topology = Reader { lines: Lines(text), raw: &raw }.topology()?;
+        Ok(Self { text: text.into(), raw, topology })
+    }
+
+    /// What it says.
+    #[must_use]
+    pub const fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Checks the interface of the host with this rank, of which `known` are the interfaces. Says
+    /// nothing if the file gives it none.
+    ///
+    /// # Errors
+    /// [`Fault::NoInterface`] with the line that names it.
+    pub fn check_interface(&self, rank: u16, known: &[String]) -> Result<(), FileError> {
+        let Some(fault) = self.topology.missing_interface(rank, known) else { return Ok(()) };
+        let host = self.raw.host.iter().find(|host| *host.rank.get_ref() == rank);
+        let own = host.and_then(|host| host.interface.as_ref());
+        let all = self.raw.defaults.as_ref().and_then(|defaults| defaults.interface.as_ref());
+        let span = own.or(all).map_or(0..0, Spanned::span);
+        Err(Lines(&self.text).error(&span, fault))
+    }
+}
+
+impl Topology {
+    /// [`Fault::NoInterface`] if the interface of the host with this rank is none of `known`, which
+    /// are those that it has.
+    #[must_use]
+    pub fn missing_interface(&self, rank: u16, known: &[String]) -> Option<Fault> {
+        let host = self.hosts.get(usize::from(rank))?;
+        let interface = host.interface.as_ref().filter(|name| !known.contains(name))?;
+        Some(Fault::NoInterface {
+            interface: interface.clone(),
+            host: host.name.clone(),
+            known: known.join(", "),
+        })
+    }
+}
+
+/// Names of interfaces from the text of `/proc/net/dev`, which has those of the reader's network
+/// namespace; sorted.
+#[must_use]
+pub fn interfaces(proc_net_dev: &str) -> Vec<String> {
+    // Names have no colon; the two lines of the heading have none either.
+    let rows = proc_net_dev.lines().filter_map(|line| line.split_once(':'));
+    let mut names: Vec<_> = rows.map(|(name, _)| name.trim().to_owned()).collect();
+    names.sort();
+    names
+}
