@@ -128,6 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 check_here(path, &file, here)?;
             }
             let topology = file.topology().clone().inferred();
+            file.check_agents(topology.strategy).with_context(|| path.display().to_string())?;
             let (hosts, regions) = (topology.world(), topology.regions.len());
             let narrow = topology.oversubscribed().into_iter().filter(|narrow| *narrow).count();
             writeln!(
@@ -193,12 +194,14 @@ fn plan(args: &PlanArgs) -> Result<()> {
 }
 
 fn report(args: &PlanArgs) -> Result<Report> {
-    let topology = read(&args.file)?.inferred();
+    let file = open(&args.file)?;
+    let topology = file.topology().clone().inferred();
     let bytes = args.bytes as f64;
     let asked = args.strategy.unwrap_or(topology.strategy);
     let choice = (asked == Strategy::Auto)
         .then(|| choose(&topology, bytes, &Costs::of(&topology), args.slots));
     let strategy = choice.as_ref().map_or(asked, |choice| choice.strategy);
+    file.check_agents(strategy).with_context(|| args.file.display().to_string())?;
     let scheme = Scheme::of(&topology, strategy)
         .with_context(|| format!("no plan for {}", args.file.display()))?;
     let none = Lost::default();

@@ -125,6 +125,46 @@ fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
 }
 
 #[test]
+fn a_rack_without_agent_is_refused_for_a_strategy_of_the_command_line_too() {
+    let auto = RACKS.replace("strategy = \"rat\"", "strategy = \"auto\"");
+    let alone = |host: &str| format!("name = \"{host}\"\ndaemon = false\n");
+    let text = ["a0", "a1"]
+        .iter()
+        .fold(auto, |text, host| text.replace(&format!("name = \"{host}\"\n"), &alone(host)));
+    assert_eq!(topology(&text, &["check"]).0, 0);
+    for strategy in ["rat", "rina"] {
+        let (code, out, err) = topology(&text, &["plan", "--strategy", strategy]);
+        assert_eq!((code, out.as_str()), (2, ""), "{err}");
+        let said =
+            format!("line 9: region \"a\" has 2 workers and no agent for strategy {strategy}");
+        assert!(err.contains(&said), "{err}");
+    }
+    let (code, out, _) = topology(&text, &["plan", "--slots", "16"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("rat (no agent in a)"), "{out}");
+}
+
+#[test]
+fn a_job_names_the_host_whose_daemon_it_does_not_reach() {
+    let text = "[[host]]\nname = \"only\"\nrank = 0\naddress = \"127.0.0.1\"\nrate = \"1gbit\"\n\
+                aggregator = \"127.0.0.1:1\"\n";
+    let mut file = NamedTempFile::new().expect("a temporary file");
+    file.write_all(text.as_bytes()).expect("it is written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    command
+        .arg("bench")
+        .env("RANK", "0")
+        .env("WORLD_SIZE", "1")
+        .env("XDP_AGG_TOPOLOGY", file.path());
+    command.env("XDP_AGG_JOIN_DEADLINE", "0.2").env_remove("XDP_AGG_ADDR");
+    let output = command.output().expect("the program runs");
+    let err = String::from_utf8_lossy(&output.stderr);
+    let place = format!("where that of host \"only\" of {} is to be", file.path().display());
+    assert!(err.contains("no aggregator at 127.0.0.1:1 (") && err.contains(&place), "{err}");
+    assert!(!err.contains("XDP_AGG_ADDR"), "{err}");
+}
+
+#[test]
 fn auto_says_what_it_chose_and_why() {
     let (code, out, _) = topology(RACKS, &["plan", "--strategy", "auto", "--slots", "16"]);
     assert_eq!(code, 0);
@@ -133,8 +173,9 @@ fn auto_says_what_it_chose_and_why() {
     let (_, out, _) = topology(&measured, &["plan", "--strategy", "auto", "--slots", "16"]);
     assert!(out.contains("auto chose h-ar by costs measured in part: about"), "{out}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);
-    assert_eq!(code, 1);
-    assert!(err.contains("strategy passing finds no aggregator"), "{err}");
+    assert_eq!(code, 2);
+    let said = "line 9: strategy passing needs an aggregator; give a region an `aggregator`\n";
+    assert!(err.ends_with(said), "{err}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "star"]);
     assert_eq!(code, 2);
     assert!(err.contains("is no strategy; expected auto"), "{err}");

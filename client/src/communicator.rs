@@ -89,12 +89,14 @@ impl Communicator {
         settings.check_own_host(&place)?;
         settings.find_hosts(&place)?;
         settings.chosen = settings.settle(&place);
-        let side = Side::new(&settings)?;
-        let stripes = Stripe::open_all(&settings, &place)?;
+        let explain = |error| settings.explain(error);
+        let side = Side::new(&settings).map_err(explain)?;
+        let stripes = Stripe::open_all(&settings, &place).map_err(explain)?;
         let mut mode = ResultMode::Ports;
         let mut chunks = u16::MAX;
         for stripe in &*stripes {
-            mode = stripe.shared.wait_until_joined().map_err(|error| globally(error, &place))?;
+            let joined = stripe.shared.wait_until_joined();
+            mode = joined.map_err(|error| explain(globally(error, &place)))?;
             let admitted = stripe.shared.lock().machine.admitted().map(|admitted| admitted.chunks);
             chunks = chunks.min(admitted.unwrap_or(u16::MAX));
         }

@@ -23,15 +23,14 @@ pub enum Error {
         problem: String,
     },
     /// The daemon does not answer.
-    #[error(
-        "no aggregator at {address} ({reason}); start one there with `xdp-agg serve`, or set \
-         XDP_AGG_ADDR to the address and port of its control service"
-    )]
+    #[error("no aggregator at {address} ({reason}){}", advice(.of))]
     Unreachable {
         /// Where.
         address: SocketAddr,
         /// The system's words.
         reason: String,
+        /// Whose it is to be, and by which topology; None: it was named by its address.
+        of: Option<String>,
     },
     /// The daemon speaks another version.
     #[error(
@@ -218,6 +217,19 @@ impl From<FrameError> for Error {
         match error {
             FrameError::Io(error) => Self::AggregatorLost(error.to_string()),
             other => Self::Protocol(other.to_string()),
+        }
+    }
+}
+
+fn advice(of: &Option<String>) -> String {
+    let start = "start one there with `xdp-agg serve`";
+    match of {
+        Some(of) => format!(
+            ", where that of {of} is to be; {start}, or correct its address in the topology: \
+             `aggregator`, or a host's `address`"
+        ),
+        None => {
+            format!("; {start}, or set XDP_AGG_ADDR to the address and port of its control service")
         }
     }
 }

@@ -151,7 +151,7 @@ pub(crate) fn path(
             Ok(socket) => break socket,
             Err(error) if Instant::now() >= give_up => {
                 let reason = error.to_string();
-                return Err(Error::Unreachable { address: aggregator, reason });
+                return Err(Error::Unreachable { address: aggregator, reason, of: None });
             }
             Err(_) => std::thread::sleep(RETRY),
         }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use crate::agents::Lack;
 use crate::analysis::{Cable, End, Traffic, demands};
 use crate::flows::{Flow, Scheme};
 use crate::model::{KnownCosts, Strategy, Topology};
@@ -133,14 +134,19 @@ const CANDIDATES: [Strategy; 6] = [
 /// host, whichever is longer, and of the longest chain of messages.
 ///
 /// Everybody who knows the same network and costs chooses the same. What the network has no
-/// aggregators for, or what takes more jobs or slots (`slots_per_tree` for each tree) than an
-/// aggregator has, does not come into question; `ring` always does.
+/// aggregators for ([`Topology::check_agents`]), or what takes more jobs or slots (`slots_per_tree`
+/// for each tree) than an aggregator has, does not come into question; `ring` always does.
 #[must_use]
 pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u32) -> Choice {
     let mut left_out = Vec::new();
     let mut estimates = Vec::new();
     for strategy in CANDIDATES {
-        match estimate(topology, strategy, bytes, costs, slots_per_tree) {
+        let has_agents = topology.check_agents(strategy).map_err(|lack| match lack {
+            Lack::Agent { region, .. } => format!("no agent in {region}"),
+            Lack::Aggregator(_) => "no aggregator".into(),
+        });
+        let estimate = || estimate(topology, strategy, bytes, costs, slots_per_tree);
+        match has_agents.and_then(|()| estimate()) {
             Ok(estimate) => estimates.push(estimate),
             Err(why) => left_out.push(LeftOut { strategy, why }),
         }
@@ -300,6 +306,15 @@ mod tests {
         assert!(choice.reason.contains("rat (12 slots are missing at h0)"), "{}", choice.reason);
         let choice = choose(&racks(4.0, 16), 97e6, &Costs::default(), 16);
         assert!(choice.reason.contains("rina (16 jobs too many"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn a_rack_without_agent_is_nothing_for_rat() {
+        let mut network = racks(8.0, 2);
+        network.hosts[4..].iter_mut().for_each(|host| host.daemon = None);
+        let choice = choose(&network, 97e6, &Costs::default(), 16);
+        assert!(choice.reason.contains("rat (no agent in rack1)"), "{}", choice.reason);
+        assert_ne!(choice.strategy, Strategy::Rat);
     }
 
     #[test]

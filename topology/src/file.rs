@@ -10,12 +10,13 @@ mod raw;
 mod source;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
 use toml::Spanned;
 use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::MAX_WORKERS;
 
+use crate::agents::Lack;
 use crate::model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
 
 use lines::Lines;
@@ -80,25 +81,9 @@ pub enum Fault {
         /// The key that names it.
         key: &'static str,
     },
-    /// Neither the region nor a host in it aggregates.
-    #[error(
-        "region {region:?} has {workers} workers and no agent for strategy {strategy}: it has no \
-         `aggregator`, and host {host:?} has no daemon; give the region an `aggregator`, or run a \
-         daemon on a host of it"
-    )]
-    NoAgent {
-        /// The region.
-        region: String,
-        /// Workers in it.
-        workers: usize,
-        /// The strategy that wants one.
-        strategy: Strategy,
-        /// A host that nobody aggregates.
-        host: String,
-    },
-    /// A strategy without a single aggregator.
-    #[error("strategy {0} needs an aggregator; {1}")]
-    NoAggregator(Strategy, &'static str),
+    /// The strategy lacks aggregators.
+    #[error(transparent)]
+    Lack(#[from] Lack),
     /// A rate without hosts to compare it with, or an over-subscription that cannot be.
     #[error(
         "region {region:?} is over-subscribed {given}, which cannot be: {reason}; \
@@ -389,8 +374,7 @@ impl Reader<'_> {
             let fault = Fault::Format("`rate` is missing here and in [defaults]".into());
             return Err(lines.error(&raw.name.span(), fault));
         };
-        let address: Ipv4Addr =
-            lines.read(&raw.address, "address", "an IPv4 address, such as \"10.0.0.1\"")?;
+        let address = lines.address(&raw.address)?;
         let daemon = raw.daemon.or_else(|| defaults?.daemon).unwrap_or(true);
         let control = match &raw.aggregator {
             Some(given) if !daemon => {

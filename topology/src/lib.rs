@@ -2,6 +2,7 @@
 //!
 //! * [`model`]: a network of regions (racks, pods) and hosts; [`mod@file`] reads it from a topology
 //!   file and prints it, [`infer`] finds regions in measured rates.
+//! * [`agents`]: whether a strategy has the aggregators that it needs.
 //! * [`plan`]: the aggregation trees of a strategy on a network, also after a loss.
 //! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how
 //!   it compares with other schemes (paper 2, table 1).
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod analysis;
 pub mod choose;
 pub mod file;
@@ -27,6 +29,7 @@ pub mod occupation;
 pub mod plan;
 pub mod units;
 
+pub use agents::Lack;
 pub use file::{Fault, FileError, TopologyFile};
 pub use model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
 pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
+use crate::agents::remedy;
 use crate::model::{Strategy, Topology};
 
 use scope::Scopes;
@@ -69,7 +70,7 @@ pub enum PlanError {
     #[error("no worker is left; a plan needs at least one")]
     NoWorkers,
     /// There is no aggregator at all.
-    #[error("strategy {0} finds no aggregator; give a host a daemon, or a region an `aggregator`")]
+    #[error("strategy {0} finds no aggregator; {remedy}", remedy = remedy(*.0))]
     NoAggregator(Strategy),
 }
 

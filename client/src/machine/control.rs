@@ -70,7 +70,8 @@ impl Machine {
             self.lost_reason = reason;
             self.link = Link::Wanted(now + RETRY);
         } else {
-            self.end_with(Error::Unreachable { address: self.config.aggregator, reason });
+            let address = self.config.aggregator;
+            self.end_with(Error::Unreachable { address, reason, of: None });
         }
     }
 
@@ -464,7 +465,7 @@ impl Machine {
                 return;
             }
         };
-        self.end_with(Error::Unreachable { address, reason });
+        self.end_with(Error::Unreachable { address, reason, of: None });
     }
 
     fn no_path(&mut self) {

@@ -62,6 +62,7 @@ impl Builder {
         };
         let name = strategy.name().into();
         self.chosen = Chosen { strategy: name, reason, all_reduce: Vec::new() };
+        source.check_agents(strategy).map_err(&wrong)?;
         let forest = Forest::plan(topology, strategy).map_err(|error| wrong(error.to_string()))?;
         let slots = self.slots.unwrap_or(SLOTS);
         if let Some(missing) = shortfall(&demands(topology, &forest, slots)) {
@@ -289,6 +290,43 @@ mod tests {
         assert!(said.contains("colocated (924 slots are missing at a)"), "{said}");
         assert!(said.contains("passing (924 slots are missing at r0)"), "{said}");
         assert!(!said.contains("h-ar"), "{said}");
+    }
+
+    #[test]
+    fn a_rack_without_agent_is_refused_whoever_names_the_strategy() {
+        let alone = RACKS.replace("        aggregator = \"10.0.0.202:9870\"\n", "");
+        let alone = alone.replace("[defaults]", "[defaults]\n        daemon = false");
+        let alone = alone.replace("\"rat\"", "\"passing\"");
+        let plan = |strategy| {
+            let file = Arc::new(TopologyFile::parse(&alone).expect("a topology"));
+            Builder::default().plan_on(Source::File("f.toml".into(), file), strategy)
+        };
+        assert!(plan(None).is_ok());
+        let said = plan(Some(Strategy::Rat)).expect_err("nobody is in r1").to_string();
+        assert!(
+            said.contains("f.toml: line 13: region \"r1\" has 2 workers and no agent"),
+            "{said}"
+        );
+        let topology = Topology::parse(&alone).expect("a topology");
+        let given = Builder::default().topology(&topology, Some(Strategy::Colocated));
+        let said = given.expect_err("there are no daemons").to_string();
+        assert!(said.contains("the topology \"two racks\": strategy colocated needs"), "{said}");
+    }
+
+    #[test]
+    fn a_daemon_that_cannot_be_reached_is_named_as_the_topology_does() {
+        let builder = builder(None).expect("a plan");
+        let said = |address: &str| {
+            let address = address.parse().expect("an address");
+            let reason = "connection refused".into();
+            builder.explain(Error::Unreachable { address, reason, of: None }).to_string()
+        };
+        let root = said("10.0.0.201:9870");
+        assert!(root.contains("no aggregator at 10.0.0.201:9870 (connection refused), "), "{root}");
+        assert!(root.contains("region \"r0\" of the topology \"two racks\""), "{root}");
+        assert!(!root.contains("XDP_AGG_ADDR"), "{root}");
+        assert!(said("10.0.0.3:9870").contains("host \"c\" of the topology"));
+        assert!(said("10.0.0.9:9870").contains("XDP_AGG_ADDR"), "the topology has no such one");
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Where a plan comes from, and what of it can be checked on a worker's host.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use xdp_agg_topology::file::interfaces;
-use xdp_agg_topology::{Topology, TopologyFile};
+use xdp_agg_topology::{Strategy, Topology, TopologyFile};
 
 use super::{Builder, Place};
 use crate::error::Error;
@@ -29,6 +30,19 @@ impl Source {
     /// Number of hosts.
     pub(crate) fn hosts(&self) -> usize {
         self.topology().world()
+    }
+
+    /// What the strategy lacks, with the file and the line if there is one.
+    pub(super) fn check_agents(&self, strategy: Strategy) -> Result<(), String> {
+        match self {
+            Self::File(path, file) => {
+                file.check_agents(strategy).map_err(|error| format!("{path}: {error}"))
+            }
+            Self::Given(topology) => {
+                let checked = topology.as_ref().clone().inferred().check_agents(strategy);
+                checked.map_err(|lack| format!("{self}: {lack}"))
+            }
+        }
     }
 
     /// What is wrong, with the file and the line if there is one.
@@ -56,7 +70,31 @@ impl fmt::Display for Source {
     }
 }
 
+impl Source {
+    /// Whose daemon has this control address.
+    fn whose(&self, control: SocketAddr) -> Option<String> {
+        let SocketAddr::V4(control) = control else { return None };
+        let Topology { hosts, regions, .. } = self.topology();
+        let host = hosts.iter().find(|host| host.daemon == Some(control));
+        let host = host.map(|host| format!("host {:?} of {self}", host.name));
+        let region = regions.iter().find(|region| {
+            region.aggregator.as_ref().is_some_and(|aggregator| aggregator.control == control)
+        });
+        host.or_else(|| region.map(|region| format!("region {:?} of {self}", region.name)))
+    }
+}
+
 impl Builder {
+    /// Adds whose daemon it is that cannot be reached.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match (error, &self.source) {
+            (Error::Unreachable { address, reason, .. }, Some(source)) => {
+                Error::Unreachable { address, reason, of: source.whose(address) }
+            }
+            (other, _) => other,
+        }
+    }
+
     /// The interface that the topology gives this host exists.
     pub(crate) fn check_own_host(&self, place: &Place) -> Result<(), Error> {
         let source = self.source.as_ref();

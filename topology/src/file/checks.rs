@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use toml::Spanned;
 
+use crate::agents::Lack;
 use crate::model::{Host, Region, Strategy, Topology};
 use crate::units::Rate;
 
@@ -112,7 +113,7 @@ impl Reader<'_> {
     /// Everything else, on the complete network.
     pub(super) fn check(&self, topology: &Topology, order: &[usize]) -> Result<(), FileError> {
         self.check_aggregators(topology, order)?;
-        self.check_agents(topology, order)?;
+        self.check_agents(topology)?;
         self.check_measured(topology)
     }
 
@@ -151,48 +152,31 @@ impl Reader<'_> {
     }
 
     /// The strategy that the file asks for has the aggregators that it needs.
-    fn check_agents(&self, topology: &Topology, order: &[usize]) -> Result<(), FileError> {
-        let strategy = topology.strategy;
-        if strategy == Strategy::Rina || strategy == Strategy::Rat {
-            self.check_racks(topology, order)?;
-        }
-        let regions = topology.regions.iter().any(|region| region.aggregator.is_some());
-        let daemons = topology.hosts.iter().any(|host| host.daemon.is_some());
-        let missing = match strategy {
-            Strategy::Passing if !regions => "give a region an `aggregator`",
-            Strategy::Colocated | Strategy::Atp if !daemons => "run a daemon on a host",
-            Strategy::Rat | Strategy::Rina if !regions && !daemons => {
-                "give a region an `aggregator`, or run a daemon on a host"
-            }
-            _ => return Ok(()),
-        };
-        let job = self.raw.job.as_ref().and_then(|job| job.strategy.as_ref());
-        let span = job.map_or(0..0, Spanned::span);
-        Err(self.lines.error(&span, Fault::NoAggregator(strategy, missing)))
+    fn check_agents(&self, topology: &Topology) -> Result<(), FileError> {
+        let checked = topology.check_agents(topology.strategy);
+        checked.map_err(|lack| self.lacks(lack, topology.strategy))
     }
 
-    fn check_racks(&self, topology: &Topology, order: &[usize]) -> Result<(), FileError> {
-        let strategy = topology.strategy;
-        let narrow = topology.oversubscribed();
-        for (index, region) in topology.regions.iter().enumerate() {
-            let inside: Vec<_> =
-                topology.hosts.iter().filter(|host| host.region == Some(index)).collect();
-            let around = || topology.around(Some(index));
-            let equipped = around().any(|near| topology.regions[near].aggregator.is_some());
-            let staffed = equipped || inside.iter().any(|host| host.daemon.is_some());
-            let wanted = strategy == Strategy::Rina || narrow[index];
-            if let Some(host) = inside.first().filter(|_| wanted && !staffed && inside.len() > 1) {
-                let fault = Fault::NoAgent {
-                    region: region.name.clone(),
-                    workers: inside.len(),
-                    strategy,
-                    host: host.name.clone(),
-                };
-                let span = self.raw.region[order[index]].name.span();
-                return Err(self.lines.error(&span, fault));
+    /// What a strategy lacks, with the line where it can be given; a strategy that finds nothing at
+    /// all is wrong itself, if it is the file's.
+    pub(super) fn lacks(&self, lack: Lack, of_file: Strategy) -> FileError {
+        let raw = self.raw;
+        let region = match &lack {
+            Lack::Agent { region, .. } => {
+                raw.region.iter().find(|raw| raw.name.get_ref() == region)
             }
-        }
-        Ok(())
+            Lack::Aggregator(_) => raw.region.first(),
+        };
+        let asked = raw.job.as_ref().and_then(|job| job.strategy.as_ref()).map(Spanned::span);
+        let host = || raw.host.first().map(|host| host.name.span());
+        // Regions that are not in the file were found in measured rates.
+        let found = || raw.measured.as_ref().map(Spanned::span);
+        let span = match &lack {
+            Lack::Aggregator(strategy) if *strategy == of_file => asked,
+            Lack::Aggregator(Strategy::Colocated | Strategy::Atp) => host(),
+            _ => region.map(|region| region.name.span()).or_else(found).or_else(host),
+        };
+        self.lines.error(&span.unwrap_or_default(), lack.into())
     }
 
     fn check_measured(&self, topology: &Topology) -> Result<(), FileError> {

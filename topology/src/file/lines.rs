@@ -1,6 +1,6 @@
 //! Values of a file, and the lines that they are in.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
 use toml::Spanned;
@@ -31,10 +31,7 @@ impl Lines<'_> {
         key: &'static str,
         expected: &'static str,
     ) -> Result<T, FileError> {
-        value.get_ref().parse().map_err(|_| {
-            let value_text = value.get_ref().clone();
-            self.error(&value.span(), Fault::Value { key, value: value_text, expected })
-        })
+        value.get_ref().parse().map_err(|_| self.unexpected(value, key, expected))
     }
 
     pub(super) fn rate(
@@ -54,16 +51,57 @@ impl Lines<'_> {
             return Ok(name.clone());
         }
         let expected = "an interface's name: 1 to 15 bytes without blanks, slashes and colons";
-        let fault = Fault::Value { key: "interface", value: name.clone(), expected };
-        Err(self.error(&value.span(), fault))
+        Err(self.unexpected(value, "interface", expected))
     }
 
-    /// An address with or without a port.
+    /// A host's address.
+    pub(super) fn address(self, value: &Spanned<String>) -> Result<Ipv4Addr, FileError> {
+        let key = "address";
+        let address = self.read(value, key, "an IPv4 address, such as \"10.0.0.1\"")?;
+        self.unicast(address, value, key)?;
+        Ok(address)
+    }
+
+    /// A daemon's address with or without a port.
     pub(super) fn control(self, value: &Spanned<String>) -> Result<SocketAddrV4, FileError> {
-        if let Ok(address) = value.get_ref().parse() {
-            return Ok(SocketAddrV4::new(address, CONTROL_PORT));
+        let key = "aggregator";
+        let control = match value.get_ref().parse() {
+            Ok(address) => SocketAddrV4::new(address, CONTROL_PORT),
+            Err(_) => {
+                let expected = "an IPv4 address and a port, such as \"10.0.0.254:9870\"";
+                self.read(value, key, expected)?
+            }
+        };
+        self.unicast(*control.ip(), value, key)?;
+        if control.port() == 0 {
+            let expected = "a port from 1 to 65535; without one it is 9870";
+            return Err(self.unexpected(value, key, expected));
         }
-        let expected = "an IPv4 address and a port, such as \"10.0.0.254:9870\"";
-        self.read(value, "aggregator", expected)
+        Ok(control)
+    }
+
+    /// An address that one host can have. Several on one machine may share the loopback network.
+    fn unicast(
+        self,
+        address: Ipv4Addr,
+        value: &Spanned<String>,
+        key: &'static str,
+    ) -> Result<(), FileError> {
+        if address.octets()[0] == 0 || address.is_multicast() || address.is_broadcast() {
+            let expected = "the address of one host: neither 0.0.0.0 nor multicast or broadcast";
+            return Err(self.unexpected(value, key, expected));
+        }
+        Ok(())
+    }
+
+    /// A value that is none for its key.
+    pub(super) fn unexpected(
+        self,
+        value: &Spanned<String>,
+        key: &'static str,
+        expected: &'static str,
+    ) -> FileError {
+        let fault = Fault::Value { key, value: value.get_ref().clone(), expected };
+        self.error(&value.span(), fault)
     }
 }

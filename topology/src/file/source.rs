@@ -2,7 +2,7 @@
 
 use toml::Spanned;
 
-use crate::model::Topology;
+use crate::model::{Strategy, Topology};
 
 use super::{Fault, FileError, Lines, Reader, raw};
 
@@ -29,6 +29,18 @@ impl TopologyFile {
     #[must_use]
     pub const fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    /// Checks that a strategy has the aggregators that it needs ([`Topology::check_agents`]), also
+    /// in regions that were found in measured rates. For the file's own the reader has done it as
+    /// far as the regions are in the file.
+    ///
+    /// # Errors
+    /// [`Fault::Lack`] with the line where it can be given.
+    pub fn check_agents(&self, strategy: Strategy) -> Result<(), FileError> {
+        let Self { text, raw, topology } = self;
+        let checked = topology.clone().inferred().check_agents(strategy);
+        checked.map_err(|lack| Reader { lines: Lines(text), raw }.lacks(lack, topology.strategy))
     }
 
     /// Checks the interface of the host with this rank, of which `known` are the interfaces. Says

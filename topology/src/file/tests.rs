@@ -148,6 +148,12 @@ const BAD: &[(&str, &str, usize, &str)] = &[
         "1 to 15 bytes",
     ),
     ("10.0.0.4", "10.0.0.400", 35, "expected an IPv4 address"),
+    ("10.0.0.4", "0.0.0.0", 35, "address = \"0.0.0.0\": expected the address of one host"),
+    ("10.0.0.4", "255.255.255.255", 35, "expected the address of one host"),
+    ("10.0.0.4", "224.0.0.1", 35, "neither 0.0.0.0 nor multicast or broadcast"),
+    ("10.0.0.254", "239.1.1.1:9870", 13, "aggregator = \"239.1.1.1:9870\": expected the address"),
+    ("10.0.0.254", "10.0.0.254:0", 13, "expected a port from 1 to 65535; without one it is 9870"),
+    ("10.0.0.2:9999", "10.0.0.2:0", 31, "expected a port"),
     ("10.0.0.254", "tor-b", 13, "expected an IPv4 address and a port"),
     ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected more than 0 bits a second"),
     ("uplink = \"5gbit\"", "uplink = \"fast\"", 12, "uplink = \"fast\": expected more than 0"),
@@ -256,8 +262,19 @@ fn a_rack_without_agent_is_refused() {
         assert_eq!(error.line, 11, "{error}");
         assert!(error.to_string().contains("region \"b\" has 2 workers and no agent"), "{error}");
     }
-    let ring = Topology::parse(&alone.replace("\"rat\"", "\"ring\""));
-    assert!(ring.is_ok(), "a ring needs none: {ring:?}");
+    let ring = TopologyFile::parse(&alone.replace("\"rat\"", "\"ring\""));
+    let ring = ring.expect("a ring needs none");
+    assert_eq!(ring.check_agents(Strategy::Ring), Ok(()));
+    assert_eq!(ring.check_agents(Strategy::Colocated), Ok(()));
+    for strategy in [Strategy::Rat, Strategy::Rina] {
+        let error = ring.check_agents(strategy).expect_err("rack b has no agent");
+        assert_eq!(error.line, 11, "{error}");
+        assert!(error.to_string().contains(&format!("no agent for strategy {strategy}")));
+    }
+    let passing = ring.check_agents(Strategy::Passing).expect_err("there are only daemons");
+    assert_eq!(passing.line, 8, "where one can be given");
+    let said = "line 8: strategy passing needs an aggregator; give a region an `aggregator`";
+    assert_eq!(passing.to_string(), said);
     let none = alone.replace("[defaults]", "[defaults]\ndaemon = false");
     let none = none.replace("aggregator = \"10.0.0.2:9999\"\n", "");
     for strategy in ["passing", "colocated"] {
@@ -266,6 +283,30 @@ fn a_rack_without_agent_is_refused() {
         assert_eq!(error.line, 3, "{error}");
         assert!(error.to_string().contains("needs an aggregator"), "{error}");
     }
+}
+
+#[test]
+fn racks_that_were_measured_need_agents_too() {
+    let host = |i: usize| {
+        let daemon = if i < 3 { "" } else { "daemon = false\n" };
+        let host = format!("[[host]]\nname = \"h{i}\"\nrank = {i}\naddress = \"10.0.1.{i}\"");
+        format!("{host}\nrate = \"1gbit\"\n{daemon}")
+    };
+    let rate = |i: usize, j: usize| match (i == j, i / 3 == j / 3) {
+        (true, _) => "0",
+        (_, true) => "300",
+        _ => "30",
+    };
+    let row = |i| (0..6).map(|j| rate(i, j)).collect::<Vec<_>>().join(",");
+    let rows: Vec<_> = (0..6).map(|i| format!("[{}]", row(i))).collect();
+    let names = "\"h0\",\"h1\",\"h2\",\"h3\",\"h4\",\"h5\"";
+    let hosts: String = (0..6).map(host).collect();
+    let text = format!("{hosts}[measured]\nhosts = [{names}]\nmbit = [{}]\n", rows.join(","));
+    let file = TopologyFile::parse(&text).expect("it is right");
+    assert_eq!(file.topology().clone().inferred().regions.len(), 2);
+    let error = file.check_agents(Strategy::Rat).expect_err("rack measured1 has no agent");
+    assert_eq!(error.line, 34, "{error}");
+    assert!(error.to_string().contains("has 3 workers and no agent"), "{error}");
 }
 
 #[test]
