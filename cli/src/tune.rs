@@ -146,5 +146,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 fn read(file: &PathBuf) -> Result<Tuning> {
     let text =
         std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    Tuning::parse(&text).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
+    let wrong = |problem| crate::WrongConfig(format!("{}: {problem}", file.display()));
+    Ok(Tuning::parse(&text).map_err(wrong)?)
 }

@@ -175,7 +175,10 @@ impl Report {
 
     /// The fastest way of each size, up to the middle between it and the next one.
     fn rules(&self, kind: Kind) -> Vec<Rule> {
-        let best: Vec<&Row> = self.rows.iter().filter(|row| row.kind == kind && row.best).collect();
+        let best = self.rows.iter().filter(|row| row.kind == kind && row.best);
+        let mut best: Vec<&Row> = best.collect();
+        // Of ways that are equally fast to the digit, the first.
+        best.dedup_by_key(|row| row.bytes);
         let mut rules: Vec<Rule> = Vec::new();
         for (index, row) in best.iter().enumerate() {
             let middle = |next: &&Row| (row.bytes as f64 * next.bytes as f64).sqrt() as u64;
@@ -247,5 +250,16 @@ mod tests {
         // Measured again, the rules are replaced and not doubled.
         assert_eq!(report.table(table.clone()).expect("it has one"), text);
         assert!(report.text().contains("pipelined-chain"));
+    }
+
+    #[test]
+    fn ways_that_are_equally_fast_make_one_rule() {
+        let ways = [Way::Aggregator, Way::Mesh(Algorithm::Binomial), Way::Mesh(Algorithm::Chain)];
+        let all = ways.map(|way| measured(4096, way, 100.0)).to_vec();
+        let report = Report::new(8, "xdp", 50.0, true, all);
+        let text = report.table(Tuning::aggregator()).expect("it has one");
+        let table = Tuning::parse(&text).expect("it can be read");
+        assert_eq!(table.broadcast.len(), 2, "{text}");
+        assert_eq!(table.choose(Kind::Broadcast, 8, 4096).way, Way::Aggregator);
     }
 }

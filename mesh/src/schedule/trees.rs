@@ -65,8 +65,9 @@ impl Tree {
             levels.push(mask);
             mask = mask.saturating_mul(k);
         }
-        let below = levels.into_iter().rev().flat_map(|mask| (1..k).map(move |d| me + d * mask));
-        let children = below.filter(|place| *place < size).map(global).collect();
+        // Children up to the last rank, however large `k` is.
+        let of_level = |mask: u32| (me + mask..size).step_by(mask as usize).take(k as usize - 1);
+        let children = levels.into_iter().rev().flat_map(of_level).map(global).collect();
         Self { parent, children }
     }
 }
@@ -194,6 +195,17 @@ mod tests {
         let four = |rank| Tree::nomial(4, rank, 0, 8);
         assert_eq!(four(0), Tree { parent: None, children: vec![4, 1, 2, 3] });
         assert_eq!(four(4), Tree { parent: Some(0), children: vec![5, 6, 7] });
+    }
+
+    #[test]
+    fn a_k_beyond_the_ranks_is_a_star_and_costs_no_time() {
+        let start = std::time::Instant::now();
+        for k in [8, 9, u32::MAX] {
+            let star = Tree { parent: None, children: vec![4, 5, 6, 7, 0, 1, 2] };
+            assert_eq!(Tree::nomial(k, 3, 3, 8), star, "{k}");
+            assert_eq!(Tree::nomial(k, 2, 3, 8), Tree { parent: Some(3), children: vec![] });
+        }
+        assert!(start.elapsed().as_millis() < 500, "{:?}", start.elapsed());
     }
 
     /// The models' numbers of rounds, where a rank sends one message in a round and receives one.
