@@ -13,7 +13,7 @@ use serde::Serialize;
 use xdp_agg_topology::analysis::{
     Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
 };
-use xdp_agg_topology::choose::{Choice, Costs, choose};
+use xdp_agg_topology::choose::{Choice, Costs, JobChoice, choose, for_job};
 use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
@@ -61,13 +61,16 @@ enum Action {
 
 /// Print the aggregation trees, the bytes on every link, and how other schemes compare
 ///
-/// Bytes are those of the data, without headers. A plan that takes more slots or jobs than an
-/// aggregator has is printed, and ends with exit code 1.
+/// Bytes are those of the data, without headers. With auto it plans what is the fastest for
+/// --bytes, over aggregators or TCP, and says what a job would take, which sums 25 MiB by
+/// aggregators. A plan that takes more slots or jobs than an aggregator has is printed, and ends
+/// with exit code 1.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
     /// The topology file
     file: PathBuf,
-    /// auto, colocated, rat, rina, passing, atp, h-ar, ring or ps, instead of the file's
+    /// auto, colocated, rat, rina, passing or atp, or of the baselines, which no job has, h-ar,
+    /// ring or ps; instead of the file's
     #[arg(long, value_name = "S")]
     strategy: Option<Strategy>,
     /// Size of the vector that each worker has, for example 64K or 97MiB
@@ -98,6 +101,8 @@ struct Report {
     strategy: Strategy,
     /// Why `auto` chose it; None if it was asked for.
     choice: Option<Choice>,
+    /// What a job would do, if that is something else.
+    job: Option<Job>,
     bytes: usize,
     /// The trees, if the strategy has any.
     forest: Option<Forest>,
@@ -110,6 +115,36 @@ struct Report {
     demands: Vec<Demand>,
     table1: Vec<Comparison>,
     incremental: Option<Upgrades>,
+}
+
+/// What a job would do with the same file and strategy.
+#[derive(Debug, Serialize)]
+struct Job {
+    /// The strategy that it would take; None: it would be refused.
+    strategy: Option<Strategy>,
+    /// Why.
+    reason: String,
+}
+
+impl Job {
+    /// None: a job takes what was asked for.
+    fn of(topology: &Topology, asked: Strategy, slots: u32) -> Option<Self> {
+        if asked == Strategy::Auto {
+            let (strategy, reason) = match for_job(topology, slots) {
+                Ok(JobChoice { strategy, reason, ring }) => {
+                    let sizes = match ring {
+                        Ok(crossing) => crossing.to_string(),
+                        Err(why) => format!("all sizes: {why}"),
+                    };
+                    (Some(strategy), format!("{reason}; {sizes}"))
+                }
+                Err(nothing) => (None, nothing.to_string()),
+            };
+            return Some(Self { strategy, reason });
+        }
+        let baseline = asked.of_job().err()?;
+        Some(Self { strategy: None, reason: baseline.to_string() })
+    }
 }
 
 /// What each upgrade gains, for two systems beside each other.
@@ -139,6 +174,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 topology.name,
                 topology.strategy
             )?;
+            if let Err(baseline) = topology.strategy.of_job() {
+                writeln!(io::stdout(), "a job would be refused: {baseline}")?;
+            }
         }
         Action::Print { file, json } => {
             let topology = read(file)?.inferred();
@@ -227,6 +265,7 @@ fn report(args: &PlanArgs) -> Result<Report> {
     Ok(Report {
         strategy,
         choice,
+        job: Job::of(&topology, asked, args.slots),
         bytes: args.bytes,
         rings,
         steps: groups.filter(|_| strategy == Strategy::Rina).map(|groups| 2 * (groups - 1)),

@@ -172,6 +172,32 @@ fn auto_says_what_it_chose_and_why() {
     let measured = format!("{RACKS}[costs]\ndaemon_byte = 1e-6\n");
     let (_, out, _) = topology(&measured, &["plan", "--strategy", "auto", "--slots", "16"]);
     assert!(out.contains("auto chose h-ar by costs measured in part: about"), "{out}");
+    assert!(
+        out.contains("\na job would take colocated: auto by costs measured in part: about"),
+        "{out}"
+    );
+    assert!(
+        out.contains("bytes, bound by the hosts that add, the best that works by agg"),
+        "{out}"
+    );
+    let (_, json, _) = topology(&measured, &["plan", "--strategy", "auto", "--json"]);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(
+        (&json["strategy"], &json["job"]["strategy"]),
+        (&"h-ar".into(), &"colocated".into())
+    );
+    let few = measured.replace("[defaults]", "[defaults]\nslots = 100").replace("slots = 1500", "");
+    let (_, out, _) = topology(&few, &["plan", "--strategy", "auto"]);
+    assert!(out.contains("\na job would be refused: auto finds no strategy whose plan"), "{out}");
+    let (_, out, _) = topology(RACKS, &["plan", "--slots", "16"]);
+    assert!(!out.contains("a job would"), "it takes what the file says: {out}");
+    let (code, out, _) = topology(RACKS, &["plan", "--strategy", "ring"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("\na job would be refused: strategy ring is a baseline"), "{out}");
+    let (code, out, _) = topology(&RACKS.replace("\"rat\"", "\"ps\""), &["check"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("strategy ps\na job would be refused: strategy ps is a base"), "{out}");
+    assert!(out.contains("`xdp-agg bench --strategy ps` measures it"), "{out}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);
     assert_eq!(code, 2);
     let said = "line 9: strategy passing needs an aggregator; give a region an `aggregator`\n";

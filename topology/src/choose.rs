@@ -2,7 +2,7 @@
 
 mod job;
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +115,22 @@ pub enum Crossing {
     UpTo(f64),
     /// For so many bytes and more.
     From(f64),
+}
+
+/// For people: which way which sizes go.
+impl fmt::Display for Crossing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Never => f.write_str("all sizes: faster than a ring of the workers"),
+            Self::Always => f.write_str("a ring of the workers is faster"),
+            Self::UpTo(bytes) => {
+                write!(f, "a ring of the workers up to {:.0} bytes", bytes.trunc())
+            }
+            Self::From(bytes) => {
+                write!(f, "a ring of the workers above {:.0} bytes", bytes.trunc())
+            }
+        }
+    }
 }
 
 /// Bytes of which the time for each byte is computed.

@@ -17,7 +17,7 @@ use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::agents::Lack;
-use crate::model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
+use crate::model::{Aggregator, Host, KnownCosts, Measured, NotOfJobs, Region, Strategy, Topology};
 
 use lines::Lines;
 pub use source::{TopologyFile, interfaces};
@@ -81,6 +81,9 @@ pub enum Fault {
         /// The key that names it.
         key: &'static str,
     },
+    /// The strategy is none of a job.
+    #[error(transparent)]
+    NotOfJobs(#[from] NotOfJobs),
     /// The strategy lacks aggregators.
     #[error(transparent)]
     Lack(#[from] Lack),

@@ -159,6 +159,19 @@ impl Strategy {
         Self::Ps,
     ];
 
+    /// Those that a job can have: `auto`, and what is carried out by aggregators. The others are
+    /// baselines.
+    pub const OF_JOBS: [Self; 6] =
+        [Self::Auto, Self::Colocated, Self::Rat, Self::Rina, Self::Passing, Self::Atp];
+
+    /// Checks that a job can have it.
+    ///
+    /// # Errors
+    /// [`NotOfJobs`]: it is a baseline.
+    pub fn of_job(self) -> Result<Self, NotOfJobs> {
+        if Self::OF_JOBS.contains(&self) { Ok(self) } else { Err(NotOfJobs(self)) }
+    }
+
     /// Its name in files and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -187,6 +200,14 @@ impl fmt::Display for Strategy {
         f.pad(self.name())
     }
 }
+
+/// A strategy that no job has: the aggregators take no part in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "strategy {0} is a baseline without aggregators, which no job sums by; expected auto, \
+     colocated, rat, rina, passing or atp; `xdp-agg bench --strategy {0}` measures it"
+)]
+pub struct NotOfJobs(pub Strategy);
 
 /// A text that names no strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -61,10 +61,7 @@ pub struct Lost {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The strategy needs no trees.
-    #[error(
-        "strategy {0} has no aggregation trees; expected colocated, rat, rina, passing or \
-         atp (auto has to be decided first)"
-    )]
+    #[error("strategy {0} has no aggregation trees; expected colocated, rat, rina, passing or atp")]
     NoTrees(Strategy),
     /// There is no worker.
     #[error("no worker is left; a plan needs at least one")]

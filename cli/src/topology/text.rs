@@ -8,7 +8,7 @@ use xdp_agg_topology::{Site, Topology, Tree};
 
 use crate::table::{columns, row};
 
-use super::{Report, Upgrades};
+use super::{Job, Report, Upgrades};
 
 pub(super) fn report(report: &Report) -> String {
     let mut text = String::new();
@@ -34,6 +34,13 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
             report.topology.costs.origin(),
             choice.reason
         )?;
+    }
+    match &report.job {
+        Some(Job { strategy: Some(strategy), reason }) => {
+            writeln!(to, "a job would take {strategy}: {reason}")?;
+        }
+        Some(Job { strategy: None, reason }) => writeln!(to, "a job would be refused: {reason}")?,
+        None => {}
     }
     trees(report, to)?;
     writeln!(to, "\nbytes on the links")?;

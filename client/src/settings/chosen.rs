@@ -89,20 +89,13 @@ fn rules(crossing: Crossing) -> (Vec<Rule>, String) {
     let whole = |bytes: f64| bytes.clamp(0.0, 1e18) as u64;
     let all = |way| Rule::new(None, None, way);
     let up_to = |bytes, way| Rule::new(None, Some(bytes), way);
-    match crossing {
-        Crossing::Never => (Vec::new(), "all sizes: faster than a ring of the workers".into()),
-        Crossing::Always => (vec![all(Way::Ring)], "a ring of the workers is faster".into()),
-        Crossing::UpTo(bytes) => {
-            let bytes = whole(bytes);
-            let rules = vec![up_to(bytes, Way::Ring), all(Way::Aggregator)];
-            (rules, format!("a ring of the workers up to {bytes} bytes"))
-        }
-        Crossing::From(bytes) => {
-            let bytes = whole(bytes);
-            let rules = vec![up_to(bytes, Way::Aggregator), all(Way::Ring)];
-            (rules, format!("a ring of the workers above {bytes} bytes"))
-        }
-    }
+    let rules = match crossing {
+        Crossing::Never => Vec::new(),
+        Crossing::Always => vec![all(Way::Ring)],
+        Crossing::UpTo(bytes) => vec![up_to(whole(bytes), Way::Ring), all(Way::Aggregator)],
+        Crossing::From(bytes) => vec![up_to(whole(bytes), Way::Aggregator), all(Way::Ring)],
+    };
+    (rules, crossing.to_string())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::analysis::{demands, shortfall};
-use xdp_agg_topology::choose::{Costs, Crossing, JobChoice, against_ring, for_job};
+use xdp_agg_topology::choose::{JobChoice, for_job};
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
 use super::{Builder, Chooser, Chosen, Place, Source, Target};
@@ -20,6 +20,16 @@ const SLOTS: u32 = 1024;
 /// A setting that was wrong, under the name of its variable.
 fn wrong(name: &'static str) -> impl Fn(String) -> Error {
     move |problem| Error::Config { name, problem }
+}
+
+/// `XDP_AGG_STRATEGY`.
+fn of_job(text: &str) -> Result<Strategy, Error> {
+    let wrong = wrong("XDP_AGG_STRATEGY");
+    let Ok(strategy) = text.parse::<Strategy>() else {
+        let names = Strategy::OF_JOBS.map(Strategy::name).join(", ");
+        return Err(wrong(format!("{text:?} is no strategy of a job; expected one of {names}")));
+    };
+    strategy.of_job().map_err(|error| wrong(error.to_string()))
 }
 
 impl Builder {
@@ -43,12 +53,16 @@ impl Builder {
     fn plan_on(mut self, source: Source, strategy: Option<Strategy>) -> Result<Self, Error> {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
         let topology = &source.topology().clone().inferred();
+        match strategy {
+            Some(strategy) => drop(strategy.of_job().map_err(|error| wrong(error.to_string()))?),
+            None => source.check_job().map_err(&wrong)?,
+        }
         let (strategy, reason) = match strategy.unwrap_or(topology.strategy) {
             Strategy::Auto => {
                 let slots = self.slots.unwrap_or(SLOTS);
                 let choice = for_job(topology, slots).map_err(|error| wrong(error.to_string()))?;
-                let JobChoice { strategy, reason } = choice;
-                self.chooser = Chooser::Auto(crossing(topology, strategy, slots));
+                let JobChoice { strategy, reason, ring } = choice;
+                self.chooser = Chooser::Auto(ring);
                 (strategy, reason)
             }
             named if strategy.is_some() => {
@@ -84,12 +98,7 @@ impl Builder {
         let text = std::fs::read_to_string(Path::new(path))
             .map_err(|error| wrong(format!("{path:?} cannot be read: {error}")))?;
         let file = TopologyFile::parse(&text).map_err(|error| wrong(format!("{path}: {error}")))?;
-        let strategy = strategy.map(str::parse).transpose().map_err(
-            |error: xdp_agg_topology::model::BadStrategy| Error::Config {
-                name: "XDP_AGG_STRATEGY",
-                problem: error.to_string(),
-            },
-        )?;
+        let strategy = strategy.map(of_job).transpose()?;
         self.plan_on(Source::File(path.into(), Arc::new(file)), strategy)
     }
 
@@ -130,14 +139,6 @@ impl Builder {
         self.aggregators = hosts.into_iter().map(daemon).map(Target::new).collect();
         Ok(())
     }
-}
-
-/// For which sizes a ring of the workers is faster than the trees.
-fn crossing(topology: &Topology, strategy: Strategy, slots: u32) -> Result<Crossing, String> {
-    if !topology.costs.are_complete() {
-        return Err("not all costs were measured (`xdp-agg topology measure`)".into());
-    }
-    against_ring(topology, strategy, &Costs::of(topology), slots)
 }
 
 /// A planned tree as the daemons to speak to.
@@ -331,7 +332,23 @@ mod tests {
 
     #[test]
     fn what_needs_no_aggregator_is_refused() {
-        let error = builder(Some(Strategy::Ring)).expect_err("no trees");
-        assert!(error.to_string().contains("ring"), "{error}");
+        let said = |file: &str, strategy| {
+            let file = Arc::new(TopologyFile::parse(file).expect("a topology"));
+            let plan = Builder::default().plan_on(Source::File("f.toml".into(), file), strategy);
+            plan.expect_err("no trees").to_string()
+        };
+        let error = said(RACKS, Some(Strategy::Ring));
+        assert!(error.contains("ring is a baseline") && !error.contains("line 4"), "{error}");
+        let error = said(&RACKS.replace("\"rat\"", "\"h-ar\""), None);
+        assert!(error.contains("f.toml: line 4: strategy h-ar is a baseline"), "{error}");
+        assert!(error.contains("`xdp-agg bench --strategy h-ar`"), "{error}");
+        for (name, words) in
+            [("ps", "ps is a baseline"), ("foo", "\"foo\" is no strategy of a job")]
+        {
+            let error = of_job(name).expect_err(name).to_string();
+            assert!(error.contains("XDP_AGG_STRATEGY: ") && error.contains(words), "{error}");
+            assert!(!error.contains("expected auto, colocated, rat, rina, passing, atp, h-ar"));
+        }
+        assert_eq!(of_job("atp").expect("it is one"), Strategy::Atp);
     }
 }

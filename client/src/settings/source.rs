@@ -32,6 +32,17 @@ impl Source {
         self.topology().world()
     }
 
+    /// A strategy that no job has is wrong, with the file and the line if there is one.
+    pub(super) fn check_job(&self) -> Result<(), String> {
+        match self {
+            Self::File(path, file) => file.check_job().map_err(|error| format!("{path}: {error}")),
+            Self::Given(topology) => match topology.strategy.of_job() {
+                Ok(_) => Ok(()),
+                Err(error) => Err(format!("{self}: {error}")),
+            },
+        }
+    }
+
     /// What the strategy lacks, with the file and the line if there is one.
     pub(super) fn check_agents(&self, strategy: Strategy) -> Result<(), String> {
         match self {

@@ -1,6 +1,6 @@
 //! What a job takes whose strategy is `auto`: the best that works by aggregators.
 
-use super::{Costs, LeftOut, choose, list, ms};
+use super::{Costs, Crossing, LeftOut, against_ring, choose, list, ms};
 use crate::model::{Strategy, Topology};
 
 /// Bytes of the vectors that a job's strategy is chosen for: a bucket of gradients as data-parallel
@@ -8,12 +8,14 @@ use crate::model::{Strategy, Topology};
 pub const JOB_BYTES: f64 = 25.0 * 1024.0 * 1024.0;
 
 /// The strategy that a job takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JobChoice {
     /// One that is carried out by aggregators.
     pub strategy: Strategy,
     /// Why, in a sentence for people.
     pub reason: String,
+    /// For which sizes a ring of the workers is faster, or why that is not asked.
+    pub ring: Result<Crossing, String>,
 }
 
 /// No strategy of aggregators fits the network.
@@ -54,13 +56,22 @@ pub fn for_job(topology: &Topology, slots_per_tree: u32) -> Result<JobChoice, No
             choice.reason
         )
     };
-    Ok(JobChoice { strategy: best.strategy, reason })
+    let strategy = best.strategy;
+    Ok(JobChoice { strategy, reason, ring: crossing(topology, strategy, slots_per_tree) })
+}
+
+fn crossing(topology: &Topology, strategy: Strategy, slots: u32) -> Result<Crossing, String> {
+    if !topology.costs.are_complete() {
+        return Err("not all costs were measured (`xdp-agg topology measure`)".into());
+    }
+    against_ring(topology, strategy, &Costs::of(topology), slots)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::generate::SpineLeaf;
+    use crate::model::KnownCosts;
     use crate::units::Rate;
 
     fn racks(slots: u32) -> Topology {
@@ -99,5 +110,17 @@ mod tests {
         let choice = for_job(&network, 1024).expect("all daemons have slots");
         assert!(choice.strategy.is_forest());
         assert!(choice.reason.contains("the best that works by aggregators"), "{}", choice.reason);
+        assert!(choice.ring.is_err(), "one cost is measured");
+        let costs = Costs::of(&network);
+        network.costs = KnownCosts {
+            message: Some(costs.message),
+            tcp_message: Some(costs.tcp_message),
+            daemon_byte: Some(costs.daemon_byte),
+            tcp_byte: Some(costs.tcp_byte),
+        };
+        let ring = for_job(&network, 1024).expect("all daemons have slots").ring;
+        assert_eq!(ring, against_ring(&network, choice.strategy, &costs, 1024));
+        let ring = ring.expect("all costs are measured").to_string();
+        assert!(ring.starts_with("a ring of the workers above "), "{ring}");
     }
 }

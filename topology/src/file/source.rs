@@ -31,6 +31,17 @@ impl TopologyFile {
         &self.topology
     }
 
+    /// Checks that a job can have the file's strategy.
+    ///
+    /// # Errors
+    /// [`Fault::NotOfJobs`] with the line of the strategy.
+    pub fn check_job(&self) -> Result<(), FileError> {
+        let job = self.raw.job.as_ref().and_then(|job| job.strategy.as_ref());
+        let span = job.map(Spanned::span).unwrap_or_default();
+        let checked = self.topology.strategy.of_job();
+        checked.map(drop).map_err(|fault| Lines(&self.text).error(&span, fault.into()))
+    }
+
     /// Checks that a strategy has the aggregators that it needs ([`Topology::check_agents`]), also
     /// in regions that were found in measured rates. For the file's own the reader has done it as
     /// far as the regions are in the file.

@@ -286,6 +286,23 @@ fn a_rack_without_agent_is_refused() {
 }
 
 #[test]
+fn baselines_are_strategies_of_no_job() {
+    for strategy in Strategy::ALL {
+        let text = GOOD.replace("\"rat\"", &format!("\"{strategy}\""));
+        let file = TopologyFile::parse(&text).expect("it is right");
+        if matches!(strategy, Strategy::HAr | Strategy::Ring | Strategy::Ps) {
+            let error = file.check_job().expect_err("it is a baseline");
+            let said = error.to_string();
+            assert!(said.starts_with(&format!("line 3: strategy {strategy} is a base")), "{said}");
+            assert!(said.contains("expected auto, colocated, rat, rina, passing or atp"), "{said}");
+            assert!(said.contains(&format!("`xdp-agg bench --strategy {strategy}`")), "{said}");
+        } else {
+            assert_eq!(file.check_job(), Ok(()));
+        }
+    }
+}
+
+#[test]
 fn racks_that_were_measured_need_agents_too() {
     let host = |i: usize| {
         let daemon = if i < 3 { "" } else { "daemon = false\n" };
