@@ -3,7 +3,7 @@
 //! * [`model`]: a network of regions (racks, pods) and hosts; [`mod@file`] reads it from a topology
 //!   file and prints it, [`infer`] finds regions in measured rates.
 //! * [`agents`]: whether a strategy has the aggregators that it needs.
-//! * [`plan`]: the aggregation trees of a strategy on a network, also after a loss.
+//! * [`plan`]: the aggregation trees of a strategy on a network.
 //! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how
 //!   it compares with other schemes (paper 2, table 1).
 //! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which

@@ -48,13 +48,11 @@ pub enum Site {
     Region(usize),
 }
 
-/// What of a network does not work any more.
+/// Ranks that a ring is to leave out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Lost {
-    /// Ranks that left; with a rank its host's daemon is gone too.
+    /// Those that left.
     pub ranks: BTreeSet<u16>,
-    /// Aggregators that are gone, while the worker on the host, if any, goes on.
-    pub sites: BTreeSet<Site>,
 }
 
 /// Why there is no plan.
@@ -64,19 +62,11 @@ pub enum PlanError {
     #[error("strategy {0} has no aggregation trees; expected colocated, rat, rina, passing or atp")]
     NoTrees(Strategy),
     /// There is no worker.
-    #[error("no worker is left; a plan needs at least one")]
+    #[error("there is no worker; a plan needs at least one")]
     NoWorkers,
     /// There is no aggregator at all.
     #[error("strategy {0} finds no aggregator; {remedy}", remedy = remedy(*.0))]
     NoAggregator(Strategy),
-}
-
-impl Lost {
-    /// Whether nothing is lost.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ranks.is_empty() && self.sites.is_empty()
-    }
 }
 
 impl Tree {
@@ -123,30 +113,12 @@ impl Forest {
     /// The plan of a strategy on a network.
     ///
     /// # Errors
-    /// [`PlanError`]: the strategy has no trees, or lacks aggregators.
+    /// [`PlanError`]: the strategy has no trees, or lacks aggregators, or there is no worker.
     pub fn plan(topology: &Topology, strategy: Strategy) -> Result<Self, PlanError> {
-        Self::without(topology, strategy, &Lost::default())
-    }
-
-    /// The plan on what is left of a network. It depends on what is lost, not on the order of the
-    /// losses, so that all who know of the same losses have the same plan:
-    ///
-    /// * a rack whose aggregator is lost is one without (`rina`: its workers become autonomous
-    ///   and have groups of their own; `rat`: the daemons of its hosts aggregate it);
-    /// * a lost rank is in no tree, and a group that it was alone in is bypassed;
-    /// * a worker whose daemon is lost, but who goes on, is a leaf of the next aggregator around.
-    ///
-    /// # Errors
-    /// [`PlanError`]: the strategy has no trees, or no aggregator or worker is left.
-    pub fn without(
-        topology: &Topology,
-        strategy: Strategy,
-        lost: &Lost,
-    ) -> Result<Self, PlanError> {
         if !strategy.is_forest() {
             return Err(PlanError::NoTrees(strategy));
         }
-        let scopes = Scopes::of(topology, strategy, lost);
+        let scopes = Scopes::of(topology, strategy);
         if scopes.workers().is_empty() {
             return Err(PlanError::NoWorkers);
         }

@@ -8,9 +8,8 @@ use xdp_agg_topology::analysis::{Traffic, demands, least_crossing, table1};
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::generate::{SpineLeaf, equip};
 use xdp_agg_topology::graph::Network;
-use xdp_agg_topology::plan::ring_order;
 use xdp_agg_topology::{
-    Forest, Host, KnownCosts, Lost, PlanError, Rate, Region, Site, Strategy, Topology,
+    Forest, Host, KnownCosts, PlanError, Rate, Region, Site, Strategy, Topology,
 };
 
 const FORESTS: [Strategy; 5] =
@@ -60,33 +59,20 @@ fn network(regions: &[DrawnRegion], hosts: &[DrawnHost]) -> Topology {
 }
 
 /// What must hold of every plan.
-fn check(topology: &Topology, lost: &Lost, forest: &Forest) -> Result<(), TestCaseError> {
-    let left: Vec<_> = topology
-        .hosts
-        .iter()
-        .map(|host| host.rank)
-        .filter(|rank| !lost.ranks.contains(rank))
-        .collect();
+fn check(topology: &Topology, forest: &Forest) -> Result<(), TestCaseError> {
+    let all: Vec<_> = topology.hosts.iter().map(|host| host.rank).collect();
     prop_assert!(!forest.trees.is_empty());
     for tree in &forest.trees {
         prop_assert_eq!(tree.nodes[0].parent, None);
         for (index, node) in tree.nodes.iter().enumerate().skip(1) {
             prop_assert!(node.parent.is_some_and(|parent| parent < index), "parents come first");
         }
-        prop_assert_eq!(tree.ranks_below(0), left.clone(), "every rank exactly once");
+        prop_assert_eq!(tree.ranks_below(0), all.clone(), "every rank exactly once");
         prop_assert!(tree.nodes.iter().all(|node| node.ranks.is_sorted()));
         let sites: BTreeSet<_> = tree.nodes.iter().map(|node| node.site).collect();
         prop_assert_eq!(sites.len(), tree.nodes.len(), "a site at most once in a tree");
         for site in sites {
-            prop_assert!(!lost.sites.contains(&site));
-            let works = match site {
-                Site::Host(host) => {
-                    topology.hosts[host].daemon.is_some()
-                        && !lost.ranks.contains(&topology.hosts[host].rank)
-                }
-                Site::Region(region) => topology.regions[region].aggregator.is_some(),
-            };
-            prop_assert!(works, "{site:?} aggregates");
+            prop_assert!(topology.control_of(site).is_some(), "{site:?} aggregates");
         }
     }
     Ok(())
@@ -109,7 +95,7 @@ proptest! {
         for strategy in FORESTS {
             match Forest::plan(&topology, strategy) {
                 Ok(forest) => {
-                    check(&topology, &Lost::default(), &forest)?;
+                    check(&topology, &forest)?;
                     let again = Forest::plan(&topology, strategy);
                     prop_assert_eq!(again, Ok(forest), "the same again");
                 }
@@ -120,29 +106,6 @@ proptest! {
             prop_assert_eq!(Forest::plan(&topology, other), Err(PlanError::NoTrees(other)));
             prop_assert!(Scheme::of(&topology, other).is_ok());
         }
-    }
-
-    #[test]
-    fn every_plan_after_a_loss_is_valid(
-        regions in regions(),
-        hosts in hosts(),
-        ranks in prop::collection::btree_set(0_u16..24, 0..4),
-        daemons in prop::collection::btree_set(0_usize..24, 0..4),
-        aggregators in prop::collection::btree_set(0_usize..8, 0..4),
-    ) {
-        let topology = network(&regions, &hosts);
-        let daemons = daemons.into_iter().map(Site::Host);
-        let sites = daemons.chain(aggregators.into_iter().map(Site::Region)).collect();
-        let lost = Lost { ranks, sites };
-        let left = topology.hosts.iter().any(|host| !lost.ranks.contains(&host.rank));
-        for strategy in FORESTS {
-            match Forest::without(&topology, strategy, &lost) {
-                Ok(forest) => check(&topology, &lost, &forest)?,
-                Err(PlanError::NoWorkers) => prop_assert!(!left),
-                Err(error) => prop_assert_eq!(error, PlanError::NoAggregator(strategy)),
-            }
-        }
-        prop_assert_eq!(ring_order(&topology, &lost).is_empty(), !left);
     }
 
     /// No scheme sends less across regions than the least, and rat sends just that.
@@ -274,35 +237,21 @@ fn atp_takes_one_sum_from_equipped_racks_and_all_from_others() {
 }
 
 #[test]
-fn rina_goes_on_after_each_loss_of_the_paper() {
+fn a_worker_of_rina_without_daemon_joins_a_neighbour() {
     let mut topology = two_racks();
     equip(&mut topology, 0);
-    let groups = |lost: &Lost| {
-        let forest = Forest::without(&topology, Strategy::Rina, lost).expect("some are left");
-        let ranks = forest.trees[0].nodes.iter().rev().map(|node| node.ranks.clone());
-        ranks.collect::<Vec<_>>()
-    };
-    let agent = Lost { sites: [Site::Region(0)].into(), ..Lost::default() };
-    let plain: Vec<_> = (0..8).map(|rank| vec![rank]).collect();
-    assert_eq!(groups(&agent), plain, "the rack falls back to the plain ring");
-    let worker = Lost { ranks: [2].into(), ..Lost::default() };
-    let rest = [vec![0, 1, 3], vec![4], vec![5], vec![6], vec![7]];
-    assert_eq!(groups(&worker), rest, "a worker is excluded");
-    let autonomous = Lost { ranks: [5].into(), ..Lost::default() };
-    let rest = [vec![0, 1, 2, 3], vec![4], vec![6], vec![7]];
-    assert_eq!(groups(&autonomous), rest, "an autonomous worker is bypassed");
-    let daemon = Lost { sites: [Site::Host(5)].into(), ..Lost::default() };
-    let rest = [vec![0, 1, 2, 3], vec![4, 5], vec![6], vec![7]];
-    assert_eq!(groups(&daemon), rest, "a worker without daemon joins a neighbour");
+    topology.hosts[5].daemon = None;
+    let forest = Forest::plan(&topology, Strategy::Rina).expect("there are aggregators");
+    let groups: Vec<_> =
+        forest.trees[0].nodes.iter().rev().map(|node| node.ranks.clone()).collect();
+    assert_eq!(groups, [vec![0, 1, 2, 3], vec![4, 5], vec![6], vec![7]]);
 }
 
 #[test]
-fn a_rack_of_rat_whose_aggregator_is_lost_is_aggregated_by_its_hosts() {
+fn a_rack_of_rat_without_aggregator_is_aggregated_by_its_hosts() {
     let mut topology = two_racks();
     equip(&mut topology, 0);
-    equip(&mut topology, 1);
-    let lost = Lost { sites: [Site::Region(1)].into(), ..Lost::default() };
-    let forest = Forest::without(&topology, Strategy::Rat, &lost).expect("some are left");
+    let forest = Forest::plan(&topology, Strategy::Rat).expect("there are aggregators");
     assert_eq!(forest.trees.len(), 8, "as many as workers, though four have the same root");
     for tree in 0..4 {
         assert_eq!(sites(&forest, tree), [Site::Region(0), Site::Host(4 + tree)]);
@@ -314,9 +263,12 @@ fn a_rack_of_rat_whose_aggregator_is_lost_is_aggregated_by_its_hosts() {
 fn a_rack_with_one_worker_is_part_of_what_is_around_it() {
     let mut topology = two_racks();
     equip(&mut topology, 0);
-    let lost = Lost { ranks: [1, 2, 3].into(), ..Lost::default() };
+    topology.hosts.drain(1..4);
+    for (rank, host) in (0..).zip(&mut topology.hosts) {
+        host.rank = rank;
+    }
     for strategy in [Strategy::Rat, Strategy::Rina] {
-        let forest = Forest::without(&topology, strategy, &lost).expect("some are left");
+        let forest = Forest::plan(&topology, strategy).expect("there are daemons");
         assert_eq!(forest.trees.len(), 5, "{strategy}: rank 0 counts for itself");
         let used = forest.trees.iter().flat_map(|tree| &tree.nodes);
         assert!(used.into_iter().all(|node| node.site != Site::Region(0)), "{strategy}");

@@ -3,7 +3,7 @@
 use crate::model::Strategy;
 
 use super::scope::Scopes;
-use super::{Node, Site, Tree};
+use super::{Lost, Node, Site, Tree};
 
 /// One tree of one node for each aggregator: `colocated` and `passing`.
 pub(super) fn flat(scopes: &Scopes<'_>, strategy: Strategy) -> Vec<Tree> {
@@ -105,7 +105,7 @@ fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
     }
     // A group that only others' workers joined has none of its own region's: it counts by what
     // it has.
-    let order = super::ring_order(scopes.topology, scopes.lost);
+    let order = super::ring_order(scopes.topology, &Lost::default());
     let mut place = vec![usize::MAX; scopes.topology.hosts.len()];
     for (index, rank) in order.into_iter().enumerate() {
         place[usize::from(rank)] = index;

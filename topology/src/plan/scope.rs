@@ -2,13 +2,12 @@
 
 use crate::model::{Strategy, Topology};
 
-use super::{Lost, Site, ring_order};
+use super::Site;
 
 /// The tree of what is aggregated together: the first scope is the core, the others are regions.
 #[derive(Debug)]
 pub(super) struct Scopes<'a> {
     pub(super) topology: &'a Topology,
-    pub(super) lost: &'a Lost,
     scopes: Vec<Scope>,
     workers: Vec<u16>,
 }
@@ -25,10 +24,9 @@ pub(super) struct Scope {
 }
 
 impl<'a> Scopes<'a> {
-    pub(super) fn of(topology: &'a Topology, strategy: Strategy, lost: &'a Lost) -> Self {
-        let mut workers = ring_order(topology, lost);
-        workers.sort_unstable();
-        let mut scopes = Self { topology, lost, scopes: vec![Scope::default()], workers };
+    pub(super) fn of(topology: &'a Topology, strategy: Strategy) -> Self {
+        let workers = topology.hosts.iter().map(|host| host.rank).collect();
+        let mut scopes = Self { topology, scopes: vec![Scope::default()], workers };
         let matters = scopes.matter(strategy);
         let mut scope_of = Vec::with_capacity(topology.regions.len());
         for (index, region) in topology.regions.iter().enumerate() {
@@ -59,12 +57,12 @@ impl<'a> Scopes<'a> {
         &self.scopes[scope]
     }
 
-    /// All ranks that are left, ascending.
+    /// All ranks, ascending.
     pub(super) fn workers(&self) -> &[u16] {
         &self.workers
     }
 
-    /// How many ranks are left in the region.
+    /// How many ranks are in the region.
     pub(super) fn workers_within(&self, region: usize) -> usize {
         let within = |&&rank: &&u16| self.topology.is_within(usize::from(rank), region);
         self.workers.iter().filter(within).count()
@@ -72,14 +70,11 @@ impl<'a> Scopes<'a> {
 
     pub(super) fn has_aggregator(&self, region: usize) -> bool {
         self.topology.regions[region].aggregator.is_some()
-            && !self.lost.sites.contains(&Site::Region(region))
     }
 
     pub(super) fn has_daemon(&self, rank: u16) -> bool {
         let host = usize::from(rank);
         self.topology.hosts[host].daemon.is_some()
-            && !self.lost.ranks.contains(&rank)
-            && !self.lost.sites.contains(&Site::Host(host))
     }
 
     /// Whether each region is aggregated, if there is somebody to do it: it has two workers or
