@@ -171,7 +171,7 @@ fn auto_says_what_it_chose_and_why() {
     assert!(out.contains("auto chose rat by assumed costs: about"), "{out}");
     let measured = format!("{RACKS}[costs]\ndaemon_byte = 1e-6\n");
     let (_, out, _) = topology(&measured, &["plan", "--strategy", "auto", "--slots", "16"]);
-    assert!(out.contains("auto chose h-ar by costs measured in part: about"), "{out}");
+    assert!(out.contains("auto chose ring by costs measured in part: about"), "{out}");
     assert!(
         out.contains("\na job would take colocated: auto by costs measured in part: about"),
         "{out}"
@@ -184,7 +184,7 @@ fn auto_says_what_it_chose_and_why() {
     let json: Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(
         (&json["strategy"], &json["job"]["strategy"]),
-        (&"h-ar".into(), &"colocated".into())
+        (&"ring".into(), &"colocated".into())
     );
     let few = measured.replace("[defaults]", "[defaults]\nslots = 100").replace("slots = 1500", "");
     let (_, out, _) = topology(&few, &["plan", "--strategy", "auto"]);
@@ -198,6 +198,8 @@ fn auto_says_what_it_chose_and_why() {
     assert_eq!(code, 0);
     assert!(out.contains("strategy ps\na job would be refused: strategy ps is a base"), "{out}");
     assert!(out.contains("`xdp-agg bench --strategy ps` measures it"), "{out}");
+    let (_, out, _) = topology(RACKS, &["plan", "--strategy", "h-ar", "--bytes", "1G"]);
+    assert!(out.contains("least time, by the fullest links of 2 phases: 17179.87 ms"), "{out}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);
     assert_eq!(code, 2);
     let said = "line 9: strategy passing needs an aggregator; give a region an `aggregator`\n";

@@ -8,7 +8,8 @@ use xdp_agg_topology::analysis::Traffic;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_topology::graph::Network;
-use xdp_agg_topology::{Rate, Strategy};
+use xdp_agg_topology::plan::ring_order;
+use xdp_agg_topology::{Lost, Rate, Strategy};
 
 const BYTES: f64 = 97e6;
 /// Bytes a second of the links here.
@@ -159,6 +160,44 @@ fn bytes_on_every_link_are_the_planners() {
                 let off = (simulated / counted - 1.0).abs();
                 assert!(off < 1e-6, "{way}: {simulated} bytes, {counted} by the planner");
             }
+        }
+    }
+}
+
+/// What `xdp-agg topology plan` and `auto` say by the fullest link of each phase is what the
+/// simulator finds, also where phases cannot overlap.
+#[test]
+fn planned_times_are_the_simulators() {
+    let pods = |uplink| {
+        let mut pods = fat_tree(4, Rate::gbit(10)).expect("a fat-tree").topology;
+        for region in pods.regions.iter_mut().filter(|region| region.parent.is_none()) {
+            region.uplink = Some(Rate::gbit(uplink));
+        }
+        pods
+    };
+    let [one, two, narrow] = [(1, 8, 1.0), (2, 4, 4.0), (4, 8, 32.0)]
+        .map(|(count, hosts, ratio)| racks(count, hosts, ratio));
+    let equipped = equipped(two.clone(), 2).topology;
+    let networks = [one.topology, two.topology, narrow.topology, equipped, pods(10), pods(3)];
+    for topology in networks {
+        let network = Network::of(&topology);
+        let ranks = ring_order(&topology, &Lost::default());
+        let with = |strategy| Scheme::of(&topology, strategy);
+        for (way, scheme) in [
+            (Way::Servers, with(Strategy::Ps)),
+            (Way::Ring, with(Strategy::Ring)),
+            (Way::HierarchicalRing, with(Strategy::HAr)),
+            (Way::HalvingDoubling, Ok(Scheme::HalvingDoubling(ranks))),
+            (Way::Colocated, with(Strategy::Colocated)),
+            (Way::Rat, with(Strategy::Rat)),
+            (Way::Rina, with(Strategy::Rina)),
+            (Way::Passing, with(Strategy::Passing)),
+        ] {
+            let Ok(scheme) = scheme else { continue };
+            let planned = Traffic::of(&topology, &scheme, BYTES).seconds;
+            let question = Question::ideal(way, BYTES);
+            let outcome = predict(&network, &topology, &question, &mut |_| {}).expect("it ends");
+            assert_close(&format!("{way} on {}", topology.name), planned, outcome.seconds);
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use xdp_agg_common::maps::MAX_JOBS;
 
-use crate::flows::{Scheme, load};
+use crate::flows::{Flow, Scheme, load};
 use crate::graph::{Network, NodeKind};
 use crate::model::{Strategy, Topology};
 use crate::plan::{Forest, PlanError, Site};
@@ -19,8 +19,21 @@ pub struct Traffic {
     pub crossing: f64,
     /// Messages of a chain of which each waits for the one before.
     pub chain: usize,
-    /// Seconds that the fullest link needs, with nothing but the data on it. It takes no less.
+    /// What is done one after the other; see [`Scheme::phases`].
+    pub phases: Vec<Phase>,
+    /// Seconds that the fullest link of each phase needs, with nothing but the data on it, all
+    /// phases together. It takes no less.
     pub seconds: f64,
+}
+
+/// A part of an all-reduce that begins when the one before it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Phase {
+    /// Seconds that its fullest link needs.
+    pub seconds: f64,
+    /// Most bytes that arrive at a host to be added. An aggregator of a region adds at the rate of
+    /// its links.
+    pub arriving: f64,
 }
 
 /// A cable, and what goes over it.
@@ -63,7 +76,16 @@ impl Traffic {
     #[must_use]
     pub fn of(topology: &Topology, scheme: &Scheme, bytes: f64) -> Self {
         let network = Network::of(topology);
-        let loads = load(&network, &scheme.flows(bytes));
+        let mut loads = vec![0.0; network.links().len()];
+        let mut phases = Vec::new();
+        for flows in scheme.phases(bytes) {
+            let own = load(&network, &flows);
+            let links = own.iter().zip(network.links());
+            let seconds = links.map(|(bytes, link)| bytes / link.capacity.bytes());
+            let seconds = seconds.fold(0.0, f64::max);
+            phases.push(Phase { seconds, arriving: busiest(topology, &flows) });
+            loads.iter_mut().zip(own).for_each(|(all, own)| *all += own);
+        }
         let mut cables = Vec::new();
         // The uplinks are the first cables, in the order of the regions.
         for (index, pair) in network.links().chunks(2).enumerate() {
@@ -79,9 +101,20 @@ impl Traffic {
         let narrow = topology.oversubscribed();
         let uplinks = cables.iter().zip(narrow).filter(|(_, narrow)| *narrow);
         let crossing = uplinks.map(|(cable, _)| cable.up).sum();
-        let seconds = cables.iter().map(Cable::seconds).fold(0.0, f64::max);
-        Self { cables, crossing, chain: scheme.chain(), seconds }
+        let seconds = phases.iter().map(|phase| phase.seconds).sum();
+        Self { cables, crossing, chain: scheme.chain(), phases, seconds }
     }
+}
+
+/// Most bytes that arrive at a host.
+fn busiest(topology: &Topology, flows: &[Flow]) -> f64 {
+    let mut arriving = vec![0.0; topology.hosts.len()];
+    for flow in flows {
+        if let Site::Host(host) = flow.to {
+            arriving[host] += flow.bytes;
+        }
+    }
+    arriving.into_iter().fold(0.0, f64::max)
 }
 
 /// The fewest bytes that can leave the over-subscribed regions, counted as in
@@ -210,7 +243,7 @@ pub struct Comparison {
     pub formula: &'static str,
     /// Its value here.
     pub chain: f64,
-    /// Seconds that the fullest link needs.
+    /// Seconds that the fullest link of each phase needs, all phases together.
     pub seconds: f64,
 }
 

@@ -7,10 +7,10 @@ use std::fmt::{self, Write as _};
 use serde::{Deserialize, Serialize};
 
 use crate::agents::Lack;
-use crate::analysis::{Cable, End, Traffic, demands};
-use crate::flows::{Flow, Scheme};
+use crate::analysis::{Cable, End, Phase, Traffic, demands};
+use crate::flows::Scheme;
 use crate::model::{KnownCosts, Strategy, Topology};
-use crate::plan::{Lost, Site, ring_order};
+use crate::plan::{Lost, ring_order};
 
 pub use job::{JOB_BYTES, JobChoice, NothingFits, for_job};
 
@@ -147,7 +147,7 @@ const CANDIDATES: [Strategy; 6] = [
 ];
 
 /// The fastest strategy for vectors of `bytes` bytes: the time of the fullest link or the busiest
-/// host, whichever is longer, and of the longest chain of messages.
+/// host of each phase, whichever is longer, and of the longest chain of messages.
 ///
 /// Everybody who knows the same network and costs chooses the same. What the network has no
 /// aggregators for ([`Topology::check_agents`]), or what takes more jobs or slots (`slots_per_tree`
@@ -252,17 +252,23 @@ fn estimate(
         (costs.tcp_message, costs.tcp_byte)
     };
     let chain = traffic.chain as f64 * message;
-    let host = busiest(topology, &scheme.flows(bytes)) * byte;
+    let hosts = || traffic.phases.iter().map(|phase| phase.arriving * byte);
+    let longer = |(phase, host): (&Phase, f64)| phase.seconds.max(host);
+    let transfer: f64 = traffic.phases.iter().zip(hosts()).map(longer).sum();
     let fuller = |a, b| if Cable::seconds(b) > Cable::seconds(a) { b } else { a };
     let fullest = traffic.cables.iter().reduce(fuller);
-    let bound = if chain > traffic.seconds.max(host) {
+    let bound = if chain > transfer {
         format!("most of it a chain of {} messages", traffic.chain)
-    } else if host > traffic.seconds {
+    } else if hosts().sum::<f64>() > traffic.seconds {
         "bound by the hosts that add".into()
     } else {
-        fullest.map_or("nothing to send".into(), bound_by)
+        let bound = fullest.map_or("nothing to send".into(), bound_by);
+        match traffic.phases.len() {
+            0 | 1 => bound,
+            phases => format!("{bound}, the fullest over {phases} phases"),
+        }
     };
-    Ok(Estimate { strategy, seconds: traffic.seconds.max(host) + chain, bound })
+    Ok(Estimate { strategy, seconds: transfer + chain, bound })
 }
 
 fn bound_by(cable: &Cable) -> String {
@@ -272,18 +278,6 @@ fn bound_by(cable: &Cable) -> String {
         End::Aggregator => "the link of the aggregator of",
     };
     format!("bound by {what} {} ({})", cable.name, cable.rate)
-}
-
-/// Most bytes that arrive at a host to be added. An aggregator of a region adds at the rate of its
-/// links.
-fn busiest(topology: &Topology, flows: &[Flow]) -> f64 {
-    let mut arriving = vec![0.0; topology.hosts.len()];
-    for flow in flows {
-        if let Site::Host(host) = flow.to {
-            arriving[host] += flow.bytes;
-        }
-    }
-    arriving.into_iter().fold(0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -309,6 +303,20 @@ mod tests {
         let choice = choose(&racks(8.0, 2), 97e6, &Costs::default(), 16);
         assert_eq!(choice.strategy, Strategy::Rat, "{}", choice.reason);
         assert!(choice.reason.contains("uplink of rack"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn phases_that_cannot_overlap_add_up() {
+        // Both are bound by the hosts' links, but hierarchical rings leave them for the uplinks.
+        let choice = choose(&racks(4.0, 2), 97e6, &Costs::default(), 16);
+        let of = |strategy| choice.estimates.iter().position(|e| e.strategy == strategy);
+        assert!(of(Strategy::Ring) < of(Strategy::HAr), "{:?}", choice.estimates);
+        let rings = choice.estimates.iter().find(|e| e.strategy == Strategy::HAr).expect("rings");
+        assert!(rings.bound.ends_with("the fullest over 2 phases"), "{}", rings.bound);
+        // 3/4 of the vector out of each host twice, then half of it out of each rack, twice.
+        let links = (1.5 + 1.0) * 97e6 / 1.25e9;
+        let chain = 8.0 * Costs::default().tcp_message;
+        assert!((rings.seconds - links - chain).abs() < 1e-9, "{}", rings.seconds);
     }
 
     #[test]

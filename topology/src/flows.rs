@@ -40,8 +40,9 @@ pub enum Scheme {
 /// than another one, a worker has a place in several of the rings across.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rings {
-    /// The ranks of each ring, and the share of the vector that goes round it.
-    pub rings: Vec<(Vec<u16>, f64)>,
+    /// The rings of each level, the innermost first: the ranks of each, and the share of the vector
+    /// that goes round it. A level begins when the one before it is done.
+    pub levels: Vec<Vec<(Vec<u16>, f64)>>,
     /// Messages of a chain of which each waits for the one before.
     pub chain: usize,
     /// Who owns a part of the sum after the scatter-reduce.
@@ -57,15 +58,23 @@ impl Rings {
         }
         let most = parts.iter().map(|part| part.owners.len()).max().unwrap_or(0);
         let mut whole = Self::default();
+        let mut rings = Vec::with_capacity(most);
         for place in 0..most {
             let ring: Vec<_> =
                 parts.iter().map(|part| part.owners[place % part.owners.len()]).collect();
             whole.owners.extend_from_slice(&ring);
-            whole.rings.push((ring, 1.0 / most as f64));
+            rings.push((ring, 1.0 / most as f64));
         }
         let inner = parts.iter().map(|part| part.chain).max().unwrap_or(0);
         whole.chain = inner + 2 * (parts.len() - 1);
-        whole.rings.extend(parts.into_iter().flat_map(|part| part.rings));
+        let inner = parts.iter().map(|part| part.levels.len()).max().unwrap_or(0);
+        whole.levels = vec![Vec::new(); inner];
+        for part in parts {
+            for (level, inside) in whole.levels.iter_mut().zip(part.levels) {
+                level.extend(inside);
+            }
+        }
+        whole.levels.push(rings);
         whole
     }
 
@@ -132,24 +141,26 @@ impl Scheme {
         Forest::plan(&flat, Strategy::Rat).map(Self::Forest)
     }
 
-    /// The flows of `bytes` a worker.
+    /// The flows of `bytes` a worker, phase by phase: none begins before the one before it has
+    /// ended. Blocks follow each other through trees and round one ring, so these have one phase.
+    ///
+    /// What a level of rings or a pair of partners does on the way out and on the way back (the
+    /// scatter-reduce and the all-gather) puts the same on all links, and counts as one phase.
     #[must_use]
-    pub fn flows(&self, bytes: f64) -> Vec<Flow> {
-        let mut flows = Flows(Vec::new());
-        match self {
-            Self::Forest(forest) => flows.forest(forest, bytes),
-            Self::Rings(Rings { rings, .. }) => {
-                for (ring, share) in rings {
-                    flows.ring(ring, 2.0 * bytes * share);
-                }
+    pub fn phases(&self, bytes: f64) -> Vec<Vec<Flow>> {
+        let mut phases = match self {
+            Self::Forest(forest) => vec![Flows::forest(forest, bytes)],
+            Self::Rings(Rings { levels, .. }) => {
+                levels.iter().map(|rings| Flows::rings(rings, 2.0 * bytes)).collect()
             }
-            Self::Butterfly(ranks) => flows.pairs(ranks, bytes, |_| bytes),
+            Self::Butterfly(ranks) => Flows::pairs(ranks, bytes, |_| bytes),
             Self::HalvingDoubling(ranks) => {
-                flows.pairs(ranks, bytes, |step| 2.0 * bytes / (2_u64 << step) as f64);
+                Flows::pairs(ranks, bytes, |step| 2.0 * bytes / (2_u64 << step) as f64)
             }
-            Self::KNomial(ranks, k) => flows.tree(ranks, *k, bytes),
-        }
-        flows.0
+            Self::KNomial(ranks, k) => Flows::tree(ranks, *k, bytes),
+        };
+        phases.retain(|phase| !phase.0.is_empty());
+        phases.into_iter().map(|phase| phase.0).collect()
     }
 
     /// Messages of a chain of which each waits for the one before.
@@ -186,6 +197,8 @@ pub(crate) fn rounds(count: usize, k: usize) -> usize {
         .count()
 }
 
+/// Those of a phase.
+#[derive(Default)]
 struct Flows(Vec<Flow>);
 
 impl Flows {
@@ -200,57 +213,78 @@ impl Flows {
         self.add(b, a, bytes);
     }
 
-    fn forest(&mut self, forest: &Forest, bytes: f64) {
+    fn forest(forest: &Forest, bytes: f64) -> Self {
+        let mut flows = Self::default();
         let share = bytes / forest.trees.len() as f64;
         for tree in &forest.trees {
             for node in &tree.nodes {
                 for &rank in &node.ranks {
-                    self.both(host(rank), node.site, share);
+                    flows.both(host(rank), node.site, share);
                 }
                 if let Some(parent) = node.parent {
-                    self.both(node.site, tree.nodes[parent].site, share);
+                    flows.both(node.site, tree.nodes[parent].site, share);
                 }
             }
         }
+        flows
     }
 
-    /// Each sends `(n - 1) / n` of `bytes` to the next.
-    fn ring(&mut self, ring: &[u16], bytes: f64) {
-        let count = ring.len();
-        let part = bytes * count.saturating_sub(1) as f64 / count as f64;
-        for (index, &rank) in ring.iter().enumerate() {
-            self.add(host(rank), host(ring[(index + 1) % count]), part);
+    /// Each sends `(n - 1) / n` of its ring's share of `bytes` to the next.
+    fn rings(rings: &[(Vec<u16>, f64)], bytes: f64) -> Self {
+        let mut flows = Self::default();
+        for (ring, share) in rings {
+            let count = ring.len();
+            let part = bytes * share * count.saturating_sub(1) as f64 / count as f64;
+            for (index, &rank) in ring.iter().enumerate() {
+                flows.add(host(rank), host(ring[(index + 1) % count]), part);
+            }
         }
+        flows
     }
 
     /// Exchanges with the partner at half the distance in each step; ranks beyond a power of two
-    /// give everything to a partner first and get the result from it.
-    fn pairs(&mut self, ranks: &[u16], whole: f64, bytes: impl Fn(u32) -> f64) {
-        let Some(most) = ranks.len().checked_ilog2() else { return };
+    /// give everything to a partner first and get the result from it at last.
+    fn pairs(ranks: &[u16], whole: f64, bytes: impl Fn(u32) -> f64) -> Vec<Self> {
+        let Some(most) = ranks.len().checked_ilog2() else { return Vec::new() };
         let power = 1 << most;
+        let (mut first, mut last) = (Self::default(), Self::default());
         for extra in power..ranks.len() {
-            self.both(host(ranks[extra]), host(ranks[extra - power]), whole);
+            first.add(host(ranks[extra]), host(ranks[extra - power]), whole);
+            last.add(host(ranks[extra - power]), host(ranks[extra]), whole);
         }
+        let mut phases = vec![first];
         for step in 0..most {
             let distance = power >> (step + 1);
+            let mut exchanges = Self::default();
             for index in 0..power {
                 let partner = index ^ distance;
-                self.add(host(ranks[index]), host(ranks[partner]), bytes(step));
+                exchanges.add(host(ranks[index]), host(ranks[partner]), bytes(step));
             }
+            phases.push(exchanges);
         }
+        phases.push(last);
+        phases
     }
 
-    fn tree(&mut self, ranks: &[u16], k: usize, bytes: f64) {
+    /// Up a tree round by round, each of which sums the subtrees of the one before, and down it in
+    /// the reverse order.
+    fn tree(ranks: &[u16], k: usize, bytes: f64) -> Vec<Self> {
         let k = k.max(2);
+        let rounds = rounds(ranks.len(), k);
+        let mut phases: Vec<_> = (0..2 * rounds).map(|_| Self::default()).collect();
         for index in 1..ranks.len() {
             // The parent's number lacks the lowest digit to the base k that is not 0.
-            let mut place = 1;
+            let (mut place, mut round) = (1, 0);
             while (index / place).is_multiple_of(k) {
                 place *= k;
+                round += 1;
             }
             let parent = index - (index / place % k) * place;
-            self.both(host(ranks[index]), host(ranks[parent]), bytes);
+            let (child, parent) = (host(ranks[index]), host(ranks[parent]));
+            phases[round].add(child, parent, bytes);
+            phases[2 * rounds - 1 - round].add(parent, child, bytes);
         }
+        phases
     }
 }
 

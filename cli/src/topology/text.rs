@@ -59,7 +59,11 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
         )?,
         false => writeln!(to, "no region is over-subscribed")?,
     }
-    writeln!(to, "least time, by the fullest link: {}", seconds(traffic.seconds))?;
+    let by = match traffic.phases.len() {
+        0 | 1 => "the fullest link".to_owned(),
+        phases => format!("the fullest links of {phases} phases"),
+    };
+    writeln!(to, "least time, by {by}: {}", seconds(traffic.seconds))?;
     slots(report, to)?;
     writeln!(to, "\ncompared (paper 2, table 1, for this network)")?;
     to.push_str(&comparison(report));
