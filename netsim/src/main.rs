@@ -5,13 +5,13 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use xdp_agg_netsim::engine::{Options, Outcome, Pauses, Progress};
+use xdp_agg_netsim::engine::{Options, Outcome, Pauses, Progress, SimulationError};
 use xdp_agg_netsim::fabric::{Costs, Fabric, Framing};
 use xdp_agg_netsim::figures::{self, Bench, Plan};
-use xdp_agg_netsim::predict::{Question, predict};
+use xdp_agg_netsim::predict::{PredictError, Question, predict};
 use xdp_agg_netsim::strategy::{Coupling, Way};
 use xdp_agg_topology::Topology;
 use xdp_agg_topology::graph::{Network, NodeKind};
@@ -85,7 +85,8 @@ struct SimulateArgs {
     /// go at the same pace
     #[arg(long, value_name = "CHUNKS")]
     buffered: Option<u32>,
-    /// Pause so many senders, drawn anew every --pause-ms
+    /// Pause so many senders, fewer than hosts, drawn anew every --pause-ms. Trees want --buffered
+    /// as well; ps-one and atp, one tree each, do not go with it
     #[arg(long, value_name = "K", default_value_t = 0)]
     pause: usize,
     /// Milliseconds between drawings
@@ -155,6 +156,34 @@ impl SimulateArgs {
             slots: self.slots,
         }
     }
+
+    /// An error in the words of the options.
+    fn explained(&self, error: PredictError) -> anyhow::Error {
+        let Self { strategy, pause, .. } = self;
+        match error {
+            PredictError::Simulation(SimulationError::AlwaysPaused { senders, .. }) => {
+                if *pause >= senders {
+                    anyhow!(
+                        "--pause {pause} of {senders} hosts: nobody would ever send; at most {}",
+                        senders - 1
+                    )
+                } else if strategy.has_coupled_trees() && self.buffered.is_none() {
+                    anyhow!(
+                        "--pause {pause}: all links of a tree go at the same pace, so that one \
+                         paused sender stops {strategy} for good; give --buffered CHUNKS, with \
+                         which aggregators keep what arrives"
+                    )
+                } else {
+                    anyhow!(
+                        "--pause {pause}: all links of {strategy}'s tree go at the same pace, so \
+                         that one paused sender stops it for good; leave --pause out, or choose \
+                         a strategy without a single server"
+                    )
+                }
+            }
+            other => other.into(),
+        }
+    }
 }
 
 fn simulate(args: &SimulateArgs) -> Result<()> {
@@ -186,8 +215,9 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
         bar.set_length(progress.of_chunks);
         bar.set_position(progress.chunks);
     };
-    let outcome = predict(&network, &topology, &question, &mut observe)?;
+    let outcome = predict(&network, &topology, &question, &mut observe);
     bar.finish_and_clear();
+    let outcome = outcome.map_err(|error| args.explained(error))?;
     print(args, &topology, &network, &outcome)
 }
 

@@ -116,6 +116,42 @@ fn a_paused_sender_sends_nothing_until_others_are_drawn() {
     assert!(different.len() > 1, "every seed draws alike");
 }
 
+#[test]
+fn what_is_always_paused_is_refused() {
+    let senders: Vec<_> = (0..3).map(ResourceId).collect();
+    let ask = |over: &[u32], count| {
+        let schedule = streams(3, &[(Stream::whole(1.0), over)]);
+        let pauses = Some(Pauses { senders: senders.clone(), count, period: 0.5, seed: 1 });
+        let options = Options { pauses, ..Options::default() };
+        simulate(&schedule, &[10.0; 3], &options, &mut |_| {})
+    };
+    for (over, paused) in [(&[0, 1, 2][..], 1), (&[0, 1][..], 2), (&[0][..], 3)] {
+        let (through, senders) = (over.len(), 3);
+        let expected = SimulationError::AlwaysPaused { stream: 0, through, senders, paused };
+        assert_eq!(ask(over, paused), Err(expected));
+        assert!(ask(over, paused - 1).is_ok(), "{over:?}, {} paused", paused - 1);
+    }
+}
+
+#[test]
+fn a_run_in_which_nobody_can_send_is_given_up() {
+    // The stream goes on if 30 of 60 are drawn and none of its own 30: once in 10^17 drawings.
+    let senders: Vec<_> = (0..60).map(ResourceId).collect();
+    let over: Vec<u32> = (0..30).collect();
+    let schedule = streams(60, &[(Stream::whole(1.0), &over)]);
+    let pauses = Some(Pauses { senders, count: 30, period: 0.5, seed: 1 });
+    let options = Options { pauses, ..Options::default() };
+    let error = simulate(&schedule, &[10.0; 60], &options, &mut |_| {}).expect_err("no luck");
+    assert_eq!(error, SimulationError::Idle(6001));
+    // A long latency is not idle.
+    let slow = Stream { latency: 1e4, ..Stream::whole(1.0) };
+    let schedule = streams(1, &[(slow, &[0])]);
+    let senders = vec![ResourceId(0)];
+    let pauses = Some(Pauses { senders, count: 0, period: 0.5, seed: 1 });
+    let options = Options { pauses, ..Options::default() };
+    assert!(close(run(&schedule, &[10.0], &options).seconds, 1e4 + 0.1, 1e-9));
+}
+
 /// Streams over random resources, some of which wait for earlier ones.
 fn any_schedule() -> impl Strategy<Value = (Vec<f64>, Vec<AnyStream>)> {
     let stream = (

@@ -19,6 +19,8 @@ pub(super) struct Shares {
     places: Vec<u32>,
     sending: Vec<bool>,
     rates: Vec<f64>,
+    /// Streams whose rate is more than 0.
+    moving: usize,
     /// Resources where something has changed since the last filling.
     changed: Vec<u32>,
     /// Streams that began since the last filling and use nothing.
@@ -54,6 +56,7 @@ impl Shares {
             places: vec![0; schedule.use_resources.len()],
             sending: vec![false; streams],
             rates: vec![0.0; streams],
+            moving: 0,
             changed: Vec::new(),
             free: Vec::new(),
             work: Work {
@@ -72,6 +75,11 @@ impl Shares {
     /// Bytes a second of a stream, as of the last filling.
     pub(super) fn rate(&self, stream: usize) -> f64 {
         self.rates[stream]
+    }
+
+    /// Whether anybody sends, as of the last filling.
+    pub(super) fn any_moves(&self) -> bool {
+        self.moving > 0
     }
 
     /// Whether the rates are not those of the streams that send now.
@@ -111,6 +119,7 @@ impl Shares {
     pub(super) fn end(&mut self, schedule: &Schedule, stream: usize) {
         debug_assert!(self.sending[stream]);
         self.sending[stream] = false;
+        self.moving -= usize::from(self.rates[stream] > 0.0);
         self.rates[stream] = 0.0;
         for at in schedule.uses(stream) {
             let resource = schedule.use_resources[at];
@@ -139,6 +148,8 @@ impl Shares {
             if (new - old).abs() > SAME * new.max(old) || (new.is_infinite() && old == 0.0) {
                 changed(stream, old, new);
                 self.rates[stream] = new;
+                self.moving -= usize::from(old > 0.0);
+                self.moving += usize::from(new > 0.0);
             }
         }
         self.work.streams = streams;

@@ -85,6 +85,24 @@ pub enum SimulationError {
         /// Its next chunk.
         chunk: u32,
     },
+    /// Of the senders that a stream uses at once, some are paused whatever is drawn.
+    #[error(
+        "stream {stream} sends through {through} of {senders} senders at once, {paused} of which \
+         are always paused: it never sends; pause fewer, or cut the stream into several"
+    )]
+    AlwaysPaused {
+        /// The first such stream.
+        stream: usize,
+        /// Senders that it uses.
+        through: usize,
+        /// Senders there are.
+        senders: usize,
+        /// Those that are paused at any time.
+        paused: usize,
+    },
+    /// Who could send was paused, drawing after drawing.
+    #[error("nobody could send while the paused senders were drawn {0} times; pause fewer")]
+    Idle(usize),
     /// It took too long.
     #[error("{0} simulated seconds have passed, the horizon; raise it if that is to be expected")]
     Horizon(f64),
@@ -115,6 +133,28 @@ pub(super) fn check(
         least("the pauses' period", pauses.period, 1e-9, "seconds, at least a nanosecond")?;
         let running = pauses.senders.len() as f64 - pauses.count as f64;
         least("the number of senders that do not pause", running, 0.0, "0 or more")?;
+        check_pauses(schedule, capacities.len(), pauses)?;
+    }
+    Ok(())
+}
+
+/// Every stream can send after some drawing: the others are enough to be paused.
+fn check_pauses(
+    schedule: &Schedule,
+    resources: usize,
+    pauses: &Pauses,
+) -> Result<(), SimulationError> {
+    let mut pausing = vec![false; resources];
+    for sender in &pauses.senders {
+        pausing[sender.index()] = true;
+    }
+    let (senders, paused) = (pauses.senders.len(), pauses.count);
+    for stream in 0..schedule.streams.len() {
+        let resources = schedule.uses(stream).map(|at| schedule.use_resources[at] as usize);
+        let through = resources.filter(|&resource| pausing[resource]).count();
+        if through > 0 && through + paused > senders {
+            return Err(SimulationError::AlwaysPaused { stream, through, senders, paused });
+        }
     }
     Ok(())
 }

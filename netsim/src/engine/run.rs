@@ -13,6 +13,9 @@ use super::time::Time;
 
 /// Events closer than this share of the time so far happen together.
 const TOGETHER: f64 = 1e-10;
+/// Drawings of paused senders after which a run in which nobody can send is given up, for each of
+/// the senders: one that uses one of them is paused so often by chance once in `e^100` runs.
+const IDLE_DRAWINGS: usize = 100;
 /// Events between two reports of progress.
 const REPORT_EVERY: u64 = 1 << 16;
 
@@ -47,6 +50,9 @@ pub fn simulate(
         }
         if run.is_done() {
             break;
+        }
+        if run.idle_drawings > IDLE_DRAWINGS * run.senders() {
+            return Err(SimulationError::Idle(run.idle_drawings));
         }
         if time > options.horizon {
             return Err(SimulationError::Horizon(options.horizon));
@@ -138,6 +144,8 @@ struct Run<'a> {
     /// Streams whose sending may have begun or ended.
     touched: Vec<u32>,
     paused: Vec<usize>,
+    /// Drawings after which nobody could send, one after the other.
+    idle_drawings: usize,
     random: StdRng,
     unfinished: usize,
     preparing_or_flying: u64,
@@ -176,6 +184,7 @@ impl<'a> Run<'a> {
             stale_since: None,
             touched: Vec::new(),
             paused: Vec::new(),
+            idle_drawings: 0,
             random: StdRng::seed_from_u64(options.pauses.as_ref().map_or(0, |p| p.seed)),
             unfinished: schedule.streams.len(),
             preparing_or_flying: 0,
@@ -200,6 +209,10 @@ impl<'a> Run<'a> {
     /// Only redrawings are left, and nothing that they could set free.
     fn is_stuck(&self) -> bool {
         self.sending == 0 && self.preparing_or_flying == 0
+    }
+
+    fn senders(&self) -> usize {
+        self.options.pauses.as_ref().map_or(0, |pauses| pauses.senders.len())
     }
 
     fn progress(&self) -> Progress {
@@ -230,7 +243,13 @@ impl<'a> Run<'a> {
                 self.preparing_or_flying -= 1;
                 self.deliver(stream);
             }
-            Happening::Redrawn => self.draw_pauses(),
+            Happening::Redrawn => {
+                let waits_for_rates = self.stale_since.is_some();
+                let moves = self.shares.any_moves() || self.preparing_or_flying > 0;
+                let idle = !moves && !waits_for_rates;
+                self.idle_drawings = if idle { self.idle_drawings + 1 } else { 0 };
+                self.draw_pauses();
+            }
         }
         self.events += 1;
         self.settle_changes();

@@ -82,6 +82,25 @@ impl Way {
             Self::SwitchMl => "switchml",
         }
     }
+
+    /// Whether it goes through trees, whose links depend on each other as their [`Coupling`] says.
+    #[must_use]
+    pub const fn has_coupled_trees(self) -> bool {
+        match self {
+            Self::Servers
+            | Self::Colocated
+            | Self::Rat
+            | Self::Rina
+            | Self::Passing
+            | Self::SwitchMl => true,
+            // A server's tree is one stream, whatever the coupling.
+            Self::OneServer
+            | Self::Atp
+            | Self::Ring
+            | Self::HierarchicalRing
+            | Self::HalvingDoubling => false,
+        }
+    }
 }
 
 impl fmt::Display for Way {

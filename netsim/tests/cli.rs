@@ -1,0 +1,82 @@
+//! `xdp-agg-netsim simulate` as people run it.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// Two racks of two hosts, uplinks 2:1.
+const RACKS: &str = r#"
+name = "two racks"
+[defaults]
+rate = "1gbit"
+[[region]]
+name = "a"
+oversubscription = 2.0
+[[region]]
+name = "b"
+oversubscription = 2.0
+[[host]]
+name = "a0"
+rank = 0
+address = "10.0.0.1"
+region = "a"
+[[host]]
+name = "a1"
+rank = 1
+address = "10.0.0.2"
+region = "a"
+[[host]]
+name = "b0"
+rank = 2
+address = "10.0.0.3"
+region = "b"
+[[host]]
+name = "b1"
+rank = 3
+address = "10.0.0.4"
+region = "b"
+"#;
+
+/// Whether it went well, what it printed, and what it complained about.
+fn netsim(args: &[&str]) -> (bool, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg-netsim"));
+    let Output { status, stdout, stderr } = command.args(args).output().expect("it runs");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints UTF-8");
+    (status.success(), text(stdout), text(stderr))
+}
+
+fn written(text: &str) -> (TempDir, String) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("net.toml");
+    fs::write(&file, text).expect("it is written");
+    let file = file.to_str().expect("UTF-8").to_owned();
+    (directory, file)
+}
+
+/// `simulate` on a network, with more arguments.
+fn simulate(text: &str, strategy: &str, args: &[&str]) -> (bool, String, String) {
+    let (_directory, file) = written(text);
+    let most = ["simulate", "--topology", &file, "--strategy", strategy];
+    let bytes = if args.contains(&"--bytes") { &[][..] } else { &["--bytes", "1000000"] };
+    netsim(&[&most, bytes, args].concat())
+}
+
+#[test]
+fn pauses_that_never_end_are_refused() {
+    for strategy in ["rat", "rina", "colocated", "ps"] {
+        let (fine, _, error) = simulate(RACKS, strategy, &["--pause", "1"]);
+        assert!(!fine && error.contains("--pause 1: all links of a tree"), "{strategy}: {error}");
+        assert!(error.contains("give --buffered"), "{strategy}: {error}");
+        let (fine, _, error) = simulate(RACKS, strategy, &["--pause", "1", "--buffered", "10"]);
+        assert!(fine, "{strategy}: {error}");
+    }
+    for strategy in ["ps-one", "atp"] {
+        let args = ["--pause", "1", "--buffered", "10"];
+        let (fine, _, error) = simulate(RACKS, strategy, &args);
+        assert!(!fine && error.contains("leave --pause out"), "{strategy}: {error}");
+    }
+    let (fine, _, error) = simulate(RACKS, "ring", &["--pause", "4"]);
+    assert!(!fine && error.contains("--pause 4 of 4 hosts"), "{error}");
+    assert!(simulate(RACKS, "ring", &["--pause", "3"]).0);
+}
