@@ -189,7 +189,7 @@ impl SimulateArgs {
 fn simulate(args: &SimulateArgs) -> Result<()> {
     let path = args.topology.display();
     let text = fs::read_to_string(&args.topology).with_context(|| format!("reading {path}"))?;
-    let topology = Topology::parse(&text).with_context(|| format!("{path}"))?;
+    let topology = Topology::parse(&text).with_context(|| format!("{path}"))?.inferred();
     if args.bytes.is_nan() || args.bytes <= 0.0 {
         bail!("--bytes {}: expected a positive number", args.bytes);
     }

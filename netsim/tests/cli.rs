@@ -80,3 +80,33 @@ fn pauses_that_never_end_are_refused() {
     assert!(!fine && error.contains("--pause 4 of 4 hosts"), "{error}");
     assert!(simulate(RACKS, "ring", &["--pause", "3"]).0);
 }
+
+/// What `xdp-agg topology measure` writes for these racks: no regions, but rates that show them.
+fn measured() -> String {
+    let hosts = RACKS.split("[[host]]").skip(1);
+    let hosts: String = hosts
+        .map(|host| host.lines().filter(|line| !line.starts_with("region")).collect::<Vec<_>>())
+        .map(|lines| format!("[[host]]{}\n", lines.join("\n")))
+        .collect();
+    let rate = |a: usize, b: usize| match (a == b, a / 2 == b / 2) {
+        (true, _) => 0,
+        (false, true) => 800,
+        (false, false) => 100,
+    };
+    let rows: Vec<_> = (0..4).map(|a| format!("{:?}", [0, 1, 2, 3].map(|b| rate(a, b)))).collect();
+    let (rows, names) = (rows.join(", "), r#"["a0", "a1", "b0", "b1"]"#);
+    format!(
+        "name = \"measured\"\n[defaults]\nrate = \"1gbit\"\n{hosts}[measured]\n\
+         hosts = {names}\nmbit = [{rows}]\n"
+    )
+}
+
+#[test]
+fn racks_found_in_measured_rates_count() {
+    let (fine, out, error) = simulate(&measured(), "colocated", &["--no-headers"]);
+    assert!(fine, "{error}");
+    // A quarter of the vector from each of two hosts to each of two, and back: 2 vectors over an
+    // uplink of 400 Mbit/s, where links of 1 Gbit/s alone would take 0.012 s.
+    assert!(out.contains("seconds  0.0400"), "{out}");
+    assert!(out.contains("measured0 -> core"), "{out}");
+}
