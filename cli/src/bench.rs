@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, hide = true)]
     marks: bool,
     /// Sizes of the vector, separated by commas: bytes, or with K, M, G (1024-based), as `-b` of
-    /// nccl-tests.
+    /// nccl-tests; or 97e6.
     #[arg(long, value_delimiter = ',', value_parser = size::parse, default_value = "4K,64K,1M,16M")]
     bytes: Vec<usize>,
     /// Timed calls per size.

@@ -19,9 +19,7 @@ use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
 use xdp_agg_topology::occupation::StepCosts;
 use xdp_agg_topology::plan::{Lost, racks, ring_order};
-use xdp_agg_topology::{Forest, Strategy, Topology, TopologyFile};
-
-use crate::bench::size;
+use xdp_agg_topology::{Forest, Strategy, Topology, TopologyFile, size};
 
 /// Check a description of a network, print it, plan the sums on it, or measure a network
 ///
@@ -73,9 +71,9 @@ struct PlanArgs {
     /// ring or ps; instead of the file's
     #[arg(long, value_name = "S")]
     strategy: Option<Strategy>,
-    /// Size of the vector that each worker has, for example 64K or 97MiB
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "97MiB")]
-    bytes: usize,
+    /// Size of the vector that each worker has, for example 64K, 97MiB or 97e6
+    #[arg(long, value_name = "SIZE", value_parser = size::bytes, default_value = "97MiB")]
+    bytes: u64,
     /// Slots of each tree at each of its aggregators
     #[arg(long, value_name = "N", default_value_t = 1024,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -103,7 +101,7 @@ struct Report {
     choice: Option<Choice>,
     /// What a job would do, if that is something else.
     job: Option<Job>,
-    bytes: usize,
+    bytes: u64,
     /// The trees, if the strategy has any.
     forest: Option<Forest>,
     /// The ring over all, of `ring`; the racks' rings, of `h-ar`.

@@ -117,6 +117,15 @@ fn a_plan_shows_trees_links_and_the_comparison() {
 }
 
 #[test]
+fn sizes_are_read_in_either_spelling() {
+    let plan = |bytes| topology(RACKS, &["plan", "--slots", "16", "--bytes", bytes]);
+    assert!(plan("4096e3").1.contains("3.91 MiB a worker"), "{}", plan("4096e3").1);
+    assert!(plan("32G").1.contains("32768.00 MiB a worker"), "more than a benchmark allows");
+    let (code, _, err) = plan("97Q");
+    assert!(code == 2 && err.contains("\"97Q\" is no size; expected whole bytes"), "{err}");
+}
+
+#[test]
 fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
     let (code, out, err) = topology(RACKS, &["plan", "--slots", "1024"]);
     assert_eq!(code, 1);

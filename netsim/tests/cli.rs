@@ -1,7 +1,7 @@
 //! `xdp-agg-netsim simulate` as people run it.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -58,8 +58,10 @@ fn written(text: &str) -> (TempDir, String) {
 fn simulate(text: &str, strategy: &str, args: &[&str]) -> (bool, String, String) {
     let (_directory, file) = written(text);
     let most = ["simulate", "--topology", &file, "--strategy", strategy];
-    let bytes = if args.contains(&"--bytes") { &[][..] } else { &["--bytes", "1000000"] };
-    netsim(&[&most, bytes, args].concat())
+    let bytes = if args.iter().any(|arg| arg.starts_with("--bytes")) { "" } else { "--bytes=1e6" };
+    let bytes = Some(bytes).filter(|bytes| !bytes.is_empty());
+    let all: Vec<_> = most.into_iter().chain(bytes).chain(args.iter().copied()).collect();
+    netsim(&all)
 }
 
 #[test]
@@ -78,6 +80,8 @@ fn pauses_that_never_end_are_refused() {
     }
     let (fine, _, error) = simulate(RACKS, "ring", &["--pause", "4"]);
     assert!(!fine && error.contains("--pause 4 of 4 hosts"), "{error}");
+    assert!(error.contains("expected at most 3"), "{error}");
+    assert!(simulate(RACKS, "ring", &["--pause", "99"]).2.contains("expected at most 3"));
     assert!(simulate(RACKS, "ring", &["--pause", "3"]).0);
 }
 
@@ -109,4 +113,47 @@ fn racks_found_in_measured_rates_count() {
     // uplink of 400 Mbit/s, where links of 1 Gbit/s alone would take 0.012 s.
     assert!(out.contains("seconds  0.0400"), "{out}");
     assert!(out.contains("measured0 -> core"), "{out}");
+}
+
+#[test]
+fn an_option_that_makes_no_sense_is_named() {
+    for (option, expected) in [
+        ("--bytes=97Q", "is no size; expected whole bytes such as"),
+        ("--bytes=0", "expected more than 0 bytes"),
+        ("--bytes=-1", "is no size"),
+        ("--processes=0", "0 is not in 1.."),
+        ("--step-us=nan", "expected a number, 0 or more"),
+        ("--hop-us=-100000", "expected a number, 0 or more"),
+        ("--host-packets=0", "expected a number above 0"),
+        ("--host-packets=-5", "expected a number above 0"),
+        ("--aggregator-packets=inf", "expected a number above 0"),
+        ("--slots=0", "0 is not in 1.."),
+        ("--buffered=0", "0 is not in 1.."),
+        ("--pause-ms=0", "expected milliseconds, at least"),
+    ] {
+        let (fine, _, error) = simulate(RACKS, "rat", &[option]);
+        let name = option.split('=').next().expect("a name");
+        assert!(!fine && error.contains(name) && error.contains(expected), "{option}: {error}");
+    }
+}
+
+#[test]
+fn sizes_are_read_in_either_spelling() {
+    for (bytes, said) in [("97M", "101711872 bytes"), ("97e6", "97000000 bytes")] {
+        let (fine, out, error) = simulate(RACKS, "rat", &["--bytes", bytes]);
+        assert!(fine && out.contains(said), "{out}{error}");
+    }
+}
+
+/// `… | head -0`.
+#[test]
+fn a_reader_that_has_read_enough_is_no_error() {
+    let (_directory, file) = written(RACKS);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg-netsim"));
+    command.args(["simulate", "--topology", &file, "--strategy", "rat", "--bytes", "1M"]);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = command.stdout(writer).stderr(Stdio::piped()).output().expect("it runs");
+    let error = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(output.status.success() && error.is_empty(), "{error}");
 }

@@ -9,6 +9,7 @@
 //! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which
 //!   rack to equip with an aggregator next (paper 3, section III-B).
 //! * [`graph`] and [`generate`]: fat-trees and the like with their routes, for the simulator.
+//! * [`units`] and [`size`]: rates and sizes as people write them.
 //!
 //! Nothing here does any input or output, and nothing depends on time or chance: every worker
 //! computes the same plan from the same file.
@@ -27,6 +28,7 @@ pub mod infer;
 pub mod model;
 pub mod occupation;
 pub mod plan;
+pub mod size;
 pub mod units;
 
 pub use agents::Lack;

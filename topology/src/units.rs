@@ -1,4 +1,4 @@
-//! Rates and sizes as people write them.
+//! Rates as people write them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use xdp_agg_topology::size;
+
 /// The rate of every link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rate {
@@ -80,20 +82,9 @@ impl FromStr for Loss {
     }
 }
 
-/// Bytes of a vector of 32-bit elements: `4096`, `64K`, `97M`, `1G` (1024-based).
+/// Bytes of a vector of 32-bit elements, as [`size::bytes`] reads them.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let expected = || format!("{text:?} is no size; expected bytes such as 4096, 64K, 97M or 1G");
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| expected())?;
-    let shift = match unit.to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        _ => return Err(expected()),
-    };
-    let bytes = number.checked_mul(1 << shift).ok_or_else(expected)?;
+    let bytes = size::bytes(text).map_err(|error| error.to_string())?;
     if !bytes.is_multiple_of(4) {
         return Err(format!("{text:?}: elements have four bytes, so a size is a multiple of 4"));
     }

@@ -1,0 +1,83 @@
+//! Sizes as people write them.
+
+/// Most bytes of a size: 8 PiB. Whole numbers up to here are exact as floating-point numbers.
+pub const MOST: u64 = 1 << 53;
+
+/// A text that is no size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no size; expected whole bytes such as 4096, 64K, 97M or 1G (1024-based), or 97e6, up \
+     to 8388608G"
+)]
+pub struct BadSize(pub String);
+
+/// Bytes from `4096`, `64K`, `97M`, `1.5G` (1024-based, as in nccl-tests; a `B` or `iB` may follow)
+/// and from `97e6`.
+///
+/// # Errors
+/// [`BadSize`]: it is none, no whole number of bytes, or more than [`MOST`].
+pub fn bytes(text: &str) -> Result<u64, BadSize> {
+    let bad = || BadSize(text.into());
+    let lower = text.to_ascii_lowercase();
+    let end = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
+    let (mut number, unit) = lower.split_at(end);
+    let factor = match unit {
+        "" | "b" => 1_u32,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        _ => {
+            let exponent = unit.strip_prefix('e').ok_or_else(bad)?;
+            if exponent.is_empty() || !exponent.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(bad());
+            }
+            number = &lower;
+            1
+        }
+    };
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let bytes = number * f64::from(factor);
+    if bytes.fract() != 0.0 || !(0.0..=MOST as f64).contains(&bytes) {
+        return Err(bad());
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a whole number from 0 to 2^53"
+    )]
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_1024_based_or_decimal() {
+        for (text, expected) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("64K", 65536),
+            ("97m", 97 << 20),
+            ("97MiB", 97 << 20),
+            ("1.5G", 3 << 29),
+            ("97e6", 97_000_000),
+            ("9.7E7", 97_000_000),
+            ("1.1e6", 1_100_000),
+            ("8388608G", MOST),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in [
+            "", "K", "-4", "+4", ".", "4T", "4Kbb", "4iB", "1.0001K", "0.5", "1e", "1e-3", "1e6K",
+            "e6", "97e99", "1e999", "inf", "nan", "8388609G", "1 M", "0x10",
+        ] {
+            assert_eq!(bytes(text), Err(BadSize(text.into())), "{text}");
+        }
+    }
+}
