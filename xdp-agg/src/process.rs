@@ -3,8 +3,9 @@
 
 use std::io;
 
-/// Open files that the daemon wants to be allowed: every member of every job, and strangers.
-const FILES_WANTED: libc::rlim_t = 4096;
+/// Open files that the daemon wants to be allowed: every member of every job, connections to
+/// branches, and strangers.
+const FILES_WANTED: libc::rlim_t = 8192;
 
 /// Raises the limit of open files as far as needed and permitted; returns the limit.
 ///

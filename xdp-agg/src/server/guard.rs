@@ -65,6 +65,11 @@ impl Guard {
         self.sources.may_ask(source, now)
     }
 
+    /// Whether a job that forms on a request from there may have one more branch connected now.
+    pub(super) fn may_dial(&mut self, source: Source, now: Instant) -> bool {
+        self.sources.may_dial(source, now)
+    }
+
     /// A connection is told that something was refused.
     pub(super) fn refused(
         &mut self,

@@ -13,6 +13,8 @@ const REQUESTS: Allowance = Allowance { rate: 200, burst: 400 };
 /// Requests of all connections of one address together that are no members: `Hello` and `Join` of
 /// all of its workers.
 const STRANGERS_REQUESTS: Allowance = Allowance { rate: 400, burst: 2048 };
+/// Connections to branches for jobs that form on requests of one address.
+const DIALS: Allowance = Allowance { rate: 100, burst: 1024 };
 /// Refusals that are logged, each in words; the others are counted.
 const LINES: Allowance = Allowance { rate: 2, burst: 20 };
 /// Addresses that are told apart. Whoever comes when there are more shares an allowance.
@@ -88,6 +90,7 @@ pub(super) struct Sources {
 struct Used {
     connections: Bucket,
     requests: Bucket,
+    dials: Bucket,
 }
 
 impl Sources {
@@ -101,6 +104,11 @@ impl Sources {
         self.of(source, now).requests.take(now)
     }
 
+    /// Whether this address may have a connection to a branch opened now.
+    pub(super) fn may_dial(&mut self, source: Source, now: Instant) -> bool {
+        self.of(source, now).dials.take(now)
+    }
+
     fn of(&mut self, source: Source, now: Instant) -> &mut Used {
         if self.all.len() >= SOURCES_MAX && !self.all.contains_key(&source) {
             self.forget(now);
@@ -110,12 +118,16 @@ impl Sources {
         self.all.entry(source).or_insert_with(|| Used {
             connections: Bucket::new(CONNECTIONS, now),
             requests: Bucket::new(STRANGERS_REQUESTS, now),
+            dials: Bucket::new(DIALS, now),
         })
     }
 
     /// Forgets addresses that have their whole allowance again.
     pub(super) fn forget(&mut self, now: Instant) {
-        self.all.retain(|_, used| !used.connections.is_full(now) || !used.requests.is_full(now));
+        self.all.retain(|_, used| {
+            let all = [used.connections, used.requests, used.dials];
+            !all.iter().all(|bucket| bucket.is_full(now))
+        });
     }
 }
 
@@ -171,7 +183,9 @@ mod tests {
         let [flood, worker] = [1, 2].map(|last| Source::new([10, 0, 0, last].into()));
         while sources.may_connect(flood, now) {}
         while sources.may_ask(flood, now) {}
+        while sources.may_dial(flood, now) {}
         assert!(sources.may_connect(worker, now) && sources.may_ask(worker, now));
+        assert!(sources.may_dial(worker, now));
         assert!(sources.may_connect(flood, now + Duration::from_secs(1)));
     }
 

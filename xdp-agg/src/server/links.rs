@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tracing::debug;
 use xdp_agg_common::control::{Reply, Request, decode, encode};
 use xdp_agg_tls::{ClientFiles, ClientTls, Side, explain, set_liveness};
 
+use super::limits::Source;
 use crate::jobs::{LinkEffect, LinkId};
 
 /// Longest time for one attempt to connect, TLS included.
@@ -24,6 +26,14 @@ const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long a message may take to leave.
 const WRITE: Duration = Duration::from_secs(5);
+/// How long what was said last may take to leave when a connection is needed no more. Its end tells
+/// a branch the same.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Most connections, those that are being opened or ended among them: file descriptors are shared
+/// with workers.
+const LINKS_MAX: usize = 1024;
+/// Most of them that one address asked for: eight jobs with the largest tree there can be.
+const SOURCE_LINKS_MAX: usize = 512;
 /// Messages that may wait.
 const WAITING_MAX: usize = 256;
 /// Bytes of one read.
@@ -41,87 +51,174 @@ pub(super) enum LinkEvent {
 pub(super) struct Links {
     dead_after: Duration,
     tls: ClientFiles,
-    open: BTreeMap<LinkId, mpsc::Sender<Request>>,
+    /// Until their last event.
+    all: BTreeMap<LinkId, Link>,
     events: (mpsc::Sender<LinkEvent>, mpsc::Receiver<LinkEvent>),
+}
+
+/// The loop's view of a connection.
+struct Link {
+    /// Who asked for what it is needed for.
+    by: Option<Source>,
+    /// None: it is needed no more.
+    open: Option<Open>,
+}
+
+struct Open {
+    requests: mpsc::Sender<Request>,
+    /// Dropped when it is needed no more.
+    _needed: oneshot::Sender<()>,
 }
 
 impl Links {
     pub(super) fn new(dead_after: Duration, tls: ClientFiles) -> Self {
-        Self { dead_after, tls, open: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
+        Self { dead_after, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
     /// The next event.
     pub(super) async fn next(&mut self) -> LinkEvent {
-        match self.events.1.recv().await {
+        let event = match self.events.1.recv().await {
             Some(event) => event,
             // Never: a sender is kept here.
             None => std::future::pending().await,
+        };
+        if let LinkEvent::Lost(link, _) = &event {
+            self.all.remove(link);
         }
+        event
     }
 
-    /// Does what the jobs ask for.
-    pub(super) fn act(&mut self, effect: LinkEffect) {
+    /// Does what the jobs ask for, because somebody at `by` has asked them. `may_dial` tells
+    /// whether that address may have one more connection opened now.
+    pub(super) fn act(
+        &mut self,
+        effect: LinkEffect,
+        by: Option<Source>,
+        may_dial: impl FnOnce() -> bool,
+    ) {
         match effect {
-            LinkEffect::Dial(link, daemon) => {
-                let (requests, waiting) = mpsc::channel(WAITING_MAX);
-                self.open.insert(link, requests);
-                let (events, dead_after) = (self.events.0.clone(), self.dead_after);
-                let tls = self.tls.load(&daemon.ip().to_string()).map_err(|e| e.to_string());
-                tokio::spawn(async move {
-                    let why = match tls {
-                        Ok(tls) => serve(link, daemon, tls, dead_after, &events, waiting).await,
-                        Err(why) => why,
-                    };
-                    debug!(%daemon, "the connection to a branch has ended: {why}");
-                    // If the loop has gone, nobody needs to know.
-                    drop(events.send(LinkEvent::Lost(link, why)).await);
-                });
-            }
+            LinkEffect::Dial(link, daemon) => match self.no_room(by) {
+                Some(why) => self.refuse(link, why),
+                None if !may_dial() => self.refuse(
+                    link,
+                    "too many connections to branches were asked for in a short time from the \
+                     address that asked for this one; slow down"
+                        .into(),
+                ),
+                None => self.dial(link, daemon, by),
+            },
             LinkEffect::Say(link, request) => {
                 // A branch that does not read is lost by its time to write.
-                if let Some(open) = self.open.get(&link) {
-                    drop(open.try_send(request));
+                if let Some(Link { open: Some(open), .. }) = self.all.get(&link) {
+                    drop(open.requests.try_send(request));
                 }
             }
-            LinkEffect::HangUp(link) => self.forget(link),
+            LinkEffect::HangUp(link) => {
+                if let Some(link) = self.all.get_mut(&link) {
+                    link.open = None;
+                }
+            }
         }
     }
 
-    /// The connection ends when all is sent.
-    pub(super) fn forget(&mut self, link: LinkId) {
-        self.open.remove(&link);
+    /// Why there can be no further connection for this address.
+    fn no_room(&self, by: Option<Source>) -> Option<String> {
+        let same = self.all.values().filter(|link| by.is_some() && link.by == by).count();
+        let (count, whose) = match (self.all.len(), same) {
+            (LINKS_MAX.., _) => (LINKS_MAX, "all jobs of this daemon"),
+            (_, SOURCE_LINKS_MAX..) => (SOURCE_LINKS_MAX, "jobs formed from one address"),
+            _ => return None,
+        };
+        Some(format!(
+            "{whose} together can have {count} connections to branches, and have them: wait until \
+             others end, or use trees of fewer aggregators"
+        ))
+    }
+
+    fn refuse(&self, link: LinkId, why: String) {
+        let events = self.events.0.clone();
+        // If the loop has gone, nobody needs to know.
+        tokio::spawn(async move { drop(events.send(LinkEvent::Lost(link, why)).await) });
+    }
+
+    fn dial(&mut self, link: LinkId, daemon: SocketAddrV4, by: Option<Source>) {
+        let (requests, waiting) = mpsc::channel(WAITING_MAX);
+        let (needed, mut needless) = oneshot::channel();
+        let open = Some(Open { requests, _needed: needed });
+        self.all.insert(link, Link { by, open });
+        let (events, dead_after) = (self.events.0.clone(), self.dead_after);
+        let tls = self.tls.load(&daemon.ip().to_string()).map_err(|e| e.to_string());
+        tokio::spawn(async move {
+            let opened = async { open_stream(daemon, tls?, dead_after).await };
+            let opened = tokio::select! {
+                opened = opened => opened,
+                // Neither an attempt nor a handshake outlives the job.
+                _ = &mut needless => Err(NEEDED_NO_MORE.into()),
+            };
+            let why = match opened {
+                Ok(stream) => serve(link, stream, &events, (waiting, needless)).await,
+                Err(why) => why,
+            };
+            debug!(%daemon, "the connection to a branch has ended: {why}");
+            // If the loop has gone, nobody needs to know.
+            drop(events.send(LinkEvent::Lost(link, why)).await);
+        });
+    }
+}
+
+const NEEDED_NO_MORE: &str = "it is needed no more";
+
+/// A connection to a branch.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+async fn open_stream(
+    daemon: SocketAddrV4,
+    tls: Option<ClientTls>,
+    dead_after: Duration,
+) -> Result<Stream, String> {
+    let stream = connect(daemon, dead_after).await.map_err(|error| {
+        format!("its daemon cannot be reached ({error}); is `xdp-agg serve` running there?")
+    })?;
+    let Some(tls) = tls else {
+        return Ok(Stream::Plain(stream));
+    };
+    let (config, name) = tls.connector();
+    match timeout(CONNECT, TlsConnector::from(config).connect(name, stream)).await {
+        Ok(Ok(stream)) => Ok(Stream::Tls(Box::new(stream))),
+        Ok(Err(error)) => Err(explain(&error, Side::Client)),
+        Err(_) => Err(format!("no TLS handshake in {} s", CONNECT.as_secs())),
     }
 }
 
 /// Speaks with a branch until one side ends it; why it ended.
 async fn serve(
     link: LinkId,
-    daemon: SocketAddrV4,
-    tls: Option<ClientTls>,
-    dead_after: Duration,
+    stream: Stream,
     events: &mpsc::Sender<LinkEvent>,
-    waiting: mpsc::Receiver<Request>,
+    (waiting, needless): (mpsc::Receiver<Request>, oneshot::Receiver<()>),
 ) -> String {
-    let stream = match connect(daemon, dead_after).await {
-        Ok(stream) => stream,
-        Err(error) => {
-            return format!(
-                "its daemon cannot be reached ({error}); is `xdp-agg serve` running there?"
-            );
+    let talk = async {
+        match stream {
+            Stream::Plain(stream) => {
+                let (read, write) = stream.into_split();
+                converse(link, read, write, events, waiting).await
+            }
+            Stream::Tls(stream) => {
+                let (read, write) = tokio::io::split(stream);
+                converse(link, read, write, events, waiting).await
+            }
         }
     };
-    let Some(tls) = tls else {
-        let (read, write) = stream.into_split();
-        return converse(link, read, write, events, waiting).await;
+    let farewell = async {
+        drop(needless.await);
+        sleep(FAREWELL).await;
     };
-    let (config, name) = tls.connector();
-    match timeout(CONNECT, TlsConnector::from(config).connect(name, stream)).await {
-        Ok(Ok(stream)) => {
-            let (read, write) = tokio::io::split(stream);
-            converse(link, read, write, events, waiting).await
-        }
-        Ok(Err(error)) => explain(&error, Side::Client),
-        Err(_) => format!("no TLS handshake in {} s", CONNECT.as_secs()),
+    tokio::select! {
+        why = talk => why,
+        () = farewell => "it did not take what was said last".into(),
     }
 }
 
@@ -182,7 +279,7 @@ async fn write_requests(
         }
     }
     drop(timeout(WRITE, write.shutdown()).await);
-    "it is needed no more".into()
+    NEEDED_NO_MORE.into()
 }
 
 async fn read_replies(

@@ -109,6 +109,8 @@ pub struct Server {
     accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     links: Links,
+    /// Where the event came from that is being dealt with, if from a connection.
+    asking: Option<Source>,
 }
 
 /// The loop's view of a connection.
@@ -161,6 +163,7 @@ impl Server {
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
             links: Links::new(config.dead_after, config.branch_tls.clone()),
+            asking: None,
         };
         server.take_over();
         server
@@ -206,6 +209,7 @@ impl Server {
                 accepted = accept => self.accepted(accepted),
                 event = self.events.1.recv() => {
                     if let Some(event) = event {
+                        self.asking = self.source_of(&event);
                         self.event(event);
                     }
                 }
@@ -214,6 +218,7 @@ impl Server {
                 _ = sweep.tick() => self.sweep(),
             }
             self.settle();
+            self.asking = None;
         };
         info!("shutting down: {reason}");
         if self.keep_on_exit && self.state.is_some() {
@@ -302,6 +307,15 @@ impl Server {
         }
     }
 
+    fn source_of(&self, event: &Event) -> Option<Source> {
+        let (Event::Said(conn, _)
+        | Event::Garbled(conn, _)
+        | Event::Slow(conn, _)
+        | Event::Untrusted(conn, _)
+        | Event::Closed(conn)) = event;
+        self.connections.get(conn).map(|connection| connection.source)
+    }
+
     fn event(&mut self, event: Event) {
         let now = Instant::now();
         match event {
@@ -361,7 +375,11 @@ impl Server {
                 let open = self.engine.probe_uplink(formation.job_id).map_err(words);
                 return Some(Answer::Uplink(formation, open));
             }
-            Effect::Link(effect) => self.links.act(effect),
+            Effect::Link(effect) => {
+                let (guard, by) = (&mut self.guard, self.asking);
+                let may_dial = || by.is_none_or(|by| guard.may_dial(by, Instant::now()));
+                self.links.act(effect, by, may_dial);
+            }
             Effect::Start(formation, wanted) => {
                 let result = self.engine.start(formation.job_id, wanted).map_err(words);
                 return Some(Answer::Started(formation, result));
@@ -399,10 +417,7 @@ impl Server {
         match event {
             LinkEvent::Up(link) => self.jobs.link_up(link),
             LinkEvent::Said(link, reply) => self.jobs.link_said(link, *reply),
-            LinkEvent::Lost(link, why) => {
-                self.links.forget(link);
-                self.jobs.link_lost(link, &why);
-            }
+            LinkEvent::Lost(link, why) => self.jobs.link_lost(link, &why),
         }
     }
 

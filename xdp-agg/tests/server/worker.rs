@@ -115,6 +115,11 @@ impl Client {
         }
     }
 
+    /// The next reply, if it comes in time.
+    pub(crate) fn try_hear(&mut self) -> Option<Reply> {
+        read_message(&mut self.stream).ok()
+    }
+
     pub(crate) fn ask(&mut self, request: &Request) -> Reply {
         self.say(request);
         self.hear()
