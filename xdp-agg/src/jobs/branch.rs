@@ -16,7 +16,7 @@ use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
 use super::checks::{self, Refusal};
 use super::job::{Wish, bits_of};
-use super::setup::identity;
+use super::setup::{identity, quota};
 use super::tree::later;
 use super::{ConnId, Effect, Formation, Jobs, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
@@ -234,12 +234,17 @@ impl Jobs {
         };
         let members: BTreeMap<_, _> = setup.members.iter().copied().collect();
         let addr = addr.unwrap_or(Ipv4Addr::UNSPECIFIED);
+        // This host's own: the root is whoever says that it is one.
+        let (packet_interval, packet_burst) =
+            quota(self.limits.job_packet_rate, served.slots, served.world_size);
         let conf = JobConf {
             members: bits_of(members.keys()),
             slot_base: served.slot_base,
             slots: served.slots,
             workers: served.world_size,
             max_chunks: setup.chunks,
+            packet_interval,
+            packet_burst,
             ..identity((setup.epoch, setup.cookie), (addr, self.limits.data_port))
         };
         let up = setup.uplink;

@@ -23,7 +23,8 @@ impl Job {
     /// What the engine needs for the epoch that the job begins.
     pub(super) fn setup(&self, limits: &Limits) -> JobSetup {
         let life = &self.life;
-        let (packet_interval, packet_burst) = self.quota(limits.job_packet_rate);
+        let (packet_interval, packet_burst) =
+            quota(limits.job_packet_rate, self.slots, self.world_size);
         let (members, forwarders) = self.root_members();
         let conf = JobConf {
             members: bits_of(members.keys()),
@@ -36,18 +37,6 @@ impl Job {
             ..identity((life.epoch, life.cookie), (self.data_addr(), limits.data_port))
         };
         JobSetup { forwarders, ..JobSetup::new(self.job_id, conf, members) }
-    }
-
-    /// Interval and burst of a quota of packets a second, in nanoseconds. All members may send a
-    /// whole window at once, whatever the rate: it is what they do at the start of a call.
-    fn quota(&self, rate: Option<u64>) -> (u32, u32) {
-        let Some(rate) = rate.filter(|rate| *rate > 0) else {
-            return (0, 0);
-        };
-        let interval = (1_000_000_000 / rate).clamp(1, u32::MAX.into());
-        let windows = u64::from(self.slots / 2) * u64::from(self.world_size);
-        let burst = windows.saturating_mul(interval).max(BURST_NS).min(u32::MAX.into());
-        (interval as u32, burst as u32)
     }
 
     /// What a member needs to know.
@@ -119,6 +108,18 @@ impl Job {
             chosen: life.chosen.clone(),
         }
     }
+}
+
+/// Interval and burst of a quota of packets a second, in nanoseconds. All members may send a whole
+/// window at once, whatever the rate: it is what they do at the start of a call.
+pub(super) fn quota(rate: Option<u64>, slots: u32, workers: u16) -> (u32, u32) {
+    let Some(rate) = rate.filter(|rate| *rate > 0) else {
+        return (0, 0);
+    };
+    let interval = (1_000_000_000 / rate).clamp(1, u32::MAX.into());
+    let windows = u64::from(slots / 2) * u64::from(workers);
+    let burst = windows.saturating_mul(interval).max(BURST_NS).min(u32::MAX.into());
+    (interval as u32, burst as u32)
 }
 
 /// What a job's packets are known by: number and cookie of the epoch, our data address and port,

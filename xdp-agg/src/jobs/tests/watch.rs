@@ -1,5 +1,6 @@
 //! Heartbeats, stragglers, tokens and quotas.
 
+use super::woods::data;
 use super::*;
 
 #[test]
@@ -140,6 +141,29 @@ fn quotas_are_given_to_the_data_path_and_refused_in_words() {
     let mut world = World::with(Limits { job_packet_rate: Some(0), ..limits() });
     world.form("train", 2);
     assert_eq!(world.engine[&0].conf.packet_interval, 0);
+}
+
+/// Whoever leads the job, the packets are this host's.
+#[test]
+fn a_job_that_another_daemon_leads_has_a_quota_too() {
+    use xdp_agg_common::control::{BranchRequest, BranchSetup, Uplink};
+    for (rate, expected) in [(100_000, (10_000, 50_000_000)), (100, (10_000_000, 160_000_000))] {
+        let mut world = World::with(Limits { job_packet_rate: Some(rate), ..limits() });
+        let root = world.connect();
+        let serve = BranchRequest::Serve { job: "far".into(), world_size: 2, slots: 16 };
+        world.say(root, Request::Branch(serve));
+        let setup = BranchSetup {
+            epoch: 5,
+            cookie: 1,
+            chunks: 22,
+            members: vec![(0, data(3))],
+            forwarders: 0,
+            uplink: Uplink { data: data(0), job_id: 0, rank: 0 },
+        };
+        world.say(root, Request::Branch(BranchRequest::Prepare(setup)));
+        let conf = world.engine[&0].conf;
+        assert_eq!((conf.packet_interval, conf.packet_burst), expected);
+    }
 }
 
 #[test]
