@@ -22,11 +22,43 @@ use crate::slots;
 pub struct Refusal {
     reason: Reject,
     source: Source,
+    /// Address that it was sent to.
+    to: u32,
     /// Entry of the counters.
     job: u16,
     rank: u16,
     block: u64,
     version: u8,
+}
+
+impl Refusal {
+    /// Of a packet of which no more is known than where it comes from and goes to.
+    #[inline(always)]
+    fn of(network: &Network) -> Self {
+        let port = u16::from_be_bytes(network.port_from);
+        Self {
+            reason: Reject::Truncated,
+            source: Source { addr: network.ip.source(), port },
+            to: network.ip.destination(),
+            job: MAX_JOBS as u16,
+            rank: u16::MAX,
+            block: 0,
+            version: 0,
+        }
+    }
+
+    /// Whether it may be another host's affair: refused before its address was compared with a
+    /// job's, and no job here has or had that address. Asked of what is refused alone, so it costs
+    /// honest packets nothing.
+    #[inline(always)]
+    pub fn is_others(&self, ifindex: u32) -> bool {
+        // Where the address is set, `is_ours` has compared it.
+        let open = Settings::data_addr() == 0 && !Settings::is_local(ifindex);
+        // 0 is what an entry has that was never used.
+        let has = |conf: &JobConf| conf.addr != 0 && conf.addr == self.to;
+        open && self.job == MAX_JOBS as u16
+            && !(0..MAX_JOBS as u32).any(|job| JOBS.get(job).is_some_and(has))
+    }
 }
 
 /// Decides over a packet. What is not ours goes on to the kernel as it came.
@@ -40,14 +72,7 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
         return Ok(xdp_action::XDP_PASS);
     }
     let (ip_len, addr) = (network.ip.total_len(), network.ip.destination());
-    let mut refusal = Refusal {
-        reason: Reject::Truncated,
-        source: Source { addr: network.ip.source(), port: u16::from_be_bytes(network.port_from) },
-        job: MAX_JOBS as u16,
-        rank: u16::MAX,
-        block: 0,
-        version: 0,
-    };
+    let mut refusal = Refusal::of(network);
     let udp_len = u16::from_be_bytes(network.udp_len);
     if ip_len < IP_OVERHEAD as u16
         || udp_len != ip_len - IP_LEN as u16

@@ -29,6 +29,7 @@ pub fn xdp_agg(ctx: XdpContext) -> u32 {
             xdp_action::XDP_DROP
         }
         Ok(action) => action,
+        Err(refusal) if refusal.is_others(ctx.ingress_ifindex() as u32) => xdp_action::XDP_PASS,
         Err(refusal) => {
             ingress::report(&refusal);
             xdp_action::XDP_DROP

@@ -3,8 +3,10 @@
 use std::net::SocketAddrV4;
 
 use etherparse::PacketBuilder;
+use xdp_agg::engine::Engine as _;
+use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg_common::maps::Reject;
-use xdp_agg_common::wire::VERSION;
+use xdp_agg_common::wire::{Header, VERSION};
 
 use crate::frames::{Frame, OUR_MAC, worker_mac};
 use crate::setup::{AGGREGATOR, DROP, PASS, PORT, counters, engine, header, job, start, worker};
@@ -73,6 +75,50 @@ fn foreign_packets_pass_untouched() {
         }
     }
     assert_eq!(counters(&mut engine, &job), before);
+}
+
+/// A host that forwards, or whose ports are bridged, sees what others send to other aggregators:
+/// their port is the same, and so may their jobs' numbers be.
+#[test]
+fn packets_to_another_aggregator_pass_untouched() {
+    let Some(mut engine) = engine(32) else { return };
+    let job = job(2, 1);
+    start(&mut engine, &job, None);
+    let before = counters(&mut engine, &job);
+    let ours = header(&job, 0, 0);
+    let of_job = |number| Frame::from_worker(0, &Header { job: number, ..ours }, 2).bytes;
+    let cases = [
+        ("a job that is not here", of_job(job.job_id + 1)),
+        ("no job's number at all", of_job(u16::from(u8::MAX))),
+        ("a job of the same number", of_job(job.job_id)),
+        ("garbage", {
+            let to = SocketAddrV4::new(AGGREGATOR, PORT);
+            Frame::udp(worker_mac(0), worker(0), to, &[1; 100]).bytes
+        }),
+        ("cut", of_job(job.job_id)[..50].to_vec()),
+    ];
+    for (what, mut frame) in cases {
+        let run = |engine: &XdpEngine, frame: &[u8]| {
+            let mut out = frame.to_vec();
+            let action = engine.test_run(&mut out, 1).expect("it runs").action;
+            assert_eq!(out, frame, "{what}");
+            action
+        };
+        if what != "a job of the same number" {
+            assert_eq!(run(&engine, &frame), DROP, "{what}, to us");
+        }
+        // The address is read from the packet alone.
+        frame[30..34].copy_from_slice(&[10, 9, 9, 9]);
+        assert_eq!(run(&engine, &frame), PASS, "{what}");
+    }
+    let (own, unattributed) = counters(&mut engine, &job);
+    assert_eq!(own, before.0);
+    let rejects = |reason: Reject| unattributed.rejects[reason as usize];
+    assert_eq!((rejects(Reject::Job), rejects(Reject::Truncated)), (2, 1));
+    // What comes late to a job that was here is still ours.
+    engine.stop(job.job_id).expect("it is there");
+    let mut late = of_job(job.job_id);
+    assert_eq!(engine.test_run(&mut late, 1).expect("it runs").action, DROP);
 }
 
 #[test]

@@ -147,14 +147,17 @@ impl Model {
         if !plain {
             return Err(None);
         }
+        // What goes to an address that no job here has is another host's.
+        let known = self.world.confs.iter().any(|conf| conf.addr == word(30));
+        let stray = |reason| known.then_some((NONE, reason));
         let (ip_len, udp_len) = (usize::from(half(16)), usize::from(half(38)));
         if ip_len < 50 || udp_len != ip_len - 20 || frame.len() < 14 + ip_len {
-            return Err(Some((NONE, Reject::Truncated)));
+            return Err(stray(Reject::Truncated));
         }
         let ours = frame[42..].first_chunk().expect("22 bytes of the packet are a header");
         let header = Header::parse(ours).map_err(|error| match error {
-            HeaderError::Version(_) => Some((NONE, Reject::Version)),
-            HeaderError::Malformed => Some((NONE, Reject::Malformed)),
+            HeaderError::Version(_) => stray(Reject::Version),
+            HeaderError::Malformed => stray(Reject::Malformed),
         })?;
         let is_ours = |conf: &JobConf| header.kind.is_answer() && is_from_above(conf, &header);
         if let Some(at) = self.world.confs.iter().position(is_ours) {
@@ -167,7 +170,7 @@ impl Model {
             return judged.map_err(|reason| Some((at, reason)));
         }
         let at = JOBS.iter().position(|job| *job == header.job);
-        let at = at.ok_or(Some((NONE, Reject::Job)))?;
+        let at = at.ok_or_else(|| stray(Reject::Job))?;
         let conf = self.world.confs[at];
         if word(30) != conf.addr {
             return Err(None);
