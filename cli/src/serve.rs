@@ -110,8 +110,8 @@ pub(crate) struct Args {
     /// of taking it over
     #[arg(long, requires = "pin")]
     fresh: bool,
-    /// With --pin: directory of the file that tells the next daemon of the running jobs [default:
-    /// /run/xdp-agg]
+    /// With --pin: directory of the file that tells the next daemon of the running jobs, and is
+    /// named after the directory of the pins [default: /run/xdp-agg]
     #[arg(long, env = "XDP_AGG_STATE_DIR", value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// With --pin: leave data path and jobs to the next daemon also when interrupted; without it

@@ -34,7 +34,7 @@ pub const PROBE_TIMEOUT_S: u64 = 20;
 pub const RESUME_TIMEOUT_S: u64 = 10;
 /// Default time in which a dead host is noticed, in seconds.
 pub const DEAD_AFTER_S: f64 = 2.0;
-/// Default directory of the state file.
+/// Default directory of state files.
 pub const STATE_DIR: &str = "/run/xdp-agg";
 /// Least and most seconds until a dead host or a straggler is given up.
 const LOSS_S: RangeInclusive<f64> = 0.1..=3600.0;
@@ -97,7 +97,8 @@ pub struct Partial {
     /// Remove what is pinned there first. Not for files: every restart would end the jobs.
     #[serde(skip)]
     pub fresh: Option<bool>,
-    /// Directory of the file in which running jobs are left to the next daemon.
+    /// Directory of the file in which running jobs are left to the next daemon. The file is named
+    /// after `pin`: daemons can share the directory.
     pub state_dir: Option<PathBuf>,
     /// With `pin`: a shutdown leaves the data path and the jobs to the next daemon.
     pub keep_on_exit: Option<bool>,
@@ -359,7 +360,7 @@ impl Partial {
             return wrong("pin", pin.display(), expected.into());
         }
         let dir = self.state_dir.as_deref().unwrap_or(Path::new(STATE_DIR));
-        match StateFile::in_dir(dir) {
+        match StateFile::in_dir(dir, pin) {
             Ok(state) => Ok(Some(state)),
             Err(error) => wrong("state-dir", dir.display(), error.to_string()),
         }

@@ -1,19 +1,19 @@
 //! The file in which a daemon leaves its running jobs to the next one.
 //!
 //! It holds the jobs' cookies, so only its owner may read it. It is replaced as a whole, never
-//! changed: a daemon that dies while it writes leaves the old one.
+//! changed: a daemon that dies while it writes leaves the old one. Each pinned data path has a file
+//! of its own, for two daemons may share the directory.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::jobs::Snapshot;
 
-/// Name of the file in its directory.
-const NAME: &str = "state.json";
 /// Version of its contents.
 const VERSION: u32 = 1;
 /// Longest file that is read: jobs and members are few.
@@ -54,14 +54,21 @@ struct Contents<S> {
 }
 
 impl StateFile {
-    /// The file in `dir`, which is made if it is not there, for its owner alone.
+    /// The file in `dir`, which is made if it is not there, for its owner alone. It belongs to the
+    /// data path that is pinned in `pins`, and is named after it.
     ///
     /// # Errors
-    /// The directory cannot be made.
-    pub fn in_dir(dir: &Path) -> Result<Self, StateError> {
+    /// The directory cannot be made, or no file can have that name.
+    pub fn in_dir(dir: &Path, pins: &Path) -> Result<Self, StateError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.map_err(|source| StateError::Io { path: dir.into(), source })?;
-        Ok(Self { path: dir.join(NAME) })
+        let path = dir.join(name_of(pins));
+        match fs::symlink_metadata(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StateError::Io { path, source })
+            }
+            _ => Ok(Self { path }),
+        }
     }
 
     /// What the last daemon left. None: nothing.
@@ -106,6 +113,19 @@ impl StateFile {
     }
 }
 
+/// `sys+fs+bpf+xdp-agg.json` for `/sys/fs/bpf/xdp-agg`: no two directories have the same.
+fn name_of(pins: &Path) -> String {
+    let escaped = |byte: &u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+            char::from(*byte).to_string()
+        }
+        byte => format!("%{byte:02x}"),
+    };
+    let parts = pins.components().filter(|part| *part != Component::RootDir);
+    let parts = parts.map(|part| part.as_os_str().as_bytes().iter().map(escaped).collect());
+    parts.collect::<Vec<String>>().join("+") + ".json"
+}
+
 fn write_aside(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
     // A process of the same number may have died in the middle.
     match fs::remove_file(path) {
@@ -129,7 +149,8 @@ mod tests {
     #[test]
     fn what_was_written_last_is_read_and_is_nobody_elses() {
         let dir = tempfile::tempdir().expect("a directory");
-        let state = StateFile::in_dir(&dir.path().join("below/it")).expect("it is made");
+        let pins = Path::new("/sys/fs/bpf/xdp-agg");
+        let state = StateFile::in_dir(&dir.path().join("below/it"), pins).expect("it is made");
         assert!(state.read().expect("nothing is no error").is_none());
         for epoch in [3, 4] {
             state.write(&snapshot(epoch)).expect("there is room");
@@ -143,9 +164,28 @@ mod tests {
     }
 
     #[test]
+    fn daemons_that_share_the_directory_do_not_share_the_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let of = |pins: &str| StateFile::in_dir(dir.path(), Path::new(pins)).expect("it is made");
+        let all = ["/bpf/a", "/bpf/b", "/bpf/a/b", "/bpf/a+b", "/bpf/a%2bb", "/bpf/a b", "/bpf+a"];
+        for (epoch, pins) in (1..).zip(all) {
+            of(pins).write(&snapshot(epoch)).expect("there is room");
+        }
+        for (epoch, pins) in (1..).zip(all) {
+            assert_eq!(of(pins).read().expect("it is ours"), Some(snapshot(epoch)), "{pins}");
+        }
+        // The next daemon may be told the same in another way.
+        assert_eq!(of("/bpf//a/").read().expect("it is ours"), Some(snapshot(1)));
+        let long = format!("/bpf/{}", "é".repeat(100));
+        let error = StateFile::in_dir(dir.path(), Path::new(&long)).expect_err("it is too long");
+        assert!(error.to_string().contains("--state-dir"), "{error}");
+    }
+
+    #[test]
     fn what_is_not_ours_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
-        let state = StateFile::in_dir(dir.path()).expect("it is there");
+        let pins = Path::new("/sys/fs/bpf/xdp-agg");
+        let state = StateFile::in_dir(dir.path(), pins).expect("it is there");
         for (text, word) in [
             ("nonsense", "line 1"),
             ("{\"version\":9,\"last_epoch\":1,\"jobs\":[]}", "version 9"),
@@ -153,7 +193,7 @@ mod tests {
         ] {
             fs::write(&state.path, text).expect("there is room");
             let error = state.read().expect_err(text).to_string();
-            assert!(error.contains(word) && error.contains("state.json"), "{error}");
+            assert!(error.contains(word) && error.contains("bpf+xdp-agg.json"), "{error}");
         }
     }
 }
