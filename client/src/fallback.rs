@@ -10,10 +10,9 @@ use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Reduction;
 
 use crate::collective::Op;
-use crate::digest::digest;
 use crate::error::Error;
 use crate::machine::{Lanes, Seat};
-use crate::ring::{self, Ring};
+use crate::ring::{self, Occasion, Ring};
 
 /// Lanes that are summed in one piece, at most, when members tell each other what they have: more
 /// than any pool can make of it.
@@ -31,7 +30,7 @@ pub(crate) struct Fallback {
 struct Word {
     epoch: u16,
     /// Shows that it knows the epoch's cookie.
-    digest: u64,
+    proof: u64,
     /// Rings that it was on since.
     rings: u32,
     progress: Progress,
@@ -45,8 +44,11 @@ impl Fallback {
         deadline: Duration,
     ) -> Result<Self, Error> {
         let world_size = seat.members.len() as u16;
-        let mut builder =
-            Ring::builder().rank(seat.index).world_size(world_size).deadline(deadline);
+        let mut builder = Ring::builder()
+            .rank(seat.index)
+            .world_size(world_size)
+            .deadline(deadline)
+            .occasion(occasion(&seat));
         if let Some(host) = seat.addresses.first() {
             builder = builder.rendezvous((*host).into());
         }
@@ -63,11 +65,10 @@ impl Fallback {
 
     /// What all members have, in order of their ranks.
     pub(crate) fn gather(&mut self, own: &Progress) -> Result<Vec<(u16, Progress)>, Error> {
-        let (epoch, cookie) = self.seat.epoch;
-        // Known only to who knows the cookie, and does not tell it.
-        let digest = digest(cookie.to_be_bytes());
-        let rings = self.seat.rings;
-        let word = Word { epoch, digest, rings, progress: own.clone() };
+        let occasion = occasion(&self.seat);
+        let Occasion { epoch, rings, .. } = occasion;
+        let proof = occasion.proof("progress");
+        let word = Word { epoch, proof, rings, progress: own.clone() };
         let text = serde_json::to_vec(&word).map_err(|error| self.nonsense(&error.to_string()))?;
         let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));
         // Everybody adds to zeros in all places but its own.
@@ -92,7 +93,7 @@ impl Fallback {
             rest = behind;
             let theirs: Word =
                 serde_json::from_slice(text).map_err(|e| self.nonsense(&e.to_string()))?;
-            let same = |word: &Word| (word.epoch, word.digest, word.rings);
+            let same = |word: &Word| (word.epoch, word.proof, word.rings);
             if same(&theirs) != same(&word) {
                 return Err(Error::Ring {
                     ranks: vec![*rank],
@@ -123,6 +124,12 @@ impl Fallback {
     fn nonsense(&self, what: &str) -> Error {
         Error::Ring { ranks: self.seat.members.clone(), reason: format!("not understood: {what}") }
     }
+}
+
+/// Which ring of the job it is.
+const fn occasion(seat: &Seat) -> Occasion {
+    let (epoch, cookie) = seat.epoch;
+    Occasion { epoch, cookie, rings: seat.rings }
 }
 
 /// A ring's error by the ranks that it concerns.

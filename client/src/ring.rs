@@ -38,6 +38,7 @@ use element::sealed::Sealed;
 use links::Links;
 use plan::Plan;
 use rendezvous::Meeting;
+pub(crate) use rendezvous::Occasion;
 use transfer::{CHUNK, Context, Transfer};
 
 /// Largest world size.
@@ -249,6 +250,7 @@ pub struct Builder {
     listener: Option<TcpListener>,
     deadline: Duration,
     short_bytes: usize,
+    occasion: Occasion,
 }
 
 impl Default for Builder {
@@ -260,6 +262,7 @@ impl Default for Builder {
             listener: None,
             deadline: DEFAULT_DEADLINE,
             short_bytes: DEFAULT_SHORT_BYTES,
+            occasion: Occasion::default(),
         }
     }
 }
@@ -311,6 +314,13 @@ impl Builder {
         self
     }
 
+    /// Which of a job's rings it is; whoever means another one is turned away.
+    #[must_use]
+    pub(crate) fn occasion(mut self, occasion: Occasion) -> Self {
+        self.occasion = occasion;
+        self
+    }
+
     /// Meets the other ranks and connects to the neighbours.
     ///
     /// # Errors
@@ -318,7 +328,7 @@ impl Builder {
     /// away because its number is taken or its world size is another; a neighbour that cannot be
     /// reached.
     pub fn connect(self) -> Result<Ring, Error> {
-        let Self { rank, world_size, rendezvous, listener, deadline, short_bytes } = self;
+        let Self { rank, world_size, rendezvous, listener, deadline, short_bytes, occasion } = self;
         if rank >= world_size || world_size > MAX_WORLD {
             return Err(Error::Rank { rank, world_size });
         }
@@ -330,7 +340,7 @@ impl Builder {
                 value: String::new(),
                 expected: "the address where rank 0 listens",
             })?;
-            Some(Meeting { rank, world_size, address, listener, deadline }.hold()?)
+            Some(Meeting { rank, world_size, address, listener, deadline, occasion }.hold()?)
         };
         tracing::debug!(rank, world_size, "ring connected");
         let scratch = if links.is_some() { vec![0; CHUNK] } else { Vec::new() };

@@ -1,6 +1,7 @@
 //! Sockets of ranks that look for each other: what every rendezvous over TCP needs.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,21 @@ pub fn connect_until(address: SocketAddr, end: Instant, pause: Duration) -> io::
             Ok(stream) => return Ok(stream),
             Err(error) if Instant::now() + pause >= end => return Err(error),
             Err(_) => std::thread::sleep(pause),
+        }
+    }
+}
+
+/// True if nobody is at the other end any more: it has ended the connection, and said nothing that
+/// is still to be read.
+#[must_use]
+pub fn is_gone(stream: &TcpStream) -> bool {
+    let mut byte = [MaybeUninit::uninit()];
+    let peeked =
+        SockRef::from(stream).recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    match peeked {
+        Ok(bytes) => bytes == 0,
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
         }
     }
 }

@@ -14,7 +14,7 @@ use xdp_agg_common::control::{read_message, write_message};
 
 use crate::error::Error;
 use crate::link::Link;
-use crate::meet::{connect_until, listen, random};
+use crate::meet::{connect_until, is_gone, listen, random};
 use crate::mesh::Mesh;
 use crate::schedule::Groups;
 
@@ -260,7 +260,7 @@ impl Builder {
         let mut guests: Vec<Option<(TcpStream, SocketAddr)>> = Vec::new();
         guests.resize_with(self.world_size.into(), || None);
         let mut refused = Vec::new();
-        while guests.iter().skip(1).any(Option::is_none) {
+        while !are_here(&mut guests) {
             let Some((mut stream, hello)) = accept(&listener, end)? else {
                 let missing = absent(&guests, 1);
                 for (stream, _) in guests.iter_mut().flatten() {
@@ -274,7 +274,9 @@ impl Builder {
             let seat = guests.get_mut(usize::from(hello.rank)).filter(|_| hello.rank > 0);
             let objection = objection(&hello, self.world_size, known);
             match (objection, seat, hello.listener) {
-                (None, Some(seat), Some(listener)) if seat.is_none() => {
+                (None, Some(seat), Some(listener))
+                    if seat.as_ref().is_none_or(|(other, _)| is_gone(other)) =>
+                {
                     *seat = Some((stream, listener));
                 }
                 (objection, ..) => {
@@ -402,6 +404,17 @@ impl Builder {
         tracing::debug!(rank = self.rank, world_size = self.world_size, "mesh connected");
         Ok(links)
     }
+}
+
+/// True when all have come. Who is gone again has not: it may come once more, as a new process.
+fn are_here(guests: &mut [Option<(TcpStream, SocketAddr)>]) -> bool {
+    if !absent(guests, 1).is_empty() {
+        return false;
+    }
+    for guest in &mut *guests {
+        guest.take_if(|(stream, _)| is_gone(stream));
+    }
+    absent(guests, 1).is_empty()
 }
 
 fn absent(guests: &[Option<(TcpStream, SocketAddr)>], from: usize) -> Vec<u16> {

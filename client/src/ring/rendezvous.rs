@@ -5,6 +5,10 @@
 //! a [`Reply`] when all have come. Then each connects to the rank after it and introduces itself
 //! by a [`Link`].
 
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -15,24 +19,76 @@ use xdp_agg_mesh::meet::{self, connect_until};
 
 use super::error::Error;
 use super::links::{Links, Neighbour};
+use crate::digest::keyed;
 
 /// Of these messages and of what follows on the ring's connections.
-const VERSION: u32 = 2;
-const BYTE_ORDER: &str = if cfg!(target_endian = "little") { "little" } else { "big" };
+const VERSION: u32 = 3;
+const BYTE_ORDER: ByteOrder =
+    if cfg!(target_endian = "little") { ByteOrder::Little } else { ByteOrder::Big };
 /// How long a caller may take for its first message: whoever connects speaks at once.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wait between two looks for a connection, or between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
-const MAX_MESSAGE: usize = 4096;
+/// Longest first message of a caller, in bytes. Answers may be as long as their prefix can say.
+const MAX_HELLO: usize = 4096;
+/// Most callers whose turning away is logged, and told to all.
+const MAX_REFUSED: usize = 8;
+
+/// Which ring of a job this is: the same at all its members, who prove to each other that they
+/// know the cookie. A ring without a daemon has none of all this.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Occasion {
+    /// The epoch that ended.
+    pub(crate) epoch: u16,
+    pub(crate) cookie: u64,
+    /// Rings that the members were on since.
+    pub(crate) rings: u32,
+}
+
+impl Occasion {
+    /// What only who knows the cookie can say, of `words` on this occasion.
+    pub(crate) fn proof(&self, words: &str) -> u64 {
+        let Self { epoch, cookie, rings } = self;
+        keyed(*cookie, format!("epoch {epoch}, ring {rings}: {words}").as_bytes())
+    }
+}
 
 /// A rank's first words to rank 0.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     version: u32,
-    byte_order: String,
+    byte_order: ByteOrder,
     rank: u16,
     world_size: u16,
     listener: SocketAddr,
+    // Of an earlier version without these it can be said that it is one.
+    #[serde(default)]
+    epoch: u16,
+    #[serde(default)]
+    rings: u32,
+    /// [`Self::words`], proved.
+    #[serde(default)]
+    proof: u64,
+}
+
+impl Hello {
+    /// What the caller vouches for: nobody else can come in its place, or lead others elsewhere.
+    fn words(&self) -> String {
+        format!("rank {} of {} at {}", self.rank, self.world_size, self.listener)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ByteOrder {
+    Little,
+    Big,
+}
+
+impl fmt::Display for ByteOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::Little { "little-endian" } else { "big-endian" })
+    }
 }
 
 /// Rank 0's answer.
@@ -72,6 +128,7 @@ pub(super) struct Meeting {
     /// Rank 0: the listener, where the caller has opened it.
     pub(super) listener: Option<TcpListener>,
     pub(super) deadline: Duration,
+    pub(super) occasion: Occasion,
 }
 
 impl Meeting {
@@ -102,8 +159,13 @@ impl Meeting {
     }
 
     fn hello(&self, listener: SocketAddr) -> Hello {
-        let Self { rank, world_size, .. } = *self;
-        Hello { version: VERSION, byte_order: BYTE_ORDER.into(), rank, world_size, listener }
+        let Self { rank, world_size, occasion, .. } = *self;
+        let Occasion { epoch, rings, .. } = occasion;
+        let (version, byte_order, proof) = (VERSION, BYTE_ORDER, 0);
+        let mut hello =
+            Hello { version, byte_order, rank, world_size, listener, epoch, rings, proof };
+        hello.proof = occasion.proof(&hello.words());
+        hello
     }
 
     /// Rank 0: collects all others, then answers them.
@@ -115,8 +177,8 @@ impl Meeting {
         host.set_nonblocking(true).map_err(Error::io("make a listener non-blocking"))?;
         let own = listen(SocketAddr::new(self.address.ip(), 0))?;
         let port = own.local_addr().map_err(Error::io("read a listener's address"))?.port();
-        let mut guests = Guests::new(self.world_size);
-        while !guests.missing().is_empty() {
+        let mut guests = Guests::new(self.world_size, self.occasion);
+        while !guests.are_here() {
             if let Some(stream) = accept(&host, end) {
                 guests.receive(stream);
                 continue;
@@ -152,7 +214,7 @@ impl Meeting {
         // Rank 0 gives up at its own deadline and then says who is missing: worth a moment more.
         let left = end.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
         stream.set_read_timeout(Some(left)).map_err(silent)?;
-        match read_message(&mut stream).map_err(silent)? {
+        match read_message(&mut stream, usize::MAX).map_err(silent)? {
             Reply::Go { next, ring } => Ok((listener, next, ring)),
             Reply::Refused { reason } => Err(Error::Refused { rank, reason }),
             Reply::Missing { ranks: missing, refused } => {
@@ -187,11 +249,24 @@ struct Guest {
 struct Guests {
     seats: Vec<Option<Guest>>,
     refused: Vec<String>,
+    occasion: Occasion,
 }
 
 impl Guests {
-    fn new(world_size: u16) -> Self {
-        Self { seats: (0..world_size).map(|_| None).collect(), refused: Vec::new() }
+    fn new(world_size: u16, occasion: Occasion) -> Self {
+        let seats = (0..world_size).map(|_| None).collect();
+        Self { seats, refused: Vec::new(), occasion }
+    }
+
+    /// True when all have come. Who is gone again has not: it may come once more, as a new process.
+    fn are_here(&mut self) -> bool {
+        if !self.missing().is_empty() {
+            return false;
+        }
+        for seat in &mut self.seats {
+            seat.take_if(|guest| meet::is_gone(&guest.stream));
+        }
+        self.missing().is_empty()
     }
 
     fn missing(&self) -> Vec<u16> {
@@ -217,8 +292,9 @@ impl Guests {
 
     /// Seats a caller, or says why not. Who does not speak this protocol is left without an answer.
     fn receive(&mut self, mut stream: TcpStream) {
-        let hello: io::Result<Hello> =
-            stream.set_read_timeout(Some(HELLO_TIMEOUT)).and_then(|()| read_message(&mut stream));
+        let hello: io::Result<Hello> = stream
+            .set_read_timeout(Some(HELLO_TIMEOUT))
+            .and_then(|()| read_message(&mut stream, MAX_HELLO));
         let Ok(hello) = hello else {
             return;
         };
@@ -228,9 +304,12 @@ impl Guests {
                 self.seats[usize::from(hello.rank)] = Some(guest);
             }
             Some(reason) => {
-                let (rank, listener) = (hello.rank, hello.listener);
-                tracing::warn!(rank, %listener, reason, "turned away");
-                self.refused.push(format!("{}: {reason}", hello.listener.ip()));
+                // Strangers may come in any number; the first ones are told of.
+                if self.refused.len() < MAX_REFUSED {
+                    let (rank, listener) = (hello.rank, hello.listener);
+                    tracing::warn!(rank, %listener, reason, "turned away");
+                    self.refused.push(format!("{}: {reason}", listener.ip()));
+                }
                 // It may be gone already; then nobody needs the answer.
                 let _ = write_message(&mut stream, &Reply::Refused { reason });
             }
@@ -240,11 +319,14 @@ impl Guests {
     fn objection(&self, hello: &Hello) -> Option<String> {
         let Hello { version, byte_order, rank, world_size, .. } = hello;
         let expected = self.seats.len();
-        if *version != VERSION || byte_order != BYTE_ORDER {
+        if *version != VERSION || *byte_order != BYTE_ORDER {
             return Some(format!(
-                "it speaks version {version}, {byte_order}-endian, rank 0 speaks version \
-                 {VERSION}, {BYTE_ORDER}-endian; use the same release on all hosts"
+                "it speaks version {version}, {byte_order}, rank 0 speaks version {VERSION}, \
+                 {BYTE_ORDER}; use the same release on all hosts"
             ));
+        }
+        if let Some(reason) = self.stranger(hello) {
+            return Some(reason);
         }
         if usize::from(*world_size) != expected {
             return Some(format!(
@@ -253,6 +335,8 @@ impl Guests {
         }
         match self.seats.get(usize::from(*rank)) {
             None => Some(format!("its rank {rank} is not below WORLD_SIZE {expected}")),
+            // Who sat there has gone, and this is who comes in its place.
+            Some(Some(other)) if meet::is_gone(&other.stream) => None,
             Some(Some(other)) => Some(format!(
                 "rank {rank} is taken (by a worker on {}); give every worker its own RANK",
                 other.listener.ip()
@@ -262,6 +346,20 @@ impl Guests {
             ),
             Some(None) => None,
         }
+    }
+
+    /// Why it is none of this ring's members.
+    fn stranger(&self, hello: &Hello) -> Option<String> {
+        let Occasion { epoch, rings, .. } = self.occasion;
+        if (hello.epoch, hello.rings) != (epoch, rings) {
+            return Some(format!(
+                "it was last in epoch {} and then on {} rings, rank 0 in epoch {epoch} and on \
+                 {rings}; it belongs to another ring",
+                hello.epoch, hello.rings
+            ));
+        }
+        (hello.proof != self.occasion.proof(&hello.words()))
+            .then(|| "it does not know the epoch's cookie: is it of another job?".into())
     }
 
     /// Answers all guests; `reply` gets the rank after the guest's.
@@ -308,7 +406,7 @@ fn accept_links(
     let (mut data, mut control) = (None, None);
     while let Some(mut stream) = accept(listener, end) {
         stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
-        match read_message::<Link>(&mut stream) {
+        match read_message::<Link>(&mut stream, MAX_HELLO) {
             Ok(link) if link.ring == ring && link.rank == rank => match link.role {
                 Role::Data => data = Some(stream),
                 Role::Control => control = Some(stream),
@@ -332,11 +430,12 @@ fn write_message(stream: &mut impl Write, message: &impl Serialize) -> io::Resul
     stream.write_all(&bytes)
 }
 
-fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
+/// Reads a message of at most so many bytes.
+fn read_message<T: DeserializeOwned>(stream: &mut impl Read, longest: usize) -> io::Result<T> {
     let mut len = [0; 2];
     stream.read_exact(&mut len)?;
     let len = usize::from(u16::from_le_bytes(len));
-    if len > MAX_MESSAGE {
+    if len > longest {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of a ring"));
     }
     let mut json = vec![0; len];

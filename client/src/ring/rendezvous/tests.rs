@@ -1,0 +1,107 @@
+//! Callers that are gone, of another ring, or no members at all.
+
+use std::net::Ipv4Addr;
+use std::thread;
+
+use super::*;
+use crate::collective::Op;
+use crate::ring::{Builder, Ring};
+
+const LIMIT: Duration = Duration::from_secs(10);
+const OCCASION: Occasion = Occasion { epoch: 7, cookie: 0xfeed_5eed, rings: 2 };
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn member(rank: u16, world_size: u16, address: SocketAddr) -> Builder {
+    let builder = Ring::builder().rank(rank).world_size(world_size).rendezvous(address);
+    builder.deadline(LIMIT).occasion(OCCASION)
+}
+
+/// The first words of a rank of three that listens at a port where nobody does.
+fn hello(rank: u16, address: SocketAddr) -> Hello {
+    let (listener, deadline) = (None, LIMIT);
+    let meeting = Meeting { rank, world_size: 3, address, listener, deadline, occasion: OCCASION };
+    meeting.hello(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
+}
+
+fn say(address: SocketAddr, message: &impl Serialize) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write_message(&mut stream, message).unwrap();
+    stream
+}
+
+/// Three members meet, and sum.
+fn meet_and_sum(listener: TcpListener, address: SocketAddr) {
+    thread::scope(|scope| {
+        let host = member(0, 3, address).rendezvous_listener(listener);
+        let members = [host, member(1, 3, address), member(2, 3, address)];
+        let sums = members.map(|member| {
+            scope.spawn(move || {
+                let mut data = [1_i32];
+                let summed = member.connect()?.all_reduce(&mut data, Op::Sum);
+                summed.map(|()| data[0])
+            })
+        });
+        assert_eq!(sums.map(|sum| sum.join().unwrap().unwrap()), [3; 3]);
+    });
+}
+
+/// A process that came and died before the ring was built waits in the listener's queue; another
+/// one has its rank.
+#[test]
+fn who_is_gone_again_keeps_no_seat() {
+    let (listener, address) = listener();
+    for rank in [1, 2, 1] {
+        drop(say(address, &hello(rank, address)));
+    }
+    meet_and_sum(listener, address);
+}
+
+#[test]
+fn who_does_not_belong_to_this_ring_is_turned_away() {
+    let (listener, address) = listener();
+    let good = || hello(1, address);
+    let elsewhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 2));
+    let epoch = Occasion { epoch: 6, ..OCCASION };
+    let cases = [
+        ("epoch 6", Hello { epoch: 6, proof: epoch.proof(&good().words()), ..good() }),
+        ("on 1 rings", Hello { rings: 1, ..good() }),
+        ("does not know the epoch's cookie", Hello { proof: 0, ..good() }),
+        // A proof is of one rank at one address.
+        ("does not know the epoch's cookie", Hello { listener: elsewhere, ..good() }),
+        ("does not know the epoch's cookie", Hello { rank: 2, ..good() }),
+        ("speaks version 2", Hello { version: 2, ..good() }),
+    ];
+    let callers = cases.map(|(expected, hello)| (expected, say(address, &hello)));
+    let earlier = r#"{"version":2,"byte_order":"little","rank":1,"world_size":3,
+        "listener":"127.0.0.1:1"}"#;
+    let earlier: serde_json::Value = serde_json::from_str(earlier).unwrap();
+    let earlier = ("speaks version 2", say(address, &earlier));
+    meet_and_sum(listener, address);
+    for (expected, mut stream) in callers.into_iter().chain([earlier]) {
+        let reply = read_message(&mut stream, usize::MAX).unwrap();
+        let Reply::Refused { reason } = reply else { panic!("{expected}: {reply:?}") };
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+/// A ring that no daemon knows of has no cookie, and takes none.
+#[test]
+fn a_member_of_a_job_is_a_stranger_elsewhere() {
+    let (listener, address) = listener();
+    let mut stray = say(address, &hello(1, address));
+    thread::scope(|scope| {
+        let plain = |rank| Ring::builder().rank(rank).world_size(2).rendezvous(address);
+        let host = scope.spawn(move || plain(0).rendezvous_listener(listener).connect());
+        let guest = scope.spawn(move || plain(1).connect());
+        for rank in [host, guest] {
+            drop(rank.join().unwrap().unwrap());
+        }
+    });
+    let reply = read_message(&mut stray, usize::MAX).unwrap();
+    assert!(matches!(&reply, Reply::Refused { reason } if reason.contains("epoch 7")), "{reply:?}");
+}
