@@ -10,7 +10,7 @@ use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
 use xdp_agg_numbers::{Element, ElementType};
 
-use super::queue::{Beginning, Queue};
+use super::queue::{Beginning, Queue, Turn};
 use super::{Choice, Scratch, Tuning};
 use crate::blocks::Purpose;
 use crate::collective::Op;
@@ -99,22 +99,21 @@ impl Communicator {
             (false, _) => None,
         };
         self.open_if_needed(&mut beginning)?;
-        let turn = beginning.turn();
         let (stripes, deadline) = (self.stripes(), self.deadline());
         let (sender, result) = channel();
-        let carry_out = move || {
+        let carry_out = move |turn: Turn| {
             agreement.map_or(Ok(()), |agreement| agreement.wait(deadline))?;
             turn.run(|mesh| call(mesh, &mut data))?;
             Ok(data)
         };
-        self.side.queue.leave(Box::new(move || {
-            let outcome: Result<Vec<T>, Error> = carry_out();
+        beginning.leave(move |turn| {
+            let outcome: Result<Vec<T>, Error> = carry_out(turn);
             if let Err(error) = &outcome {
                 fail(&stripes, error);
             }
             // Nobody may be there any more.
             let _ = sender.send(outcome);
-        }))?;
+        })?;
         Ok(Handle::carried(self.stripes(), sequence, result, self.report_of_ring()))
     }
 

@@ -53,21 +53,25 @@ impl Queue {
     /// Leaves a task to the thread, behind those that it has.
     ///
     /// # Errors
-    /// The system has no thread; the queue is closed.
-    pub(super) fn leave(&self, task: Task) -> Result<(), Error> {
+    /// The system has no thread; the queue is closed. The task comes back: with it ends a turn,
+    /// which may have to wait, and nobody's lock must be held meanwhile.
+    fn leave(&self, task: Task) -> Result<(), (Error, Task)> {
         let mut tasks = self.tasks.lock();
         if let Tasks::None = *tasks {
             let (to_do, all) = channel::<Task>();
-            thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name("xdp-agg-mesh".into())
-                .spawn(move || all.into_iter().for_each(|task| task()))
-                .map_err(Error::io("starting a thread for calls among the workers"))?;
+                .spawn(move || all.into_iter().for_each(|task| task()));
+            if let Err(error) = thread {
+                let error = Error::io("starting a thread for calls among the workers")(error);
+                return Err((error, task));
+            }
             *tasks = Tasks::Thread(to_do);
         }
         match &*tasks {
             // It ends when nobody has the sender any more.
-            Tasks::Thread(to_do) => to_do.send(task).map_err(|_| Error::Closed),
-            Tasks::None | Tasks::Closed => Err(Error::Closed),
+            Tasks::Thread(to_do) => to_do.send(task).map_err(|unsent| (Error::Closed, unsent.0)),
+            Tasks::None | Tasks::Closed => Err((Error::Closed, task)),
         }
     }
 
@@ -99,8 +103,25 @@ impl Beginning<'_> {
         *self.queue.mesh.lock() = Some(mesh);
     }
 
-    /// The call has begun; it comes after all that were begun before.
+    /// The call has begun; it comes after all that were begun before. Its turn is the caller's: the
+    /// thread's tasks must have theirs by [`Self::leave`].
     pub(super) fn turn(mut self) -> Turn {
+        self.next_turn()
+    }
+
+    /// The call has begun, and is the thread's. Turns and tasks have one order, or the thread would
+    /// wait in a task for the turn of one that is behind it.
+    ///
+    /// # Errors
+    /// The system has no thread; the queue is closed.
+    pub(super) fn leave(mut self, call: impl FnOnce(Turn) + Send + 'static) -> Result<(), Error> {
+        let turn = self.next_turn();
+        let left = self.queue.leave(Box::new(move || call(turn)));
+        drop(self);
+        left.map_err(|(error, _)| error)
+    }
+
+    fn next_turn(&mut self) -> Turn {
         let number = self.begun.calls;
         self.begun.calls += 1;
         Turn { queue: Arc::clone(self.queue), number }
@@ -201,13 +222,44 @@ mod tests {
     #[test]
     fn a_closed_queue_carries_out_nothing() {
         let queue = alone();
-        let turn = queue.begin().turn();
         let (sender, done) = channel();
-        queue.leave(Box::new(move || sender.send(1).expect("waited for"))).expect("a thread");
+        let carry_out = move |turn: Turn| {
+            turn.run(|_| Ok(())).expect("it is open");
+            sender.send(1).expect("waited for");
+        };
+        queue.begin().leave(carry_out).expect("a thread");
         assert_eq!(done.recv(), Ok(1));
+        let turn = queue.begin().turn();
         queue.close();
         assert!(matches!(turn.run(|_| panic!("closed")), Err(Error::Closed)));
-        assert!(matches!(queue.leave(Box::new(|| ())), Err(Error::Closed)));
+        let left = queue.begin().leave(|_| panic!("closed"));
+        assert!(matches!(left, Err(Error::Closed)));
+    }
+
+    /// Calls that are started at the same time come to the thread in the order of their turns.
+    #[test]
+    fn calls_that_are_started_at_once_all_come_to_their_turn() {
+        const THREADS: usize = 4;
+        const CALLS: usize = 2000;
+        let queue = alone();
+        let (sender, done) = channel();
+        for _ in 0..THREADS {
+            let (queue, sender) = (Arc::clone(&queue), sender.clone());
+            thread::spawn(move || {
+                for _ in 0..CALLS {
+                    let sender = sender.clone();
+                    let left = queue.begin().leave(move |turn| {
+                        turn.run(|_| Ok(())).expect("it is open");
+                        // Nobody is there any more if the test has failed.
+                        let _ = sender.send(());
+                    });
+                    left.expect("a thread");
+                }
+            });
+        }
+        for call in 0..THREADS * CALLS {
+            done.recv_timeout(Duration::from_secs(10)).unwrap_or_else(|_| panic!("call {call}"));
+        }
     }
 
     #[test]
