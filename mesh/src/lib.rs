@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod call;
+pub mod callers;
 mod element;
 mod error;
 mod executor;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::{read_message, write_message};
 
+use crate::callers::{Callers, FIRST_WORDS, Until};
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::{connect_until, is_gone, listen, random};
@@ -24,9 +25,7 @@ pub const MAX_WORLD: u16 = 512;
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 /// Of these messages and of what follows on the connections.
 const VERSION: u32 = 1;
-/// How long a caller may take for its first message: whoever connects speaks at once.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Wait between two looks for a connection, or between two attempts to connect.
+/// Wait between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(5);
 
 /// A caller's first words.
@@ -260,8 +259,9 @@ impl Builder {
         let mut guests: Vec<Option<(TcpStream, SocketAddr)>> = Vec::new();
         guests.resize_with(self.world_size.into(), || None);
         let mut refused = Vec::new();
+        let mut callers = Callers::new(&listener, length);
         while !are_here(&mut guests) {
-            let Some((mut stream, hello)) = accept(&listener, end)? else {
+            let Some((mut stream, hello)) = next(&mut callers, end) else {
                 let missing = absent(&guests, 1);
                 for (stream, _) in guests.iter_mut().flatten() {
                     let (ranks, refused) = (missing.clone(), refused.clone());
@@ -311,9 +311,7 @@ impl Builder {
         let mut ask = || -> Result<Answer, xdp_agg_common::control::FrameError> {
             write_message(&mut stream, &hello)?;
             // Rank 0 gives up at its own deadline and then says who is missing.
-            let left = end.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
-            stream.set_read_timeout(Some(left))?;
-            read_message(&mut stream)
+            read_message(&mut Until { stream: &stream, end: end + FIRST_WORDS })
         };
         match ask().map_err(|error| silent(io::Error::other(error)))? {
             Answer::Meet { addresses, cookie }
@@ -366,8 +364,9 @@ impl Builder {
         }
         let mut refused = Vec::new();
         let mut awaited: BTreeSet<u16> = (0..self.rank).collect();
+        let mut callers = Callers::new(listener, length);
         while !awaited.is_empty() {
-            let Some((mut stream, hello)) = accept(listener, end)? else {
+            let Some((mut stream, hello)) = next(&mut callers, end) else {
                 return Err(self.missing(awaited.into_iter().collect(), refused));
             };
             let objection =
@@ -387,9 +386,9 @@ impl Builder {
         }
         for (rank, stream) in streams.iter_mut().enumerate().skip(me + 1) {
             let Some(stream) = stream else { continue };
-            let left = end.saturating_duration_since(Instant::now()).max(RETRY);
-            let answer = stream.set_read_timeout(Some(left)).map_err(Into::into);
-            match answer.and_then(|()| read_message(stream)) {
+            // What is here already is read in any case.
+            let end = end.max(Instant::now() + RETRY);
+            match read_message(&mut Until { stream, end }) {
                 Ok(Answer::Welcome) => {}
                 Ok(Answer::Refused { reason }) => {
                     return Err(Error::Refused { by: rank as u16, reason });
@@ -452,24 +451,17 @@ fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut V
     let _ = write_message(stream, &Answer::Refused { reason });
 }
 
+/// Bytes of a message that begins like this; of its length, as long as that is not there.
+fn length(words: &[u8]) -> usize {
+    words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))
+}
+
 /// The next caller that speaks as one; None when there is none until `end`.
-fn accept(listener: &TcpListener, end: Instant) -> Result<Option<(TcpStream, Hello)>, Error> {
+fn next(callers: &mut Callers<'_>, end: Instant) -> Option<(TcpStream, Hello)> {
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        // Errors of accept() are those of a caller that is gone already; the next may be sound.
-        if let Ok((mut stream, _)) = listener.accept() {
-            let patience = HELLO_TIMEOUT.min(left.max(RETRY));
-            let sound = stream
-                .set_nonblocking(false)
-                .and_then(|()| stream.set_read_timeout(Some(patience)))
-                .is_ok();
-            if sound && let Ok(hello) = read_message(&mut stream) {
-                return Ok(Some((stream, hello)));
-            }
-        } else if left.is_zero() {
-            return Ok(None);
-        } else {
-            std::thread::sleep(RETRY);
+        let (stream, words) = callers.next(end)?;
+        if let Ok(hello) = read_message(&mut &*words) {
+            return Some((stream, hello));
         }
     }
 }

@@ -159,7 +159,9 @@ fn a_wrong_cookie_is_refused() {
 fn strangers_are_ignored() {
     let builders = listed(2);
     let address = builders[1].listening_at().expect("it has a listener");
-    let _silent = TcpStream::connect(address).expect("it listens");
+    let _silent: Vec<_> =
+        (0..20).map(|_| TcpStream::connect(address).expect("it listens")).collect();
+    let start = Instant::now();
     let mut loud = TcpStream::connect(address).expect("it listens");
     loud.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
     let threads: Vec<_> = builders
@@ -168,6 +170,7 @@ fn strangers_are_ignored() {
         .collect();
     let mut meshes: Vec<Mesh> =
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     on_all(&mut meshes, |mesh| mesh.barrier().expect("all are well"));
 }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use xdp_agg_mesh::callers::{Callers, FIRST_WORDS, Until};
 use xdp_agg_mesh::meet::{self, connect_until};
 
 use super::error::Error;
@@ -25,12 +26,8 @@ use crate::digest::keyed;
 const VERSION: u32 = 3;
 const BYTE_ORDER: ByteOrder =
     if cfg!(target_endian = "little") { ByteOrder::Little } else { ByteOrder::Big };
-/// How long a caller may take for its first message: whoever connects speaks at once.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Wait between two looks for a connection, or between two attempts to connect.
+/// Wait between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
-/// Longest first message of a caller, in bytes. Answers may be as long as their prefix can say.
-const MAX_HELLO: usize = 4096;
 /// Most callers whose turning away is logged, and told to all.
 const MAX_REFUSED: usize = 8;
 
@@ -178,9 +175,10 @@ impl Meeting {
         let own = listen(SocketAddr::new(self.address.ip(), 0))?;
         let port = own.local_addr().map_err(Error::io("read a listener's address"))?.port();
         let mut guests = Guests::new(self.world_size, self.occasion);
+        let mut callers = Callers::new(&host, length);
         while !guests.are_here() {
-            if let Some(stream) = accept(&host, end) {
-                guests.receive(stream);
+            if let Some((stream, words)) = callers.next(end) {
+                guests.receive(stream, &words);
                 continue;
             }
             let (ranks, refused) = (guests.missing(), guests.refused.clone());
@@ -212,9 +210,8 @@ impl Meeting {
         let at = listener.local_addr().map_err(Error::io("read a listener's address"))?;
         write_message(&mut stream, &self.hello(at)).map_err(silent)?;
         // Rank 0 gives up at its own deadline and then says who is missing: worth a moment more.
-        let left = end.saturating_duration_since(Instant::now()) + HELLO_TIMEOUT;
-        stream.set_read_timeout(Some(left)).map_err(silent)?;
-        match read_message(&mut stream, usize::MAX).map_err(silent)? {
+        let mut answer = Until { stream: &stream, end: end + FIRST_WORDS };
+        match read_message(&mut answer).map_err(silent)? {
             Reply::Go { next, ring } => Ok((listener, next, ring)),
             Reply::Refused { reason } => Err(Error::Refused { rank, reason }),
             Reply::Missing { ranks: missing, refused } => {
@@ -291,11 +288,8 @@ impl Guests {
     }
 
     /// Seats a caller, or says why not. Who does not speak this protocol is left without an answer.
-    fn receive(&mut self, mut stream: TcpStream) {
-        let hello: io::Result<Hello> = stream
-            .set_read_timeout(Some(HELLO_TIMEOUT))
-            .and_then(|()| read_message(&mut stream, MAX_HELLO));
-        let Ok(hello) = hello else {
+    fn receive(&mut self, mut stream: TcpStream, words: &[u8]) {
+        let Ok(hello) = read_message::<Hello>(&mut &*words) else {
             return;
         };
         match self.objection(&hello) {
@@ -380,20 +374,9 @@ fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
-/// The next caller; `None` when there is none until `end`.
-fn accept(listener: &TcpListener, end: Instant) -> Option<TcpStream> {
-    loop {
-        // Errors of accept() are those of a caller that is gone already; the next may be sound.
-        if let Ok((stream, _)) = listener.accept() {
-            if stream.set_nonblocking(false).is_ok() {
-                return Some(stream);
-            }
-        } else if Instant::now() >= end {
-            return None;
-        } else {
-            std::thread::sleep(RETRY);
-        }
-    }
+/// Bytes of a message that begins like this; of its length, as long as that is not there.
+fn length(words: &[u8]) -> usize {
+    words.first_chunk().map_or(2, |len| usize::from(u16::from_le_bytes(*len)) + 2)
 }
 
 /// The data and the control connection of the rank before this one. Strangers are ignored.
@@ -404,9 +387,9 @@ fn accept_links(
     end: Instant,
 ) -> io::Result<(TcpStream, TcpStream)> {
     let (mut data, mut control) = (None, None);
-    while let Some(mut stream) = accept(listener, end) {
-        stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
-        match read_message::<Link>(&mut stream, MAX_HELLO) {
+    let mut callers = Callers::new(listener, length);
+    while let Some((stream, words)) = callers.next(end) {
+        match read_message::<Link>(&mut &*words) {
             Ok(link) if link.ring == ring && link.rank == rank => match link.role {
                 Role::Data => data = Some(stream),
                 Role::Control => control = Some(stream),
@@ -430,15 +413,10 @@ fn write_message(stream: &mut impl Write, message: &impl Serialize) -> io::Resul
     stream.write_all(&bytes)
 }
 
-/// Reads a message of at most so many bytes.
-fn read_message<T: DeserializeOwned>(stream: &mut impl Read, longest: usize) -> io::Result<T> {
+fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
     let mut len = [0; 2];
     stream.read_exact(&mut len)?;
-    let len = usize::from(u16::from_le_bytes(len));
-    if len > longest {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a message of a ring"));
-    }
-    let mut json = vec![0; len];
+    let mut json = vec![0; u16::from_le_bytes(len).into()];
     stream.read_exact(&mut json)?;
     Ok(serde_json::from_slice(&json)?)
 }

@@ -83,7 +83,7 @@ fn who_does_not_belong_to_this_ring_is_turned_away() {
     let earlier = ("speaks version 2", say(address, &earlier));
     meet_and_sum(listener, address);
     for (expected, mut stream) in callers.into_iter().chain([earlier]) {
-        let reply = read_message(&mut stream, usize::MAX).unwrap();
+        let reply = read_message(&mut stream).unwrap();
         let Reply::Refused { reason } = reply else { panic!("{expected}: {reply:?}") };
         assert!(reason.contains(expected), "{reason}");
     }
@@ -102,6 +102,33 @@ fn a_member_of_a_job_is_a_stranger_elsewhere() {
             drop(rank.join().unwrap().unwrap());
         }
     });
-    let reply = read_message(&mut stray, usize::MAX).unwrap();
+    let reply = read_message(&mut stray).unwrap();
     assert!(matches!(&reply, Reply::Refused { reason } if reason.contains("epoch 7")), "{reply:?}");
+}
+
+/// Callers that say nothing, or a byte now and then, hold up neither the ring nor its deadline.
+#[test]
+fn callers_that_take_their_time_hold_up_nobody() {
+    let (listener, address) = listener();
+    let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let start = Instant::now();
+    meet_and_sum(listener, address);
+    assert!(start.elapsed() < FIRST_WORDS, "{:?}", start.elapsed());
+
+    let (listener, address) = self::listener();
+    let mut trickle = TcpStream::connect(address).unwrap();
+    trickle.write_all(&[0, 16]).unwrap();
+    let trickle = thread::spawn(move || {
+        let start = Instant::now();
+        while start.elapsed() < LIMIT && trickle.write_all(b" ").is_ok() {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let deadline = Duration::from_millis(700);
+    let start = Instant::now();
+    let host = member(0, 2, address).rendezvous_listener(listener).deadline(deadline);
+    let error = host.connect().unwrap_err();
+    assert!(matches!(&error, Error::MissingRanks { missing, .. } if missing == &[1]), "{error}");
+    assert!(start.elapsed() < FIRST_WORDS, "{:?}", start.elapsed());
+    trickle.join().unwrap();
 }
