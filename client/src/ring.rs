@@ -22,6 +22,8 @@ mod rendezvous;
 mod tests;
 mod transfer;
 
+use std::cell::Cell;
+use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -80,13 +82,29 @@ impl Ring {
     /// # Errors
     /// Settings that are missing or wrong, and those of [`Builder::connect`].
     pub fn from_env() -> Result<Self, Error> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        Self::from_values(std::env::var_os)
     }
 
-    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+    /// What is no text is an error, and not taken for a variable that is not set.
+    fn from_values(value: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
+        let wrong = Cell::new(None);
+        let text = |name| {
+            let text = value(name)?.into_string();
+            text.map_err(|value| wrong.set(Some((name, value.to_string_lossy().into())))).ok()
+        };
+        let builder = Self::from_variables(text);
+        match wrong.into_inner() {
+            Some((name, value)) => {
+                Err(Error::InvalidSetting { name, value, expected: "UTF-8 text" })
+            }
+            None => builder?.connect(),
+        }
+    }
+
+    fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<Builder, Error> {
         let need = |name, meaning| variable(name).ok_or(Error::MissingVariable { name, meaning });
         let number = |names: [&'static str; 3], meaning| {
-            let set = names.iter().find_map(|name| Some((*name, variable(name)?)));
+            let set = names.iter().find_map(|name| Some((*name, variable(*name)?)));
             let (name, value) = set.ok_or(Error::MissingVariable { name: names[0], meaning })?;
             parse(name, &value)
         };
@@ -120,7 +138,7 @@ impl Ring {
             let port = parse("MASTER_PORT", &need("MASTER_PORT", "a free port on rank 0's host")?)?;
             builder = builder.rendezvous(resolve(host, port)?);
         }
-        builder.connect()
+        Ok(builder)
     }
 
     /// A ring by values.

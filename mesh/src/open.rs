@@ -5,6 +5,7 @@
 //! get addresses and cookie there. Messages are JSON behind a length, as on control connections.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -90,7 +91,15 @@ impl Builder {
     /// # Errors
     /// A variable that is missing or cannot be understood.
     pub fn from_env() -> Result<Self, Error> {
-        let text = |name| std::env::var(name).ok();
+        Self::from_values(std::env::var_os)
+    }
+
+    fn from_values(value: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
+        // What is no text is not to be taken for a variable that is not set.
+        let text = |name| match value(name).map(OsString::into_string).transpose() {
+            Ok(text) => Ok(text),
+            Err(_) => Err(Error::Setting { name, problem: "its value is not UTF-8 text".into() }),
+        };
         let number = |name, value: Option<String>| {
             let wrong = |problem| Error::Setting { name, problem };
             let value =
@@ -98,16 +107,17 @@ impl Builder {
             let expected = || wrong(format!("{value:?} is not a number from 0 to 65535"));
             value.trim().parse::<u16>().map_err(|_| expected())
         };
-        let rank = number("RANK", text("RANK"))?;
-        let world_size = number("WORLD_SIZE", text("WORLD_SIZE"))?;
+        let rank = number("RANK", text("RANK")?)?;
+        let world_size = number("WORLD_SIZE", text("WORLD_SIZE")?)?;
         let mut builder = Self::default().rank(rank).world_size(world_size);
-        if let Some(size) = text("LOCAL_WORLD_SIZE") {
+        if let Some(size) = text("LOCAL_WORLD_SIZE")? {
             builder = builder.group_size(number("LOCAL_WORLD_SIZE", Some(size))?);
         }
         if world_size > 1 {
-            let port = number("MASTER_PORT", text("MASTER_PORT"))?;
+            let port = number("MASTER_PORT", text("MASTER_PORT")?)?;
             let wrong = |problem| Error::Setting { name: "MASTER_ADDR", problem };
-            let host = text("MASTER_ADDR").ok_or_else(|| wrong("not set: rank 0's host".into()))?;
+            let host =
+                text("MASTER_ADDR")?.ok_or_else(|| wrong("not set: rank 0's host".into()))?;
             let found = (host.as_str(), port).to_socket_addrs().into_iter().flatten().next();
             builder = builder.rendezvous(
                 found
@@ -463,5 +473,23 @@ fn next(callers: &mut Callers<'_>, end: Instant) -> Option<(TcpStream, Hello)> {
         if let Ok(hello) = read_message(&mut &*words) {
             return Some((stream, hello));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_no_text_is_named() {
+        let values = |name: &str| match name {
+            "RANK" | "WORLD_SIZE" => Some(OsString::from("1")),
+            "LOCAL_WORLD_SIZE" => Some(OsString::from_vec(vec![0xff])),
+            _ => None,
+        };
+        let error = Builder::from_values(values).expect_err("it is no text").to_string();
+        assert!(error.contains("LOCAL_WORLD_SIZE") && error.contains("UTF-8"), "{error}");
     }
 }

@@ -20,10 +20,11 @@ pub use har::Har;
 pub use ps::Ps;
 pub use psring::PsRing;
 
+use std::env::VarError;
 use std::net::SocketAddr;
 
 use crate::error::Error;
-use crate::settings::addresses;
+use crate::settings::{NOT_TEXT, addresses};
 
 /// Where parameter servers listen unless an address says otherwise.
 pub const PS_PORT: u16 = 9880;
@@ -40,5 +41,9 @@ pub fn servers_from_env() -> Result<Vec<SocketAddr>, Error> {
                   by commas"
             .into(),
     };
-    addresses(NAME, &std::env::var(NAME).map_err(|_| missing())?, PS_PORT)
+    let wrong = |error| match error {
+        VarError::NotPresent => missing(),
+        VarError::NotUnicode(_) => Error::Config { name: NAME, problem: NOT_TEXT.into() },
+    };
+    addresses(NAME, &std::env::var(NAME).map_err(wrong)?, PS_PORT)
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::ffi::OsStringExt;
 use std::thread;
 
 use proptest::prelude::*;
@@ -305,8 +306,8 @@ fn nobody_at_the_rendezvous_is_an_error_at_the_deadline() {
 #[test]
 fn settings_are_checked() {
     let with = |pairs: &'static [(&str, &str)]| {
-        Ring::from_variables(move |name| {
-            pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        Ring::from_values(move |name| {
+            pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(*v))
         })
     };
     let text = |pairs| with(pairs).unwrap_err().to_string();
@@ -318,6 +319,9 @@ fn settings_are_checked() {
     assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("at least 1"));
     let deadline = [("RANK", "0"), ("WORLD_SIZE", "1"), ("XDP_AGG_DEADLINE", "-1")];
     assert!(text(Box::leak(Box::new(deadline))).contains("XDP_AGG_DEADLINE is \"-1\""));
+    let broken = |name| (name == "RANK").then(|| OsString::from_vec(b"\xff".into()));
+    let error = Ring::from_values(broken).unwrap_err().to_string();
+    assert!(error.starts_with("RANK is") && error.contains("expected UTF-8"), "{error}");
     let mut ring = with(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap();
     let mut data = [2.5_f32];
     ring.all_reduce(&mut data, Op::Average).unwrap();

@@ -1,5 +1,7 @@
 //! Settings from the environment.
 
+use std::cell::Cell;
+use std::ffi::OsString;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,6 +15,9 @@ use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 use super::{Builder, Target};
 use crate::collectives::Tuning;
 use crate::error::Error;
+
+/// Of a variable's value.
+pub(crate) const NOT_TEXT: &str = "its value is not UTF-8; give it as UTF-8 text, or unset it";
 
 impl Builder {
     /// Settings from the environment, as `torchrun` and MPI launchers set it: `RANK` (or
@@ -35,7 +40,20 @@ impl Builder {
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
     pub fn from_env() -> Result<Self, Error> {
-        Self::from_lookup(|name| std::env::var(name).ok())
+        Self::from_values(std::env::var_os)
+    }
+
+    /// What is no text is an error: taken for a variable that is not set, it could turn off TLS.
+    fn from_values(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
+        let wrong = Cell::new(None);
+        let built = Self::from_lookup(|name| {
+            lookup(name)?.into_string().inspect_err(|_| wrong.set(Some(name))).ok()
+        });
+        match wrong.get() {
+            // The value may be a secret.
+            Some(name) => Err(Error::Config { name, problem: NOT_TEXT.into() }),
+            None => built,
+        }
     }
 
     /// The same from any source of names and values.
@@ -253,4 +271,22 @@ fn resolve(name: &'static str, value: &str, port: u16) -> Result<SocketAddr, Err
         .to_socket_addrs()
         .map_err(|error| problem(format!("cannot be resolved ({error})")))?;
     addresses.find(SocketAddr::is_ipv4).ok_or_else(|| problem("has no IPv4 address".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_no_text_is_an_error_and_not_shown() {
+        for broken in ["XDP_AGG_TLS_CA", "XDP_AGG_TOKEN", "RANK"] {
+            let value = |name| (name == broken).then(|| OsString::from_vec(b"/secret/\xff".into()));
+            let error = Builder::from_values(value).expect_err(broken).to_string();
+            assert!(error.contains(broken) && error.contains("UTF-8"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+        assert!(Builder::from_values(|_| None).is_ok());
+    }
 }
