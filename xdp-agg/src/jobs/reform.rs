@@ -191,6 +191,7 @@ impl Jobs {
         job.life.epoch_members = job.member_bits();
         job.life.on_data_path = true;
         job.life.restored = None;
+        job.life.looking = false;
         job.phase = Phase::Preparing(end);
         for member in job.life.members.values_mut() {
             member.ready = false;

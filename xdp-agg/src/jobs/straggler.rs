@@ -127,10 +127,14 @@ impl Jobs {
         let Some(limit) = self.limits.straggler_timeout else {
             return;
         };
-        let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.is_summing()) else {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
+        // Whatever has become of the epoch meanwhile: stragglers of the next one are looked for.
         job.life.looking = false;
+        if !job.is_summing() {
+            return;
+        }
         let mut late = Vec::new();
         for (rank, member) in &mut job.life.members {
             let Some(since) = member.awaited else {

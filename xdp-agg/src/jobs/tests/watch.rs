@@ -103,6 +103,31 @@ fn who_does_not_report_is_lost_where_a_limit_is_set() {
     assert_eq!(admitted(&world.hear(members[0])).members, 0b1);
 }
 
+/// A member is lost between the question who contributes and its answer.
+#[test]
+fn stragglers_are_looked_for_after_a_look_that_came_to_nothing() {
+    let (mut world, members) = late(SHRINK);
+    contributed(&mut world, None);
+    world.now += Duration::from_secs(4);
+    world.jobs.handle_timeout(world.now);
+    world.jobs.dismiss(members[2], "it does not read its replies");
+    world.settle();
+    let left = [members[0], members[1]];
+    for conn in &left {
+        assert_eq!(reform(&world.hear(*conn)), [2]);
+    }
+    for conn in left {
+        world.say(conn, Request::Progress(progress(10, 3)));
+    }
+    world.ready(&left);
+    world.heard.clear();
+    assert_eq!(world.phase("train"), "running");
+    world.say(members[0], Request::Missing { block: 2, of: None });
+    world.wait(4);
+    let reason = AbortReason::Timeout { ranks: vec![1], step: "contribute".into() };
+    assert_eq!(aborted(&world.hear(members[1])), reason);
+}
+
 #[test]
 fn a_token_is_asked_for_where_one_is_set() {
     let token = Some(Token("sesame".into()));
