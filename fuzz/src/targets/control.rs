@@ -24,7 +24,7 @@ pub(super) const TARGET: Target = Target {
 };
 
 /// Names of messages and of their fields.
-pub(super) const TOKENS: [&str; 110] = [
+pub(super) const TOKENS: [&str; 112] = [
     "branch",
     "tree",
     "branches",
@@ -37,6 +37,8 @@ pub(super) const TOKENS: [&str; 110] = [
     "linked",
     "started",
     "used",
+    "heard",
+    "number",
     "uplink",
     "forwarders",
     "type",

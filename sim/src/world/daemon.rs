@@ -1,7 +1,7 @@
 //! The aggregators: the real `Jobs` and `Sums`, and what a server and an engine do around them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -361,8 +361,12 @@ impl World {
                 };
                 return Some(Answer::Uplink(formation, open));
             }
-            Effect::Heard { look, .. } => {
-                return Some(Answer::Heard { look, heard: Vec::new() });
+            Effect::Heard { look, jobs } => {
+                let now = Duration::from_nanos(self.now);
+                let sums = self.daemons[daemon].sums.as_mut()?;
+                let heard = |job_id: u16| Some((job_id, sums.heard(job_id, now).ok()?));
+                let heard = jobs.into_iter().filter_map(heard).collect();
+                return Some(Answer::Heard { look, heard });
             }
         }
         None

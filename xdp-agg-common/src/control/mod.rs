@@ -46,7 +46,7 @@ pub use tree::{
 };
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 6;
+pub const CONTROL_VERSION: u32 = 7;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.

@@ -201,6 +201,11 @@ pub enum BranchRequest {
         /// Block number.
         block: u64,
     },
+    /// When did members last contribute?
+    Heard {
+        /// Of the question.
+        number: u64,
+    },
 }
 
 /// An epoch as a branch needs to know it.
@@ -306,6 +311,16 @@ pub enum BranchReply {
         block: u64,
         /// The members that are awaited, as bits.
         ranks: u64,
+    },
+    /// Answer to [`BranchRequest::Heard`].
+    Heard {
+        /// Of the question.
+        number: u64,
+        /// The epoch in which they contribute.
+        epoch: u16,
+        /// Milliseconds since the last contribution of each member, by rank. None: not in this
+        /// epoch. Who is not named is not known of.
+        ranks: Vec<(u16, Option<u64>)>,
     },
 }
 

@@ -18,7 +18,7 @@ use super::checks::{self, Refusal};
 use super::job::{Wish, bits_of};
 use super::setup::{identity, quota};
 use super::tree::later;
-use super::{ConnId, Effect, Formation, Jobs, Prepare, Purpose, Session};
+use super::{ConnId, Effect, Formation, Heard, Jobs, Look, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
 
 /// Pause between two probes of the way up.
@@ -147,6 +147,14 @@ impl Jobs {
             (BranchRequest::Missing { block }, Some(job_id)) => {
                 let of = u64::MAX;
                 self.effects.push_back(Effect::Missing { conn, job_id, block, of });
+                Ok(())
+            }
+            (BranchRequest::Heard { number }, Some(job_id)) => {
+                let runs = |served: &Served| served.step == Step::Running;
+                // Of an epoch that is over, or not begun, the engine knows nothing.
+                let jobs = self.served.get(&job_id).filter(|s| runs(s)).map(|_| job_id);
+                let look = Look::Root { conn, number };
+                self.effects.push_back(Effect::Heard { look, jobs: jobs.into_iter().collect() });
                 Ok(())
             }
         };
@@ -381,6 +389,19 @@ impl Jobs {
             Ok(false) => {}
             Err(reason) => self.branch_reply(conn, BranchReply::Failed { epoch, reason }),
         }
+    }
+
+    /// The data path has told who contributes here: the root wants to know it.
+    pub(super) fn tell_root(&mut self, conn: ConnId, number: u64, heard: &[(u16, Heard)]) {
+        let served = self.served.iter().find(|(_, served)| served.conn == conn);
+        let Some((job_id, served)) = served else {
+            return;
+        };
+        let told = heard.iter().find(|(id, _)| id == job_id).map_or(&[][..], |(_, told)| told);
+        let millis = |ago: &Duration| u64::try_from(ago.as_millis()).unwrap_or(u64::MAX);
+        let ranks = told.iter().map(|(rank, ago)| (*rank, ago.as_ref().map(millis))).collect();
+        let epoch = served.epoch();
+        self.branch_reply(conn, BranchReply::Heard { number, epoch, ranks });
     }
 
     pub(super) fn branch_reply(&mut self, conn: ConnId, reply: BranchReply) {

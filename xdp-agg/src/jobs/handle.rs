@@ -206,7 +206,7 @@ impl Jobs {
                 let reply = counters.map(|counters| Reply::Stats(self.stats(&counters)));
                 self.reply_or_refuse(conn, reply.map_err(|why| (ErrorCode::Engine, why)));
             }
-            Answer::Heard { look, heard } => self.heard(look, heard),
+            Answer::Heard { look, heard } => self.heard(look, &heard),
         }
     }
 

@@ -33,6 +33,7 @@ mod job;
 mod join;
 mod late;
 mod membership;
+mod question;
 mod reform;
 mod resume;
 mod setup;
@@ -54,8 +55,9 @@ use xdp_agg_common::maps::{JobCounters, ResultMode};
 use crate::engine::{JobSetup, Started};
 use branch::Served;
 use job::Job;
+use question::Question;
 use slots::SlotRanges;
-use tree::Question;
+use straggler::OpenLook;
 
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
@@ -166,10 +168,14 @@ pub enum Look {
     Jobs(ConnId),
     /// Somebody wants to see them and their counters.
     Stats(ConnId),
-    /// Members of this job have been waiting for another one for long.
-    Straggler {
-        /// Index of the job.
-        job_id: u16,
+    /// Members of this epoch have been waiting for another one for long.
+    Straggler(Formation),
+    /// The root of a tree wants to know.
+    Root {
+        /// Its connection.
+        conn: ConnId,
+        /// Of its question.
+        number: u64,
     },
 }
 
@@ -312,6 +318,9 @@ pub struct Jobs {
     next_link: u64,
     /// Asked by whom, and not answered by all aggregators of a tree yet.
     questions: BTreeMap<ConnId, Question>,
+    /// Branches are to tell who contributes, and have not all done so.
+    looks: BTreeMap<u64, OpenLook>,
+    next_look: u64,
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
@@ -336,6 +345,8 @@ impl Jobs {
             links: BTreeMap::new(),
             next_link: 0,
             questions: BTreeMap::new(),
+            looks: BTreeMap::new(),
+            next_look: 0,
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
@@ -411,7 +422,8 @@ impl Jobs {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let waits = self.jobs.values().filter_map(|job| self.deadline(job));
         let probes = self.served.values().filter_map(Served::due);
-        waits.chain(probes).chain(self.heartbeat_due()).min()
+        let looks = self.looks.values().map(|look| look.until);
+        waits.chain(probes).chain(looks).chain(self.heartbeat_due()).min()
     }
 
     /// Ends the waits that are over, and sends heartbeats.
@@ -419,6 +431,7 @@ impl Jobs {
         self.clock = now.max(self.clock);
         self.send_heartbeats();
         self.probe_uplinks();
+        self.end_looks();
         // A job may have several waits that are over; each is dealt with once.
         for _ in 0..WAITS_MAX {
             let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);

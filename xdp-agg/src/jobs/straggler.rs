@@ -3,13 +3,50 @@
 //! A straggler is a member whose contribution the others lack. They say so by asking for the ranks
 //! that a block misses. Without [`super::Limits::straggler_timeout`] nothing follows from it.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{ErrorCode, Reply};
+use xdp_agg_common::control::{BranchRequest, ErrorCode, Reply, Request};
 use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::job::Job;
-use super::{ConnId, Effect, Heard, Jobs, Look, Purpose};
+use super::{ConnId, Effect, Formation, Heard, Jobs, LinkId, Look, Purpose};
+
+/// How long branches may take to tell who contributes.
+const LOOK_TIME: Duration = Duration::from_secs(1);
+/// How often a branch is asked at most for those who want to see it.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
+
+/// What is known of who contributes, while branches are asked.
+#[derive(Clone, Debug)]
+pub(super) struct OpenLook {
+    look: Look,
+    /// Links whose answer is awaited.
+    open: BTreeSet<LinkId>,
+    /// Jobs and ranks of which it is known.
+    told: BTreeSet<(u16, u16)>,
+    /// Then it is concluded without the others.
+    pub(super) until: Instant,
+}
+
+impl Job {
+    /// When these members last contributed; those that are members.
+    fn contributed(
+        &mut self,
+        heard: &[(u16, Option<Duration>)],
+        now: Instant,
+    ) -> impl Iterator<Item = u16> {
+        let mut known = Vec::new();
+        for (rank, ago) in heard {
+            if let Some(member) = self.life.members.get_mut(rank) {
+                member.contributed = ago.and_then(|ago| now.checked_sub(ago));
+                known.push(*rank);
+            }
+        }
+        known.into_iter()
+    }
+}
 
 impl Jobs {
     /// A member asks who has not contributed to a block, of those that it waits for.
@@ -80,7 +117,7 @@ impl Jobs {
             && let Some(job) = self.jobs.get_mut(&job_id)
         {
             job.life.looking = true;
-            let look = Look::Straggler { job_id };
+            let look = Look::Straggler(Formation { job_id, epoch: job.life.epoch });
             self.effects.push_back(Effect::Heard { look, jobs: vec![job_id] });
         }
     }
@@ -92,20 +129,109 @@ impl Jobs {
         self.effects.push_back(Effect::Heard { look, jobs });
     }
 
-    /// The data path has told who contributes.
-    pub(super) fn heard(&mut self, look: Look, heard: Vec<(u16, Heard)>) {
+    /// This daemon's data path has told who contributes. What comes by a branch is the branch's to
+    /// tell: here all below it are one member.
+    pub(super) fn heard(&mut self, look: Look, heard: &[(u16, Heard)]) {
+        if let Look::Root { conn, number } = look {
+            return self.tell_root(conn, number, heard);
+        }
         let now = self.clock;
-        for (job_id, ranks) in &heard {
+        let mut told = BTreeSet::new();
+        for (job_id, ranks) in heard {
             let Some(job) = self.jobs.get_mut(job_id) else {
                 continue;
             };
-            for (rank, ago) in ranks {
-                if let Some(member) = job.life.members.get_mut(rank) {
-                    member.contributed = ago.and_then(|ago| now.checked_sub(ago));
+            let tree = &job.life.trunk.tree;
+            let here = |rank: u16| tree.branch_of(rank).is_none();
+            let ranks: Vec<_> = ranks.iter().copied().filter(|(rank, _)| here(*rank)).collect();
+            told.extend(job.contributed(&ranks, now).map(|rank| (*job_id, rank)));
+        }
+        let number = self.next_look;
+        self.next_look += 1;
+        let open = self.ask_branches(look, number);
+        let look = OpenLook { look, open, told, until: now + LOOK_TIME };
+        if look.open.is_empty() {
+            self.conclude(&look);
+        } else {
+            self.looks.insert(number, look);
+        }
+    }
+
+    /// Asks the branches of running jobs the same. Those that answer are yet to be heard.
+    fn ask_branches(&mut self, look: Look, number: u64) -> BTreeSet<LinkId> {
+        let now = self.clock;
+        let mut open = BTreeSet::new();
+        for job in self.jobs.values_mut().filter(|job| job.is_summing()) {
+            let may = match look {
+                Look::Straggler(formation) => formation.job_id == job.job_id,
+                _ => true,
+            };
+            for link in job.life.trunk.links.values_mut().filter(|_| may) {
+                // However many want to see it, a branch is not asked too often.
+                let fresh = link.asked.is_some_and(|asked| now < asked + LOOK_PAUSE);
+                if !fresh || matches!(look, Look::Straggler(_)) {
+                    link.asked = Some(now);
+                    open.insert(link.id);
                 }
             }
         }
-        match look {
+        for link in &open {
+            self.link_says(*link, Request::Branch(BranchRequest::Heard { number }));
+        }
+        open
+    }
+
+    /// A branch has told who contributes to it.
+    pub(super) fn branch_heard(
+        &mut self,
+        link: LinkId,
+        (job_id, daemon): (u16, SocketAddrV4),
+        number: u64,
+        ranks: &[(u16, Option<u64>)],
+    ) {
+        let now = self.clock;
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let leaves = job.life.trunk.leaves(daemon);
+        let own = ranks.iter().filter(|(rank, _)| *rank < 64 && leaves >> rank & 1 == 1);
+        let own: Vec<_> = own.map(|(rank, ms)| (*rank, ms.map(Duration::from_millis))).collect();
+        let told = job.contributed(&own, now);
+        let Some(look) = self.looks.get_mut(&number) else {
+            return;
+        };
+        look.told.extend(told.map(|rank| (job_id, rank)));
+        look.open.remove(&link);
+        if look.open.is_empty()
+            && let Some(look) = self.looks.remove(&number)
+        {
+            self.conclude(&look);
+        }
+    }
+
+    /// A branch will tell nothing any more. What follows from it has to wait: the job may be
+    /// between two epochs.
+    pub(super) fn forget_looks(&mut self, link: LinkId) {
+        for look in self.looks.values_mut() {
+            if look.open.remove(&link) && look.open.is_empty() {
+                look.until = self.clock;
+            }
+        }
+    }
+
+    /// Does without the branches that have not told in time who contributes.
+    pub(super) fn end_looks(&mut self) {
+        let now = self.clock;
+        let over: Vec<_> = self.looks.extract_if(.., |_, look| look.until <= now).collect();
+        for (_, look) in over {
+            self.conclude(&look);
+        }
+    }
+
+    /// All is known of who contributes that will be known.
+    fn conclude(&mut self, OpenLook { look, told, .. }: &OpenLook) {
+        let now = self.clock;
+        match *look {
             Look::Jobs(conn) => {
                 let answered = |conn| self.sessions.get(&conn).and_then(|s| s.answered);
                 let led = self.jobs.values().map(|job| job.info(now, answered));
@@ -114,20 +240,18 @@ impl Jobs {
                 self.reply(conn, Reply::Jobs(all));
             }
             Look::Stats(conn) => self.effects.push_back(Effect::Counters(Purpose::Stats(conn))),
-            Look::Straggler { job_id } => {
-                let ranks = heard.iter().find(|(id, _)| *id == job_id).map(|(_, ranks)| &ranks[..]);
-                self.judge(job_id, ranks.unwrap_or_default());
-            }
+            Look::Straggler(formation) => self.judge(formation, told),
+            Look::Root { .. } => {}
         }
     }
 
     /// Ends the wait for members that have contributed nothing since others wait for them.
-    fn judge(&mut self, job_id: u16, told: &[(u16, Option<Duration>)]) {
+    fn judge(&mut self, Formation { job_id, epoch }: Formation, told: &BTreeSet<(u16, u16)>) {
         let now = self.clock;
         let Some(limit) = self.limits.straggler_timeout else {
             return;
         };
-        let Some(job) = self.jobs.get_mut(&job_id) else {
+        let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.life.epoch == epoch) else {
             return;
         };
         // Whatever has become of the epoch meanwhile: stragglers of the next one are looked for.
@@ -141,7 +265,7 @@ impl Jobs {
                 continue;
             };
             // Without knowledge nobody is condemned.
-            let known = told.iter().any(|(other, _)| other == rank);
+            let known = told.contains(&(job_id, *rank));
             if !known || member.contributed.is_some_and(|at| at >= since) {
                 member.awaited = None;
             } else if since + limit <= now {

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
+use std::time::Instant;
 
 use tracing::{info, warn};
 use xdp_agg_common::control::{
@@ -16,7 +17,7 @@ use xdp_agg_common::control::{
 
 use super::handle::agent_name;
 use super::job::{Job, Phase};
-use super::{ConnId, Effect, Jobs, LinkEffect, LinkId};
+use super::{Effect, Jobs, LinkEffect, LinkId};
 use crate::engine::Started;
 
 /// A connection to a branch, as a job sees it.
@@ -33,6 +34,8 @@ pub(super) struct Link {
     /// Its way up is open.
     pub(super) linked: bool,
     pub(super) started: Option<Started>,
+    /// When it was last asked who contributes.
+    pub(super) asked: Option<Instant>,
 }
 
 /// A branch that serves the job.
@@ -102,6 +105,13 @@ impl Trunk {
         self.links.get(&self.tree.branches.get(index)?.daemon)?.serving
     }
 
+    /// The ranks that send to this daemon directly, as bits.
+    pub(super) fn leaves(&self, daemon: SocketAddrV4) -> u64 {
+        let branches = &self.tree.branches;
+        let index = branches.iter().position(|branch| branch.daemon == daemon);
+        index.map_or(0, |index| self.tree.leaves(index))
+    }
+
     /// Where a branch is to be reached on the data path, and its index of the job.
     pub(super) fn data(&self, index: usize) -> Option<(SocketAddrV4, u16)> {
         self.serving(index).map(|serving| (serving.data, serving.job_id))
@@ -139,19 +149,6 @@ impl Trunk {
 /// The later of two epoch numbers, which go round (RFC 1982).
 pub(super) const fn later(a: u16, b: u16) -> u16 {
     if (b.wrapping_sub(a) as i16) > 0 { b } else { a }
-}
-
-/// A question that several aggregators are to answer.
-#[derive(Clone, Debug)]
-pub(super) struct Question {
-    job_id: u16,
-    block: u64,
-    /// Links whose answer is awaited.
-    open: BTreeSet<LinkId>,
-    /// This daemon's engine has answered.
-    answered: bool,
-    /// Ranks that are awaited, as far as is known.
-    bits: u64,
 }
 
 impl Job {
@@ -292,10 +289,12 @@ impl Jobs {
                 return self.lose_branch(job_id, daemon, &reason);
             }
             BranchReply::Missing { block, ranks } => {
-                let leaves = (0..job.life.trunk.tree.branches.len())
-                    .find(|i| job.life.trunk.tree.branches[*i].daemon == daemon)
-                    .map_or(0, |index| job.life.trunk.tree.leaves(index));
+                let leaves = job.life.trunk.leaves(daemon);
                 return self.branch_misses(id, block, ranks & leaves);
+            }
+            BranchReply::Heard { number, epoch, ranks } => {
+                let ranks = if current == Some(epoch) { ranks } else { Vec::new() };
+                return self.branch_heard(id, (job_id, daemon), number, &ranks);
             }
             // Of an epoch that is over.
             _ => return,
@@ -345,6 +344,7 @@ impl Jobs {
                     local: None,
                     linked: false,
                     started: None,
+                    asked: None,
                 }
             });
         }
@@ -384,7 +384,8 @@ impl Jobs {
         if self.links.remove(&link).is_some() {
             self.effects.push_back(Effect::Link(LinkEffect::HangUp(link)));
         }
-        self.forget_link(link);
+        self.forget_questions(link);
+        self.forget_looks(link);
     }
 
     /// The job needs no branches any more.
@@ -423,63 +424,6 @@ impl Jobs {
             }
             Phase::Preparing(_) | Phase::Branching(_) => self.plan_again(job_id),
             Phase::Collecting(_) | Phase::Returning(_) | Phase::Forming(_) => {}
-        }
-    }
-
-    /// Asks all aggregators of a tree who has not contributed to a block.
-    pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, block: u64) {
-        let links = self.jobs.get(&job_id).map(|job| &job.life.trunk.links);
-        let open = links.into_iter().flat_map(BTreeMap::values).map(|link| link.id).collect();
-        let question = Question { job_id, block, open, answered: false, bits: 0 };
-        self.questions.insert(conn, question);
-        self.tell_branches(job_id, &BranchRequest::Missing { block });
-    }
-
-    /// This daemon's engine has said who is missing. Some: nobody else is asked, or all have said.
-    pub(super) fn root_misses(&mut self, conn: ConnId, bits: u64) -> Option<u64> {
-        let Some(question) = self.questions.get_mut(&conn) else {
-            return Some(bits);
-        };
-        let tree = self.jobs.get(&question.job_id).map(|job| &job.life.trunk.tree);
-        let below = tree.map_or(0, |tree| {
-            let all = (0..tree.branches.len()).map(|index| tree.leaves(index));
-            all.fold(0, |bits, leaves| bits | leaves)
-        });
-        question.bits |= bits & !below;
-        question.answered = true;
-        let bits = question.bits;
-        if question.open.is_empty() {
-            self.questions.remove(&conn);
-            return Some(bits);
-        }
-        None
-    }
-
-    /// A branch has said it.
-    fn branch_misses(&mut self, link: LinkId, block: u64, bits: u64) {
-        let asked = |question: &Question| question.block == block && question.open.contains(&link);
-        let conn = self.questions.iter().find(|(_, q)| asked(q)).map(|(conn, _)| *conn);
-        if let Some(question) = conn.and_then(|conn| self.questions.get_mut(&conn)) {
-            question.bits |= bits;
-            question.open.remove(&link);
-        }
-        self.answer_questions();
-    }
-
-    /// A branch will not answer any more.
-    fn forget_link(&mut self, link: LinkId) {
-        for question in self.questions.values_mut() {
-            question.open.remove(&link);
-        }
-        self.answer_questions();
-    }
-
-    fn answer_questions(&mut self) {
-        let done =
-            |_: &ConnId, question: &mut Question| question.answered && question.open.is_empty();
-        let done: Vec<_> = self.questions.extract_if(.., done).collect();
-        for (conn, question) in done {
-            self.tell_missing(conn, question.block, question.bits);
         }
     }
 }

@@ -199,7 +199,7 @@ impl World {
             grove.epoch = setup.epoch;
             grove.most = grove.most.max(grove.last);
         }
-        for reply in obey(link, request) {
+        for reply in obey(link, self.grove.epoch, request) {
             match &mut self.grove.unsaid {
                 Some(unsaid) => {
                     self.outcome.note(32);
@@ -277,7 +277,7 @@ fn tree(text: &str) -> Tree {
 }
 
 /// What a branch answers that does what it is told.
-fn obey(link: LinkId, request: BranchRequest) -> Vec<BranchReply> {
+fn obey(link: LinkId, epoch: u16, request: BranchRequest) -> Vec<BranchReply> {
     let data = SocketAddrV4::new(Ipv4Addr::new(10, 0, 9, link.0 as u8), 48_864);
     match request {
         BranchRequest::Serve { .. } => {
@@ -292,5 +292,9 @@ fn obey(link: LinkId, request: BranchRequest) -> Vec<BranchReply> {
         }
         BranchRequest::Stop => vec![],
         BranchRequest::Missing { block } => vec![BranchReply::Missing { block, ranks: 1 }],
+        BranchRequest::Heard { number } => {
+            let ranks = (0..4).map(|rank| (rank, Some(60_000))).collect();
+            vec![BranchReply::Heard { number, epoch, ranks }]
+        }
     }
 }

@@ -10,6 +10,7 @@ mod refusals;
 mod rejoin;
 mod restart;
 mod resume;
+mod stragglers;
 mod told;
 mod tree;
 mod watch;

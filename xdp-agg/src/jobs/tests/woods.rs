@@ -21,6 +21,8 @@ pub(super) struct Daemon {
     pub(super) uplink: bool,
     /// Members that are awaited, as the engine says.
     pub(super) missing: u64,
+    /// Members that have contributed nothing, as the engine says. The others have, just now.
+    pub(super) silent: u64,
     /// Workers on its host, as the engine says.
     pub(super) local: Option<LocalMembers>,
     pub(super) is_dead: bool,
@@ -36,6 +38,7 @@ pub(super) enum Stuck {
     Prepare,
     Link,
     Start,
+    Heard,
 }
 
 impl Stuck {
@@ -47,6 +50,7 @@ impl Stuck {
                 | (Self::Prepare, BranchReply::Prepared { .. })
                 | (Self::Link, BranchReply::Linked { .. })
                 | (Self::Start, BranchReply::Started { .. })
+                | (Self::Heard, BranchReply::Heard { .. })
         )
     }
 }
@@ -86,6 +90,7 @@ impl Daemon {
             next: 0,
             uplink: true,
             missing: 0,
+            silent: 0,
             local: None,
             is_dead: false,
             stuck_at: None,
@@ -129,7 +134,15 @@ impl Daemon {
                 let counters = vec![JobCounters::default(); MAX_JOBS + 1];
                 return Some(Answer::Counters(purpose, Ok(counters)));
             }
-            Effect::Heard { look, .. } => return Some(Answer::Heard { look, heard: vec![] }),
+            Effect::Heard { look, jobs } => {
+                // A branch is a member under the lowest rank below it.
+                let ago = |rank: u16| (self.silent >> rank & 1 == 0).then_some(Duration::ZERO);
+                let heard = jobs.into_iter().filter_map(|job_id| {
+                    let members = self.engine.get(&job_id)?.members.keys();
+                    Some((job_id, members.map(|rank| (*rank, ago(*rank))).collect()))
+                });
+                return Some(Answer::Heard { look, heard: heard.collect() });
+            }
             Effect::Persist => assert!(self.jobs.snapshot().jobs.is_empty(), "not to be kept"),
             Effect::Link(_) => unreachable!("the woods' to do"),
         }
