@@ -300,16 +300,21 @@ impl Machine {
         counters
     }
 
-    /// Asks the daemon whom the oldest block waits for; [`Self::missing`] has the answer. False: it
-    /// cannot be asked.
+    /// Asks the daemon whom the oldest block waits for, or a call that may not begin yet;
+    /// [`Self::missing`] has the answer. False: it cannot be asked.
     pub fn ask_for_missing(&mut self) -> bool {
         self.missing = None;
-        let can = self.link == Link::Up && self.phase == Phase::Running;
-        let waits = |epoch: &&Epoch| can && self.failed.is_none() && !epoch.flow.is_idle();
-        let Some(epoch) = self.epoch.as_ref().filter(waits) else {
+        let can = self.link == Link::Up && self.phase == Phase::Running && self.failed.is_none();
+        let Some(epoch) = self.epoch.as_ref().filter(|_| can) else {
             return false;
         };
-        let question = self.question(epoch.flow.base());
+        let block = epoch.flow.base();
+        let held_up = self.gate.is_some() || self.freeze != Freeze::No;
+        let question = match epoch.flow.is_idle() {
+            false => self.question(block),
+            true if held_up => Request::Missing { block, of: Some(0) },
+            true => return false,
+        };
         self.requests.push_back(question);
         true
     }

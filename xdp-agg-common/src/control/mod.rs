@@ -100,7 +100,8 @@ pub enum Request {
     Missing {
         /// Block number.
         block: u64,
-        /// Bit `r`: rank `r`'s contribution is waited for. None: all are.
+        /// Bit `r`: rank `r`'s contribution is waited for. None: all are. 0: none is yet, and the
+        /// answer is who keeps the job from its next epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         of: Option<u64>,
     },

@@ -45,7 +45,7 @@ pub enum AbortReason {
     Timeout {
         /// The ranks that were awaited.
         ranks: Vec<u16>,
-        /// `join`, `probe`, `resume`, `report its progress` or `contribute`.
+        /// `join`, `probe`, `resume`, `pause`, `report its progress` or `contribute`.
         step: String,
     },
     /// The job went on without this worker, whose connection was lost for too long.

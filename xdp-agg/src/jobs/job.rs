@@ -30,10 +30,11 @@ pub(super) enum Phase {
     Starting(Instant),
     /// Contributions are summed.
     Running,
-    /// As running; members are asked which call they would start next.
-    Pausing,
-    /// As running, up to the call with this number.
-    RunningTo(u64),
+    /// As running; members are asked which call they would start next, since then.
+    Pausing(Instant),
+    /// As running, up to the call with this number. The time is when the first member had come
+    /// there: it has all sums, so all have contributed, and have no more to do than to say so.
+    RunningTo(u64, Option<Instant>),
     /// The epoch is over; members are asked what they have, since then.
     Collecting(Instant),
 }
@@ -218,7 +219,7 @@ impl Job {
 
     /// Contributions are summed.
     pub(super) const fn is_summing(&self) -> bool {
-        matches!(self.phase, Phase::Running | Phase::Pausing | Phase::RunningTo(_))
+        matches!(self.phase, Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..))
     }
 
     pub(super) const fn is_preparing(&self) -> bool {
@@ -252,7 +253,7 @@ impl Job {
     }
 
     /// The ranks that everybody else waits for: those that did not join or come back, are not
-    /// ready, or did not tell what they have.
+    /// ready, or did not tell what they have or which call they would start next.
     pub(super) fn awaited(&self) -> Vec<u16> {
         let life = &self.life;
         let awaited = |rank: &u16| match (self.phase, life.members.get(rank)) {
@@ -264,9 +265,9 @@ impl Job {
             }
             (Phase::Collecting(_), Some(member)) => member.progress.is_none(),
             (Phase::Probing(_), Some(member)) => !member.ready,
-            (Phase::Running | Phase::Pausing | Phase::RunningTo(_), Some(member)) => {
-                member.conn.is_none()
-            }
+            (Phase::Pausing(_), Some(member)) => member.paused.is_none(),
+            (Phase::RunningTo(_, Some(_)), Some(member)) => member.progress.is_none(),
+            (Phase::Running | Phase::RunningTo(_, None), Some(member)) => member.conn.is_none(),
             _ => false,
         };
         (0..self.world_size).filter(awaited).collect()

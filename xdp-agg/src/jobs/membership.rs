@@ -37,14 +37,14 @@ impl Jobs {
             Phase::Running if !job.life.waiting.is_empty() && job.all_connected() => {
                 self.pause(job_id);
             }
-            Phase::Pausing => {
+            Phase::Pausing(_) => {
                 let paused: Option<Vec<_>> = members.values().map(|member| member.paused).collect();
                 if let Some(sequence) = paused.and_then(|paused| paused.into_iter().max()) {
-                    job.phase = Phase::RunningTo(sequence);
+                    job.phase = Phase::RunningTo(sequence, None);
                     self.tell_members(job_id, &Reply::RunTo { sequence });
                 }
             }
-            Phase::RunningTo(_) | Phase::Collecting(_) if job.has_all_progress() => {
+            Phase::RunningTo(..) | Phase::Collecting(_) if job.has_all_progress() => {
                 self.replan(job_id);
             }
             _ => {}
@@ -63,7 +63,7 @@ impl Jobs {
         if job.life.waiting.keys().any(taken) {
             return self.turn_away(job_id, "the member that had this rank has come back");
         }
-        job.phase = Phase::Pausing;
+        job.phase = Phase::Pausing(self.clock);
         let joining: Vec<_> = job.life.waiting.keys().copied().collect();
         info!(job = job.name, ?joining, "pausing for ranks that want to join");
         self.tell_members(job_id, &Reply::Pause { joining });
@@ -102,7 +102,7 @@ impl Jobs {
         match phase {
             Phase::Forming(_) => self.end_if_empty(job_id),
             // Others may still ask for results that they lost: the epoch goes on without it.
-            Phase::Running | Phase::Pausing | Phase::RunningTo(_) => {
+            Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..) => {
                 if let Some(job) = self.jobs.get_mut(&job_id) {
                     job.life.left.insert(rank);
                 }
@@ -172,8 +172,8 @@ impl Jobs {
         }
         match job.phase {
             Phase::Running
-            | Phase::Pausing
-            | Phase::RunningTo(_)
+            | Phase::Pausing(_)
+            | Phase::RunningTo(..)
             | Phase::Probing(_)
             | Phase::Starting(_) => self.reform(job_id, ranks.to_vec(), reason, None),
             Phase::Preparing(_) | Phase::Branching(_) => self.plan_again(job_id),
@@ -289,7 +289,7 @@ impl Jobs {
             Phase::Returning(end) | Phase::Branching(end) | Phase::Probing(end) => Some(end),
             // This daemon's engine answers at once.
             Phase::Preparing(end) | Phase::Starting(end) => job.awaits_branches().then_some(end),
-            Phase::Collecting(since) if !job.has_all_progress() => {
+            Phase::Collecting(since) | Phase::Pausing(since) | Phase::RunningTo(_, Some(since)) => {
                 straggler.map(|limit| since + limit)
             }
             _ => None,
@@ -313,6 +313,8 @@ impl Jobs {
             }
         }
         let ranks = job.awaited();
+        let limit = self.limits.straggler_timeout;
+        let is_late = |since| limit.is_some_and(|limit| since + limit <= now);
         match job.phase {
             Phase::Forming(Some(end)) if end <= now => {
                 self.abort(job_id, &AbortReason::Timeout { ranks, step: "join".into() });
@@ -331,11 +333,9 @@ impl Jobs {
             Phase::Preparing(end) | Phase::Starting(end) if end <= now => {
                 self.branches_are_late(job_id);
             }
-            Phase::Collecting(since) => {
-                let limit = self.limits.straggler_timeout;
-                if limit.is_some_and(|limit| since + limit <= now) {
-                    self.give_up_on(job_id, &ranks, "report its progress");
-                }
+            Phase::Pausing(since) if is_late(since) => self.give_up_on(job_id, &ranks, "pause"),
+            Phase::Collecting(since) | Phase::RunningTo(_, Some(since)) if is_late(since) => {
+                self.give_up_on(job_id, &ranks, "report its progress");
             }
             _ => self.look_for_stragglers(job_id),
         }

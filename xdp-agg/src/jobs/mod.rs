@@ -23,7 +23,8 @@
 //!
 //! There is no limit to the time in which a member says its `Progress` or `Paused`, unless
 //! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
-//! deadlines.
+//! deadlines. After `RunTo` it counts from the first `Progress` on. Before that a member may have
+//! calls to make, and who waits for its contributions to them says so.
 
 mod branch;
 mod checks;

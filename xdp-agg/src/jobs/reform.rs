@@ -37,7 +37,7 @@ impl Jobs {
         };
         info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
         // Who had come to the call of RunTo has said it already, once and for all of this epoch.
-        let all_said = matches!(job.phase, Phase::RunningTo(_));
+        let all_said = matches!(job.phase, Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
         for (rank, member) in &mut job.life.members {
             let said = all_said || back == Some(*rank);
@@ -60,7 +60,10 @@ impl Jobs {
             return;
         };
         match job.phase {
-            Phase::RunningTo(_) | Phase::Collecting(_) => {
+            Phase::RunningTo(..) | Phase::Collecting(_) => {
+                if let Phase::RunningTo(_, since) = &mut job.phase {
+                    since.get_or_insert(self.clock);
+                }
                 if let Some(member) = job.life.members.get_mut(&rank) {
                     member.progress = Some(progress);
                 }
@@ -77,7 +80,7 @@ impl Jobs {
     pub(super) fn paused(&mut self, job_id: u16, rank: u16, next_sequence: u64) {
         // In another phase: said before it heard of something that came between.
         if let Some(job) = self.jobs.get_mut(&job_id)
-            && job.phase == Phase::Pausing
+            && matches!(job.phase, Phase::Pausing(_))
             && let Some(member) = job.life.members.get_mut(&rank)
         {
             member.paused = Some(next_sequence);
@@ -97,7 +100,7 @@ impl Jobs {
         let plan = liar.map_or_else(|| Plan::new(&all), |rank| Err(PlanError::Impossible { rank }));
         match plan {
             Ok(plan) => {
-                let joined = matches!(job.phase, Phase::RunningTo(_));
+                let joined = matches!(job.phase, Phase::RunningTo(..));
                 job.life.span = job.span_of(&plan);
                 job.life.plan = plan;
                 if joined {

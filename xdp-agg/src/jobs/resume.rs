@@ -48,7 +48,7 @@ impl Jobs {
                 self.expect_return(job_id, join, resume);
                 return self.come_back(conn, job_id, rank, resume, back);
             }
-            Phase::Running | Phase::Pausing | Phase::RunningTo(_) if known && is_member => {
+            Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..) if known && is_member => {
                 self.attach(conn, job_id, rank, back);
             }
             // Its progress counts, also if it was thought to be lost, as long as there is no plan.
@@ -228,8 +228,8 @@ impl Jobs {
         self.reply(conn, Reply::Resumed);
         match phase {
             // Over there the pause is over, and whether it heard of it is not known.
-            Phase::Pausing => self.reply(conn, Reply::Pause { joining }),
-            Phase::RunningTo(sequence) if !said => self.reply(conn, Reply::RunTo { sequence }),
+            Phase::Pausing(_) => self.reply(conn, Reply::Pause { joining }),
+            Phase::RunningTo(sequence, _) if !said => self.reply(conn, Reply::RunTo { sequence }),
             _ => {}
         }
     }

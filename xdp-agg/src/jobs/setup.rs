@@ -85,7 +85,7 @@ impl Job {
             Phase::Branching(_) => "connecting",
             Phase::Preparing(_) | Phase::Probing(_) | Phase::Starting(_) => "probing",
             Phase::Running => "running",
-            Phase::Pausing | Phase::RunningTo(_) => "pausing",
+            Phase::Pausing(_) | Phase::RunningTo(..) => "pausing",
             Phase::Collecting(_) => "reforming",
         };
         JobInfo {

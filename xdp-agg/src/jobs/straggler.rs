@@ -56,7 +56,8 @@ impl Jobs {
             return self.refuse(conn, (ErrorCode::Invalid, message));
         }
         match self.jobs.get(&job_id) {
-            Some(job) if !job.is_summing() => {
+            // No sum is awaited, or none yet: the members have to say something.
+            Some(job) if !job.is_summing() || of == Some(0) => {
                 let ranks = job.awaited();
                 self.reply(conn, Reply::Missing { block, ranks });
             }

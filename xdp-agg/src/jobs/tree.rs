@@ -415,8 +415,8 @@ impl Jobs {
         }
         match phase {
             Phase::Running
-            | Phase::Pausing
-            | Phase::RunningTo(_)
+            | Phase::Pausing(_)
+            | Phase::RunningTo(..)
             | Phase::Probing(_)
             | Phase::Starting(_) => {
                 let reason = format!("the aggregator {daemon} is lost: {why}");

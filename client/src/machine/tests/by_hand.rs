@@ -111,9 +111,13 @@ impl Alone {
         self.deliver(Header { kind: Kind::Result, ..header }, &payload);
     }
 
-    fn reform(&mut self) -> Request {
+    fn reform_unanswered(&mut self) {
         let reply = Reply::Reform { lost: vec![2], reason: "a test".into() };
         self.machine.on_reply(reply, NOW);
+    }
+
+    fn reform(&mut self) -> Request {
+        self.reform_unanswered();
         let mut said = self.said();
         assert_eq!(said.len(), 1, "{said:?}");
         said.remove(0)
@@ -214,6 +218,35 @@ fn a_pause_holds_later_calls_back() {
     assert_eq!((progress.base, progress.next_sequence), (1, 1));
     alone.enter(2, plan(1, &[]));
     assert_eq!(alone.sent().len(), 1, "the second call");
+}
+
+/// A call that may not begin waits for nobody's contribution, but for somebody.
+#[test]
+fn who_holds_up_a_pause_is_asked() {
+    let mut alone = Alone::running();
+    alone.call(0);
+    assert!(!alone.machine.ask_for_missing(), "nobody holds it up");
+    let ask = |alone: &mut Alone, block: u64| {
+        assert!(alone.machine.ask_for_missing());
+        assert_eq!(alone.said(), [Request::Missing { block, of: Some(0) }]);
+        alone.machine.on_reply(Reply::Missing { block, ranks: vec![2] }, NOW);
+        assert_eq!(alone.machine.missing(), Some(&vec![2]));
+    };
+    alone.machine.on_reply(Reply::Pause { joining: vec![0] }, NOW);
+    alone.said();
+    alone.call(1);
+    ask(&mut alone, 0);
+    alone.machine.on_reply(Reply::RunTo { sequence: 2 }, NOW);
+    let [packet] = &alone.sent()[..] else { panic!("one call may go") };
+    assert!(alone.machine.ask_for_missing());
+    assert_eq!(alone.said(), [Request::Missing { block: 0, of: None }]);
+    alone.result(packet);
+    alone.said();
+    alone.call(1);
+    ask(&mut alone, 1);
+    // So it is where a member is lost, and another one does not tell what it has.
+    alone.reform_unanswered();
+    ask(&mut alone, 1);
 }
 
 /// The daemon that named the last call is gone, and its data path goes on: the next one does not

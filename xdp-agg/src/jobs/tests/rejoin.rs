@@ -4,7 +4,11 @@ use super::*;
 
 /// A running job of three that shrinks, of which rank 1 was lost.
 fn vacant() -> (World, Vec<ConnId>) {
-    let mut world = World::new();
+    vacant_with(limits())
+}
+
+fn vacant_with(limits: Limits) -> (World, Vec<ConnId>) {
+    let mut world = World::with(limits);
     let mut members = world.run_with("train", 3, SHRINK);
     world.close(members.remove(1));
     world.heard.clear();
@@ -27,7 +31,11 @@ fn again() -> Join {
 
 /// Rank 1 joins, and the members have been told to run to call 7.
 fn running_to() -> (World, Vec<ConnId>, ConnId) {
-    let (mut world, members) = vacant();
+    running_to_with(limits())
+}
+
+fn running_to_with(limits: Limits) -> (World, Vec<ConnId>, ConnId) {
+    let (mut world, members) = vacant_with(limits);
     let joiner = world.connect();
     assert_eq!(world.say(joiner, Request::Join(again())), []);
     for conn in &members {
@@ -171,4 +179,72 @@ fn members_that_did_not_do_the_same_take_nobody_in() {
     report(&mut world, &members[1..], 40, 7);
     assert_eq!(refused(&world.hear(joiner), &["same calls"]), ErrorCode::Busy);
     assert_eq!(admitted(&world.hear(members[0])).members, 0b101);
+}
+
+const LIMIT: Duration = Duration::from_secs(4);
+
+fn with_a_limit() -> Limits {
+    Limits { straggler_timeout: Some(LIMIT), ..limits() }
+}
+
+/// Rank 2, the last of `members`, is given up; rank 0 goes on alone, and then with the joiner.
+fn rank_2_is_lost(world: &mut World, members: &[ConnId], joiner: ConnId, step: &str) {
+    let reason = AbortReason::Timeout { ranks: vec![2], step: step.into() };
+    assert_eq!(aborted(&world.hear(members[1])), reason);
+    let alone = &members[..1];
+    let heard = world.hear(members[0]);
+    assert!(matches!(&heard[0], Reply::Reform { lost, .. } if lost[..] == [2]), "{heard:?}");
+    if heard.len() == 1 {
+        report(world, alone, 40, 7);
+    }
+    world.heard.clear();
+    world.ready(alone);
+    assert!(matches!(world.hear(members[0])[..], [Reply::Go { .. }, Reply::Pause { .. }]));
+    world.say(members[0], Request::Paused { next_sequence: 7 });
+    report(world, alone, 40, 7);
+    assert_eq!(admitted(&world.hear(joiner)).members, 0b11);
+}
+
+/// Nobody misses a contribution: the others wait at the call before which the rank is to join.
+#[test]
+fn who_does_not_pause_is_lost_where_a_limit_is_set() {
+    let (mut world, members) = vacant_with(with_a_limit());
+    world.wait(100);
+    let joiner = world.connect();
+    world.say(joiner, Request::Join(again()));
+    world.wait(3);
+    world.heard.clear();
+    world.say(members[0], Request::Paused { next_sequence: 7 });
+    let heard = world.say(members[0], Request::Missing { block: 5, of: Some(0) });
+    assert_eq!(heard, [missing(5, &[2])]);
+    world.wait(1);
+    rank_2_is_lost(&mut world, &members, joiner, "pause");
+}
+
+#[test]
+fn who_does_not_come_to_the_call_is_lost_where_a_limit_is_set() {
+    let (mut world, members, joiner) = running_to_with(with_a_limit());
+    // Until one has come there, the others may have calls to make.
+    world.wait(100);
+    let heard = world.say(members[0], Request::Missing { block: 5, of: Some(0) });
+    assert_eq!(heard, [missing(5, &[])]);
+    report(&mut world, &members[..1], 40, 7);
+    let heard = world.say(members[0], Request::Missing { block: 5, of: Some(0) });
+    assert_eq!(heard, [missing(5, &[2])]);
+    world.wait(3);
+    assert_eq!(world.phase("train"), "pausing");
+    world.wait(1);
+    rank_2_is_lost(&mut world, &members, joiner, "report its progress");
+}
+
+/// A call that goes on meanwhile has its own stragglers.
+#[test]
+fn who_does_not_contribute_on_the_way_is_lost_where_a_limit_is_set() {
+    let (mut world, members, joiner) = running_to_with(with_a_limit());
+    world.missing = 0b100;
+    let heard = world.say(members[0], Request::Missing { block: 5, of: None });
+    assert_eq!(heard, [missing(5, &[2])]);
+    world.contributed.insert(0, vec![(0, Some(Duration::ZERO)), (2, None)]);
+    world.wait(4);
+    rank_2_is_lost(&mut world, &members, joiner, "contribute");
 }
