@@ -16,8 +16,8 @@ use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
 use super::checks::{self, Refusal};
 use super::job::{Wish, bits_of};
+use super::numbers::is_later;
 use super::setup::{identity, quota};
-use super::tree::later;
 use super::{ConnId, Effect, Formation, Heard, Jobs, Look, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
 
@@ -231,7 +231,8 @@ impl Jobs {
     ) -> Result<(), Refusal> {
         self.silence_served(job_id);
         let last_epoch = self.last_epoch;
-        if setup.epoch == 0 || later(last_epoch, setup.epoch) == last_epoch {
+        let is_used = last_epoch != 0 && !is_later(setup.epoch, last_epoch);
+        if setup.epoch == 0 || is_used {
             // Slots may hold what was summed under this number.
             self.branch_reply(conn, BranchReply::Used { epoch: setup.epoch, last_epoch });
             return Ok(());

@@ -1,5 +1,6 @@
 //! One job: its members and what they wait for.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
 
 use super::ConnId;
+use super::numbers::is_later;
 use super::tree::Trunk;
 
 /// Where a job stands.
@@ -163,9 +165,14 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// The latest that is known of its members: epoch, and rings since.
-    pub(super) const fn latest(&self) -> (u16, u32) {
-        (self.epoch, self.rings)
+    /// How what a worker remembers stands to the latest that is known of its members: epoch, and
+    /// rings since.
+    pub(super) fn order(&self, resume: &Resume) -> Ordering {
+        match resume.epoch {
+            epoch if epoch == self.epoch => resume.rings.cmp(&self.rings),
+            epoch if is_later(epoch, self.epoch) => Ordering::Greater,
+            _ => Ordering::Less,
+        }
     }
 
     /// Whether a worker remembers an epoch of this job that it may go on from.

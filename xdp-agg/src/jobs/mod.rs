@@ -13,9 +13,10 @@
 //! its policy is to shrink; with the members of another daemon's job that come back (`resume`);
 //! with ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
 //!
-//! Every epoch has a fresh cookie and a number that no job of this daemon had before, nor any epoch
-//! that a returning worker named (until 65 535 epochs have passed): slots that another job used
-//! hold nothing that could be mistaken for this one's.
+//! Every epoch has a fresh cookie and a number that no job of this daemon had before (until the
+//! numbers have gone round): slots that another job used hold nothing that could be mistaken for
+//! this one's. It is later than that of the epoch that returning workers come from; what these
+//! name moves the daemon's numbers only when their job forms.
 //!
 //! A member says `Progress` once between two `Admitted`: in answer to `Reform`, or before it, when
 //! it had come to the call of `RunTo`. `Resumed` ends a pause; where it is still wanted, `Pause` or
@@ -34,6 +35,7 @@ mod job;
 mod join;
 mod late;
 mod membership;
+mod numbers;
 mod question;
 mod reform;
 mod resume;

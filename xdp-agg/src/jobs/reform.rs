@@ -6,8 +6,8 @@ use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Plan, Progr
 use xdp_agg_common::reform::PlanError;
 
 use super::job::Phase;
+use super::numbers::latest;
 use super::setup::group_of;
-use super::tree::later;
 use super::{ConnId, Effect, Formation, Jobs, Prepare};
 
 /// How far apart the numbers of epochs are from which a job takes its next one, after another job
@@ -172,12 +172,15 @@ impl Jobs {
         while groups.contains(&group_of(cookie)) {
             cookie = self.rng.random();
         }
-        let theirs = self.jobs.get(&job_id).map_or(0, |job| job.life.trunk.last_epoch());
-        let contested = self.jobs.get(&job_id).is_some_and(|job| job.life.trunk.contested);
+        let life = self.jobs.get(&job_id).map(|job| &job.life);
+        // The job's own may be one of another daemon.
+        let theirs = life.map_or([0; 2], |life| [life.trunk.last_epoch(), life.epoch]);
+        let contested = life.is_some_and(|life| life.trunk.contested);
         // Roots that share branches and take the same numbers at the same time would do so for
         // ever: of different ones, the latest is taken by all.
         let step = if contested { self.rng.random_range(1..=CONTEST) } else { 1 };
-        self.last_epoch = later(self.last_epoch, theirs).checked_add(step).unwrap_or(step);
+        let last = latest([self.last_epoch].into_iter().chain(theirs));
+        self.last_epoch = last.checked_add(step).unwrap_or(step);
         let epoch = self.last_epoch;
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

@@ -135,16 +135,16 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return Ok(());
         };
-        let (latest, theirs) = (job.life.latest(), (resume.epoch, resume.rings));
+        let order = job.life.order(resume);
         // After a ring members have what others can not be given: they go on among themselves.
         let ring = job.life.rings > 0 || resume.rings > 0;
-        if ring && theirs < latest {
+        if ring && order.is_lt() {
             self.expel(conn);
             return Ok(());
         }
         checks::same_return(rank, resume, job)?;
         let mut expelled = Vec::new();
-        if theirs > latest {
+        if order.is_gt() {
             // The daemon was lost while it told the members of a later epoch: that one holds.
             let is_gone = |rank: &u16| ring || resume.members >> rank & 1 == 0;
             let gone = job.life.members.extract_if(.., |rank, _| is_gone(rank));
@@ -167,7 +167,6 @@ impl Jobs {
         } else {
             expelled.push(conn);
         }
-        self.last_epoch = self.last_epoch.max(resume.epoch);
         for conn in expelled {
             self.expel(conn);
         }
@@ -200,7 +199,7 @@ impl Jobs {
             Phase::Forming(_) => true,
             Phase::Returning(_) => {
                 checks::same_return(join.rank, resume, job)?;
-                (resume.epoch, resume.rings) >= life.latest()
+                life.order(resume).is_ge()
             }
             _ => life.knows(resume) || life.is_overtaken_by(resume),
         };

@@ -11,6 +11,7 @@ use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::job::{Job, Life, Member, Phase};
+use super::numbers::latest;
 use super::tree::Trunk;
 use super::{Effect, Jobs};
 
@@ -198,7 +199,7 @@ impl Jobs {
     pub fn restore(&mut self, snapshot: Snapshot, now: Instant) {
         self.clock = now.max(self.clock);
         self.changed = true;
-        self.last_epoch = self.last_epoch.max(snapshot.last_epoch);
+        self.last_epoch = latest([self.last_epoch, snapshot.last_epoch]);
         for job in snapshot.jobs {
             let named = self.jobs.values().any(|other| other.name == job.job);
             let (job_id, slots) = (job.job_id, (job.slot_base, job.slots));
@@ -213,7 +214,7 @@ impl Jobs {
                 continue;
             }
             info!(job = job.job, job_id, epoch = job.epoch, "taken on from the daemon before");
-            self.last_epoch = self.last_epoch.max(job.epoch);
+            self.last_epoch = latest([self.last_epoch, job.epoch]);
             let until = self.clock + self.limits.resume_timeout;
             self.jobs.insert(job_id, job.into_job(until));
         }

@@ -17,6 +17,7 @@ use xdp_agg_common::control::{
 
 use super::handle::agent_name;
 use super::job::{Job, Phase};
+use super::numbers::latest;
 use super::{Effect, Jobs, LinkEffect, LinkId};
 use crate::engine::Started;
 
@@ -98,7 +99,7 @@ impl Trunk {
 
     pub(super) fn last_epoch(&self) -> u16 {
         let serving = self.links.values().filter_map(|link| link.serving);
-        serving.map(|serving| serving.last_epoch).fold(0, later)
+        latest(serving.map(|serving| serving.last_epoch))
     }
 
     fn serving(&self, index: usize) -> Option<Serving> {
@@ -144,11 +145,6 @@ impl Trunk {
         };
         branches.iter().map(info).collect()
     }
-}
-
-/// The later of two epoch numbers, which go round (RFC 1982).
-pub(super) const fn later(a: u16, b: u16) -> u16 {
-    if (b.wrapping_sub(a) as i16) > 0 { b } else { a }
 }
 
 impl Job {

@@ -405,3 +405,75 @@ fn another_ring_leaves_the_one_before_behind() {
     let (_, heard) = come_back(&mut world, behind(1, resume(2, 7, 0b100)));
     assert_eq!((aborted(&heard), world.hear(later)), (AbortReason::Expelled, vec![]));
 }
+
+/// A join that says it was rank `rank` in `epoch` of four, of which `members` were left.
+fn was_in(job: &str, rank: u16, epoch: u16, members: u64) -> Request {
+    let resume = Resume {
+        epoch,
+        cookie: 1000 + u64::from(epoch),
+        members,
+        chunks: 20,
+        progress: progress(10, 3),
+        rings: 0,
+    };
+    Request::Join(Join { policy: SHRINK, resume: Some(resume), ..wish(job, rank, 4) })
+}
+
+/// Numbers go round. Ranks 0 to 2 went on without rank 3, which comes back among them.
+#[test]
+fn the_epoch_after_the_last_number_is_the_later_one() {
+    for (old, new) in [(7, 8), (65_535, 1), (65_530, 3)] {
+        // Whether the later one is known before the earlier one or not.
+        for first in [0, 1] {
+            let mut world = World::new();
+            let mut says = [(0, new, 0b0111), (3, old, 0b1111)];
+            says.rotate_left(first);
+            let mut heard = BTreeMap::new();
+            for (rank, epoch, members) in [says[0], says[1], (1, new, 0b0111), (2, new, 0b0111)] {
+                let conn = world.connect();
+                let said = world.say(conn, was_in("train", rank, epoch, members));
+                world.heard.entry(conn).or_default().extend(said);
+                heard.insert(rank, conn);
+            }
+            assert_eq!(aborted(&world.hear(heard[&3])), AbortReason::Expelled, "{old} {new}");
+            let goes_on = admitted(&world.hear(heard[&0]));
+            assert_eq!((goes_on.members, goes_on.epoch), (0b0111, new + 1));
+        }
+    }
+}
+
+/// Whoever names an epoch of a job that does not come about moves no number of another job.
+#[test]
+fn numbers_that_are_only_named_count_for_nothing() {
+    let mut world = World::new();
+    let first = world.run("train", 2);
+    assert_eq!(world.engine[&0].conf.epoch, 1);
+    let conn = world.connect();
+    assert_eq!(world.say(conn, was_in("other", 0, 30_000, 0b1111)), []);
+    world.close(conn);
+    for conn in first {
+        world.say(conn, Request::Leave);
+    }
+    world.run("next", 2);
+    assert_eq!(world.engine[&0].conf.epoch, 2);
+}
+
+/// Numbers are used up before they go round.
+#[test]
+fn the_second_half_of_the_numbers_is_used() {
+    let mut world = World::new();
+    for (last, next) in [(32_767, 32_768), (32_768, 32_769), (50_000, 50_001), (65_535, 1)] {
+        world.jobs.last_epoch = last;
+        for conn in world.run("train", 2) {
+            assert_eq!(world.engine[&0].conf.epoch, next);
+            world.say(conn, Request::Leave);
+        }
+    }
+    // A daemon that is new takes what its workers come from.
+    let mut world = World::new();
+    for rank in 0..4 {
+        let conn = world.connect();
+        world.say(conn, was_in("train", rank, 50_000, 0b1111));
+    }
+    assert_eq!(world.engine[&0].conf.epoch, 50_001);
+}

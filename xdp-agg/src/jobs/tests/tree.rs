@@ -267,3 +267,17 @@ fn a_branch_refuses_what_does_not_fit() {
     let heard = world.say(conn, Request::Branch(serve(16)));
     assert_eq!(refused(&heard, &["serves a job already"]), ErrorCode::Protocol);
 }
+
+/// Numbers of epochs go round; a daemon that has used none yet has no opinion.
+#[test]
+fn a_new_branch_takes_any_number() {
+    for (root, branches, epoch) in [(40_000, [0, 0], 40_001), (0, [40_000, 0], 40_001)] {
+        let mut woods = Woods::new(2);
+        woods.daemons[0].jobs.last_epoch = root;
+        for (index, last) in (1..).zip(branches) {
+            woods.daemons[index].jobs.last_epoch = last;
+        }
+        woods.run(&path(), 5, Policy::default());
+        assert!(woods.daemons.iter().all(|daemon| daemon.setup().conf.epoch == epoch));
+    }
+}
