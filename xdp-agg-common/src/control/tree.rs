@@ -268,6 +268,8 @@ pub enum BranchReply {
         max_chunks: u16,
         /// The last epoch number that was used here: the job's must be later.
         last_epoch: u16,
+        /// A random number of the daemon's process: one may have several addresses.
+        daemon: u64,
     },
     /// Answer to [`BranchRequest::Prepare`]: this epoch's number was used here; take a later one.
     Used {

@@ -212,6 +212,7 @@ impl Jobs {
                 data: SocketAddrV4::new(addr, self.limits.data_port),
                 max_chunks: self.limits.max_chunks,
                 last_epoch: self.last_epoch,
+                daemon: self.daemon,
             },
         );
         Ok(())

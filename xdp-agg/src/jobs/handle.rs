@@ -265,7 +265,7 @@ impl Jobs {
         job.life.mode = Some(mode);
         job.life.ran = true;
         job.life.left.clear();
-        job.life.trunk.contested = false;
+        job.life.trunk.contests = 0;
         job.life.identities = vec![(job.life.epoch, job.life.cookie, 0)];
         let members = job.life.members.len();
         info!(job = job.name, epoch = job.life.epoch, members, mode = mode.name(), "running");

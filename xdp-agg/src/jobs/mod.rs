@@ -51,6 +51,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
+use rand::Rng;
 use rand::rngs::StdRng;
 use xdp_agg_common::control::{AbortReason, ErrorCode, LocalMembers, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
@@ -308,6 +309,8 @@ impl Session {
 pub struct Jobs {
     limits: Limits,
     rng: StdRng,
+    /// A random number by which other daemons know this one, whatever address it is reached at.
+    daemon: u64,
     started: Instant,
     /// The latest time that was told.
     clock: Instant,
@@ -334,10 +337,11 @@ pub struct Jobs {
 impl Jobs {
     /// No jobs yet. `rng` makes the cookies: seed it from the system's randomness.
     #[must_use]
-    pub fn new(limits: Limits, rng: StdRng, now: Instant) -> Self {
+    pub fn new(limits: Limits, mut rng: StdRng, now: Instant) -> Self {
         let pool = SlotRanges::new(limits.slots);
         Self {
             limits,
+            daemon: rng.random(),
             rng,
             started: now,
             clock: now,

@@ -175,7 +175,7 @@ impl Jobs {
         let life = self.jobs.get(&job_id).map(|job| &job.life);
         // The job's own may be one of another daemon.
         let theirs = life.map_or([0; 2], |life| [life.trunk.last_epoch(), life.epoch]);
-        let contested = life.is_some_and(|life| life.trunk.contested);
+        let contested = life.is_some_and(|life| life.trunk.contests > 0);
         // Roots that share branches and take the same numbers at the same time would do so for
         // ever: of different ones, the latest is taken by all.
         let step = if contested { self.rng.random_range(1..=CONTEST) } else { 1 };

@@ -21,6 +21,10 @@ use super::numbers::latest;
 use super::{Effect, Jobs, LinkEffect, LinkId};
 use crate::engine::Started;
 
+/// How often branches may call the number of an epoch used before it runs. Each time another one is
+/// tried, some way ahead.
+const CONTESTS_MAX: u32 = 64;
+
 /// A connection to a branch, as a job sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
@@ -46,6 +50,8 @@ pub(super) struct Serving {
     data: SocketAddrV4,
     max_chunks: u16,
     last_epoch: u16,
+    /// What it is known by at any address.
+    daemon: u64,
 }
 
 /// Where a job's sums come together besides its root.
@@ -57,8 +63,9 @@ pub(super) struct Trunk {
     pub(super) tree: Tree,
     /// By the branch's control address.
     pub(super) links: BTreeMap<SocketAddrV4, Link>,
-    /// Others take numbers of epochs at the same branches.
-    pub(super) contested: bool,
+    /// How often a branch has called the number of an epoch used since the last one that ran:
+    /// others take numbers at the same branches.
+    pub(super) contests: u32,
     /// Daemons that were lost: the job does without them.
     pub(super) dead: BTreeSet<SocketAddrV4>,
     /// This daemon's engine has prepared the epoch.
@@ -104,6 +111,13 @@ impl Trunk {
 
     fn serving(&self, index: usize) -> Option<Serving> {
         self.links.get(&self.tree.branches.get(index)?.daemon)?.serving
+    }
+
+    /// The branch that is the same daemon as the one at this address.
+    fn twin(&self, daemon: SocketAddrV4, id: u64) -> Option<SocketAddrV4> {
+        let is_one = |link: &Link| link.serving.is_some_and(|serving| serving.daemon == id);
+        let mut twins = self.links.iter().filter(|(at, link)| **at != daemon && is_one(link));
+        twins.next().map(|(at, _)| *at)
     }
 
     /// The ranks that send to this daemon directly, as bits.
@@ -254,15 +268,33 @@ impl Jobs {
         };
         let current = job.life.on_data_path.then_some(job.life.epoch);
         match reply {
-            BranchReply::Serving { job_id, data, max_chunks, last_epoch } => {
+            BranchReply::Serving { job_id: there, data, max_chunks, last_epoch, daemon: id } => {
                 // Its address is the one that it was reached at; what it says of it may be inside.
-                link.serving = Some(Serving { job_id, data, max_chunks, last_epoch });
+                let serving = Serving { job_id: there, data, max_chunks, last_epoch, daemon: id };
+                link.serving = Some(serving);
+                let twin = job.life.trunk.twin(daemon, id).map(|twin| twin.to_string());
+                let root = (id == self.daemon).then(|| "the root of the tree".to_owned());
+                if let Some(twin) = root.or(twin) {
+                    let why = format!(
+                        "it is {twin}, under another address: every aggregator has one place in a \
+                         tree; name it once (XDP_AGG_TOPOLOGY)"
+                    );
+                    return self.lose_branch(job_id, daemon, &why);
+                }
             }
             BranchReply::Used { epoch, last_epoch } if current == Some(epoch) => {
                 if let Some(serving) = &mut link.serving {
                     serving.last_epoch = last_epoch;
                 }
-                job.life.trunk.contested = true;
+                job.life.trunk.contests += 1;
+                if job.life.trunk.contests > CONTESTS_MAX {
+                    job.life.trunk.contests = 0;
+                    let why = format!(
+                        "it calls every number of an epoch used, {CONTESTS_MAX} times by now: do \
+                         very many jobs begin there at once?"
+                    );
+                    return self.lose_branch(job_id, daemon, &why);
+                }
                 if let Phase::Preparing(end) = job.phase {
                     self.form(job_id);
                     // However often others take the number first, it is one step.

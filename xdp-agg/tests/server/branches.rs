@@ -56,8 +56,13 @@ fn serve(mut stream: TcpStream, last: Last) {
                 vec![(Last::Serving, Reply::Welcome { version: CONTROL_VERSION, agent, engine })]
             }
             Request::Branch(BranchRequest::Serve { .. }) => {
-                let (job_id, max_chunks, last_epoch) = (0, CHUNKS, 0);
-                let serving = BranchReply::Serving { job_id, data: own, max_chunks, last_epoch };
+                let serving = BranchReply::Serving {
+                    job_id: 0,
+                    data: own,
+                    max_chunks: CHUNKS,
+                    last_epoch: 0,
+                    daemon: own.port().into(),
+                };
                 vec![(Last::Serving, Reply::Branch(serving))]
             }
             Request::Branch(BranchRequest::Prepare(setup)) => {

@@ -13,6 +13,8 @@ struct Root {
     link: Option<LinkId>,
     /// The number that the branch is asked to take.
     wants: Option<u16>,
+    /// What its worker was told.
+    aborted: Option<AbortReason>,
 }
 
 fn tree() -> Tree {
@@ -23,7 +25,7 @@ impl Root {
     fn new(seed: u64) -> Self {
         let now = Instant::now();
         let jobs = Jobs::new(limits(), StdRng::seed_from_u64(seed), now);
-        let mut root = Self { jobs, now, link: None, wants: None };
+        let mut root = Self { jobs, now, link: None, wants: None, aborted: None };
         root.jobs.connected(ConnId(0), PEER);
         root.jobs.request(ConnId(0), hello(None), now);
         let join = Join { tree: tree(), policy: SHRINK, ..wish("woods", 0, 1) };
@@ -32,7 +34,8 @@ impl Root {
         let link = root.link.expect("it connects to its branch");
         root.jobs.link_up(link);
         let data = SocketAddrV4::new(*BRANCH.ip(), 48864);
-        root.said(BranchReply::Serving { job_id: 0, data, max_chunks: 22, last_epoch: 7 });
+        let (job_id, max_chunks, last_epoch, daemon) = (0, 22, 7, 1);
+        root.said(BranchReply::Serving { job_id, data, max_chunks, last_epoch, daemon });
         root
     }
 
@@ -51,6 +54,7 @@ impl Root {
                     _,
                     Request::Branch(BranchRequest::Prepare(setup)),
                 )) => self.wants = Some(setup.epoch),
+                Effect::Reply(_, Reply::Aborted(reason)) => self.aborted = Some(reason),
                 Effect::Prepare(Prepare { formation, .. }) => {
                     self.jobs.answer(Answer::Prepared(formation, Ok(None)), self.now);
                 }
@@ -76,6 +80,21 @@ fn roots_in_step_do_not_contend_for_ever() {
         }
     }
     panic!("five times the same numbers");
+}
+
+#[test]
+fn a_contest_has_an_end() {
+    let mut root = Root::new(1);
+    let mut tries = 0;
+    while let Some(epoch) = root.wants {
+        root.said(BranchReply::Used { epoch, last_epoch: epoch });
+        tries += 1;
+        assert!(tries < 1000, "as often as it likes");
+    }
+    let reason = root.aborted.expect("it is told");
+    for words in ["10.0.9.9:9870", "every number of an epoch used"] {
+        assert!(reason.to_string().contains(words), "{reason}");
+    }
 }
 
 /// The simulation found it: a job whose branches were all lost was left to the next daemon without

@@ -1,6 +1,6 @@
 //! Jobs of several aggregators.
 
-use xdp_agg_common::control::{LocalMembers, TreeError};
+use xdp_agg_common::control::{Branch, LocalMembers, TreeError};
 
 use super::woods::{Daemon, GO_ON, Woods, address, branch, control, data, path};
 use super::*;
@@ -279,5 +279,26 @@ fn a_new_branch_takes_any_number() {
         }
         woods.run(&path(), 5, Policy::default());
         assert!(woods.daemons.iter().all(|daemon| daemon.setup().conf.epoch == epoch));
+    }
+}
+
+/// A daemon has several addresses; the tree is over daemons.
+#[test]
+fn a_daemon_in_two_places_of_a_tree_is_refused() {
+    let at = |host, port| SocketAddrV4::new(address(host), port);
+    for (first, second, words) in [
+        (at(1, 9870), at(1, 9871), "it is 10.0.0.2:9870, under another address"),
+        (at(1, 9870), at(0, 9871), "it is the root of the tree, under another address"),
+    ] {
+        let place = |daemon, rank| Branch { daemon, parent: None, ranks: vec![rank] };
+        let tree = Tree { branches: vec![place(first, 1), place(second, 2)] };
+        let mut woods = Woods::new(1);
+        let conns = woods.join_all(&tree, 3, GO_ON);
+        let reasons = woods.aborted(&conns);
+        let told = AbortReason::to_string(&reasons[0]);
+        for words in [words, &second.to_string(), "name it once"] {
+            assert!(told.contains(words), "{told}");
+        }
+        assert!(woods.links.is_empty() && woods.daemons.iter().all(|d| d.jobs.served.is_empty()));
     }
 }
