@@ -57,7 +57,59 @@ struct Claim {
     paper: String,
     ours: String,
     /// Whether it was reproduced.
-    holds: bool,
+    verdict: Verdict,
+}
+
+/// Whether a claim was reproduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Verdict {
+    #[serde(rename = "yes")]
+    Yes,
+    /// A part of it.
+    #[serde(rename = "partly")]
+    Partly,
+    #[serde(rename = "no")]
+    No,
+    /// The points that it is about were not run.
+    #[serde(rename = "not judged")]
+    NotJudged,
+}
+
+impl Verdict {
+    /// Of a claim all of which holds, or at least what is left of it.
+    const fn of(all: bool, some: bool) -> Self {
+        match (all, some) {
+            (true, _) => Self::Yes,
+            (false, true) => Self::Partly,
+            (false, false) => Self::No,
+        }
+    }
+
+    const fn in_table(self) -> &'static str {
+        match self {
+            Self::Yes => "yes",
+            Self::Partly => "partly",
+            Self::No => "no",
+            Self::NotJudged => "not judged (--quick)",
+        }
+    }
+
+    const fn in_words(self) -> &'static str {
+        match self {
+            Self::Yes => "reproduced",
+            Self::Partly => "partly reproduced",
+            Self::No => "NOT reproduced",
+            Self::NotJudged => "not judged: --quick leaves points of it out",
+        }
+    }
+}
+
+/// Claims about points that --quick does not run are not judged with it.
+fn judged(plan: &Plan, mut claims: Vec<Claim>) -> Vec<Claim> {
+    for claim in claims.iter_mut().filter(|_| plan.quick) {
+        claim.verdict = Verdict::NotJudged;
+    }
+    claims
 }
 
 /// A number or a name.
@@ -229,8 +281,8 @@ impl Figure {
         report.plot(format!("{}.svg", self.name), self.title);
         if !self.claims.is_empty() {
             let row = |claim: &Claim| {
-                let holds = if claim.holds { "yes" } else { "no" };
-                vec![claim.paper.clone(), claim.ours.clone(), holds.to_owned()]
+                let verdict = claim.verdict.in_table().to_owned();
+                vec![claim.paper.clone(), claim.ours.clone(), verdict]
             };
             let rows = self.claims.iter().map(row).collect();
             report.table(&["the paper says", "simulated here", "reproduced"], rows);
@@ -246,11 +298,19 @@ impl Figure {
     #[must_use]
     pub fn summary(&self) -> String {
         let line = |claim: &Claim| {
-            let mark = if claim.holds { "reproduced" } else { "NOT reproduced" };
-            format!("\n  paper: {}\n  ours:  {} ({mark})", claim.paper, claim.ours)
+            let Claim { paper, ours, verdict } = claim;
+            format!("\n  paper: {paper}\n  ours:  {ours} ({})", verdict.in_words())
         };
         format!("{}: {}{}", self.name, self.title, self.claims.iter().map(line).collect::<String>())
     }
+}
+
+/// The least and the greatest, as `1.3 to 2.5`; one number if they are the same.
+fn spread(values: &[f64], digits: usize) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let [least, most] = [least, most].map(|value| format!("{value:.digits$}"));
+    if least == most { least } else { format!("{least} to {most}") }
 }
 
 fn mean(values: impl IntoIterator<Item = f64>) -> f64 {

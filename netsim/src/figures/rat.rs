@@ -10,7 +10,9 @@ use crate::fabric::{Costs, Fabric};
 use crate::predict::Question;
 use crate::strategy::{Coupling, Way};
 
-use super::{Bench, Cell, Claim, Figure, Picture, Plan, RESNET50_BYTES, mean};
+use super::{
+    Bench, Cell, Claim, Figure, Picture, Plan, RESNET50_BYTES, Verdict, judged, mean, spread,
+};
 
 const WAYS: [(Way, &str); 3] = [(Way::Servers, "PS"), (Way::Ring, "Ring"), (Way::Rat, "RAT")];
 /// `t_s`: what a step takes in a host.
@@ -51,7 +53,7 @@ pub(super) fn over_subscription(plan: &Plan, bench: &Bench) -> Result<Vec<Figure
             }
         }
     }
-    let claims = over_subscription_claims(&servers, &rings);
+    let claims = judged(plan, over_subscription_claims(&servers, &rings));
     Ok(vec![Figure {
         name: "rat-6",
         title: "RAT, figure 6: iteration completion time, 2 spines x 4 leaves, 97 MB",
@@ -87,8 +89,9 @@ fn over_subscription_claims(servers: &[(usize, f64)], rings: &[(usize, f64)]) ->
     let highest = servers.iter().map(|p| p.0).max().unwrap_or(0);
     let at = |list: &[(usize, f64)]| mean(list.iter().filter(|p| p.0 == highest).map(|p| p.1));
     let all = |list: &[(usize, f64)]| mean(list.iter().map(|p| p.1));
-    let most = rings.iter().map(|p| p.1).fold(0.0, f64::max);
-    let least = rings.iter().map(|p| p.1).fold(f64::INFINITY, f64::min);
+    let slower: Vec<f64> = rings.iter().map(|p| p.1 - 1.0).collect();
+    let average = mean(slower.iter().copied());
+    let about_25 = |times| (15.0..35.0).contains(&times);
     vec![
         Claim {
             paper: "PS is on average about 25 times slower than RAT, over all rates".into(),
@@ -97,17 +100,16 @@ fn over_subscription_claims(servers: &[(usize, f64)], rings: &[(usize, f64)]) ->
                 at(servers),
                 all(servers)
             ),
-            holds: (15.0..35.0).contains(&at(servers)),
+            verdict: Verdict::of(about_25(all(servers)), about_25(at(servers))),
         },
         Claim {
             paper: "the ring is 0.16 times slower at many rates, for its long chain".into(),
-            ours: format!(
-                "{:.2} to {:.2} times slower, {:.2} on average",
-                least - 1.0,
-                most - 1.0,
-                all(rings) - 1.0
+            ours: format!("{} times slower, {average:.2} on average", spread(&slower, 2)),
+            // At many rates: on average; at some: the most is not less.
+            verdict: Verdict::of(
+                (0.08..0.32).contains(&average),
+                slower.iter().any(|&slower| slower >= 0.16),
             ),
-            holds: (least..=most).contains(&1.16),
         },
     ]
 }
@@ -181,7 +183,9 @@ pub(super) fn paused(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             }
         }
     }
-    Ok(vec![paused_figure(&slowdowns, &undisturbed, rows, series, servers)])
+    let mut figure = paused_figure(&slowdowns, &undisturbed, rows, series, servers);
+    figure.claims = judged(plan, figure.claims);
+    Ok(vec![figure])
 }
 
 fn paused_figure(
@@ -191,8 +195,8 @@ fn paused_figure(
     series: Vec<(String, Vec<(f64, f64)>)>,
     servers: usize,
 ) -> Figure {
-    let most = slowdowns.iter().map(|s| s[1]).fold(0.0, f64::max);
-    let least = slowdowns.iter().map(|s| s[1]).fold(f64::INFINITY, f64::min);
+    let rings: Vec<f64> = slowdowns.iter().map(|s| s[1]).collect();
+    let most = rings.iter().copied().fold(0.0, f64::max);
     // The point that is nearest to what the paper says.
     let gap = |at: &usize| (slowdowns[*at][1] / 12.0).ln().abs();
     let nearest = (0..slowdowns.len()).min_by(|a, b| gap(a).total_cmp(&gap(b))).unwrap_or(0);
@@ -225,17 +229,21 @@ fn paused_figure(
             Claim {
                 paper: "the ring is up to 12 times slower: its chain is blocked".into(),
                 ours: format!(
-                    "{least:.1} to {most:.1} times by k and d, up to {against:.1} times as much \
-                     as RAT; at k = {like_k}, d = {like_d} ms {like_ring:.1} times, RAT \
-                     {like_rat:.1}"
+                    "{} times by k and d, up to {against:.1} times as much as RAT; at k = \
+                     {like_k}, d = {like_d} ms {like_ring:.1} times, RAT {like_rat:.1}",
+                    spread(&rings, 1)
                 ),
-                holds: (least..=most).contains(&12.0) && against > 2.0,
+                // The worst case is about 12, or it is more and the ring alone suffers so.
+                verdict: Verdict::of(
+                    (8.0..18.0).contains(&most) && against > 2.0,
+                    most >= 8.0 && against > 2.0,
+                ),
             },
             Claim {
                 paper: "RAT is close to PS, whose chain is as long (2) without over-subscription"
                     .into(),
                 ours: format!("within {:.1} %", apart * 100.0),
-                holds: apart < 0.1,
+                verdict: Verdict::of(apart < 0.1, apart < 0.5),
             },
         ],
         columns: vec!["d ms", "k", "PS times slower", "Ring times slower", "RAT times slower"],

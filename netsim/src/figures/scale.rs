@@ -12,7 +12,7 @@ use crate::fabric::Costs;
 use crate::predict::Question;
 use crate::strategy::Way;
 
-use super::{Bench, Cell, Claim, Figure, Picture, Plan, RESNET50_BYTES};
+use super::{Bench, Cell, Claim, Figure, Picture, Plan, RESNET50_BYTES, Verdict, judged};
 
 const COSTS: Costs = Costs { step: 10e-6, hop: 10e-6, ..Costs::IDEAL };
 /// What the issue grants a run with 4096 workers.
@@ -73,14 +73,7 @@ pub(super) fn scale(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             "10 microseconds for each step between hosts and for each hop to an aggregator".into(),
             "Rina and ATP: an aggregator in every rack; ATP none in the spines".into(),
         ],
-        claims: vec![Claim {
-            paper: "the issue: 4096 workers, one iteration, within 60 s and 4 GiB".into(),
-            ours: format!(
-                "the slowest run took {busiest:.1} s of a processor ({longest:.1} s by the clock, \
-                 with whatever else the machine did), the largest {largest:.0} MiB"
-            ),
-            holds: busiest <= MOST_SECONDS && largest <= MOST_MIB,
-        }],
+        claims: judged(plan, vec![limits(busiest, longest, largest)]),
         columns: vec![
             "network",
             "workers",
@@ -100,6 +93,18 @@ pub(super) fn scale(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             series: series.split_off(2),
         },
     }])
+}
+
+/// What a run may take, beside the slowest one and the largest one.
+fn limits(busiest: f64, longest: f64, largest: f64) -> Claim {
+    Claim {
+        paper: "the issue: 4096 workers, one iteration, within 60 s and 4 GiB".into(),
+        ours: format!(
+            "the slowest run took {busiest:.1} s of a processor ({longest:.1} s by the clock, with \
+             whatever else the machine did), the largest {largest:.0} MiB"
+        ),
+        verdict: Verdict::of(busiest <= MOST_SECONDS && largest <= MOST_MIB, false),
+    }
 }
 
 /// As many racks as hosts in each.
