@@ -1,6 +1,7 @@
 //! `xdp-agg-netsim`: the papers' figures by simulation, and predictions for one's own network.
 
 mod simulate;
+mod source;
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;

@@ -1,25 +1,24 @@
-//! `xdp-agg-netsim simulate`: one all-reduce on one's own network.
+//! `xdp-agg-netsim simulate`: one all-reduce on a network.
 
-use std::fs;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use xdp_agg_netsim::engine::{Options, Outcome, Pauses, Progress, SimulationError};
 use xdp_agg_netsim::fabric::{Costs, Fabric, Framing};
 use xdp_agg_netsim::predict::{PredictError, Question, predict};
 use xdp_agg_netsim::strategy::{Coupling, Way};
-use xdp_agg_topology::graph::{Network, NodeKind};
-use xdp_agg_topology::{Topology, size};
+use xdp_agg_topology::generate::Generated;
+use xdp_agg_topology::graph::Network;
+use xdp_agg_topology::size;
 
 use crate::bar;
+use crate::source::Source;
 
 /// Predict how long one all-reduce takes on a network.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The network (docs/topology.md)
-    #[arg(long, value_name = "FILE")]
-    topology: PathBuf,
+    #[command(flatten)]
+    source: Source,
     /// ps-one, ps, ring, h-ar, halving-doubling, atp, colocated, rat, rina, passing or switchml
     #[arg(long, value_name = "NAME")]
     strategy: Way,
@@ -160,39 +159,30 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let path = args.topology.display();
-    let text = fs::read_to_string(&args.topology).with_context(|| format!("reading {path}"))?;
-    let topology = Topology::parse(&text).with_context(|| format!("{path}"))?.inferred();
-    let network = Network::of(&topology);
-    let question = args.question(&network)?;
+    let made = args.source.network()?;
+    let Generated { network, topology } = &made;
+    let question = args.question(network)?;
     let bar = bar();
     let mut observe = |progress: Progress| {
         bar.set_length(progress.of_chunks);
         bar.set_position(progress.chunks);
     };
-    let outcome = predict(&network, &topology, &question, &mut observe);
+    let outcome = predict(network, topology, &question, &mut observe);
     bar.finish_and_clear();
     let outcome = outcome.map_err(|error| args.explained(error))?;
-    print(args, &topology, &network, &outcome)
+    print(args, &made, &outcome)
 }
 
-fn print(args: &Args, topology: &Topology, network: &Network, outcome: &Outcome) -> Result<()> {
-    let name = |node: usize| match network.nodes()[node] {
-        NodeKind::Host(host) => topology.hosts[host].name.clone(),
-        NodeKind::Aggregator(region) => format!("{}'s aggregator", topology.regions[region].name),
-        NodeKind::Switch => match node.checked_sub(1) {
-            // The core comes first, then a switch for each region.
-            None => "core".to_owned(),
-            Some(region) => topology.regions[region].name.clone(),
-        },
-    };
+fn print(args: &Args, made: &Generated, outcome: &Outcome) -> Result<()> {
+    let Generated { network, topology } = made;
+    let names = args.source.names(made);
     let links: Vec<_> = network
         .links()
         .iter()
         .zip(&outcome.bytes)
         .map(|(link, &bytes)| {
             let use_of = bytes / link.capacity.bytes() / outcome.seconds;
-            (format!("{} -> {}", name(link.from), name(link.to)), bytes, use_of)
+            (format!("{} -> {}", names[link.from], names[link.to]), bytes, use_of)
         })
         .collect();
     let goodput = args.bytes as f64 * 8e-9 / outcome.seconds;

@@ -157,3 +157,62 @@ fn a_reader_that_has_read_enough_is_no_error() {
     let error = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(output.status.success() && error.is_empty(), "{error}");
 }
+
+/// A network of a shape, with a ring or what else is asked for.
+fn shaped(args: &[&str]) -> (bool, String, String) {
+    netsim(&[&["simulate", "--bytes=97e6", "--no-headers"], args].concat())
+}
+
+#[test]
+fn networks_of_a_shape_need_no_file() {
+    for (args, workers, seconds) in [
+        // As in the table of docs/netsim.md.
+        (&["--fat-tree=8", "--rate=25gbit", "--strategy=ring", "--step-us=10"][..], 128, "0.0648"),
+        // 7/8 of 8 hosts' vectors to servers outside and as much from those inside, over an
+        // uplink that carries two hosts' links.
+        (&["--spine-leaf=1x8x8:4", "--rate=25gbit", "--strategy=ps"], 64, "0.2172"),
+        (&["--spine-leaf=1x2x4", "--rate=25gbit", "--strategy=ring"], 8, "0.0543"),
+        (&["--dragonfly=4,9,2", "--rate=25gbit", "--strategy=rina", "--equipped=36"], 72, "0.0"),
+    ] {
+        let (fine, out, error) = shaped(args);
+        assert!(fine && out.contains(&format!(", {workers} workers")), "{args:?}: {out}{error}");
+        assert!(out.contains(&format!("seconds  {seconds}")), "{args:?}: {out}");
+    }
+}
+
+#[test]
+fn a_shape_that_is_none_is_refused() {
+    for (args, expected) in [
+        (&[][..], "<--topology <FILE>|--fat-tree <K>|--dragonfly"),
+        (&["--fat-tree=8"], "--rate <RATE>"),
+        (&["--fat-tree=8", "--spine-leaf=1x2x2", "--rate=1gbit"], "cannot be used with"),
+        (&["--fat-tree=3", "--rate=1gbit"], "--fat-tree: k = 3: expected an even number"),
+        (&["--dragonfly=4,99,2", "--rate=1gbit"], "--dragonfly: g = 99: expected from 2 to"),
+        (&["--dragonfly=4,9", "--rate=1gbit"], "such as 4,9,2"),
+        (&["--spine-leaf=1x2x2:0.5", "--rate=1gbit"], "such as 4x64x64:4"),
+        (&["--spine-leaf=1x2x2", "--rate=fast"], "is no rate"),
+        (&["--spine-leaf=1x2x2", "--rate=1gbit", "--equipped=3"], "expected at most the 2 racks"),
+        (&["--spine-leaf=999x999x999", "--rate=1gbit"], "expected at most 16384"),
+        (&["--topology=net.toml", "--rate=1gbit"], "cannot be used with"),
+    ] {
+        let (fine, _, error) = shaped(&[&["--strategy=ring"], args].concat());
+        assert!(!fine && error.contains(expected), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn a_file_may_have_more_hosts_than_a_job() {
+    let host = |i: usize| {
+        let (rack, number) = (i / 16, i % 16);
+        format!(
+            "[[host]]\nname = \"h{i}\"\nrank = {i}\naddress = \"10.0.{rack}.{number}\"\n\
+             region = \"r{rack}\"\n"
+        )
+    };
+    let region = |i: usize| format!("[[region]]\nname = \"r{i}\"\noversubscription = 4.0\n");
+    let regions: String = (0..64).map(region).collect();
+    let hosts: String = (0..1024).map(host).collect();
+    let text = format!("name = \"large\"\n[defaults]\nrate = \"25gbit\"\n{regions}{hosts}");
+    let (fine, out, error) = simulate(&text, "h-ar", &[]);
+    assert!(fine && out.contains("large: h-ar, 1024 workers"), "{out}{error}");
+}

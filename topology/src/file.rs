@@ -17,6 +17,7 @@ use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::agents::Lack;
+use crate::generate::MAX_WORLD;
 use crate::model::{Aggregator, Host, KnownCosts, Measured, NotOfJobs, Region, Strategy, Topology};
 
 use lines::Lines;
@@ -154,7 +155,20 @@ impl Topology {
     /// # Errors
     /// [`FileError`]: the line, what is wrong with it, and what to do.
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        Reader { lines: Lines(text), raw: &raw::File::parse(text)? }.topology()
+        Self::parse_within(text, MAX_WORKERS)
+    }
+
+    /// Likewise for a network on which no job is to run: it may have more hosts than a job, up to
+    /// [`MAX_WORLD`].
+    ///
+    /// # Errors
+    /// [`FileError`], as from [`Topology::parse`].
+    pub fn parse_large(text: &str) -> Result<Self, FileError> {
+        Self::parse_within(text, MAX_WORLD)
+    }
+
+    fn parse_within(text: &str, most_hosts: usize) -> Result<Self, FileError> {
+        Reader { lines: Lines(text), raw: &raw::File::parse(text)? }.topology(most_hosts)
     }
 }
 
@@ -179,10 +193,10 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn topology(&self) -> Result<Topology, FileError> {
+    fn topology(&self, most_hosts: usize) -> Result<Topology, FileError> {
         let Self { lines, raw } = self;
         for (count, what, most) in
-            [(raw.host.len(), "hosts", MAX_WORKERS), (raw.region.len(), "regions", MAX_REGIONS)]
+            [(raw.host.len(), "hosts", most_hosts), (raw.region.len(), "regions", MAX_REGIONS)]
         {
             if count > most {
                 let first = if what == "hosts" {

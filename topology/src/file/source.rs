@@ -1,6 +1,7 @@
 //! A file and what it says, for checks that depend on more than the file.
 
 use toml::Spanned;
+use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::model::{Strategy, Topology};
 
@@ -21,7 +22,7 @@ impl TopologyFile {
     /// [`FileError`]: the line, what is wrong with it, and what to do.
     pub fn parse(text: &str) -> Result<Self, FileError> {
         let raw = raw::File::parse(text)?;
-        let topology = Reader { lines: Lines(text), raw: &raw }.topology()?;
+        let topology = Reader { lines: Lines(text), raw: &raw }.topology(MAX_WORKERS)?;
         Ok(Self { text: text.into(), raw, topology })
     }
 

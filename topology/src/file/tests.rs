@@ -335,6 +335,8 @@ fn a_job_has_its_limits() {
     };
     let hosts = |count| (0..count).map(host).collect::<String>();
     assert_eq!(Topology::parse(&hosts(MAX_WORKERS)).map(|read| read.world()), Ok(MAX_WORKERS));
+    let large = Topology::parse_large(&hosts(MAX_WORKERS + 1));
+    assert_eq!(large.map(|read| read.world()), Ok(MAX_WORKERS + 1));
     let error = Topology::parse(&hosts(MAX_WORKERS + 1)).expect_err("one too many");
     assert_eq!(error.line, MAX_WORKERS * 5 + 2);
     assert!(error.to_string().contains("65 hosts, but a job has at most 64"), "{error}");
