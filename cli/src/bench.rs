@@ -150,7 +150,8 @@ impl Connected {
 /// Runs the benchmark of this rank.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(odd) = args.bytes.iter().find(|bytes| *bytes % 4 != 0) {
-        bail!("--bytes {odd}: elements have four bytes, so a size is a multiple of 4");
+        let problem = "elements have four bytes, so a size is a multiple of 4";
+        return Err(crate::WrongConfig(format!("--bytes {odd}: {problem}")).into());
     }
     if let Some(strategy) = args.strategy {
         return replay_all(args, strategy);

@@ -3,6 +3,7 @@
 mod measure;
 mod text;
 
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use xdp_agg_topology::analysis::{
     Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
 };
 use xdp_agg_topology::choose::{Choice, Costs, JobChoice, choose, for_job};
-use xdp_agg_topology::file::interfaces;
+use xdp_agg_topology::file::{bounded, interfaces};
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
 use xdp_agg_topology::occupation::StepCosts;
@@ -195,8 +196,10 @@ pub(crate) fn read(file: &Path) -> Result<Topology> {
 }
 
 fn open(file: &Path) -> Result<TopologyFile> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the topology file {}", file.display()))?;
+    let text = File::open(file).and_then(bounded).map_err(|error| {
+        let name = file.display();
+        crate::WrongConfig(format!("cannot read the topology file {name}: {error}"))
+    })?;
     TopologyFile::parse(&text).with_context(|| file.display().to_string())
 }
 
@@ -226,7 +229,7 @@ fn plan(args: &PlanArgs) -> Result<()> {
         write!(io::stdout(), "{}", text::report(&report))?;
     }
     io::stdout().flush()?;
-    fits(&report.demands)
+    fits(&report.demands, args.slots)
 }
 
 fn report(args: &PlanArgs) -> Result<Report> {
@@ -278,10 +281,9 @@ fn report(args: &PlanArgs) -> Result<Report> {
 }
 
 /// Refuses a plan that an aggregator cannot hold.
-fn fits(demands: &[Demand]) -> Result<()> {
-    let Some(missing) = shortfall(demands) else { return Ok(()) };
-    bail!(
-        "the plan does not fit its aggregators; {missing}. Give the daemons more --slots, give \
-         each tree fewer (--slots), or choose another strategy"
-    );
+fn fits(demands: &[Demand], slots: u32) -> Result<()> {
+    match shortfall(demands, slots, "--slots of this command, XDP_AGG_JOB_SLOTS of a job") {
+        Some(missing) => bail!(missing),
+        None => Ok(()),
+    }
 }

@@ -6,6 +6,7 @@
 mod measure;
 mod report;
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use xdp_agg_client::Builder;
 use xdp_agg_client::collectives::{Kind, Tuning};
+use xdp_agg_topology::file::bounded;
 
 use crate::bench::size;
 use measure::{Bench, Measured};
@@ -93,7 +95,8 @@ impl What {
 /// Measures as this rank.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(odd) = args.bytes.iter().find(|bytes| **bytes == 0 || *bytes % 4 != 0) {
-        bail!("--bytes {odd}: elements have four bytes, so a size is a multiple of 4 above 0");
+        let problem = "elements have four bytes, so a size is a multiple of 4 above 0";
+        return Err(crate::WrongConfig(format!("--bytes {odd}: {problem}")).into());
     }
     let mut settings = Builder::from_env()?;
     if let Some(file) = &args.tuning {
@@ -102,7 +105,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let communicator = settings.connect()?;
     let (rank, world) = (communicator.rank(), communicator.world_size());
     if args.root >= world {
-        bail!("--root {}: ranks count from 0 to {}", args.root, world - 1);
+        let problem = format!("--root {}: ranks count from 0 to {}", args.root, world - 1);
+        return Err(crate::WrongConfig(problem).into());
     }
     let mut bytes = args.bytes.clone();
     bytes.sort_unstable();
@@ -144,8 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn read(file: &PathBuf) -> Result<Tuning> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let wrong = |problem| crate::WrongConfig(format!("{}: {problem}", file.display()));
+    let text = File::open(file).and_then(bounded).map_err(|error| wrong(error.to_string()))?;
     Ok(Tuning::parse(&text).map_err(wrong)?)
 }

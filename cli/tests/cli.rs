@@ -349,7 +349,7 @@ fn workers_use_tls_and_the_token() {
     let run = |mut command: Command| command.output().expect("it runs");
     fails(&run(guarded.bench(0, 0)), 1, &["speaks TLS only", "XDP_AGG_TLS_CA"]);
     fails(&run(guarded.bench(0, 1)), 1, &["TLS", "asks for a certificate"]);
-    fails(&run(guarded.bench(0, 2)), 1, &["tls-cert", "tls-key is not"]);
+    fails(&run(guarded.bench(0, 2)), 2, &["tls-cert", "tls-key is not"]);
     fails(&run(guarded.bench(0, 3)), 1, &["wants a token"]);
     let mut renamed = guarded.bench(0, 4);
     renamed.env("XDP_AGG_TLS_NAME", "other");

@@ -1,6 +1,7 @@
 //! `xdp-agg topology` as people run it: what it prints, and its exit codes.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -53,6 +54,37 @@ fn topology(text: &str, args: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command.output().expect("the program runs");
     let text = |bytes| String::from_utf8(bytes).expect("it prints UTF-8");
     (status.code().expect("it exits"), text(stdout), text(stderr))
+}
+
+/// The only worker of a world, in an environment of its own.
+fn worker(action: &str, environment: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    command.arg(action).env_clear().env("RANK", "0").env("WORLD_SIZE", "1");
+    command.env("XDP_AGG_JOIN_DEADLINE", "0.2").envs(environment.iter().copied());
+    command.output().expect("the program runs")
+}
+
+#[test]
+fn settings_of_a_worker_that_are_wrong_are_wrong_configuration() {
+    let file = |text: &str| {
+        let mut file = NamedTempFile::new().expect("a temporary file");
+        file.write_all(text.as_bytes()).expect("it is written");
+        file
+    };
+    let topology = file(&RACKS.replace("rank = 3", "rank = 2"));
+    let table = file("[[broadcast]]\nalgorithm = \"knomial\"\nk = 1\n");
+    for action in ["bench", "tune"] {
+        for (name, file, said) in [
+            ("XDP_AGG_TOPOLOGY", topology.path(), "line 32: rank 2 is used twice"),
+            ("XDP_AGG_TOPOLOGY", Path::new("/dev/zero"), "line 1: the file has more than"),
+            ("XDP_AGG_TUNING", table.path(), "line 3: k = 1: expected 2 to 512"),
+        ] {
+            let Output { status, stderr, .. } = worker(action, &[(name, file)]);
+            let err = String::from_utf8_lossy(&stderr);
+            assert_eq!(status.code(), Some(2), "{err}");
+            assert!(err.contains(&format!("{name}: {}: {said}", file.display())), "{err}");
+        }
+    }
 }
 
 #[test]
@@ -126,6 +158,14 @@ fn sizes_are_read_in_either_spelling() {
 }
 
 #[test]
+fn control_characters_of_a_name_are_not_printed() {
+    let odd = RACKS.replace("\"two racks\"", "\"two\\u001b[31m racks'\\n\"");
+    let (code, out, _) = topology(&odd, &["plan", "--slots", "16"]);
+    assert_eq!(code, 0);
+    assert!(out.starts_with("two\\u{1b}[31m racks'\\n: 4 hosts"), "{out:?}");
+}
+
+#[test]
 fn a_plan_that_does_not_fit_says_how_many_slots_are_missing() {
     let (code, out, err) = topology(RACKS, &["plan", "--slots", "1024"]);
     assert_eq!(code, 1);
@@ -159,14 +199,7 @@ fn a_job_names_the_host_whose_daemon_it_does_not_reach() {
                 aggregator = \"127.0.0.1:1\"\n";
     let mut file = NamedTempFile::new().expect("a temporary file");
     file.write_all(text.as_bytes()).expect("it is written");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
-    command
-        .arg("bench")
-        .env("RANK", "0")
-        .env("WORLD_SIZE", "1")
-        .env("XDP_AGG_TOPOLOGY", file.path());
-    command.env("XDP_AGG_JOIN_DEADLINE", "0.2").env_remove("XDP_AGG_ADDR");
-    let output = command.output().expect("the program runs");
+    let output = worker("bench", &[("XDP_AGG_TOPOLOGY", file.path())]);
     let err = String::from_utf8_lossy(&output.stderr);
     let place = format!("where that of host \"only\" of {} is to be", file.path().display());
     assert!(err.contains("no aggregator at 127.0.0.1:1 (") && err.contains(&place), "{err}");

@@ -183,29 +183,48 @@ impl Demand {
         self.has.map_or(0, |has| self.slots.saturating_sub(has.into()))
     }
 
-    /// Jobs that a daemon cannot hold besides.
+    /// Jobs that are more than a daemon holds.
     #[must_use]
     pub const fn jobs_missing(&self) -> usize {
         self.trees.saturating_sub(MAX_JOBS)
     }
 }
 
-/// What aggregators lack for a plan, in words; None: it fits.
+/// What aggregators lack for a plan whose trees have so many slots each, and what to do; None: it
+/// fits. `fewer` is the setting that gives a tree fewer slots.
 #[must_use]
-pub fn shortfall(demands: &[Demand]) -> Option<String> {
-    let mut missing = Vec::new();
+pub fn shortfall(demands: &[Demand], slots_per_tree: u32, fewer: &str) -> Option<String> {
+    let (mut slots, mut jobs) = (Vec::new(), Vec::new());
     for demand in demands {
         let (name, trees, wanted) = (&demand.name, demand.trees, demand.slots);
         if demand.missing() > 0 {
-            let missed = demand.missing();
-            missing.push(format!("{name}: {missed} slots are missing of {wanted}"));
+            slots.push(format!("{name}: {} slots are missing of {wanted}", demand.missing()));
         }
         if demand.jobs_missing() > 0 {
-            let missed = demand.jobs_missing();
-            missing.push(format!("{name}: {missed} jobs are missing of {trees}"));
+            jobs.push(format!("{name}: {trees} jobs are needed, a daemon holds {MAX_JOBS}"));
         }
     }
-    (!missing.is_empty()).then(|| missing.join("; "))
+    let mut remedies = Vec::new();
+    if !slots.is_empty() {
+        remedies.push(format!(
+            "Give the daemons more --slots (`slots` in the file), each tree fewer ({fewer}), or \
+             choose another strategy"
+        ));
+    }
+    if !jobs.is_empty() {
+        let text = "Slots do not help against too many jobs: each tree is one at each of its \
+                    aggregators. Choose a strategy with fewer trees there (`rat` has one for each \
+                    rack, `colocated` one), or give racks an `aggregator`";
+        remedies.push(text.to_owned());
+    }
+    let missing: Vec<_> = slots.into_iter().chain(jobs).collect();
+    let (missing, remedies) = (missing.join("; "), remedies.join(". "));
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the plan does not fit its aggregators, with {slots_per_tree} slots a tree; {missing}. \
+             {remedies}"
+        )
+    })
 }
 
 /// What every aggregator of a plan has to hold if each tree has `slots_per_tree` slots at each of

@@ -21,7 +21,7 @@ use crate::generate::MAX_WORLD;
 use crate::model::{Aggregator, Host, KnownCosts, Measured, NotOfJobs, Region, Strategy, Topology};
 
 use lines::Lines;
-pub use source::{TopologyFile, interfaces};
+pub use source::{TopologyFile, bounded, interfaces};
 
 /// Most regions of a file.
 pub const MAX_REGIONS: usize = 256;
@@ -128,6 +128,12 @@ pub enum Fault {
         /// How many there may be.
         most: usize,
     },
+    /// More than [`MAX_BYTES`].
+    #[error(
+        "the file has more than {MAX_BYTES} bytes; one of 64 hosts has some kilobytes, so give \
+         another file, or leave out what is no topology"
+    )]
+    TooLong,
     /// No hosts.
     #[error("there is no [[host]]; a job needs at least one")]
     NoHosts,
@@ -177,8 +183,7 @@ impl raw::File {
     fn parse(text: &str) -> Result<Self, FileError> {
         let lines = Lines(text);
         if text.len() > MAX_BYTES {
-            let fault = Fault::TooMany { what: "bytes", count: text.len(), most: MAX_BYTES };
-            return Err(FileError { line: 1, fault });
+            return Err(FileError { line: 1, fault: Fault::TooLong });
         }
         toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| lines.line(&span));

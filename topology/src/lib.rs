@@ -11,8 +11,8 @@
 //! * [`graph`] and [`generate`]: fat-trees and the like with their routes, for the simulator.
 //! * [`units`] and [`size`]: rates and sizes as people write them.
 //!
-//! Nothing here does any input or output, and nothing depends on time or chance: every worker
-//! computes the same plan from the same file.
+//! Nothing here opens a file ([`file::bounded`] reads what it is handed), and nothing depends on
+//! time or chance: every worker computes the same plan from the same file.
 
 #![forbid(unsafe_code)]
 

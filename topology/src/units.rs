@@ -17,9 +17,14 @@ const UNITS: [(&str, u64); 4] =
 /// Most bits a second: 100 Tbit/s, beyond any link, so that sums over 4096 of them fit.
 const MOST: u64 = 100_000_000_000_000;
 
+/// What a rate looks like.
+pub(crate) const EXPECTED: &str = "a number and a unit in lower case (bit, kbit, mbit or gbit, a \
+                                   second), more than 0 and at most 100000gbit, such as \
+                                   \"2.5gbit\"";
+
 /// A text that is no rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no rate; expected more than 0 bits a second, such as \"10gbit\" or \"2.5gbit\"")]
+#[error("{0:?} is no rate; expected {EXPECTED}")]
 pub struct BadRate(pub String);
 
 impl Rate {
@@ -117,10 +122,24 @@ mod tests {
 
     #[test]
     fn what_is_no_rate_is_refused() {
-        let wrong =
-            ["", "10", "gbit", "0gbit", "-1gbit", "+1gbit", "infgbit", "nangbit", "100001gbit"];
+        let wrong = [
+            "",
+            "10",
+            "gbit",
+            "10Gbit",
+            "1e30gbit",
+            "0gbit",
+            "-1gbit",
+            "+1gbit",
+            "infgbit",
+            "nangbit",
+            "100001gbit",
+        ];
         for text in wrong {
             assert_eq!(text.parse::<Rate>(), Err(BadRate(text.into())), "{text}");
+            let said = BadRate(text.into()).to_string();
+            assert!(said.contains("lower case (bit, kbit, mbit or gbit"), "{said}");
+            assert!(said.contains("at most 100000gbit"), "{said}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use proptest::prelude::*;
-use xdp_agg_topology::analysis::{Traffic, demands, least_crossing, table1};
+use xdp_agg_topology::analysis::{Traffic, demands, least_crossing, shortfall, table1};
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::generate::{SpineLeaf, equip};
 use xdp_agg_topology::graph::Network;
@@ -312,8 +312,26 @@ fn slots_and_jobs_that_are_missing_are_counted() {
         .map(|demand| (demand.name.clone(), demand.slots, demand.missing()))
         .collect();
     assert_eq!(missing, [("h3".to_owned(), 2048, 548)]);
+    let said = shortfall(&demands(&topology, &forest, 1024), 1024, "XDP_AGG_JOB_SLOTS");
+    let said = said.expect("548 are missing");
+    assert!(
+        said.contains("with 1024 slots a tree; h3: 548 slots are missing of 2048. G"),
+        "{said}"
+    );
+    assert!(
+        said.contains("each tree fewer (XDP_AGG_JOB_SLOTS)") && !said.contains("jobs"),
+        "{said}"
+    );
+    assert_eq!(shortfall(&demands(&topology, &forest, 16), 16, "--slots"), None);
     let plan = SpineLeaf::oversubscribed((1, 1, 52), Rate::gbit(10), 1.0);
     let topology = plan.generate().expect("52 hosts").topology;
     let forest = Forest::plan(&topology, Strategy::Rina).expect("there are daemons");
-    assert!(demands(&topology, &forest, 1).iter().all(|demand| demand.jobs_missing() == 4));
+    let demands = demands(&topology, &forest, 1);
+    assert!(demands.iter().all(|demand| demand.jobs_missing() == 4));
+    let said = shortfall(&demands[..1], 1, "--slots").expect("52 jobs");
+    assert!(
+        said.contains("; h0: 52 jobs are needed, a daemon holds 48. Slots do not help"),
+        "{said}"
+    );
+    assert!(!said.contains("missing") && !said.contains("--slots"), "{said}");
 }

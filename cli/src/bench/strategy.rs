@@ -104,7 +104,8 @@ fn deadline() -> Result<Duration> {
     let Ok(text) = std::env::var("XDP_AGG_DEADLINE") else { return Ok(DEFAULT_DEADLINE) };
     let seconds = text.trim().parse().ok().filter(|seconds| *seconds > 0.0);
     let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    deadline.with_context(|| format!("XDP_AGG_DEADLINE={text:?} is no positive number of seconds"))
+    let problem = format!("XDP_AGG_DEADLINE={text:?} is no positive number of seconds");
+    deadline.ok_or_else(|| crate::WrongConfig(problem).into())
 }
 
 /// Summed by the aggregator: each process is a worker of its own (SwitchML), or the processes of a

@@ -22,7 +22,7 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
     writeln!(
         to,
         "{}: {} hosts, {} regions; {strategy}, {} a worker",
-        topology.name,
+        plain(&topology.name),
         topology.world(),
         topology.regions.len(),
         size(*bytes as f64)
@@ -68,6 +68,12 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
     writeln!(to, "\ncompared (paper 2, table 1, for this network)")?;
     to.push_str(&comparison(report));
     report.incremental.as_ref().map_or(Ok(()), |upgrades| incremental(upgrades, to))
+}
+
+/// Text without what a terminal would obey.
+fn plain(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
 }
 
 fn trees(report: &Report, to: &mut String) -> fmt::Result {

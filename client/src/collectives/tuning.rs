@@ -3,11 +3,12 @@
 mod read;
 
 use std::fmt;
-use std::path::Path;
+use std::fs::File;
 use std::str::FromStr;
 
 use serde::Serialize;
 use xdp_agg_mesh::Algorithm;
+use xdp_agg_topology::file::{MAX_BYTES, bounded};
 
 use crate::error::Error;
 
@@ -265,6 +266,9 @@ impl Tuning {
     /// # Errors
     /// What is wrong and what is expected, with the line, which is shown below.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_BYTES {
+            return Err(format!("more than {MAX_BYTES} bytes, where a table has some hundreds"));
+        }
         read::table(text)
     }
 
@@ -275,7 +279,7 @@ impl Tuning {
         }
         let wrong =
             |problem: String| Error::Config { name, problem: format!("{value}: {problem}") };
-        let text = std::fs::read_to_string(Path::new(value)).map_err(|error| {
+        let text = File::open(value).and_then(bounded).map_err(|error| {
             wrong(format!("{error}; expected a file of `xdp-agg tune`, or aggregator"))
         })?;
         Self::parse(&text).map_err(wrong)
@@ -386,5 +390,7 @@ mod tests {
         let error = Tuning::named("XDP_AGG_TUNING", "/nonexistent/table").expect_err("no file");
         let said = error.to_string();
         assert!(said.contains("/nonexistent/table") && said.contains("or aggregator"), "{said}");
+        let error = Tuning::named("XDP_AGG_TUNING", "/dev/zero").expect_err("it has no end");
+        assert!(error.to_string().contains("/dev/zero: more than 1048576 bytes"), "{error}");
     }
 }

@@ -1,13 +1,14 @@
 //! Aggregators from a topology: the planner's trees as daemons to connect to.
 
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::Path;
 use std::sync::Arc;
 
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::analysis::{demands, shortfall};
 use xdp_agg_topology::choose::{JobChoice, for_job};
+use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
 use super::{Builder, Chooser, Chosen, Place, Source, Target};
@@ -79,12 +80,9 @@ impl Builder {
         source.check_agents(strategy).map_err(&wrong)?;
         let forest = Forest::plan(topology, strategy).map_err(|error| wrong(error.to_string()))?;
         let slots = self.slots.unwrap_or(SLOTS);
-        if let Some(missing) = shortfall(&demands(topology, &forest, slots)) {
-            return Err(wrong(format!(
-                "the plan does not fit its aggregators, with {slots} slots a tree; {missing}. Give \
-                 the daemons more --slots, the job fewer (XDP_AGG_JOB_SLOTS), or choose another \
-                 strategy"
-            )));
+        let needed = demands(topology, &forest, slots);
+        if let Some(missing) = shortfall(&needed, slots, "XDP_AGG_JOB_SLOTS") {
+            return Err(wrong(missing));
         }
         let trees = forest.trees.iter().map(|tree| target(topology, tree));
         self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
@@ -95,7 +93,8 @@ impl Builder {
     /// The same from a topology file and the name of a strategy.
     pub(super) fn read_topology(self, path: &str, strategy: Option<&str>) -> Result<Self, Error> {
         let wrong = wrong("XDP_AGG_TOPOLOGY");
-        let text = std::fs::read_to_string(Path::new(path))
+        let text = File::open(path)
+            .and_then(bounded)
             .map_err(|error| wrong(format!("{path:?} cannot be read: {error}")))?;
         let file = TopologyFile::parse(&text).map_err(|error| wrong(format!("{path}: {error}")))?;
         let strategy = strategy.map(of_job).transpose()?;

@@ -90,7 +90,10 @@ impl Reader<'_> {
             self.lines.error(&ratio.span(), Fault::Oversubscription { region, given, reason })
         };
         let factor = *ratio.get_ref();
-        if !factor.is_finite() || factor < 1.0 {
+        if !factor.is_finite() {
+            return Err(wrong("it is no finite number, so its uplink would carry nothing".into()));
+        }
+        if factor < 1.0 {
             return Err(wrong("hosts cannot send less than they send".into()));
         }
         if offered == 0 {

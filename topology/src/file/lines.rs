@@ -6,7 +6,7 @@ use std::ops::Range;
 use toml::Spanned;
 use xdp_agg_common::control::CONTROL_PORT;
 
-use crate::units::Rate;
+use crate::units::{EXPECTED, Rate};
 
 use super::{Fault, FileError};
 
@@ -39,7 +39,7 @@ impl Lines<'_> {
         value: &Spanned<String>,
         key: &'static str,
     ) -> Result<Rate, FileError> {
-        let expected = "more than 0 bits a second, such as \"10gbit\" or \"2.5gbit\"";
+        let expected = EXPECTED;
         self.read(value, key, expected)
     }
 

@@ -1,11 +1,13 @@
 //! A file and what it says, for checks that depend on more than the file.
 
+use std::io::{self, Read as _};
+
 use toml::Spanned;
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::model::{Strategy, Topology};
 
-use super::{Fault, FileError, Lines, Reader, raw};
+use super::{Fault, FileError, Lines, MAX_BYTES, Reader, raw};
 
 /// A topology file that was read, with the lines of what it says.
 #[derive(Clone, Debug)]
@@ -83,6 +85,22 @@ impl Topology {
             known: known.join(", "),
         })
     }
+}
+
+/// The text of a file as far as it may be one: at most a byte more than [`MAX_BYTES`], which the
+/// reader refuses then.
+///
+/// # Errors
+/// The system's; or it is no text.
+pub fn bounded(from: impl io::Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    from.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_BYTES {
+        // A character may be cut; that it is too long is said whatever it holds.
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    let not_text = |_| io::Error::new(io::ErrorKind::InvalidData, "it is no text (UTF-8)");
+    String::from_utf8(bytes).map_err(not_text)
 }
 
 /// Names of interfaces from the text of `/proc/net/dev`, which has those of the reader's network

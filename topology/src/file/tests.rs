@@ -155,11 +155,13 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("10.0.0.254", "10.0.0.254:0", 13, "expected a port from 1 to 65535; without one it is 9870"),
     ("10.0.0.2:9999", "10.0.0.2:0", 31, "expected a port"),
     ("10.0.0.254", "tor-b", 13, "expected an IPv4 address and a port"),
-    ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected more than 0 bits a second"),
-    ("uplink = \"5gbit\"", "uplink = \"fast\"", 12, "uplink = \"fast\": expected more than 0"),
+    ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected a number and a unit in lower case"),
+    ("uplink = \"5gbit\"", "uplink = \"fast\"", 12, "uplink = \"fast\": expected a number and"),
+    ("uplink = \"5gbit\"", "uplink = \"5Gbit\"", 12, "lower case (bit, kbit, mbit or gbit"),
+    ("uplink = \"5gbit\"", "uplink = \"1e30gbit\"", 12, "at most 100000gbit"),
     ("rate = \"10gbit\"", "", 17, "`rate` is missing here and in [defaults]"),
     ("oversubscription = 4", "oversubscription = 0.5", 9, "over-subscribed 0.5:1, which cannot"),
-    ("oversubscription = 4", "oversubscription = inf", 9, "over-subscribed inf:1"),
+    ("oversubscription = 4", "oversubscription = inf", 9, "which cannot be: it is no finite"),
     (
         "oversubscription = 4",
         "oversubscription = 4\nuplink = \"9gbit\"",
@@ -343,11 +345,24 @@ fn a_job_has_its_limits() {
     let error = Topology::parse("name = \"empty\"\n").expect_err("no hosts");
     assert_eq!(error.fault, Fault::NoHosts);
     let error = Topology::parse(&" ".repeat(MAX_BYTES + 1)).expect_err("too long");
-    assert!(matches!(error.fault, Fault::TooMany { what: "bytes", .. }));
+    assert_eq!(error.fault, Fault::TooLong);
+    assert!(error.to_string().contains("more than 1048576 bytes; one of 64 hosts"), "{error}");
     let regions: String =
         (0..=MAX_REGIONS).map(|i| format!("[[region]]\nname = \"r{i}\"\n")).collect();
     let error = Topology::parse(&(regions + &hosts(1))).expect_err("too many regions");
     assert_eq!(error.line, MAX_REGIONS * 2 + 2);
+}
+
+#[test]
+fn no_more_is_read_than_may_be() {
+    let endless = bounded(std::io::repeat(0)).expect("it ends");
+    assert_eq!(endless.len(), MAX_BYTES + 1);
+    let error = Topology::parse(&endless).expect_err("it is too long");
+    assert_eq!(error.fault, Fault::TooLong);
+    assert!(bounded(std::io::repeat(0xc3)).is_ok(), "too long is too long, text or not");
+    assert_eq!(bounded(GOOD.as_bytes()).expect("it is text"), GOOD);
+    let error = bounded(&b"name = \"\xff\""[..]).expect_err("it is no text");
+    assert!(error.to_string().contains("no text"), "{error}");
 }
 
 #[test]
