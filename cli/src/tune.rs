@@ -25,7 +25,8 @@ use report::Report;
 ///
 /// Start it once per worker, with the environment of `xdp-agg bench`. Each time is the longest of
 /// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and
-/// B fitted to these measurements, and writes the table for XDP_AGG_TUNING. Exits with 1 where a
+/// B fitted to these measurements, how far off they are, and for (6) the time of a copy in memory;
+/// and writes the table for XDP_AGG_TUNING. Exits with 1 where a
 /// byte is wrong.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {

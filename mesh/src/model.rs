@@ -120,9 +120,22 @@ pub fn fit(measured: &[(Cost, f64)]) -> Option<Network> {
         return None;
     }
     let startup_s = (a1 * bb - b1 * ab) / determinant;
-    let per_byte = (b1 * aa - a1 * ab) / determinant;
+    // No transfer starts in less than no time: the best rate for none is another one.
+    let (startup_s, per_byte) = match startup_s > 0.0 {
+        true => (startup_s, (b1 * aa - a1 * ab) / determinant),
+        false => (0.0, b1 / bb),
+    };
     let is_network = per_byte > 0.0 && startup_s.is_finite();
-    is_network.then(|| Network { startup_s: startup_s.max(0.0), bytes_per_s: 1.0 / per_byte })
+    is_network.then(|| Network { startup_s, bytes_per_s: 1.0 / per_byte })
+}
+
+/// How far a network's times are from measured ones: the root of the mean square of the relative
+/// errors, which [`fit`] makes least; 0 for none.
+#[must_use]
+pub fn residual(measured: &[(Cost, f64)], network: Network) -> f64 {
+    let square = |(cost, seconds): &(Cost, f64)| (cost.seconds(network) / seconds - 1.0).powi(2);
+    let count = measured.len().max(1) as f64;
+    (measured.iter().map(square).sum::<f64>() / count).sqrt()
 }
 
 /// `ceil(log_k n)`.
@@ -177,6 +190,18 @@ mod tests {
     }
 
     #[test]
+    fn a_start_takes_no_less_than_nothing() {
+        // Bursts let the short message through at four times the rate.
+        let measured = [(direct(2, 4e3), 1e-6), (direct(2, 1e6), 1e-3), (direct(2, 2e6), 2e-3)];
+        let network = fit(&measured).expect("there is one");
+        assert_eq!(network.startup_s, 0.0);
+        let errors = |rate: f64| residual(&measured, Network { startup_s: 0.0, bytes_per_s: rate });
+        let best = network.bytes_per_s;
+        assert!((errors(best) - residual(&measured, network)).abs() < 1e-12);
+        assert!(errors(best) < errors(best * 1.01) && errors(best) < errors(best / 1.01));
+    }
+
+    #[test]
     fn a_fit_finds_the_network() {
         let measured: Vec<_> = [4096.0, 65_536.0, 1e6, 6.4e7]
             .into_iter()
@@ -186,6 +211,7 @@ mod tests {
         let network = fit(&measured).expect("there is one");
         assert!((network.startup_s / 1e-5 - 1.0).abs() < 1e-6, "{network:?}");
         assert!((network.bytes_per_s / 1e9 - 1.0).abs() < 1e-6, "{network:?}");
+        assert!(residual(&measured, network) < 1e-6);
         assert_eq!(fit(&measured[..1]), None);
         assert_eq!(fit(&[]), None);
     }

@@ -1,5 +1,6 @@
 //! One size of one collective, by all ways, in turns: what disturbs one disturbs all alike.
 
+use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -32,6 +33,8 @@ pub(super) struct Measured {
     pub(super) kind: Kind,
     pub(super) bytes: usize,
     pub(super) choice: Choice,
+    /// What a copy of so many bytes in this host's memory takes.
+    pub(super) copy_us: f64,
     /// Every call's longest time at any rank, sorted.
     pub(super) times_us: Vec<f64>,
     /// The table in force takes it.
@@ -83,12 +86,14 @@ impl Bench<'_> {
             ways.push(in_force.way);
         }
         let choice = |way| Choice { way, checked: self.checked };
+        let copy_us = copy_us(bytes);
         let mut all: Vec<Measured> = ways
             .into_iter()
             .map(|way| Measured {
                 kind,
                 bytes,
                 choice: choice(way),
+                copy_us,
                 times_us: Vec::new(),
                 chosen: way == in_force.way,
                 wrong: 0,
@@ -126,6 +131,10 @@ impl Bench<'_> {
     /// What it costs that all agree on a call.
     pub(super) fn check_us(&self) -> Result<f64> {
         let mut times = Vec::new();
+        // The first ones find everything cold, unlike the calls that this is taken off.
+        for _ in 0..self.iters.max(10) {
+            self.communicator.barrier()?;
+        }
         for _ in 0..self.iters.max(10) {
             let start = Instant::now();
             self.communicator.barrier()?;
@@ -200,6 +209,22 @@ impl Bench<'_> {
     }
 }
 
+/// What a copy of so many bytes in memory takes, of five the median.
+fn copy_us(bytes: usize) -> f64 {
+    let (source, mut target) = (vec![1_u8; bytes], vec![0_u8; bytes]);
+    // Short ones are too short for the clock.
+    let each = (MANY_CALLS / bytes.max(1)).max(1);
+    let times = [(); 5].map(|()| {
+        let start = Instant::now();
+        for _ in 0..each {
+            target.copy_from_slice(black_box(&source));
+            black_box(&mut target);
+        }
+        start.elapsed().as_secs_f64() * 1e6 / each as f64
+    });
+    quantile(&sorted(&times), 0.5)
+}
+
 /// A rank's element: whole numbers whose sums are far from any limit.
 fn value(rank: u16, i: usize) -> i32 {
     (i % 1021) as i32 * (i32::from(rank) + 1) + 3
@@ -209,4 +234,15 @@ fn sorted(times: &[f64]) -> Vec<f64> {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_takes_time_for_its_bytes() {
+        let (short, long) = (copy_us(4096), copy_us(16 << 20));
+        assert!(short > 0.0 && long > short * 100.0, "{short} {long}");
+    }
 }

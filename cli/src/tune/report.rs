@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use xdp_agg_client::collectives::{Kind, Rule, Tuning, Way};
+use xdp_agg_client::collectives::{Algorithm, Kind, Rule, Tuning, Way};
 use xdp_agg_mesh::model::{self, Network};
 
 use super::measure::Measured;
@@ -24,6 +24,10 @@ pub(super) struct Report {
     startup_us: Option<f64>,
     /// `B` of the models in bytes a second, fitted.
     bytes_per_s: Option<f64>,
+    /// How far the models' times are from the measured ones, as a share.
+    fit_error: Option<f64>,
+    /// Broadcasts among the workers that were fitted: those that are not mostly the check.
+    fitted: usize,
     rows: Vec<Row>,
 }
 
@@ -41,6 +45,8 @@ struct Row {
     p90_us: f64,
     /// The model's time, with the fitted network, and with the check where there is one.
     model_us: Option<f64>,
+    /// The same of a tree from memory that is copied first: model (6), with a copy that was timed.
+    staged_us: Option<f64>,
     /// The fastest of its size.
     best: bool,
     /// The table in force takes it.
@@ -62,7 +68,8 @@ impl Report {
         all: Vec<Measured>,
     ) -> Self {
         let extra_us = if checked { check_us } else { 0.0 };
-        let network = fit(ranks, extra_us, &all);
+        let points = points(ranks, extra_us, &all);
+        let network = model::fit(&points);
         let model_us = |one: &Measured| {
             let cost = cost(ranks, one)?;
             Some(cost.seconds(network?) * 1e6 + extra_us)
@@ -89,6 +96,7 @@ impl Report {
                     p10_us: quantile(&one.times_us, 0.1),
                     p90_us: quantile(&one.times_us, 0.9),
                     model_us: model_us(one),
+                    staged_us: network.and_then(|on| Some(staged_us(ranks, one, on)? + extra_us)),
                     best: one.median_us() <= least(one.kind, one.bytes),
                     chosen: one.chosen,
                     wrong: one.wrong,
@@ -104,6 +112,8 @@ impl Report {
             check_us,
             startup_us: network.map(|network| network.startup_s * 1e6),
             bytes_per_s: network.map(|network| network.bytes_per_s),
+            fit_error: network.map(|network| model::residual(&points, network)),
+            fitted: points.len(),
             rows,
         }
     }
@@ -114,22 +124,37 @@ impl Report {
         let mut text = format!("# {ranks} ranks, aggregator: {engine}; agreeing on a call: ");
         // Writing to a string cannot fail.
         let _ = write!(text, "{check_us:.0} us{}", if self.checked { "" } else { " (left out)" });
-        if let (Some(startup), Some(rate)) = (self.startup_us, self.bytes_per_s) {
-            let _ = write!(text, "; fitted t_s = {startup:.1} us, B = {:.0} MB/s", rate / 1e6);
+        text += "\n# ";
+        let fit = (self.startup_us, self.bytes_per_s, self.fit_error);
+        let _ = match fit {
+            (Some(startup), Some(rate), Some(error)) => write!(
+                text,
+                "fitted to {} broadcasts: t_s = {startup:.1} us, B = {:.1} MB/s, off by {:.0} %",
+                self.fitted,
+                rate / 1e6,
+                error * 100.0
+            ),
+            _ => write!(
+                text,
+                "no model: {} broadcasts do not tell t_s from B; give larger --bytes",
+                self.fitted
+            ),
+        };
+        if self.checked {
+            text += " (not to those that are half agreeing on the call, or more)";
         }
-        text.push_str(
-            "\n# time: median of the calls, each the longest of all ranks'; model: equations (1) \
-             to (5)\n# * fastest, < the table's choice\n",
-        );
+        text += "\n# time: median of the calls, each the longest of all ranks'\n\
+                 # model: equations (1) to (5); copied: (6), a tree from memory that is copied \
+                 first, the copy timed here\n# * fastest, < the table's choice\n";
         let mut rows = vec![
             ["collective", "bytes", "algorithm", "C or k", "time us", "p10", "p90", "model us"]
                 .map(str::to_owned)
                 .to_vec(),
         ];
-        rows[0].extend(["calls", "#wrong", ""].map(str::to_owned));
+        rows[0].extend(["copied us", "calls", "#wrong", ""].map(str::to_owned));
         for row in &self.rows {
             let parameter = row.chunk.or(row.k).map_or_else(|| "-".into(), |p| p.to_string());
-            let model = row.model_us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
+            let us = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
             let mark =
                 format!("{}{}", if row.best { "*" } else { "" }, if row.chosen { "<" } else { "" });
             rows.push(vec![
@@ -140,7 +165,8 @@ impl Report {
                 format!("{:.0}", row.median_us),
                 format!("{:.0}", row.p10_us),
                 format!("{:.0}", row.p90_us),
-                model,
+                us(row.model_us),
+                us(row.staged_us),
                 row.calls.to_string(),
                 row.wrong.to_string(),
                 mark,
@@ -204,25 +230,38 @@ fn cost(ranks: u16, one: &Measured) -> Option<model::Cost> {
     }
 }
 
-/// The network that explains the broadcasts.
-fn fit(ranks: u16, extra_us: f64, all: &[Measured]) -> Option<Network> {
+/// Model (6) in microseconds, of a broadcast over a tree.
+fn staged_us(ranks: u16, one: &Measured, network: Network) -> Option<f64> {
+    let k = match (one.kind, one.choice.way) {
+        (Kind::Broadcast, Way::Mesh(Algorithm::Binomial)) => 2,
+        (Kind::Broadcast, Way::Mesh(Algorithm::Knomial { k })) => k,
+        _ => return None,
+    };
+    let bytes = one.bytes as f64;
+    let copied = bytes / (one.copy_us / 1e6);
+    Some(model::staged_knomial(ranks.into(), k, bytes, copied, network) * 1e6)
+}
+
+/// What the network is fitted to: the broadcasts among the workers. Where agreeing on the call
+/// takes as long as the transfer or longer, the difference of the two tells of nothing but noise.
+fn points(ranks: u16, extra_us: f64, all: &[Measured]) -> Vec<(model::Cost, f64)> {
     let broadcasts = all.iter().filter(|one| one.kind == Kind::Broadcast);
-    let measured: Vec<_> = broadcasts
-        .filter_map(|one| Some((cost(ranks, one)?, (one.median_us() - extra_us) / 1e6)))
-        .filter(|(_, seconds)| *seconds > 0.0)
-        .collect();
-    model::fit(&measured)
+    broadcasts
+        .filter_map(|one| Some((cost(ranks, one)?, one.median_us() - extra_us)))
+        .filter(|(_, us)| *us > 0.0 && *us >= extra_us)
+        .map(|(cost, us)| (cost, us / 1e6))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xdp_agg_client::collectives::{Algorithm, Choice};
+    use xdp_agg_client::collectives::Choice;
 
     fn measured(bytes: usize, way: Way, us: f64) -> Measured {
         let choice = Choice::new(way);
-        let times_us = vec![us; 3];
-        Measured { kind: Kind::Broadcast, bytes, choice, times_us, chosen: false, wrong: 0 }
+        let (kind, times_us, copy_us) = (Kind::Broadcast, vec![us; 3], bytes as f64 / 1e4);
+        Measured { kind, bytes, choice, copy_us, times_us, chosen: false, wrong: 0 }
     }
 
     #[test]
@@ -250,6 +289,44 @@ mod tests {
         // Measured again, the rules are replaced and not doubled.
         assert_eq!(report.table(table.clone()).expect("it has one"), text);
         assert!(report.text().contains("pipelined-chain"));
+    }
+
+    /// Two ranks at 24 MB/s, 10 us a start. Agreeing takes 87 us; bursts let short messages
+    /// through at once.
+    #[test]
+    fn what_is_mostly_the_check_is_not_fitted() {
+        let mesh = [
+            Algorithm::Binomial,
+            Algorithm::Direct,
+            Algorithm::ScatterAllGather,
+            Algorithm::PipelinedChain { chunk: 16 << 10 },
+            Algorithm::PipelinedChain { chunk: 64 << 10 },
+        ];
+        let link = Network { startup_s: 1e-5, bytes_per_s: 24e6 };
+        let long = |algorithm| model::of(algorithm, 2, 262_144.0).seconds(link) * 1e6 + 87.0;
+        let mut all: Vec<_> =
+            (0..3).map(|i| measured(4096, Way::Mesh(mesh[i]), [98.0, 101.0, 88.0][i])).collect();
+        all.extend(mesh.map(|algorithm| measured(262_144, Way::Mesh(algorithm), long(algorithm))));
+        let report = Report::new(2, "xdp", 87.0, true, all);
+        assert_eq!(report.fitted, 5);
+        let (startup, rate) = (report.startup_us.expect("a fit"), report.bytes_per_s);
+        assert!((startup - 10.0).abs() < 0.1 && report.fit_error < Some(0.01), "{startup}");
+        assert!((rate.expect("a fit") / 24e6 - 1.0).abs() < 0.01, "{rate:?}");
+        let row =
+            report.rows.iter().find(|row| (row.bytes, row.algorithm) == (262_144, "binomial"));
+        let row = row.expect("it was measured");
+        let model = row.model_us.expect("model (3)");
+        assert!((model / row.median_us - 1.0).abs() < 0.01, "{model} {}", row.median_us);
+        // 10 GB/s in memory: 26 us more.
+        let staged = row.staged_us.expect("model (6)") - model;
+        assert!((staged - 26.2).abs() < 0.1, "{staged}");
+        let text = report.text();
+        assert!(text.contains("fitted to 5 broadcasts: t_s = 10.0 us, B = 24.0 MB/s, off by 0 %"));
+        assert!(text.contains("(6)") && text.contains("copied us"), "{text}");
+        let direct = report.rows.iter().find(|row| row.algorithm == "direct").map(|r| r.staged_us);
+        assert_eq!(direct, Some(None), "(6) is of trees");
+        let none = Report::new(2, "xdp", 87.0, true, vec![measured(4096, Way::Ring, 98.0)]);
+        assert!(none.text().contains("no model: 0 broadcasts do not tell"));
     }
 
     #[test]
