@@ -104,7 +104,7 @@ impl Ring {
     fn from_variables(variable: impl Fn(&'static str) -> Option<String>) -> Result<Builder, Error> {
         let need = |name, meaning| variable(name).ok_or(Error::MissingVariable { name, meaning });
         let number = |names: [&'static str; 3], meaning| {
-            let set = names.iter().find_map(|name| Some((*name, variable(*name)?)));
+            let set = names.iter().find_map(|name| Some((*name, variable(name)?)));
             let (name, value) = set.ok_or(Error::MissingVariable { name: names[0], meaning })?;
             parse(name, &value)
         };
