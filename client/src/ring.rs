@@ -32,6 +32,7 @@ pub use element::{Element, What};
 pub use error::Error;
 
 use xdp_agg_common::wire::Reduction;
+use xdp_agg_mesh::MAX_DEADLINE;
 
 use crate::collective::{BoxError, Collective, Op};
 use call::Notice;
@@ -346,7 +347,8 @@ impl Builder {
     /// away because its number is taken or its world size is another; a neighbour that cannot be
     /// reached.
     pub fn connect(self) -> Result<Ring, Error> {
-        let Self { rank, world_size, rendezvous, listener, deadline, short_bytes, occasion } = self;
+        let deadline = self.deadline.min(MAX_DEADLINE);
+        let Self { rank, world_size, rendezvous, listener, short_bytes, occasion, .. } = self;
         if rank >= world_size || world_size > MAX_WORLD {
             return Err(Error::Rank { rank, world_size });
         }

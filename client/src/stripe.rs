@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
+use xdp_agg_mesh::MAX_DEADLINE;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -26,6 +27,9 @@ pub(crate) struct Stripe {
     pub(crate) shared: Arc<Shared>,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
+
+/// Longest silence of a live daemon: the kernel knows no keep-alive times of more than 9 h.
+const SILENCE: Duration = Duration::from_secs(12 * 60 * 60);
 
 impl Stripe {
     /// Begins to join the job at all aggregators.
@@ -94,14 +98,15 @@ impl Stripe {
             window_room: u32::try_from(room).unwrap_or(u32::MAX),
             rate: settings.rate,
             rto_min: settings.rto_min,
-            join_deadline: settings.join_deadline,
-            fallback_after: settings.fallback_after,
+            join_deadline: settings.join_deadline.min(MAX_DEADLINE),
+            fallback_after: settings.fallback_after.min(MAX_DEADLINE),
             ..Config::new(job(settings, place), place.host, place.hosts)
         };
-        let dead_after = settings.dead_after_or_default();
+        let dead_after = settings.dead_after_or_default().min(SILENCE);
         let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
         let engine = Engine::new(config, dial, socket);
-        let shared = Arc::new(Shared::new(engine, ring, settings.deadline, roll)?);
+        let shared =
+            Arc::new(Shared::new(engine, ring, settings.deadline.min(MAX_DEADLINE), roll)?);
         let progress = Arc::clone(&shared);
         let progress = std::thread::Builder::new()
             .name("xdp-agg progress".into())
@@ -133,5 +138,37 @@ fn job(settings: &Builder, place: &Place) -> String {
     match place.local_size {
         1 => settings.job.clone(),
         _ => format!("{}/{}", settings.job, place.local_rank),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// Whoever listens there is no daemon: that is told at once, and no clock is asked for a time
+    /// that it does not have.
+    #[test]
+    fn deadlines_may_be_as_long_as_can_be() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let nonsense = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a worker comes");
+            stream.write_all(&[0xff; 64]).expect("sent");
+            // Until it has heard enough: an end is no nonsense.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        });
+        let settings = Builder::default()
+            .aggregators([address])
+            .rank(0)
+            .world_size(1)
+            .deadline(Duration::MAX)
+            .join_deadline(Duration::MAX)
+            .fallback_after(Duration::MAX)
+            .dead_after(Duration::MAX);
+        let error = settings.connect().expect_err("it is no daemon");
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
+        nonsense.join().expect("no panic");
     }
 }

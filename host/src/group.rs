@@ -122,7 +122,7 @@ impl Group {
         &self,
         attempt: impl Fn() -> Result<R, Error>,
     ) -> Result<R, Error> {
-        let until = Instant::now() + self.core.options.wait_within;
+        let until = crate::options::until(self.core.options.wait_within);
         loop {
             match attempt() {
                 Err(Error::Busy { .. }) if Instant::now() < until => {

@@ -1,7 +1,7 @@
 //! What a process says when it joins the group of its host.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Error;
 
@@ -54,6 +54,14 @@ pub struct Options {
     pub join_within: Duration,
     /// How long a barrier, a collective or [`Group::begin`](crate::Group::begin) may take.
     pub wait_within: Duration,
+}
+
+/// Longer waits count as this one, a year: what no clock can reach is no moment.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The moment at which a wait that begins now is over.
+pub(crate) fn until(time: Duration) -> Instant {
+    Instant::now() + time.min(LONGEST)
 }
 
 impl Options {

@@ -12,6 +12,18 @@ use xdp_agg_host::{Error, Options};
 /// Small, so that buffers go through in many pieces.
 const ROOM: usize = 64 << 10;
 
+#[test]
+fn waits_may_be_as_long_as_can_be() {
+    let for_ever = |options: &mut Options| {
+        options.join_within = std::time::Duration::MAX;
+        options.wait_within = std::time::Duration::MAX;
+    };
+    run(2, for_ever, |group| {
+        Csc::new(&group, ROOM).expect("an area");
+        group.barrier().expect("all come");
+    });
+}
+
 fn number(rank: usize, i: usize) -> i32 {
     (rank as i32 + 1).wrapping_mul(1_000_003) ^ i as i32
 }

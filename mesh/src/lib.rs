@@ -32,7 +32,7 @@ pub use call::{Call, Collective};
 pub use element::{Datum, Number, Op};
 pub use error::Error;
 pub use mesh::Mesh;
-pub use open::{Builder, DEFAULT_DEADLINE, MAX_WORLD};
+pub use open::{Builder, DEFAULT_DEADLINE, MAX_DEADLINE, MAX_WORLD};
 pub use schedule::{Algorithm, Groups};
 
 #[cfg(target_endian = "big")]

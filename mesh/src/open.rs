@@ -24,6 +24,8 @@ use crate::schedule::Groups;
 pub const MAX_WORLD: u16 = 512;
 /// Deadline of opening and of each call, where none is given.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// Longer deadlines count as this one, a year: what no clock can reach is no moment.
+pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Of these messages and of what follows on the connections.
 const VERSION: u32 = 1;
 /// Wait between two attempts to connect.
@@ -203,6 +205,7 @@ impl Builder {
     /// Settings that cannot be; a port in use; ranks that are missing at the deadline; this rank
     /// turned away by another one; a rank that cannot be reached.
     pub fn open(mut self) -> Result<Mesh, Error> {
+        self.deadline = self.deadline.min(MAX_DEADLINE);
         let Self { rank, world_size, .. } = self;
         let wrong = |name, problem| Err(Error::Setting { name, problem });
         if rank >= world_size || world_size > MAX_WORLD {

@@ -175,6 +175,12 @@ fn strangers_are_ignored() {
 }
 
 #[test]
+fn a_deadline_may_be_as_long_as_can_be() {
+    let mut meshes = world_of(2, |builder| builder.deadline(Duration::MAX));
+    on_all(&mut meshes, |mesh| mesh.barrier().expect("all are well"));
+}
+
+#[test]
 fn settings_that_cannot_be_are_refused() {
     let error = Mesh::builder().rank(3).world_size(2).open().expect_err("no such rank");
     assert!(error.to_string().contains("rank 3 of 2"), "{error}");

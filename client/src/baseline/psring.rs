@@ -101,7 +101,7 @@ impl PsRing {
         mut feeder: Feeder,
         exchange: &Exchange,
     ) -> Result<(), BoxError> {
-        let until = Instant::now() + self.deadline;
+        let until = Instant::now() + self.deadline.min(xdp_agg_mesh::MAX_DEADLINE);
         let format = Format::new(<T as Element>::TYPE, Op::Sum, Scaling::Block, None, 1)?;
         self.client.start(exchange.own_blocks())?;
         let mut pushed = 0;

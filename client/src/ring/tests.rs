@@ -295,6 +295,17 @@ fn a_taken_rank_and_another_world_size_are_turned_away_and_the_ring_forms() {
 }
 
 #[test]
+fn a_deadline_may_be_as_long_as_can_be() {
+    on_ring(
+        2,
+        |builder| builder.deadline(Duration::MAX),
+        |mut ring| {
+            ring.all_reduce(&mut [1_i32; 3], Op::Sum).unwrap();
+        },
+    );
+}
+
+#[test]
 fn nobody_at_the_rendezvous_is_an_error_at_the_deadline() {
     let address = listener().local_addr().unwrap();
     let started = Instant::now();

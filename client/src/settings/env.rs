@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Token, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_numbers::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 
@@ -103,10 +104,10 @@ impl Builder {
             builder.job = value;
         }
         if let Some((name, value)) = first(&["XDP_AGG_DEADLINE"]) {
-            builder.deadline = seconds(name, &value)?;
+            builder.deadline = some_seconds(name, &value)?;
         }
         if let Some((name, value)) = first(&["XDP_AGG_JOIN_DEADLINE"]) {
-            builder.join_deadline = seconds(name, &value)?;
+            builder.join_deadline = some_seconds(name, &value)?;
         }
         if let Some((name, value)) = first(&["XDP_AGG_MTU"]) {
             builder.mtu = Some(parse(name, &value, "bytes, such as 1500")?);
@@ -185,7 +186,7 @@ impl Builder {
             self.fallback_after = seconds(name, &value)?;
         }
         if let Some((name, value)) = read("XDP_AGG_DEAD_AFTER") {
-            self.dead_after = Some(seconds(name, &value)?);
+            self.dead_after = Some(some_seconds(name, &value)?);
         }
         if let Some((_, value)) = read("XDP_AGG_TOKEN") {
             self.token = Some(Token(value));
@@ -215,8 +216,18 @@ fn parse<T: FromStr>(name: &'static str, value: &str, expected: &str) -> Result<
 fn seconds(name: &'static str, value: &str) -> Result<Duration, Error> {
     let expected = "seconds, such as 30 or 0.5";
     let number: f64 = parse(name, value, expected)?;
-    Duration::try_from_secs_f64(number)
-        .map_err(|_| Error::Config { name, problem: format!("{value:?} is not {expected}") })
+    let wrong = |_| Error::Config { name, problem: format!("{value:?} is not {expected}") };
+    Ok(Duration::try_from_secs_f64(number).map_err(wrong)?.min(MAX_DEADLINE))
+}
+
+/// The same of a time in which something has to happen.
+fn some_seconds(name: &'static str, value: &str) -> Result<Duration, Error> {
+    let time = seconds(name, value)?;
+    if time.is_zero() {
+        let problem = format!("{value:?} is no time at all; expected seconds above 0, such as 30");
+        return Err(Error::Config { name, problem });
+    }
+    Ok(time)
 }
 
 fn result_mode(name: &'static str, value: &str) -> Result<Option<ResultMode>, Error> {
@@ -288,5 +299,18 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         assert!(Builder::from_values(|_| None).is_ok());
+    }
+
+    #[test]
+    fn times_are_above_nothing_and_below_a_year() {
+        for name in ["XDP_AGG_DEADLINE", "XDP_AGG_JOIN_DEADLINE", "XDP_AGG_DEAD_AFTER"] {
+            let error = Builder::from_lookup(|asked| (asked == name).then(|| "0".into()));
+            let error = error.expect_err(name).to_string();
+            assert!(error.contains(name) && error.contains("above 0"), "{error}");
+        }
+        let long = |asked| (asked == "XDP_AGG_DEADLINE").then(|| "1e19".into());
+        assert_eq!(Builder::from_lookup(long).expect("long").deadline, MAX_DEADLINE);
+        let at_once = |asked| (asked == "XDP_AGG_FALLBACK_AFTER").then(|| "0".into());
+        assert!(Builder::from_lookup(at_once).expect("at once").fallback_after.is_zero());
     }
 }

@@ -19,7 +19,7 @@ enum Attempt {
 /// Joins the group that local rank 0 makes.
 pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
     let start = Instant::now();
-    let until = start + options.join_within;
+    let until = crate::options::until(options.join_within);
     let name = name(&options.job)?;
     let mut ended: Option<Instant> = None;
     loop {

@@ -24,7 +24,7 @@ struct Member {
 
 /// Makes the group, as local rank 0.
 pub(crate) fn lead(options: &Options) -> Result<Formed, Error> {
-    let until = Instant::now() + options.join_within;
+    let until = crate::options::until(options.join_within);
     let mut leader = Leader {
         options,
         hello: Hello::new(options),
