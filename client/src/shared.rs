@@ -3,6 +3,9 @@
 //! Whoever waits for a call drives the engine, in the foreground. A thread of its own drives it
 //! while nobody waits, answers the daemon, opens sockets, and carries the ring.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
@@ -47,8 +50,9 @@ pub(crate) struct Shared {
     /// Threads that drive calls in the foreground; the progress thread keeps out of their way.
     foreground: AtomicUsize,
     closing: AtomicBool,
-    /// The progress thread is busy with a ring, which it cannot leave at once.
-    on_ring: AtomicBool,
+    /// The progress thread is busy with a ring or a connection, which it cannot leave at once. Set
+    /// while it holds the engine: who closes gets it behind that, or the thread sees `closing`.
+    busy: AtomicBool,
     /// For the ring.
     listener: Mutex<Option<TcpListener>>,
     deadline: Duration,
@@ -120,7 +124,7 @@ impl Shared {
             wanted: AtomicUsize::new(0),
             foreground: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
-            on_ring: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
             listener: Mutex::new(listener),
             deadline,
             roll,
@@ -318,7 +322,7 @@ impl Shared {
         self.closing.store(true, Ordering::Release);
         self.lock().leave();
         self.nudge.ring();
-        !self.on_ring.load(Ordering::Acquire)
+        !self.busy.load(Ordering::Acquire)
     }
 
     /// The progress thread: drives while there is work and nobody waits in the foreground, answers
@@ -329,8 +333,7 @@ impl Shared {
             let mut engine = self.lock();
             self.tell_if_joined(&engine);
             if let Some(errand) = engine.errand(|| self.roll.0.lost(self.roll.1)) {
-                drop(engine);
-                self.run(errand, &mut ring);
+                self.run(engine, errand, &mut ring);
             } else if engine.machine.state() == State::OnRing {
                 self.carry_ring(engine, &mut ring);
             } else if self.foreground.load(Ordering::Acquire) > 0 {
@@ -368,9 +371,9 @@ impl Shared {
             self.sleep_for(None, patience);
             return;
         };
-        drop(engine);
-        // Without the engine: a call's deadline may pass meanwhile.
-        let summed = self.busy(|| ring.reduce(&mut lanes, batch.reduction));
+        let Some(summed) = self.away(engine, || ring.reduce(&mut lanes, batch.reduction)) else {
+            return;
+        };
         let mut engine = self.lock();
         let left = match summed {
             Ok(()) => engine.ring_result(batch, &lanes),
@@ -387,24 +390,29 @@ impl Shared {
     }
 
     /// The members meet, and tell each other what they have.
-    fn build_ring(&self, seat: Seat) -> Result<Fallback, Error> {
-        let own = self.lock().machine.progress();
-        // It stays: another ring may have to be built.
-        let listener = self.listener.lock().as_ref().map(TcpListener::try_clone).transpose();
-        let listener = listener.map_err(Error::io("opening a listener for the ring"))?;
-        let (ring, all) = self.busy(|| {
+    fn build_ring(&self, engine: MutexGuard<'_, Engine>, seat: Seat) -> Result<Fallback, Error> {
+        let own = engine.machine.progress();
+        let built = self.away(engine, || {
+            // It stays: another ring may have to be built.
+            let listener = self.listener.lock().as_ref().map(TcpListener::try_clone).transpose();
+            let listener = listener.map_err(Error::io("opening a listener for the ring"))?;
             let mut ring = Fallback::build(seat, listener, self.deadline)?;
             let all = ring.gather(&own)?;
-            Ok::<_, Error>((ring, all))
-        })?;
+            Ok((ring, all))
+        });
+        let (ring, all) = built.unwrap_or(Err(Error::Closed))?;
         self.lock().enter_ring(&all)?;
         Ok(ring)
     }
 
-    fn busy<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.on_ring.store(true, Ordering::Release);
-        let done = work();
-        self.on_ring.store(false, Ordering::Release);
+    /// What takes its time, without the engine: a deadline may pass meanwhile, and who closes
+    /// does not wait for it. None: that was done already.
+    fn away<T>(&self, engine: MutexGuard<'_, Engine>, work: impl FnOnce() -> T) -> Option<T> {
+        self.busy.store(true, Ordering::Release);
+        drop(engine);
+        // Whoever closed before the engine was taken has waited for this thread since.
+        let done = (!self.closing.load(Ordering::Acquire)).then(work);
+        self.busy.store(false, Ordering::Release);
         done
     }
 
@@ -443,15 +451,24 @@ impl Shared {
     }
 
     /// What takes its time is done without the engine.
-    fn run(self: &Arc<Self>, errand: Errand, ring: &mut Option<Fallback>) {
+    fn run(
+        self: &Arc<Self>,
+        mut engine: MutexGuard<'_, Engine>,
+        errand: Errand,
+        ring: &mut Option<Fallback>,
+    ) {
         match errand {
             Errand::Connect(dial) => {
-                let outcome = Session::open(&dial);
-                self.lock().connected(outcome);
+                if let Some(outcome) = self.away(engine, || Session::open(&dial)) {
+                    self.lock().connected(outcome);
+                }
             }
-            Errand::Probe(dial) => self.probe(dial),
-            Errand::Join(group) => self.lock().join(group),
-            Errand::Ring(seat) => match self.build_ring(seat) {
+            Errand::Probe(dial) => {
+                drop(engine);
+                self.probe(dial);
+            }
+            Errand::Join(group) => engine.join(group),
+            Errand::Ring(seat) => match self.build_ring(engine, seat) {
                 Ok(built) => *ring = Some(built),
                 Err(error) => self.lock().machine.fail(error),
             },

@@ -1,0 +1,71 @@
+//! Closing while the progress thread is busy.
+
+use std::net::Ipv4Addr;
+use std::thread;
+
+use super::*;
+use crate::machine::Config;
+use crate::udp::DataSocket;
+
+/// A worker of a daemon at an address; nothing is done for it yet.
+fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
+    let socket = DataSocket::bind(Ipv4Addr::LOCALHOST).expect("a free port");
+    let dial = Dial { address, dead_after: Duration::from_secs(8), tls: None };
+    let config = Config { aggregator: address, ..Config::new("job", 0, 2) };
+    let engine = Engine::new(config, dial, socket);
+    let roll = (Arc::new(Roll::new(1)), 0);
+    Arc::new(Shared::new(engine, None, Duration::from_secs(30), roll).expect("sockets"))
+}
+
+fn nowhere() -> std::net::SocketAddr {
+    (Ipv4Addr::LOCALHOST, 1).into()
+}
+
+/// From the moment on in which others get the engine.
+#[test]
+fn nobody_waits_for_a_thread_that_is_away() {
+    let shared = worker(nowhere());
+    let (engine, closer) = (shared.lock(), Arc::clone(&shared));
+    // It has to wait for the engine, and gets it as soon as that is given away.
+    let closing = thread::spawn(move || {
+        let waits = closer.close();
+        (waits, Instant::now())
+    });
+    while !shared.is_wanted() {
+        thread::yield_now();
+    }
+    // The thread has not looked since: what it was about to begin it leaves.
+    assert!(shared.away(engine, || panic!("it is closing")).is_none());
+    closing.join().expect("no panic");
+
+    let shared = worker(nowhere());
+    let waits = shared.away(shared.lock(), || shared.close());
+    assert_eq!(waits, Some(false), "the thread ends later");
+    assert!(shared.close(), "the thread is back");
+}
+
+/// A daemon's host that takes no connection, and does not say so.
+#[test]
+fn nobody_waits_for_a_connection_that_does_not_come() {
+    let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+    let silent = silent.expect("a socket");
+    silent.bind(&std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("free");
+    silent.listen(0).expect("bound");
+    let silent = TcpListener::from(silent);
+    let address = silent.local_addr().expect("bound");
+    // The queue is full when one more is not let in.
+    let mut queue = Vec::new();
+    while let Ok(stream) =
+        std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200))
+    {
+        queue.push(stream);
+    }
+    let shared = worker(address);
+    let progress = Arc::clone(&shared);
+    let thread = thread::spawn(move || progress.progress());
+    while !shared.busy.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+    assert!(!shared.close(), "it would have to wait for the connection");
+    thread.join().expect("no panic");
+}
