@@ -224,11 +224,15 @@ impl Core {
         ready()
     }
 
+    /// The round of the barrier to which this process comes next.
+    pub(crate) fn next_round(&self) -> u32 {
+        self.segment.word(Slot::of(self.rank).round()).load(Relaxed).wrapping_add(1)
+    }
+
     /// Comes to the barrier; returns the round to wait for.
     pub(crate) fn arrive(&self) -> u32 {
-        let own = self.segment.word(Slot::of(self.rank).round());
-        let round = own.load(Relaxed).wrapping_add(1);
-        own.store(round, Release);
+        let round = self.next_round();
+        self.segment.word(Slot::of(self.rank).round()).store(round, Release);
         let arrived = self.segment.word(layout::BARRIER_ARRIVED);
         // AcqRel: the last one has seen what all did before they came, and passes it on.
         if arrived.fetch_add(1, AcqRel) + 1 == self.size as u32 {

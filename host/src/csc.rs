@@ -52,6 +52,7 @@ impl Called {
             "all_reduce",
             "all_gather_shared",
             "reduce_scatter_shared",
+            "all_gather_view",
         ];
         let name = (word >> 56).checked_sub(1).and_then(|kind| names.get(kind as usize));
         let (name, grain) = (name.unwrap_or(&"nothing known"), word >> 48 & 0xff);
@@ -136,9 +137,9 @@ impl Csc {
             let own = self.at(rank * part);
             memory::write(core, own, end - start).copy_from_slice(&input[start..end]);
             // Line 6: synchronise; the own part needs none.
-            let round = self.arrive(core, called, 0);
+            let round = Self::arrive(core, called, 0);
             copy(&input[start..end], &mut output[rank * len + start..rank * len + end]);
-            self.pass(core, round, called)?;
+            Self::pass(core, round, called)?;
             // Lines 7 to 11: read the others' parts, beginning with the next process's.
             for i in 1..n {
                 let from = (i + rank) % n;
@@ -166,8 +167,8 @@ impl Csc {
         }
         let called = Called { kind: Kind::AllGatherView, grain: 1, len };
         memory::write(core, self.at(rank * part), len).copy_from_slice(input);
-        let round = self.arrive(core, called, 0);
-        self.pass(core, round, called)?;
+        let round = Self::arrive(core, called, 0);
+        Self::pass(core, round, called)?;
         let start = self.at(0);
         self.parity ^= 1;
         let core = self.area.group().core();
@@ -206,8 +207,8 @@ impl Csc {
                 let to = memory::write(core, self.at((rank * n + owner) * part), end - start);
                 to.copy_from_slice(&input[owner * len + start..owner * len + end]);
             }
-            let round = self.arrive(core, called, 0);
-            self.pass(core, round, called)?;
+            let round = Self::arrive(core, called, 0);
+            Self::pass(core, round, called)?;
             let sources = (0..n).map(|from| match from {
                 from if from == rank => &input[rank * len + start..rank * len + end],
                 from => memory::read(core, self.at((from * n + rank) * part), end - start),
@@ -254,8 +255,8 @@ impl Csc {
                 let to = self.at((rank * n + owner) * part);
                 memory::write(core, to, from.len()).copy_from_slice(from);
             }
-            let round = self.arrive(core, called, 0);
-            self.pass(core, round, called)?;
+            let round = Self::arrive(core, called, 0);
+            Self::pass(core, round, called)?;
             let own = ranges[rank].clone();
             let sources = (0..n).map(|from| match from {
                 from if from == rank => &piece[own.clone()],
@@ -293,12 +294,12 @@ impl Csc {
         let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGatherShared, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
-        let round = self.arrive(core, called, input.offset());
-        self.pass(core, round, called)?;
+        let round = Self::arrive(core, called, input.offset());
+        Self::pass(core, round, called)?;
         let copy = copy_for(output.len());
         for i in 0..n {
             let from = (i + rank) % n;
-            let theirs = memory::read(core, self.brought_at(core, from), len);
+            let theirs = memory::read(core, brought_at(core, round, from), len);
             copy(theirs, &mut output[from * len..(from + 1) * len]);
         }
         core.pass(core.arrive())?;
@@ -328,10 +329,10 @@ impl Csc {
         let called = Called { kind: Kind::ReduceScatterShared, grain, len };
         assert_eq!(input.len(), n * len, "an input for all outputs");
         assert!(len.is_multiple_of(grain), "whole elements of {grain} bytes");
-        let round = self.arrive(core, called, input.offset());
-        self.pass(core, round, called)?;
+        let round = Self::arrive(core, called, input.offset());
+        Self::pass(core, round, called)?;
         let sources =
-            (0..n).map(|from| memory::read(core, self.brought_at(core, from) + rank * len, len));
+            (0..n).map(|from| memory::read(core, brought_at(core, round, from) + rank * len, len));
         let sources: SmallVec<[&[u8]; 8]> = sources.collect();
         reduce(&sources, output);
         drop(sources);
@@ -345,24 +346,19 @@ impl Csc {
         self.area.offset + self.parity * self.half + within
     }
 
-    fn brought_at(&self, core: &Core, rank: usize) -> usize {
-        let at = Slot::of(rank).brings_at(self.parity);
-        core.segment.counter(at).load(Relaxed) as usize
-    }
-
     /// Comes to the synchronisation with what is called.
-    fn arrive(&self, core: &Core, called: Called, offset: usize) -> u32 {
-        let slot = Slot::of(core.rank);
-        // Of this parity: a process that is one piece ahead uses the other.
-        core.segment.counter(slot.brings(self.parity)).store(called.word(), Relaxed);
-        core.segment.counter(slot.brings_at(self.parity)).store(offset as u64, Relaxed);
+    fn arrive(core: &Core, called: Called, offset: usize) -> u32 {
+        let (slot, parity) = (Slot::of(core.rank), parity_of(core.next_round()));
+        core.segment.counter(slot.brings(parity)).store(called.word(), Relaxed);
+        core.segment.counter(slot.brings_at(parity)).store(offset as u64, Relaxed);
         core.arrive()
     }
 
-    fn pass(&self, core: &Core, round: u32, called: Called) -> Result<(), Error> {
+    fn pass(core: &Core, round: u32, called: Called) -> Result<(), Error> {
         core.pass(round)?;
         for rank in 0..core.size {
-            let brought = core.segment.counter(Slot::of(rank).brings(self.parity)).load(Relaxed);
+            let brings = Slot::of(rank).brings(parity_of(round));
+            let brought = core.segment.counter(brings).load(Relaxed);
             if brought != called.word() {
                 let ours = Called::describe(core.rank, called.word());
                 return Err(Error::Mismatch { ours, theirs: Called::describe(rank, brought) });
@@ -370,6 +366,18 @@ impl Csc {
         }
         Ok(())
     }
+}
+
+/// Which of its two words a process brings to a round. They are the process's, for all areas, and
+/// so this goes by the barrier's round: who writes for one has passed the round before, so all have
+/// arrived there, so all have read what was brought to the one before that.
+const fn parity_of(round: u32) -> usize {
+    (round & 1) as usize
+}
+
+/// Where in the segment a process's input of this round lies.
+fn brought_at(core: &Core, round: u32, rank: usize) -> usize {
+    core.segment.counter(Slot::of(rank).brings_at(parity_of(round))).load(Relaxed) as usize
 }
 
 /// How to copy a piece of an output of so many bytes, which nobody reads before all of it is there.
