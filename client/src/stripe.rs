@@ -47,28 +47,26 @@ impl Stripe {
                 ),
             });
         }
+        // A plan may have several trees with one root; it leads a job for each.
+        let planned = hosts.is_some();
         for (index, target) in targets.iter().enumerate() {
-            let same = |other: &Target| other.address == target.address;
-            if targets[..index].iter().any(same) {
+            let named_before = twins(targets, index) > 0;
+            if named_before && !planned && target.tree.is_single() {
                 let problem = format!(
-                    "{} is named twice; each part of a vector goes to an \
-                                       aggregator of its own",
+                    "{} is named twice; each part of a vector goes to an aggregator of its \
+                     own",
                     target.address
                 );
                 return Err(wrong(problem));
             }
         }
         let roll = Arc::new(Roll::new(targets.len()));
-        let open = |(index, target)| Self::open(settings, place, target, (roll.clone(), index));
-        targets.iter().enumerate().map(open).collect()
+        let open = |index| Self::open(settings, place, (roll.clone(), index));
+        (0..targets.len()).map(open).collect()
     }
 
-    fn open(
-        settings: &Builder,
-        place: &Place,
-        target: &Target,
-        roll: (Arc<Roll>, usize),
-    ) -> Result<Self, Error> {
+    fn open(settings: &Builder, place: &Place, roll: (Arc<Roll>, usize)) -> Result<Self, Error> {
+        let target = &settings.aggregators[roll.1];
         let patience = settings.join_deadline.min(ROUTE);
         let serving = target.serving(place.host);
         let (local, max_chunks) = session::path(serving, settings.mtu, patience)?;
@@ -100,7 +98,7 @@ impl Stripe {
             rto_min: settings.rto_min,
             join_deadline: settings.join_deadline.min(MAX_DEADLINE),
             fallback_after: settings.fallback_after.min(MAX_DEADLINE),
-            ..Config::new(job(settings, place), place.host, place.hosts)
+            ..Config::new(job(settings, place, roll.1), place.host, place.hosts)
         };
         let dead_after = settings.dead_after_or_default().min(SILENCE);
         let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
@@ -132,43 +130,21 @@ impl Drop for Stripe {
     }
 }
 
-/// The job at the aggregator. Where a host has several processes, each of them sums its own slices
-/// with its fellows of the other hosts: a job of one worker a host.
-fn job(settings: &Builder, place: &Place) -> String {
-    match place.local_size {
-        1 => settings.job.clone(),
-        _ => format!("{}/{}", settings.job, place.local_rank),
-    }
+/// How many of the targets before this one have the same root.
+fn twins(targets: &[Target], index: usize) -> usize {
+    targets[..index].iter().filter(|other| other.address == targets[index].address).count()
 }
 
-#[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    /// Whoever listens there is no daemon: that is told at once, and no clock is asked for a time
-    /// that it does not have.
-    #[test]
-    fn deadlines_may_be_as_long_as_can_be() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let nonsense = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("a worker comes");
-            stream.write_all(&[0xff; 64]).expect("sent");
-            // Until it has heard enough: an end is no nonsense.
-            let _ = std::io::copy(&mut stream, &mut std::io::sink());
-        });
-        let settings = Builder::default()
-            .aggregators([address])
-            .rank(0)
-            .world_size(1)
-            .deadline(Duration::MAX)
-            .join_deadline(Duration::MAX)
-            .fallback_after(Duration::MAX)
-            .dead_after(Duration::MAX);
-        let error = settings.connect().expect_err("it is no daemon");
-        assert!(matches!(error, Error::Protocol(_)), "{error}");
-        nonsense.join().expect("no panic");
+/// The job at an aggregator. Where a host has several processes, each of them sums its own slices
+/// with its fellows of the other hosts: a job of one worker a host. Each further tree with the same
+/// root is a job of its own there.
+fn job(settings: &Builder, place: &Place, index: usize) -> String {
+    let name = match place.local_size {
+        1 => settings.job.clone(),
+        _ => format!("{}/{}", settings.job, place.local_rank),
+    };
+    match twins(&settings.aggregators, index) {
+        0 => name,
+        further => format!("{name}#{further}"),
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, at_all, check_sums};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
-use xdp_agg_common::control::Stats;
+use xdp_agg_common::control::{JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
 use xdp_agg_tests::steady::{Line, Steady, Work, judge};
 use xdp_agg_tests::{Direction, Fabric, Faults, Process, Spot, Topology, program};
@@ -121,6 +121,24 @@ fn sums_go_along_a_path_of_racks() {
         assert!(blocks > 0);
         assert_eq!(steps, 2 * (3 - 1) * blocks, "2(G-1) steps between groups: {counters:?}");
     }
+}
+
+/// One rack of two has an aggregator, which is the root of a tree for each of its workers (RAT).
+#[test]
+fn one_aggregator_is_the_root_of_several_trees() {
+    need_root!();
+    let mut fabric = fabric(racks(2, 2), &["xdp"]);
+    for worker in 0..4 {
+        fabric.serve(Spot::Worker(worker), "xdp", &[]).expect("a daemon");
+    }
+    let workers = connect(&fabric, Strategy::Rat, |settings| settings);
+    for len in [1, 100_000] {
+        check_sums(&workers, len);
+    }
+    let jobs = stats(&fabric, Spot::Rack(0), &["--json"]);
+    let jobs: Stats = serde_json::from_str(&jobs).expect("stats");
+    let further = |job: &&JobStats| job.info.job == "trees#1";
+    assert_eq!(jobs.jobs.iter().filter(further).count(), 1, "{jobs:?}");
 }
 
 /// What a daemon has counted for its jobs, as `xdp-agg stats` shows it.
