@@ -238,9 +238,19 @@ fn loss_anywhere_in_a_tree_is_survived() {
 
 /// Two racks of two workers in training, with daemons on all hosts, too.
 fn training(strategy: Strategy, racks_with: usize) -> (Fabric, Vec<Steady>, tempfile::TempDir) {
-    let mut fabric = fabric(racks(2, 2), &["xdp"; 2][..racks_with]);
-    for worker in 0..4 {
-        fabric.serve(Spot::Worker(worker), "xdp", &[]).expect("a daemon");
+    training_with(strategy, racks_with, &[])
+}
+
+/// The same, with more words for the daemons.
+fn training_with(
+    strategy: Strategy,
+    racks_with: usize,
+    options: &[&str],
+) -> (Fabric, Vec<Steady>, tempfile::TempDir) {
+    let mut fabric = Fabric::new(racks(2, 2));
+    let racks = (0..racks_with).map(Spot::Rack);
+    for spot in racks.chain((0..4).map(Spot::Worker)) {
+        fabric.serve(spot, "xdp", options).expect("a daemon");
     }
     let directory = tempfile::tempdir().expect("a directory");
     let plan = fabric.write_plan(directory.path(), strategy).expect("a file");
@@ -328,6 +338,20 @@ fn training_goes_on_without_a_worker_of_a_rack() {
     let said = dying.said();
     drop(dying);
     goes_on(&workers, vec![said], since, 0b1011);
+}
+
+/// A worker that is stopped counts as lost where a limit is set: this one, which is not the lowest
+/// rank of its rack, and nobody else, at the root of one tree and behind a branch of the other.
+#[test]
+fn training_goes_on_without_a_stopped_worker_of_a_rack() {
+    need_root!();
+    let limit = ["--straggler-timeout", "0.5"];
+    let (_fabric, mut workers, _directory) = training_with(Strategy::Rat, 2, &limit);
+    thread::sleep(Duration::from_millis(50));
+    let mut stopped = workers.remove(3);
+    let since = Instant::now();
+    stopped.process.signal(libc::SIGSTOP).expect("it runs");
+    goes_on(&workers, vec![stopped.said()], since, 0b0111);
 }
 
 /// Rina: an autonomous worker is lost with its host's daemon, and its neighbours bypass it.
