@@ -158,9 +158,11 @@ impl Reader<'_> {
     fn fault(&self, span: &Range<usize>, problem: impl Display) -> String {
         let number = self.line(span);
         let fault = format!("line {number}: {problem}");
-        let line = self.text.lines().nth(number - 1).unwrap_or_default();
-        let start = line.as_ptr() as usize - self.text.as_ptr() as usize;
-        let at = span.start.saturating_sub(start);
+        // What is missing at the end is on a line of its own, which is empty.
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let start = before.rfind('\n').map_or(0, |end| end + 1);
+        let line = self.text[start..].lines().next().unwrap_or_default();
+        let at = before.len() - start;
         let marked = span.len().clamp(1, (line.len().saturating_sub(at)).max(1));
         let (Some(before), true) = (line.get(..at), line.len() <= SHOWN) else { return fault };
         let width = line.get(at..at + marked).map_or(1, |marked| marked.chars().count().max(1));
@@ -208,6 +210,7 @@ mod tests {
             ("broadcast = []".into(), 1, "broadcast has no rules: give one"),
             ("[[bcast]]\nalgorithm = \"chain\"".into(), 1, "unknown field `bcast`"),
             ("[[broadcast]".into(), 1, "line 1"),
+            ("algorithm = \"\"\"\n".into(), 2, "invalid multi-line basic string"),
         ] {
             let error = table(&text).expect_err(&text);
             assert!(error.starts_with(&format!("line {line}: ")), "{text}: {error}");
