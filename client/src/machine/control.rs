@@ -50,7 +50,6 @@ impl Machine {
         if matches!(self.phase, Phase::Ring(_)) {
             return self.connected_on_ring();
         }
-        self.greeted = false;
         self.say_hello();
         let join = self.join_with(self.progress());
         if join.resume.is_some() && self.freeze == Freeze::No {
@@ -88,12 +87,6 @@ impl Machine {
         }
         if matches!(self.phase, Phase::Ring(_)) {
             return self.not_back_yet(&reason, now);
-        }
-        if self.epoch.is_none() && !self.greeted && now < self.reach_until {
-            // Turned away without a word, as by a daemon that too many came to at once.
-            self.lost_reason = reason;
-            self.link = Link::Wanted(now + RETRY);
-            return;
         }
         if self.config.policy.aggregator_loss == AggregatorLoss::Fail {
             self.end_with(Error::AggregatorLost(reason));
