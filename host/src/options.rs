@@ -85,8 +85,8 @@ impl Options {
 
     /// Bytes of a segment in which two calls of any length have room, for blocks of so many bytes:
     /// twice what they need for the peaks that are known ahead (`8 * local_size^2 * scan_ahead`
-    /// bytes a call) and for two chunks of one block a slice. At least 32 MiB. What no call touches
-    /// takes no memory.
+    /// bytes a call) and for two chunks of one block a slice. At least 32 MiB, all of it in memory
+    /// from the start.
     #[must_use]
     pub const fn good_segment(&self, block_bytes: usize) -> usize {
         let processes = self.local_size;
