@@ -54,7 +54,8 @@ pub(crate) struct Args {
     #[arg(long, requires = "workload", default_value_t = 1.0, value_parser = fraction)]
     fraction: f64,
     /// Iterations to replay, separated by commas: how many, and the seconds that an iteration
-    /// computes; `+overlap` sums buckets while layers before them are computed.
+    /// computes; `+overlap` sums buckets while layers before them are computed, `+through` has one
+    /// iteration follow the other, where all ranks meet before each otherwise.
     #[arg(long, requires = "strategy", value_delimiter = ',', default_value = "10x0")]
     phase: Vec<Phase>,
     /// Say on standard output when a phase begins and ends, and pause there.

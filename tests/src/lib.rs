@@ -7,6 +7,7 @@
 //! * [`Namespace::command`] and [`Process`]: programs in those hosts, which never outlive the test,
 //!   and whose last words are part of every error.
 //! * [`Faults`]: packets lost, repeated and held back, per link and direction, at any time.
+//! * [`Builder::delay`]: links that take their time, and how well that was kept.
 //! * [`LinkMeter`]: counts whether the links kept to their rate. XDP sends past queueing
 //!   disciplines, so a figure counts only where the meter says so.
 //! * [`traffic`]: pings, TCP transfers and trains of UDP packets; [`CpuMeter`].
@@ -77,6 +78,7 @@
 
 mod bpffs;
 pub mod cpu;
+mod delay;
 mod error;
 pub mod ethtool;
 mod fabric;
@@ -96,6 +98,7 @@ mod wire;
 
 pub use bpffs::BpfFs;
 pub use cpu::{CpuMeter, CpuTime};
+pub use delay::{DelayReport, MAX_DELAY};
 pub use error::Error;
 pub use fabric::{Fabric, Spot};
 pub use layout::{Counters as FaultCounters, Seen};

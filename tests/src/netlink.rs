@@ -266,6 +266,13 @@ impl Netlink {
         })
     }
 
+    /// Sets how many packets may wait in an interface.
+    pub(crate) fn set_queue_length(&mut self, name: &str, packets: u32) -> Result<(), Error> {
+        self.change(name, "setting the queue length", |message| {
+            message.attributes.push(LinkAttribute::TxQueueLen(packets));
+        })
+    }
+
     /// Sets how large a packet generic receive offload may make. 1: it merges nothing.
     pub(crate) fn set_gro_max_size(&mut self, name: &str, bytes: u32) -> Result<(), Error> {
         self.change(name, "limiting what GRO merges", |message| {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -97,6 +98,67 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     unsafe { libc::CPU_SET(cpu, &mut set) };
     // SAFETY: the set outlives the call and its size is told.
     checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }).map(drop)
+}
+
+/// Makes an open `/dev/net/tun` the TAP device of this name, in the network namespace of the thread
+/// that opened it. Each frame comes and goes with the header of virtio; super-packets and checksums
+/// that are not worked out are welcome; reading and writing never wait.
+pub(crate) fn become_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.ifr_ifru.ifru_flags = kind as libc::c_short;
+    let request: *mut c_void = (&raw mut request).cast();
+    // SAFETY: the structure outlives the call, which reads it and writes the name.
+    checked(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, request) })?;
+    let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let trains = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    let offload = |what: libc::c_uint| {
+        // SAFETY: the third argument is a number; no memory is handed over.
+        let result = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETOFFLOAD as _, what) };
+        checked(result)
+    };
+    // Before 6.2 there is no word for trains of UDP: the kernel cuts them up itself then.
+    offload(tcp | trains).or_else(|_| offload(tcp))?;
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::fcntl(tun.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)
+}
+
+/// Has the calling thread wake up when it asked to, and not up to 50 µs later.
+pub(crate) fn sleep_exactly() -> io::Result<()> {
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) }).map(drop)
+}
+
+/// Waits until something can be read, an end has been closed, or the time is up (`None`: without
+/// end): which of the descriptors are ready.
+pub(crate) fn wait_readable(
+    fds: &[BorrowedFd<'_>],
+    limit: Option<Duration>,
+) -> io::Result<Vec<bool>> {
+    let poll =
+        |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut polls: Vec<_> = fds.iter().map(poll).collect();
+    let limit = limit.map(|limit| libc::timespec {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let pointer = limit.as_ref().map_or(std::ptr::null(), |limit| &raw const *limit);
+    let count = polls.len() as libc::nfds_t;
+    // SAFETY: descriptors and time outlive the call; it takes a null pointer for no limit, and for
+    // leaving signals as they are.
+    let result = unsafe { libc::ppoll(polls.as_mut_ptr(), count, pointer, std::ptr::null()) };
+    match checked(result) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(vec![false; fds.len()]),
+        Err(error) => Err(error),
+        Ok(_) => Ok(polls.iter().map(|poll| poll.revents != 0).collect()),
+    }
 }
 
 /// A socket for whole frames on one interface, through its queueing discipline or past it.

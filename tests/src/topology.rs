@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use builder::Builder;
 use racks::Racks;
 
+use crate::delay::{DelayLine, DelayReport};
 use crate::error::Error;
 use crate::ethtool::{self, TSO, UDP_SEGMENTATION};
 use crate::layout::{Counters, Seen};
@@ -128,6 +129,8 @@ pub struct Topology {
     switch: Namespace,
     wires: Option<Namespace>,
     wire: Option<Wire>,
+    /// Where links take their time.
+    delays: Option<DelayLine>,
     links: Vec<Link>,
     /// Where there are racks: their switches, and the one in the middle.
     racks: Option<Racks>,
@@ -280,6 +283,14 @@ impl Topology {
     pub fn fault_counters(&self, link: usize, direction: Direction) -> Result<Counters, Error> {
         let (entrance, _) = self.link(link)?.entrance(direction)?;
         self.kernel_program()?.counters(entrance.index)
+    }
+
+    /// How well the links' delay was kept so far; `None`: they have none.
+    ///
+    /// # Errors
+    /// What delays packets has failed: the links are broken since.
+    pub fn delays(&self) -> Result<Option<DelayReport>, Error> {
+        self.delays.as_ref().map(DelayLine::report).transpose()
     }
 
     /// What the shaper of one direction of a link has sent and dropped; `None` without a rate.

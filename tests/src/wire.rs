@@ -203,11 +203,21 @@ impl Wire {
         })
     }
 
+    /// Has what comes in on an interface pass a device on its way: it is sent there, and what that
+    /// device gives back goes where it went before.
+    pub(crate) fn detour(&self, from: u32, device: (&str, u32)) -> Result<(), Error> {
+        let to = self.with(|inner| {
+            let mut path = inner.path(from)?;
+            let to = std::mem::replace(&mut path.target, device.1);
+            inner.set_path(from, path).map(|()| to)
+        })?;
+        self.connect(device, to)
+    }
+
     /// Changes the faults of what comes in on an interface.
     pub(crate) fn set_faults(&self, index: u32, faults: &Faults) -> Result<(), Error> {
         self.with(|inner| {
-            let what = "reading the faults of a link";
-            let mut path = inner.paths.get(&index, 0).map_err(Error::bpf(what))?;
+            let mut path = inner.path(index)?;
             faults.apply_to(&mut path)?;
             inner.set_path(index, path)
         })
@@ -265,6 +275,10 @@ impl Wire {
 }
 
 impl Inner {
+    fn path(&self, index: u32) -> Result<Path, Error> {
+        self.paths.get(&index, 0).map_err(Error::bpf("reading the path of a link"))
+    }
+
     fn set_path(&mut self, index: u32, path: Path) -> Result<(), Error> {
         self.paths.set(index, path, 0).map_err(Error::bpf("setting up a link"))
     }

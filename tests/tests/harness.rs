@@ -1,5 +1,8 @@
 //! The test network tests itself. Needs root; says so and passes without.
 
+#[path = "harness/links.rs"]
+mod links;
+
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -357,50 +360,6 @@ fn an_unplugged_link_carries_nothing_and_recovers() -> TestResult {
         tcp_transfer(net.worker(0), (net.worker(1), net.worker_addr(1)), 2_000_000)?;
         check_kept(&meter.finish()?);
     }
-    Ok(())
-}
-
-/// What is sent to a link that stands still waits, whoever sends it, and comes in order.
-#[test]
-fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
-    for xdp_on_hosts in [false, true] {
-        let net = Topology::builder().rate(Some(RATE)).xdp_on_hosts(xdp_on_hosts).build()?;
-        let arrived = |link| net.host_counters(link).map(|counters| counters.rx_packets);
-        let meter = net.meter()?;
-        for link in [0, 1] {
-            let receiver = udp_socket(net.worker(1), at(net.worker_addr(1)), LIMIT / 10)?;
-            let sender = udp_socket(net.worker(0), at(net.worker_addr(0)), LIMIT)?;
-            net.hold(link, true)?;
-            let before = arrived(1)?;
-            for number in 0..100 {
-                sender.send_to(&packet(number, 1000), at(net.worker_addr(1)))?;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-            assert!(arrived(1)? - before <= 2, "{} packets", arrived(1)? - before);
-            net.hold(link, false)?;
-            assert_eq!(receive_numbered(&receiver, 1000), (0..100).collect::<Vec<_>>());
-        }
-        net.attach_probe(&net.aggregator_interfaces()[0], Probe::Reflect)?;
-        std::thread::scope(|scope| {
-            let echoes = scope.spawn(|| echo_trains(&net, 0, Duration::from_millis(600)).unwrap());
-            std::thread::sleep(Duration::from_millis(200));
-            net.hold(0, true)?;
-            std::thread::sleep(Duration::from_millis(20));
-            let before = arrived(0)?;
-            std::thread::sleep(Duration::from_millis(100));
-            assert_eq!(arrived(0)?, before, "what XDP sends is not held");
-            net.hold(0, false)?;
-            let back = echoes.join().expect("no panic");
-            assert!(arrived(0)? > before + 100 && back > 500, "{back} packets came back");
-            Ok::<_, xdp_agg_tests::Error>(())
-        })?;
-        check_kept(&meter.finish()?);
-    }
-    let net = Topology::builder().build()?;
-    assert!(net.hold(0, true).is_err(), "there is no shaper");
     Ok(())
 }
 

@@ -26,7 +26,7 @@ use super::usage::{MachineTime, peak_memory, process_cpu_s};
 /// network.
 const MARK_PAUSE: Duration = Duration::from_millis(100);
 
-/// Iterations of one kind: `ITERSxSECONDS[+overlap]`.
+/// Iterations of one kind: `ITERSxSECONDS[+overlap][+through]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Phase {
     /// Timed iterations.
@@ -36,6 +36,10 @@ pub(crate) struct Phase {
     /// Buckets are summed as soon as they are computed; otherwise all of them when the whole
     /// backward pass has ended.
     pub(crate) overlap: bool,
+    /// One iteration after the other. Otherwise all ranks meet before each, in a call of one
+    /// element; but nobody leaves that at the same time as the others, and who leaves it first
+    /// waits for them in what is timed: by a step between hosts, where steps take long.
+    pub(crate) through: bool,
 }
 
 impl FromStr for Phase {
@@ -45,18 +49,27 @@ impl FromStr for Phase {
         let expected = || {
             format!(
                 "{text:?} is no phase; expected iterations and the seconds of computation of each, \
-                 such as 10x0, 3x0.5 or 3x0.5+overlap"
+                 such as 10x0, 3x0.5, 3x0.5+overlap or 10x0+through"
             )
         };
-        let (rest, overlap) = match text.strip_suffix("+overlap") {
-            Some(rest) => (rest, true),
-            None => (text, false),
-        };
-        let (iters, seconds) = rest.split_once('x').ok_or_else(expected)?;
+        let mut parts = text.split('+');
+        let count = parts.next().unwrap_or_default();
+        let (mut overlap, mut through) = (false, false);
+        for word in parts {
+            let said = match word {
+                "overlap" => &mut overlap,
+                "through" => &mut through,
+                _ => return Err(expected()),
+            };
+            if std::mem::replace(said, true) {
+                return Err(expected());
+            }
+        }
+        let (iters, seconds) = count.split_once('x').ok_or_else(expected)?;
         let iters = iters.parse().ok().filter(|iters| (1..=1_000_000).contains(iters));
         let seconds = seconds.parse().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
         let (Some(iters), Some(compute_s)) = (iters, seconds) else { return Err(expected()) };
-        Ok(Self { iters, compute_s, overlap })
+        Ok(Self { iters, compute_s, overlap, through })
     }
 }
 
@@ -216,7 +229,9 @@ impl State<'_> {
             // Values that no strategy can take a short cut for, and cheap to check.
             let own = f32::from(self.replay.rank() + 1);
             self.buckets.iter_mut().for_each(|bucket| bucket.fill(own));
-            self.barrier()?;
+            if !phase.through {
+                self.barrier()?;
+            }
             times_s.push(self.iteration(phase)?.as_secs_f64());
             wrong += self.wrong_constants();
         }
@@ -263,7 +278,7 @@ impl State<'_> {
     fn verify_pattern(&mut self) -> Result<u64> {
         let (rank, world_size) = (self.replay.rank(), self.replay.world_size());
         self.buckets.iter_mut().for_each(|bucket| pattern::fill(bucket, rank));
-        self.iteration(Phase { iters: 1, compute_s: 0.0, overlap: false })?;
+        self.iteration(Phase { iters: 1, compute_s: 0.0, overlap: false, through: false })?;
         let wrong = |bucket: &Vec<f32>| pattern::count_wrong(bucket, world_size);
         Ok(self.buckets.iter().map(wrong).sum())
     }
@@ -359,16 +374,29 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use xdp_agg_client::Op;
+    use xdp_agg_client::collective::{BoxError, Collective};
+
     use super::super::strategy::Threaded;
     use super::super::strategy::tests::Alone;
     use super::*;
 
     #[test]
     fn phases_are_read() {
-        let phase = |iters, compute_s, overlap| Ok(Phase { iters, compute_s, overlap });
+        let phase =
+            |iters, compute_s, overlap| Ok(Phase { iters, compute_s, overlap, through: false });
         assert_eq!("10x0".parse(), phase(10, 0.0, false));
         assert_eq!("3x0.5+overlap".parse(), phase(3, 0.5, true));
-        for text in ["", "10", "x0", "0x1", "3x-1", "3x1+over", "3xNaN"] {
+        let through = Phase { iters: 3, compute_s: 0.5, overlap: true, through: true };
+        for text in ["3x0.5+overlap+through", "3x0.5+through+overlap"] {
+            assert_eq!(text.parse(), Ok(through));
+        }
+        for text in
+            ["", "10", "x0", "0x1", "3x-1", "3x1+over", "3xNaN", "1x0+", "1x0+through+through"]
+        {
             assert!(text.parse::<Phase>().is_err(), "{text}");
         }
     }
@@ -398,6 +426,47 @@ mod tests {
         }
     }
 
+    /// Counts calls, the barriers' and all.
+    struct Counting(Alone, Arc<AtomicU32>);
+
+    impl Collective for Counting {
+        fn rank(&self) -> u16 {
+            self.0.rank()
+        }
+
+        fn world_size(&self) -> u16 {
+            self.0.world_size()
+        }
+
+        fn system(&self) -> &'static str {
+            self.0.system()
+        }
+
+        fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.all_reduce_f32(data, op)
+        }
+
+        fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
+            self.0.all_reduce_i32(data, op)
+        }
+    }
+
+    #[test]
+    fn ranks_meet_before_each_iteration_or_only_the_first() {
+        for (text, expected) in [("5x0", 1 + 5 + 5), ("5x0+through", 1 + 5)] {
+            let calls = Arc::new(AtomicU32::new(0));
+            let alone = Box::new(Counting(Alone { world: 2, offset: 0.0 }, Arc::clone(&calls)));
+            let mut replay = Threaded::new("alone".to_owned(), alone).expect("a thread");
+            let load = Load::of_bytes(400);
+            let buckets = vec![vec![0.0; 100]];
+            let mut state = State { buckets, load: &load, replay: &mut replay };
+            let measured = state.phase(text.parse().expect(text), None).expect("it runs");
+            assert_eq!((measured.times_s.len(), measured.wrong), (5, 0));
+            assert_eq!(calls.load(Ordering::Relaxed), expected, "{text}");
+        }
+    }
+
     #[test]
     fn wrong_sums_are_counted_in_every_iteration() {
         let alone = Box::new(Alone { world: 4, offset: 1.0 });
@@ -406,7 +475,8 @@ mod tests {
         let mut state = State { buckets: vec![vec![0.0; 100]], load: &load, replay: &mut replay };
         assert_eq!(state.verify_pattern().expect("it sums"), 100);
         state.buckets[0].fill(1.0);
-        state.iteration(Phase { iters: 1, compute_s: 0.0, overlap: true }).expect("it sums");
+        let phase = Phase { iters: 1, compute_s: 0.0, overlap: true, through: false };
+        state.iteration(phase).expect("it sums");
         assert_eq!(state.wrong_constants(), 100);
         assert!(state.barrier().is_err());
     }

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Builder, Direction, End, Link, Mode, Racks, Topology};
+use crate::delay::DelayLine;
 use crate::error::Error;
 use crate::ethtool::{self, GRO, TSO, TX_CHECKSUM, UDP_SEGMENTATION};
 use crate::namespace::Namespace;
@@ -43,6 +44,7 @@ impl Topology {
             switch,
             wires,
             wire,
+            delays: None,
             links: Vec::new(),
             racks,
         };
@@ -66,6 +68,7 @@ impl Topology {
             topology.add_link(end, &switch, "a", Cable { xdp_at_host: true, ..cable })?;
         }
         topology.add_uplinks(wanted.uplink)?;
+        topology.add_delays(wanted.delay)?;
         let (namespace, interface) = match wanted.mode {
             Mode::Ports => (&topology.switch, "br0"),
             Mode::OneNic => (&topology.aggregator, "eth0"),
@@ -122,6 +125,23 @@ impl Topology {
         switch.netlink().set_bridge(&link.port.name, "br0")?;
         self.prepare(&link, cable)?;
         self.links.push(link);
+        Ok(())
+    }
+
+    /// Has both directions of all links take so long.
+    fn add_delays(&mut self, delay: Duration) -> Result<(), Error> {
+        let (Some(wires), Some(wire)) = (&self.wires, &self.wire) else { return Ok(()) };
+        if delay.is_zero() {
+            return Ok(());
+        }
+        let middles = self.links.iter().filter_map(|link| link.middle.as_ref());
+        let ends: Vec<&End> = middles.flat_map(|(x, y)| [x, y]).collect();
+        let delays = DelayLine::start(wires, ends.len(), self.mtu, delay)?;
+        for (end, device) in ends.into_iter().zip(delays.devices()) {
+            let index = wires.netlink().index(device)?;
+            wire.detour(end.index, (device, index))?;
+        }
+        self.delays = Some(delays);
         Ok(())
     }
 

@@ -1,6 +1,9 @@
 //! What a network shall be like.
 
+use std::time::Duration;
+
 use super::{MAX_MTU, MAX_RACKS, MAX_WORKERS, MIN_MTU, Mode, Topology};
+use crate::delay::MAX_DELAY;
 use crate::error::Error;
 use crate::qdisc::Shape;
 use crate::wire::Faults;
@@ -17,6 +20,7 @@ impl Topology {
             mtu: 1500,
             wire: true,
             offloads: true,
+            delay: Duration::ZERO,
             faults: Faults::NONE,
             racks: 0,
             uplink: None,
@@ -35,6 +39,7 @@ pub struct Builder {
     pub(super) mtu: u32,
     pub(super) wire: bool,
     pub(super) offloads: bool,
+    pub(super) delay: Duration,
     pub(super) faults: Faults,
     pub(super) racks: usize,
     pub(super) uplink: Option<u64>,
@@ -95,6 +100,16 @@ impl Builder {
         self
     }
 
+    /// How long every link takes for a packet, each direction by itself, besides what its rate
+    /// takes; at most [`MAX_DELAY`]. Two hosts on one switch are two links apart, in different
+    /// racks four. It costs processor time, and packets can be late ([`Topology::delays`]).
+    /// Default: none.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
     /// Faults of every link, in both directions. Default: none.
     #[must_use]
     pub fn faults(mut self, faults: Faults) -> Self {
@@ -149,6 +164,14 @@ impl Builder {
                 "{workers} workers in {racks} racks: at most {MAX_RACKS} racks of as many workers \
                  each are possible, and their aggregators are the switches ({:?})",
                 Mode::Ports
+            );
+            return Err(Error::Config(text));
+        }
+        if self.delay > MAX_DELAY || (!self.wire && !self.delay.is_zero()) {
+            let delay = self.delay;
+            let text = format!(
+                "a delay of {delay:?}: a link takes at most {MAX_DELAY:?}, and needs a network \
+                 built with `wire(true)` for it"
             );
             return Err(Error::Config(text));
         }

@@ -2,8 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use super::{Direction, End, Link, Topology};
+use super::{Direction, End, Topology};
 use crate::error::Error;
+use crate::qdisc::Shape;
 use crate::sys;
 
 /// To nobody: a bridge passes on nothing that is sent to this address (IEEE 802.1D), and no host
@@ -19,6 +20,9 @@ const KICK: [u8; 60] = {
     frame
 };
 
+/// Room for nothing.
+const LESS_THAN_A_PACKET: u32 = 1;
+
 impl Topology {
     /// Has a link stand still in both directions, or lets it go on. What is sent meanwhile waits
     /// where the link is shaped, as much as fits the queue, and comes in order when the link goes
@@ -30,32 +34,48 @@ impl Topology {
     /// # Errors
     /// No such link, one without a rate, or netlink's.
     pub fn hold(&self, link: usize, held: bool) -> Result<(), Error> {
+        self.stop(link, held, |shape| shape.queue)
+    }
+
+    /// Has a link lose all that is sent in either direction, or lets it go on: as when a cable is
+    /// bad, or a host that stands still has no room for what comes. Neither end notices. What
+    /// waits when it is cut goes on waiting; a packet or two may slip through then.
+    ///
+    /// # Errors
+    /// As [`Topology::hold`]'s.
+    pub fn cut(&self, link: usize, cut: bool) -> Result<(), Error> {
+        self.stop(link, cut, |_| LESS_THAN_A_PACKET)
+    }
+
+    fn stop(&self, link: usize, stopped: bool, queue: fn(&Shape) -> u32) -> Result<(), Error> {
         let link = self.link(link)?;
+        let Some(shape) = &link.shape else {
+            let text = "only a link with a rate can be stopped: its shaper does it";
+            return Err(Error::Config(text.into()));
+        };
         for direction in Direction::BOTH {
-            link.hold(link.shaper(direction), held)?;
+            let shaper = link.shaper(direction);
+            if stopped {
+                shaper.namespace.netlink().hold(shaper.index, queue(shape))?;
+            } else {
+                shaper.go_on(shape)?;
+            }
         }
         Ok(())
     }
 }
 
-impl Link {
-    fn hold(&self, shaper: &End, held: bool) -> Result<(), Error> {
-        let Some(shape) = &self.shape else {
-            let text = "only a link with a rate can be held: its shaper does it";
-            return Err(Error::Config(text.into()));
-        };
-        let mut netlink = shaper.namespace.netlink();
-        if held {
-            return netlink.hold(shaper.index, shape);
-        }
-        netlink.set_shape(shaper.index, shape)?;
+impl End {
+    /// Gives a shaper its rate back.
+    fn go_on(&self, shape: &Shape) -> Result<(), Error> {
+        self.namespace.netlink().set_shape(self.index, shape)?;
         // The kernel looks at a queue again when the next packet comes, or when the first one was
         // due by the old rate: in days.
         let kick = || {
-            let socket = sys::frame_socket(shaper.index, false)?;
+            let socket = sys::frame_socket(self.index, false)?;
             sys::send_many(socket.as_fd(), &[KICK.to_vec()])
         };
-        let what = format!("sending a frame on interface {}", shaper.name);
-        shaper.namespace.run(kick)?.map(drop).map_err(Error::os(what))
+        let what = format!("sending a frame on interface {}", self.name);
+        self.namespace.run(kick)?.map(drop).map_err(Error::os(what))
     }
 }

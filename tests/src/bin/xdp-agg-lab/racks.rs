@@ -1,6 +1,7 @@
 //! `bench racks`: trees of aggregators beside a ring and parameter servers, in racks whose uplinks
 //! are over-subscribed (RAT, Rina, co-located).
 
+mod outcome;
 mod stall;
 
 use std::fs;
@@ -9,20 +10,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
-use xdp_agg_tests::{Error, Fabric, LinkReport, Process, Sink, Spot, Topology, program};
+use serde::Serialize;
+use xdp_agg_tests::{Error, Fabric, MAX_DELAY, Process, Shape, Sink, Spot, Topology, program};
 use xdp_agg_topology::Strategy;
 
 use super::bound;
 use super::compare::warn_if_busy;
 use super::lab::{Privilege, RENDEZVOUS_PORT, wait_all};
-use super::row::{quantile, write_json};
+use super::row::write_json;
 use super::scratch::Scratch;
 use super::setting::{Rate, parse_bytes};
+use outcome::{Row, reports, row};
 use stall::Stall;
 
 /// Where parameter servers listen, one on each worker's host.
 const SERVER_PORT: u16 = 9871;
+/// The longest packet that crosses a link whole: 64 KiB of TCP and its headers.
+const SUPER_PACKET: u32 = 66 << 10;
 /// Time for a call beyond what the links need.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -63,7 +67,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "xdp", value_parser = ["xdp", "userspace"])]
     engine: String,
     /// Stop the last worker for 200 ms in every second: its `process`, whose kernel goes on sending
-    /// what it has queued, or its `host`, whose links stand still, too.
+    /// what it has queued; or its `host`, whose link stands still, too, and what is sent there
+    /// waits; or its `link`, which loses it.
     #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "process")]
     stall: Option<Stall>,
@@ -77,6 +82,20 @@ pub(crate) struct Args {
     /// trains of UDP.
     #[arg(long)]
     no_offloads: bool,
+    /// Microseconds that every link takes for a packet in each direction, besides what its rate
+    /// takes: two hosts of a rack are two links apart, others four.
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u64).range(..=MAX_DELAY.as_micros() as u64))]
+    delay_us: u64,
+    /// Bytes that may cross a link at once after a pause (with a `--rate`); the usual 2.1 ms of the
+    /// rate or 72K let all of a short call through. Less than 66K only with `--no-offloads`.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    burst: Option<u64>,
+    /// One call follows the other. Otherwise all ranks meet before each, in a call of one element,
+    /// which they do not leave at the same time: where links take their time, who leaves it first
+    /// waits for the others in what is timed.
+    #[arg(long)]
+    through: bool,
     /// Write the rows here as a JSON array.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -110,6 +129,17 @@ impl Args {
     /// Values of a lane for a whole one: sums of whole numbers are exact in either width.
     fn scale(&self) -> u32 {
         if self.lanes == "16" { 1 } else { 1024 }
+    }
+
+    /// The timed calls, as `xdp-agg bench` takes them.
+    fn phase(&self) -> String {
+        format!("{}x0{}", self.iters, if self.through { "+through" } else { "" })
+    }
+
+    /// Bits a second of a rack's uplink.
+    fn uplink_bits(&self) -> Option<u64> {
+        let hosts = f64::from(self.hosts);
+        self.rate.bits.map(|bits| (bits as f64 * hosts / self.oversubscription).round() as u64)
     }
 }
 
@@ -145,79 +175,21 @@ impl System {
     }
 }
 
-/// One system's result.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    system: System,
-    racks: u16,
-    hosts: u16,
-    equipped: u16,
-    rate: String,
-    uplink_bits: Option<u64>,
-    bytes: u64,
-    mtu: u32,
-    lanes: String,
-    offloads: bool,
-    stall: Option<Stall>,
-    /// Median, least and most of an iteration, averaged over the ranks, in seconds.
-    time_s: [f64; 3],
-    /// Median of the iterations at the slowest rank of each.
-    slowest_s: f64,
-    /// Processor seconds of the workers in the timed calls, and of daemons or servers from the
-    /// workers' start to their end.
-    cpu_s: f64,
-    /// Bytes on the busiest uplink in its busier direction, for a call, over those of the vector.
-    uplink_share: f64,
-    /// The same of a host's link.
-    host_share: f64,
-    wrong: u64,
-    caps_kept: Option<bool>,
-}
-
-/// What one worker writes (`xdp-agg bench --strategy … --json`), as far as it is used here.
-#[derive(Debug, Deserialize)]
-struct Report {
-    loads: Vec<Load>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Load {
-    phases: Vec<Phase>,
-    wrong: u64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Phase {
-    times_s: Vec<f64>,
-    process_cpu_s: f64,
-}
-
 /// Runs the scenario.
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if privilege != Privilege::Root {
         bail!("bench racks needs root: aggregators in racks are XDP programs");
     }
-    if args.stall == Some(Stall::Host) && args.rate.bits.is_none() {
-        bail!("--stall=host holds links at their shapers, so it needs a --rate other than none");
-    }
+    check(args)?;
     warn_if_busy()?;
-    println!(
-        "{:10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>6} {:>5}",
-        "system",
-        "time/ms",
-        "min",
-        "max",
-        "slowest",
-        "cpu/s",
-        "uplink/K",
-        "host/K",
-        "wrong",
-        "caps"
-    );
+    println!("{}", outcome::heading());
     let mut rows: Vec<Row> = Vec::new();
     for system in &args.system {
         let row = measure(args, *system).with_context(|| format!("{system:?}"))?;
-        println!("{}", line(&row));
+        println!("{}", row.line());
+        if let Some(delays) = &row.delays {
+            println!("# delay: {delays}");
+        }
         rows.push(row);
     }
     if let Some(first) = rows.first() {
@@ -233,42 +205,50 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if broken {
         bail!("a sum was wrong, or a link carried more than its rate: this is no result");
     }
+    if rows.iter().any(|row| !row.kept_delay()) {
+        bail!(
+            "links kept packets for more than a tenth longer than --delay-us asked for, or lost \
+             some: this is no result. The processors were busy: take a longer --delay-us and a \
+             lower --rate"
+        );
+    }
     Ok(())
 }
 
-fn line(row: &Row) -> String {
-    let Row { system, time_s, slowest_s, cpu_s, .. } = row;
-    let Row { uplink_share, host_share, wrong, caps_kept, .. } = row;
-    let name = system.to_possible_value().map(|value| value.get_name().to_owned());
-    // Calls of less than ten milliseconds differ behind the point.
-    let in_ms = |seconds: f64| match seconds * 1e3 {
-        ms if ms < 10.0 => format!("{ms:.3}"),
-        ms => format!("{ms:.1}"),
-    };
-    let [median, least, most] = time_s.map(in_ms);
-    let slowest = in_ms(*slowest_s);
-    let caps = caps_kept.map_or("-", |kept| if kept { "yes" } else { "NO" });
-    format!(
-        "{:10} {median:>10} {least:>10} {most:>10} {slowest:>10} {cpu_s:8.2} {uplink_share:9.3} \
-         {host_share:9.3} {wrong:6} {caps:>5}",
-        name.unwrap_or_default()
-    )
+/// Refuses what cannot be built, or would mean something else than it says.
+fn check(args: &Args) -> Result<()> {
+    if args.stall.is_some_and(Stall::needs_rate) && args.rate.bits.is_none() {
+        bail!("--stall=host and =link stop links at their shapers: they need a --rate, not none");
+    }
+    if args.burst.is_some() && args.rate.bits.is_none() {
+        bail!("--burst is part of a link's rate: it needs a --rate other than none");
+    }
+    let least = if args.no_offloads { args.mtu + 14 } else { SUPER_PACKET };
+    if args.burst.is_some_and(|burst| burst < least.into() || u32::try_from(burst).is_err()) {
+        bail!(
+            "--burst must let {least} bytes through at once, one packet as it crosses a link ({}), \
+             and be less than 4G",
+            if args.no_offloads { "of --mtu" } else { "a super-packet, without --no-offloads" }
+        );
+    }
+    Ok(())
 }
 
 /// The network of a system, with its daemons.
 fn build(args: &Args, system: System) -> Result<Fabric> {
     let workers = usize::from(args.racks * args.hosts);
-    let uplink = args
-        .rate
-        .bits
-        .map(|bits| (bits as f64 * f64::from(args.hosts) / args.oversubscription).round() as u64);
-    let topology = Topology::builder()
+    let mut builder = Topology::builder();
+    if let Some((burst, rate)) = args.burst.zip(args.rate.bits) {
+        builder = builder.shape(Shape { burst: burst as u32, ..Shape::new(rate) });
+    }
+    let topology = builder
         .workers(workers)
         .racks(args.racks.into())
         .rate(args.rate.bits)
-        .uplink(uplink)
+        .uplink(args.uplink_bits())
         .mtu(args.mtu)
         .offloads(!args.no_offloads)
+        .delay(Duration::from_micros(args.delay_us))
         .xdp_on_hosts(system.uses_hosts() || args.equipped.is_some())
         .build()
         .context("building the test network")?;
@@ -320,10 +300,13 @@ fn measure(args: &Args, system: System) -> Result<Row> {
     }
     let daemons_s = (cpu_time()? - cpu_before).as_secs_f64();
     let links = meter.map(xdp_agg_tests::LinkMeter::finish).transpose()?;
+    let delays = topology.delays()?;
     let after = carried(topology)?;
     let reports = reports(&scratch, topology.workers().len())?;
-    let row = row(args, system, &reports, (&before, &after), links.as_deref())?;
-    Ok(Row { cpu_s: row.cpu_s + daemons_s, ..row })
+    let mut row = row(args, system, &reports, (&before, &after), links.as_deref())?;
+    row.cpu_s += daemons_s;
+    row.delays = delays;
+    Ok(row)
 }
 
 fn write_plan(fabric: &Fabric, scratch: &Scratch, strategy: Strategy) -> Result<PathBuf> {
@@ -360,7 +343,7 @@ fn start_workers(
         let mut command = topology.worker(rank).command(program("xdp-agg")?);
         command
             .args(["bench", "--strategy", system.bench(), "--bytes", &args.bytes.to_string()])
-            .args(["--phase", &format!("{}x0", args.iters), "--json"])
+            .args(["--phase", &args.phase(), "--json"])
             .arg(scratch.file(format!("{rank}.json")))
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", count.to_string())
@@ -395,68 +378,4 @@ fn carried(topology: &Topology) -> Result<Vec<[u64; 2]>> {
         Ok([counters.tx_bytes, counters.rx_bytes])
     };
     links.map(one).collect()
-}
-
-fn reports(scratch: &Scratch, workers: usize) -> Result<Vec<Report>> {
-    let read = |rank: usize| {
-        let file = scratch.file(format!("{rank}.json"));
-        let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        serde_json::from_slice(&json)
-            .with_context(|| format!("the report of rank {rank} is not as expected"))
-    };
-    (0..workers).map(read).collect()
-}
-
-fn row(
-    args: &Args,
-    system: System,
-    reports: &[Report],
-    (before, after): (&[[u64; 2]], &[[u64; 2]]),
-    links: Option<&[LinkReport]>,
-) -> Result<Row> {
-    let loads: Vec<&Load> = reports.iter().filter_map(|report| report.loads.first()).collect();
-    let times: Vec<&Vec<f64>> =
-        loads.iter().filter_map(|load| Some(&load.phases.first()?.times_s)).collect();
-    let iters = times.iter().map(|times| times.len()).min().context("no worker has a time")?;
-    let mean = |i: usize| times.iter().map(|times| times[i]).sum::<f64>() / times.len() as f64;
-    let means: Vec<f64> = (0..iters).map(mean).collect();
-    let slowest = |i: usize| times.iter().map(|times| times[i]).fold(0.0, f64::max);
-    let slowest: Vec<f64> = (0..iters).map(slowest).collect();
-    // Two calls verify, before and after.
-    let calls = f64::from(args.iters + 2) * args.bytes as f64;
-    let busiest = |links: std::ops::Range<usize>| {
-        let one = |link: usize| {
-            let [out, back] = [0, 1].map(|way| after[link][way] - before[link][way]);
-            out.max(back) as f64 / calls
-        };
-        links.map(one).fold(0.0, f64::max)
-    };
-    let workers = usize::from(args.racks * args.hosts);
-    for broken in links.into_iter().flatten().filter(|link| !link.kept) {
-        eprintln!("{broken}");
-    }
-    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = means.iter().copied().fold(0.0, f64::max);
-    Ok(Row {
-        system,
-        racks: args.racks,
-        hosts: args.hosts,
-        equipped: args.equipped.unwrap_or(args.racks),
-        rate: args.rate.to_string(),
-        uplink_bits: args.rate.bits.map(|bits| {
-            (bits as f64 * f64::from(args.hosts) / args.oversubscription).round() as u64
-        }),
-        bytes: args.bytes,
-        mtu: args.mtu,
-        lanes: args.lanes.clone(),
-        offloads: !args.no_offloads,
-        stall: args.stall,
-        time_s: [quantile(&means, 0.5), least, most],
-        slowest_s: quantile(&slowest, 0.5),
-        cpu_s: loads.iter().flat_map(|load| &load.phases).map(|phase| phase.process_cpu_s).sum(),
-        uplink_share: busiest(workers..workers + usize::from(args.racks)),
-        host_share: busiest(0..workers),
-        wrong: loads.iter().map(|load| load.wrong).sum(),
-        caps_kept: links.map(|links| links.iter().all(|link| link.kept)),
-    })
 }

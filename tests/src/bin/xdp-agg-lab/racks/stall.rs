@@ -21,6 +21,16 @@ pub(super) enum Stall {
     /// The process and its host's link, in both directions: nothing leaves the host, and what is
     /// sent there waits in the network. Nothing is lost for that.
     Host,
+    /// The process, and its host's link loses all that is sent, in both directions: nothing waits
+    /// anywhere for the host to go on.
+    Link,
+}
+
+impl Stall {
+    /// It needs links with a rate: their shapers hold them.
+    pub(super) fn needs_rate(self) -> bool {
+        self != Self::Process
+    }
 }
 
 /// Stops the last worker for a fifth of every second until all have ended.
@@ -35,6 +45,7 @@ pub(super) fn last(
     let hold = |held| match stall {
         Stall::Process => Ok(()),
         Stall::Host => topology.hold(link, held),
+        Stall::Link => topology.cut(link, held),
     };
     let start = Instant::now();
     while last.try_wait()?.is_none() {
