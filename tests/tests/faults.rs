@@ -33,6 +33,32 @@ fn sums_survive_loss() {
     }
 }
 
+/// A path of 20 ms is no queue, and trips that vary by nothing are no reason to give up waiting:
+/// the window grows as on a short one, and without loss nothing is repeated.
+#[test]
+fn sums_cross_long_paths() {
+    need_root!();
+    let delay = Duration::from_millis(10);
+    let topology = Topology::builder().workers(4).delay(delay).build().expect("a network");
+    let lab = Lab::start(topology, "xdp");
+    let workers = lab.connect("far", 4, |settings| settings);
+    for len in [1, 353, 353, 353, 200_000] {
+        check_sums(&workers, len);
+    }
+    for worker in &workers {
+        let counters = worker.counters();
+        let flow = counters.flow;
+        let repeated = flow.gap_retransmissions + flow.timer_retransmissions;
+        assert!(repeated < flow.sent / 10, "{flow:?}");
+        assert!(counters.window >= 100, "{counters:?}");
+    }
+    for link in 0..4 {
+        let loss = Faults::loss(0.02).only_udp(DATA_PORT);
+        lab.topology.set_faults(link, Direction::Up, &loss).expect("faults are set");
+    }
+    check_sums(&workers, 60_000);
+}
+
 /// The same under duplication, delay and reordering, alone and together with loss.
 #[test]
 fn sums_survive_duplicates_and_reordering() {

@@ -101,6 +101,15 @@ impl Flow {
         }
     }
 
+    /// A block was taken for lost and its result is here before it was repeated: nothing was lost,
+    /// and if a timeout was the reason, that came too early.
+    pub(super) fn acquit_late(&mut self, number: u64) {
+        self.acquit(number);
+        if self.timed_out.take().is_some() {
+            self.window.undo_timeout();
+        }
+    }
+
     /// Recovery lasts as long as some repeated block is unanswered.
     pub(super) fn end_recovery_if_answered(&mut self) {
         let asking = |block: &Block| {

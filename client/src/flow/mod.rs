@@ -267,6 +267,9 @@ impl Flow {
             State::Awaited => self.awaited -= 1,
             State::Due | State::Done => unreachable!("`waited_for` returns none of these"),
         }
+        if was.state == State::Lost && was.counted && was.attempts == 1 {
+            self.acquit_late(number);
+        }
         self.counters.results += 1;
         self.backoff = 0;
         self.timer_from = now;

@@ -156,6 +156,26 @@ fn a_wrong_timeout_costs_no_window() {
     }
 }
 
+/// All results are late and come together: those of blocks that were to be repeated and had not yet
+/// been show it.
+#[test]
+fn results_behind_a_timeout_show_that_it_was_wrong() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(12, Part::All);
+    send_all(&mut flow, Duration::ZERO);
+    let before = flow.window();
+    let now = flow.poll_timeout().expect("blocks are under way");
+    flow.on_timeout(now);
+    assert_eq!(send_all(&mut flow, now), [0]);
+    assert!(flow.window() < before);
+    for block in 0..12 {
+        assert!(flow.on_result(block, now + US));
+    }
+    assert!(flow.window() >= before, "{} of {before}", flow.window());
+    // The oldest one's alone stays: which of its two transmissions was answered is not known.
+    assert_eq!(flow.counters().losses, 1);
+}
+
 #[test]
 fn nobody_is_far_ahead_of_the_other_flows() {
     let mut ahead = Flow::new(Config { limit: 1000, window_max: 1000, ..CONFIG });

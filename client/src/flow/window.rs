@@ -9,11 +9,12 @@
 //!
 //! What waits in queues helps nobody: where a vector's parts go to several aggregators, a long
 //! queue before one of them keeps results of the others from this worker, and links elsewhere run
-//! dry. So slow start pauses as long as trips are longer than half of [`LONGEST_QUEUE`], and the
-//! window shrinks, once a round trip and by half at most, when even the shortest trip of the round
-//! is longer than that (as the delay targets of Swift and LEDBAT, RFC 6817). The shortest one,
-//! because most wait for another worker, too: a round in which all did costs half of the window
-//! once, and slow start brings it back.
+//! dry. What a trip takes beyond the shortest one ever is queues. So slow start pauses as long as
+//! that is more than half of [`LONGEST_QUEUE`], and the window shrinks, once a round trip and by
+//! half at most, when even the shortest trip of the round has more than that in queues (as the
+//! delay targets of Swift and LEDBAT, RFC 6817). The shortest one, because most wait for another
+//! worker, too: a round in which all did costs half of the window once, and slow start brings it
+//! back.
 //!
 //! A round trip with any loss also ends growth beyond a quarter of the pool's limit: the pool rule
 //! stops a worker that is one limit ahead of its oldest missing block, and until that block is
@@ -33,7 +34,7 @@ const GAIN: f64 = 0.25;
 /// on the way down.
 const TOLERANCE: f64 = 0.04;
 
-/// Trips up to this long are left alone: ordinary switches hold a millisecond or less, the rest is
+/// Queues up to this long are left alone: ordinary switches hold a millisecond or less, the rest is
 /// what processes wait for a processor.
 const LONGEST_QUEUE: Duration = Duration::from_millis(20);
 
@@ -163,17 +164,17 @@ impl Window {
 
     /// By how much even the shortest trip of the round was too long, if it was.
     fn queueing(&self) -> Option<f64> {
-        let excess = self.shortest?.as_secs_f64() / self.longest_trip().as_secs_f64();
+        let excess = self.shortest?.as_secs_f64() / self.trip_with(LONGEST_QUEUE).as_secs_f64();
         (excess > 1.0).then_some(excess)
     }
 
     fn queues_grow(&self) -> bool {
-        self.latest.iter().min().is_some_and(|trip| *trip > self.longest_trip() / 2)
+        self.latest.iter().min().is_some_and(|trip| *trip > self.trip_with(LONGEST_QUEUE / 2))
     }
 
-    /// A path that is itself that long may have as much again in queues.
-    fn longest_trip(&self) -> Duration {
-        LONGEST_QUEUE.max(self.shortest_ever.unwrap_or_default() * 2)
+    /// How long a trip along the path takes with such queues.
+    fn trip_with(&self, queues: Duration) -> Duration {
+        self.shortest_ever.unwrap_or_default() + queues
     }
 
     fn shrink(&mut self, by: f64) {
@@ -293,6 +294,10 @@ mod tests {
     fn a_long_path_is_no_queue() {
         let mut window = Window::new(100, 1000, 1000);
         assert_eq!(rounds(&mut window, LONGEST_QUEUE * 9, 2), [200, 400]);
+        // Nor is what its trips vary by.
+        let mut window = Window::new(100, 1000, 1000);
+        window.on_trip(LONGEST_QUEUE);
+        assert_eq!(rounds(&mut window, LONGEST_QUEUE * 5 / 4, 2), [200, 400]);
     }
 
     #[test]
