@@ -25,7 +25,7 @@ use crate::layout;
 use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
-use crate::stripe::Stripe;
+use crate::stripe::{Stripe, in_turn};
 use crate::together;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
@@ -289,7 +289,7 @@ impl Communicator {
         let short = self.is_short(&buffer);
         let sequence = self.begin(buffer, op, purpose)?;
         if short {
-            self.stripes.iter().for_each(|stripe| stripe.shared.send_off());
+            in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
         } else {
             self.nudge(0);
         }

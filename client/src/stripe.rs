@@ -25,6 +25,8 @@ const ROUTE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Stripe {
     pub(crate) shared: Arc<Shared>,
+    /// This worker's rank in the job.
+    rank: u16,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -110,7 +112,7 @@ impl Stripe {
             .name("xdp-agg progress".into())
             .spawn(move || progress.progress())
             .map_err(Error::io("starting the progress thread"))?;
-        Ok(Self { shared, progress: Mutex::new(Some(progress)) })
+        Ok(Self { shared, rank: place.host, progress: Mutex::new(Some(progress)) })
     }
 
     /// Leaves the job, and waits for the thread if it can end at once.
@@ -128,6 +130,15 @@ impl Drop for Stripe {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The order in which a worker serves its stripes: each begins with another one. If all began with
+/// the same aggregator, that one's link and slots would be contended for while those of the others
+/// stood idle, and then the next one's. Where hosts are aggregators, each ends with its own.
+pub(crate) fn in_turn(stripes: &[Stripe]) -> impl Iterator<Item = usize> + use<> {
+    let (rank, count) = (stripes.first().map_or(0, |stripe| stripe.rank), stripes.len());
+    let first = (usize::from(rank) + 1) % count.max(1);
+    (first..count).chain(0..first)
 }
 
 /// How many of the targets before this one have the same root.

@@ -16,7 +16,7 @@ use crate::call::Call;
 use crate::engine::{self, Engine, WATCHED};
 use crate::error::Error;
 use crate::shared::{self, NAP};
-use crate::stripe::Stripe;
+use crate::stripe::{Stripe, in_turn};
 use crate::sys::Watch;
 
 /// Most bytes of a call that is carried like this: of longer ones copying, encoding and decoding
@@ -78,7 +78,8 @@ impl<'a> Together<'a> {
     /// One step of all engines, then a chance for those who want one.
     fn step(&mut self, mut patience: Duration) {
         let (mut busy, mut wanted) = (false, false);
-        for (stripe, engine) in self.stripes.iter().zip(&mut self.engines) {
+        for index in in_turn(self.stripes) {
+            let (stripe, engine) = (&self.stripes[index], &mut self.engines[index]);
             // The progress thread may have given way to this one in the middle of a step.
             wanted |= stripe.shared.nudge_if_needed(engine);
             patience = stripe.shared.keep_abreast(engine, patience);
