@@ -179,11 +179,7 @@ impl Jobs {
                     return self.branch_reply(conn, BranchReply::Missing { block, ranks });
                 }
                 match ranks {
-                    Ok(bits) => {
-                        if let Some(bits) = self.root_misses(conn, bits) {
-                            self.tell_missing(conn, block, bits);
-                        }
-                    }
+                    Ok(bits) => self.root_misses(conn, block, bits),
                     Err(why) => {
                         self.questions.remove(&conn);
                         self.refuse(conn, (ErrorCode::Engine, why));
@@ -345,7 +341,6 @@ impl Jobs {
     pub(super) fn tell_missing(&mut self, conn: ConnId, block: u64, bits: u64) {
         let ranks = (0..64).filter(|rank| bits >> rank & 1 == 1).collect();
         self.reply(conn, Reply::Missing { block, ranks });
-        self.keep_waiting(conn, bits);
     }
 
     fn reply_or_refuse(&mut self, conn: ConnId, reply: Result<Reply, Refusal>) {

@@ -430,7 +430,8 @@ impl Jobs {
         let waits = self.jobs.values().filter_map(|job| self.deadline(job));
         let probes = self.served.values().filter_map(Served::due);
         let looks = self.looks.values().map(|look| look.until);
-        waits.chain(probes).chain(looks).chain(self.heartbeat_due()).min()
+        let others = [self.questions_due(), self.heartbeat_due()].into_iter().flatten();
+        waits.chain(probes).chain(looks).chain(others).min()
     }
 
     /// Ends the waits that are over, and sends heartbeats.
@@ -439,6 +440,7 @@ impl Jobs {
         self.send_heartbeats();
         self.probe_uplinks();
         self.end_looks();
+        self.end_questions();
         // A job may have several waits that are over; each is dealt with once.
         for _ in 0..WAITS_MAX {
             let over = |job: &&Job| self.deadline(job).is_some_and(|end| end <= now);

@@ -1,16 +1,24 @@
 //! Who has not contributed to a block, where several aggregators are to tell.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::BranchRequest;
 
 use super::{ConnId, Jobs, LinkId};
 
+/// How long branches may take to say it: less than a worker waits for it whose call is over.
+const ANSWER_TIME: Duration = Duration::from_millis(500);
+
 /// A question that several aggregators are to answer.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     job_id: u16,
+    /// Of the job, when it was asked.
+    epoch: u16,
     block: u64,
+    /// When it was asked: who contributes from then on keeps nobody waiting.
+    asked: Instant,
     /// Links whose answer is awaited.
     open: BTreeSet<LinkId>,
     /// This daemon's engine has answered.
@@ -22,17 +30,22 @@ pub(super) struct Question {
 impl Jobs {
     /// Asks all aggregators of a tree who has not contributed to a block.
     pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, block: u64) {
-        let links = self.jobs.get(&job_id).map(|job| &job.life.trunk.links);
-        let open = links.into_iter().flat_map(BTreeMap::values).map(|link| link.id).collect();
-        let question = Question { job_id, block, open, answered: false, bits: 0 };
+        let Some(life) = self.jobs.get(&job_id).map(|job| &job.life) else {
+            return;
+        };
+        let open = life.trunk.links.values().map(|link| link.id).collect();
+        let (epoch, asked) = (life.epoch, self.clock);
+        let question = Question { job_id, epoch, block, asked, open, answered: false, bits: 0 };
         self.questions.insert(conn, question);
         self.tell_branches(job_id, &BranchRequest::Missing { block });
     }
 
-    /// This daemon's engine has said who is missing. Some: nobody else is asked, or all have said.
-    pub(super) fn root_misses(&mut self, conn: ConnId, bits: u64) -> Option<u64> {
+    /// This daemon's engine has said who is missing.
+    pub(super) fn root_misses(&mut self, conn: ConnId, block: u64, bits: u64) {
         let Some(question) = self.questions.get_mut(&conn) else {
-            return Some(bits);
+            // Nobody else is asked.
+            self.tell_missing(conn, block, bits);
+            return self.keep_waiting(conn, bits, self.clock);
         };
         let tree = self.jobs.get(&question.job_id).map(|job| &job.life.trunk.tree);
         let below = tree.map_or(0, |tree| {
@@ -41,12 +54,7 @@ impl Jobs {
         });
         question.bits |= bits & !below;
         question.answered = true;
-        let bits = question.bits;
-        if question.open.is_empty() {
-            self.questions.remove(&conn);
-            return Some(bits);
-        }
-        None
+        self.answer_questions();
     }
 
     /// A branch has said it.
@@ -68,12 +76,33 @@ impl Jobs {
         self.answer_questions();
     }
 
+    /// When the wait for branches ends.
+    pub(super) fn questions_due(&self) -> Option<Instant> {
+        let answered = self.questions.values().filter(|question| question.answered);
+        answered.map(|question| question.asked + ANSWER_TIME).min()
+    }
+
+    /// Tells what is known without the branches that have not said it in time.
+    pub(super) fn end_questions(&mut self) {
+        let now = self.clock;
+        for question in self.questions.values_mut() {
+            if question.asked + ANSWER_TIME <= now {
+                question.open.clear();
+            }
+        }
+        self.answer_questions();
+    }
+
     fn answer_questions(&mut self) {
         let done =
             |_: &ConnId, question: &mut Question| question.answered && question.open.is_empty();
         let done: Vec<_> = self.questions.extract_if(.., done).collect();
-        for (conn, question) in done {
-            self.tell_missing(conn, question.block, question.bits);
+        for (conn, Question { job_id, epoch, block, asked, bits, .. }) in done {
+            self.tell_missing(conn, block, bits);
+            // Another epoch has other blocks, and its members have said nothing of these.
+            if self.jobs.get(&job_id).is_some_and(|job| job.life.epoch == epoch) {
+                self.keep_waiting(conn, bits, asked);
+            }
         }
     }
 }

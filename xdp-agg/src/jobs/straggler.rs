@@ -71,9 +71,9 @@ impl Jobs {
         }
     }
 
-    /// The engine has answered: these ranks keep the one that asked waiting.
-    pub(super) fn keep_waiting(&mut self, conn: ConnId, bits: u64) {
-        let now = self.clock;
+    /// These ranks keep the one that asked waiting: they had not contributed when it `asked`, or
+    /// later. They may have done so before all aggregators had answered.
+    pub(super) fn keep_waiting(&mut self, conn: ConnId, bits: u64, asked: Instant) {
         let asker = self.sessions.get(&conn).and_then(|session| session.member);
         let Some((job_id, rank)) = asker else {
             return;
@@ -83,7 +83,7 @@ impl Jobs {
         };
         for (other, member) in &mut job.life.members {
             if bits >> other & 1 == 1 && *other != rank {
-                member.awaited.get_or_insert(now);
+                member.awaited.get_or_insert(asked);
             }
         }
         // Who has left contributes no more: under a policy to shrink the others need not wait.

@@ -80,6 +80,61 @@ fn a_branch_that_does_not_tell_is_done_without() {
     rank_2_is_lost(&mut woods, &conns);
 }
 
+/// What is known is told without a branch whose daemon is stopped.
+#[test]
+fn a_question_does_not_wait_for_a_branch_that_does_not_tell() {
+    let (mut woods, conns) = woods();
+    woods.daemons[0].missing = 0b11;
+    woods.daemons[1].stuck_at = Some(Stuck::Missing);
+    assert_eq!(woods.say(conns[3], Request::Missing { block: 3, of: None }), []);
+    woods.wait_for(Duration::from_millis(400));
+    assert!(!woods.daemons[0].heard.contains_key(&conns[3]));
+    woods.wait_for(Duration::from_millis(100));
+    assert_eq!(woods.daemons[0].heard.remove(&conns[3]), Some(vec![missing(3, &[0])]));
+    assert!(woods.daemons[0].jobs.questions.is_empty());
+}
+
+/// Rank 0 lacked when it was asked, and contributed before all had answered. Nobody waits for it.
+#[test]
+fn who_contributes_before_all_have_told_is_no_straggler() {
+    let (mut woods, conns) = woods();
+    woods.daemons[0].missing = 0b11;
+    woods.daemons[1].stuck_at = Some(Stuck::Missing);
+    woods.say(conns[3], Request::Missing { block: 3, of: None });
+    let asked = woods.now;
+    let came = asked + Duration::from_millis(300);
+    woods.wait_for(Duration::from_millis(500));
+    assert_eq!(woods.daemons[0].heard.remove(&conns[3]), Some(vec![missing(3, &[0])]));
+    let look = woods.daemons[0]
+        .jobs
+        .jobs
+        .values()
+        .filter_map(|job| woods.daemons[0].jobs.straggler_due(job, LIMIT));
+    let due = look.min().expect("a look is due");
+    woods.daemons[0].contributed = Some(due - came);
+    woods.wait_for(due - woods.now);
+    assert_eq!(woods.aborted(&conns), []);
+}
+
+/// Blocks have other numbers in another epoch.
+#[test]
+fn a_question_of_an_earlier_epoch_shows_no_straggler() {
+    let (mut woods, conns) = woods();
+    woods.daemons[0].missing = 0b11;
+    woods.daemons[1].stuck_at = Some(Stuck::Missing);
+    woods.say(conns[3], Request::Missing { block: 3, of: None });
+    woods.daemons[0].jobs.closed(conns[4]);
+    woods.wait_for(Duration::from_millis(100));
+    woods.progress(&conns[..4], 8);
+    assert_eq!(woods.ready(&conns[..4]).len(), 4);
+    woods.wait_for(Duration::from_millis(400));
+    assert!(woods.daemons[0].jobs.questions.is_empty());
+    woods.daemons[0].silent = 0b11;
+    woods.wait_for(LIMIT);
+    woods.wait_for(LIMIT);
+    assert_eq!(woods.aborted(&conns), []);
+}
+
 /// A branch that is lost is asked no more.
 #[test]
 fn a_look_ends_with_its_branch() {

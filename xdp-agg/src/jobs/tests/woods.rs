@@ -23,6 +23,8 @@ pub(super) struct Daemon {
     pub(super) missing: u64,
     /// Members that have contributed nothing, as the engine says. The others have, just now.
     pub(super) silent: u64,
+    /// How long ago those that have contributed did so, if not just now.
+    pub(super) contributed: Option<Duration>,
     /// Workers on its host, as the engine says.
     pub(super) local: Option<LocalMembers>,
     pub(super) is_dead: bool,
@@ -39,6 +41,7 @@ pub(super) enum Stuck {
     Link,
     Start,
     Heard,
+    Missing,
 }
 
 impl Stuck {
@@ -51,6 +54,7 @@ impl Stuck {
                 | (Self::Link, BranchReply::Linked { .. })
                 | (Self::Start, BranchReply::Started { .. })
                 | (Self::Heard, BranchReply::Heard { .. })
+                | (Self::Missing, BranchReply::Missing { .. })
         )
     }
 }
@@ -91,6 +95,7 @@ impl Daemon {
             uplink: true,
             missing: 0,
             silent: 0,
+            contributed: None,
             local: None,
             is_dead: false,
             stuck_at: None,
@@ -136,7 +141,9 @@ impl Daemon {
             }
             Effect::Heard { look, jobs } => {
                 // A branch is a member under the lowest rank below it.
-                let ago = |rank: u16| (self.silent >> rank & 1 == 0).then_some(Duration::ZERO);
+                let ago = |rank: u16| {
+                    (self.silent >> rank & 1 == 0).then_some(self.contributed.unwrap_or_default())
+                };
                 let heard = jobs.into_iter().filter_map(|job_id| {
                     let members = self.engine.get(&job_id)?.members.keys();
                     Some((job_id, members.map(|rank| (*rank, ago(*rank))).collect()))
