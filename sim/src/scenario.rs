@@ -5,6 +5,7 @@
 //! which everything happens at once hides what two kinds alone would show, and a run that is nearly
 //! clean gets far.
 
+mod stragglers;
 mod trees;
 
 pub(crate) use trees::{address, daemon_at};
@@ -68,6 +69,8 @@ pub struct Scenario {
     pub far_daemons: Vec<u64>,
     /// What happens when, in no particular order.
     pub faults: Vec<(When, Fault)>,
+    /// How long others wait for a member that contributes nothing. None: until their deadlines.
+    pub straggler_timeout: Option<Nanos>,
     /// From then on nothing bad happens any more, and everybody is back.
     pub heal_at: Nanos,
 }
@@ -93,6 +96,8 @@ pub struct JobPlan {
     pub calls: u64,
     /// Longest time between two calls of a worker.
     pub think: Nanos,
+    /// A rank that thinks for up to so long instead.
+    pub slow: Option<(u16, Nanos)>,
     /// Most data blocks of a call.
     pub blocks: u64,
     /// The first call is of more blocks than that: more than go with the keys that come first.
@@ -282,6 +287,7 @@ impl Scenario {
             daemons: 1,
             far_daemons: vec![1],
             faults: Vec::new(),
+            straggler_timeout: None,
             heal_at,
             jobs,
         };
@@ -294,6 +300,7 @@ impl Scenario {
         scenario.allow_for_distance();
         scenario.draw_faults(rng, trouble);
         scenario.draw_fallback(rng);
+        scenario.draw_stragglers(rng);
         scenario
     }
 
@@ -307,23 +314,6 @@ impl Scenario {
             let turns = job.in_flight as Nanos * (job.blocks / window + 2);
             job.deadline = job.deadline.max(2 * turns * 2 * way);
         }
-    }
-
-    /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
-    /// lost now and then, and workers and branches are killed, which shows at once.
-    #[must_use]
-    pub fn is_in_time(&self, plan: &JobPlan) -> bool {
-        let is_root = |daemon: usize| self.jobs.iter().any(|job| job.root == daemon);
-        let harmless = |(_, fault): &(When, Fault)| match fault {
-            Fault::KillWorker { .. } => true,
-            Fault::KillDaemon { daemon, .. } => !is_root(*daemon),
-            _ => false,
-        };
-        let Link { loss, late, .. } = self.link;
-        plan.deadline >= 10 * SECOND
-            && self.faults.iter().all(harmless)
-            && loss <= 0.1
-            && late <= 0.02
     }
 
     /// Workers of all jobs.
@@ -451,6 +441,7 @@ impl JobPlan {
             in_flight: [1, 1, 2, 3][rng.random_range(0..4)],
             calls,
             think: magnitude(rng, 2 * MICRO, think.max(20 * MICRO)),
+            slow: None,
             blocks: most,
             long,
             floats: rng.random_bool(0.6),

@@ -63,6 +63,8 @@ stats! {
     taken_over: u64,
     /// Members that were told that a rank joins.
     pauses: u64,
+    /// Members that were put out, as they kept others waiting.
+    put_out: u64,
     /// Blocks of plans that were handed on.
     copies: u64,
     /// Blocks of plans that were summed again.
@@ -207,10 +209,11 @@ impl Stats {
             "packets     {packets} sent, {lost} lost, {duplicated} twice, {late} late, {hostile} \
              by strangers"
         ));
-        let Self { admissions, reforms, resumes, taken_over, pauses, leaves, .. } = self;
+        let Self { admissions, reforms, resumes, taken_over, pauses, put_out, leaves, .. } = self;
         lines.push(format!(
             "membership  {admissions} admitted, {reforms} told of a loss, {resumes} resumed, \
-             {taken_over} jobs taken over, {pauses} paused for a rank that joins, {leaves} left"
+             {taken_over} jobs taken over, {pauses} paused for a rank that joins, {put_out} put \
+             out, {leaves} left"
         ));
         let Self { rings, ring_blocks, returns, returned, .. } = self;
         lines.push(format!(

@@ -23,6 +23,7 @@ fn seeds_keep_every_promise() {
         ("members that resumed", stats.resumes),
         ("jobs taken over by a restarted daemon", stats.taken_over),
         ("members told that a rank joins", stats.pauses),
+        ("members put out that kept others waiting", stats.put_out),
         ("blocks handed on", stats.copies),
         ("blocks of keys", stats.keys),
         ("blocks of keys behind data", stats.keys_behind),
@@ -56,6 +57,7 @@ fn trees_keep_every_promise() {
         ("blocks handed on", stats.copies),
         ("blocks summed again", stats.redone),
         ("rings", stats.rings),
+        ("members put out that kept others waiting", stats.put_out),
         ("blocks summed over rings", stats.ring_blocks),
     ] {
         assert!(count > 0, "{what}: none");

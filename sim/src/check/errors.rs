@@ -20,7 +20,8 @@ impl Checker {
     /// A process's membership or call has ended with an error.
     pub(crate) fn failed(&mut self, life: usize, error: &Error) {
         let (job, rank) = (self.lives[life].job, self.lives[life].rank);
-        if let Err(why) = self.explain(life, error) {
+        let waits = self.explain_wait(life, error);
+        if let Err(why) = waits.and_then(|()| self.explain(life, error)) {
             self.fail(|| format!("rank {rank} of job {job} ends with {error:?}: {why}"));
         }
     }
@@ -71,7 +72,9 @@ impl Checker {
                 }
                 _ => Err("the daemon has no reason to"),
             },
-            Error::Deadline { sequence: Some(_), .. } if self.in_time[me.job] => {
+            Error::Deadline { sequence: Some(_), .. }
+                if self.in_time[me.job] && !me.standing.was_stopped =>
+            {
                 Err("nothing happened that could have kept it so long")
             }
             Error::AggregatorLost(_)

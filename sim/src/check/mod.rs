@@ -27,6 +27,7 @@ mod errors;
 mod path;
 mod results;
 mod ring;
+mod standing;
 mod sums;
 mod tree;
 
@@ -59,6 +60,7 @@ pub(crate) struct Checker {
     /// The aggregators of each epoch, by its cookie and by daemon.
     trunks: BTreeMap<u64, BTreeMap<usize, tree::Node>>,
     troubles: tree::Troubles,
+    looks: standing::Looks,
     /// Epochs of rings, by the ring's number.
     rings: BTreeMap<usize, usize>,
     /// Epochs at daemons whose members came from a ring.
@@ -107,6 +109,7 @@ struct Life {
     gave_up: bool,
     /// It goes on without a daemon, and has not left that ring again.
     on_ring: bool,
+    standing: standing::Standing,
 }
 
 /// One epoch as its members know it.
@@ -171,6 +174,7 @@ impl Checker {
             path: BTreeMap::new(),
             trunks: BTreeMap::new(),
             rings: BTreeMap::new(),
+            looks: standing::Looks::new(scenario),
             returned: 0,
             troubles: tree::Troubles {
                 rough: scenario.link != Link { base: scenario.link.base, ..Link::CLEAN },
@@ -213,6 +217,7 @@ impl Checker {
             lost: false,
             gave_up: false,
             on_ring: false,
+            standing: standing::Standing::default(),
         });
         self.lives.len() - 1
     }
@@ -245,26 +250,6 @@ impl Checker {
     /// The latest epoch that a process is a member of.
     pub(crate) fn epoch(&self, life: usize) -> Option<usize> {
         self.lives[life].epoch
-    }
-
-    /// How many calls this process's job makes, once it is a member.
-    pub(crate) fn limit(&self, life: usize) -> u64 {
-        self.lives[life].lineage.map_or(0, |lineage| self.lineages[lineage].limit)
-    }
-
-    /// Jobs that form from now on make so many calls.
-    pub(crate) fn heal(&mut self, calls: u64) {
-        for (_, plan) in &mut self.jobs {
-            plan.calls = calls;
-        }
-    }
-
-    /// Everybody makes so many calls more than `made`, the calls that a process has made.
-    pub(crate) fn extend(&mut self, life: usize, made: u64, more: u64) {
-        if let Some(lineage) = self.lives[life].lineage {
-            let limit = &mut self.lineages[lineage].limit;
-            *limit = (*limit).max(made + more);
-        }
     }
 
     /// The daemon tells a process that it is a member.
@@ -372,6 +357,7 @@ impl Checker {
         }
         self.epochs[index].lineage = Some(lineage);
         for member in members {
+            self.check_return(member);
             let life = &mut self.lives[member];
             life.epoch = Some(index);
             if life.lineage.is_none() {

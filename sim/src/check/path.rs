@@ -200,6 +200,9 @@ impl Checker {
         if matches!(header.kind, Kind::Probe | Kind::ProbeReply) {
             return;
         }
+        if before.whose == Whose::Members && refused.is_none() {
+            self.hears(header.cookie, before.daemon, header.rank);
+        }
         let Some(epoch) = self.by_cookie.get(&header.cookie).copied() else {
             return self.fail(|| format!("a packet of an epoch without members: {header:?}"));
         };

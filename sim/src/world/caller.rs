@@ -84,7 +84,9 @@ impl World {
         let (job, now) = (self.workers[worker].job, self.now);
         let (in_flight, think) = {
             let plan = &self.scenario.jobs[job];
-            (plan.in_flight, if self.healed { plan.think.min(MILLI) } else { plan.think })
+            let slow = plan.slow.filter(|(rank, _)| *rank == self.workers[worker].rank);
+            let think = slow.map_or(plan.think, |(_, think)| think);
+            (plan.in_flight, if self.healed { plan.think.min(MILLI) } else { think })
         };
         let (world, deadline) = (self.scenario.jobs[job].world, self.scenario.jobs[job].deadline);
         let rank = self.workers[worker].rank;
@@ -111,6 +113,7 @@ impl World {
         };
         let started = process.machine.start(blocks);
         process.next = Some(sequence + 1);
+        self.checker.makes(life, sequence);
         process.think_until = now + think;
         process.calls.push(InFlight { sequence, due: now + deadline, asked: None });
         self.note(&[15, worker as u64, sequence], || {

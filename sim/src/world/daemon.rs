@@ -149,7 +149,7 @@ impl World {
             probe_timeout: duration(scenario.join_timeout),
             resume_timeout: duration(scenario.resume_timeout),
             dead_after: duration(scenario.dead_after),
-            straggler_timeout: None,
+            straggler_timeout: scenario.straggler_timeout.map(duration),
             token: None,
             job_slots_max: None,
             job_packet_rate: None,
@@ -363,6 +363,9 @@ impl World {
             }
             Effect::Heard { look, jobs } => {
                 let now = Duration::from_nanos(self.now);
+                for job_id in &jobs {
+                    self.checker.looks_at(daemon, *job_id);
+                }
                 let sums = self.daemons[daemon].sums.as_mut()?;
                 let heard = |job_id: u16| Some((job_id, sums.heard(job_id, now).ok()?));
                 let heard = jobs.into_iter().filter_map(heard).collect();
@@ -382,6 +385,7 @@ impl World {
             }
         }
         self.stats.count_reply(reply);
+        self.check_waits(index, reply);
         self.say_down(index, reply);
     }
 }

@@ -37,6 +37,9 @@ impl World {
                 self.workers[worker].cut.until(back, up, down);
             }
             Fault::Break { worker } => {
+                if let Some(process) = &self.workers[worker].process {
+                    self.checker.breaks(process.life);
+                }
                 self.break_connections(|client, _| client.place() == Place::Worker(worker));
             }
             Fault::KillDaemon { daemon, pinned, down } => {

@@ -8,6 +8,7 @@ mod data;
 mod faults;
 mod place;
 mod ring;
+mod standing;
 mod worker;
 
 use std::collections::VecDeque;
@@ -160,6 +161,7 @@ impl World {
             };
             moment = if at > self.now { 0 } else { moment + 1 };
             self.now = at;
+            self.checker.passes(at);
             events += 1;
             if moment > MOMENT_MAX {
                 let state = self.describe_workers();

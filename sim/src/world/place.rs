@@ -59,6 +59,11 @@ impl Cut {
         }
     }
 
+    /// When the last cut ends or ended.
+    pub(super) fn end_of(&self) -> Nanos {
+        self.up.max(self.down)
+    }
+
     /// Nothing is cut off any more.
     pub(super) fn end(&mut self, now: Nanos) {
         (self.up, self.down) = (self.up.min(now), self.down.min(now));

@@ -29,6 +29,9 @@ pub(super) struct Worker {
     pub(super) errors: u64,
     pub(super) process: Option<Process>,
     stopped: bool,
+    /// When it got SIGSTOP, and SIGCONT, for the last time.
+    pub(super) stopped_at: Nanos,
+    pub(super) went_on: Nanos,
     kept: VecDeque<Kept>,
     /// The process left its job in good order, all calls being made.
     pub(super) left: bool,
@@ -67,6 +70,8 @@ impl Worker {
             errors: 0,
             process: None,
             stopped: false,
+            stopped_at: 0,
+            went_on: 0,
             kept: VecDeque::new(),
             left: false,
             ports: 0,
@@ -158,7 +163,12 @@ impl World {
 
     /// SIGSTOP.
     pub(super) fn stop_worker(&mut self, worker: usize) {
-        self.workers[worker].stopped = self.workers[worker].process.is_some();
+        let Some(process) = &self.workers[worker].process else { return };
+        self.checker.stands_still(process.life);
+        if !self.workers[worker].stopped {
+            self.workers[worker].stopped_at = self.now;
+        }
+        self.workers[worker].stopped = true;
     }
 
     /// SIGCONT: what was kept comes now.
@@ -166,7 +176,9 @@ impl World {
         if !self.workers[worker].stopped {
             return;
         }
+        self.check_stop(worker);
         self.workers[worker].stopped = false;
+        self.workers[worker].went_on = self.now;
         self.note(&[11, worker as u64], || format!("{} goes on", Party::Worker(worker)));
         let mut kept: Vec<_> = std::mem::take(&mut self.workers[worker].kept).into();
         if self.rng.random_bool(0.5) {
