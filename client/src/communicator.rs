@@ -8,7 +8,7 @@ use xdp_agg_common::control::Policy;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
-use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Shape};
+use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Key, Shape};
 use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
@@ -21,7 +21,7 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Handle, Lent, fail, globally};
-use crate::layout;
+use crate::inhost;
 use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
@@ -102,7 +102,7 @@ impl Communicator {
         }
         let group = match place.local_size {
             1 => None,
-            _ => Some(join_group(&settings, &place, chunks)?),
+            _ => Some(inhost::join(&settings, &place, chunks)?),
         };
         for stripe in &*stripes {
             if let Some(group) = &group {
@@ -425,7 +425,7 @@ impl Communicator {
             element_size: size_of::<T>(),
             digest: digest(format!("{description}, {}", crate::call::numbers(&format)).bytes()),
             description,
-            wants_peaks: format.needs_exponents(),
+            key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
         };
         let begun: Result<(Feeder, Arc<Exchange>), _> = group.begin(&shape, geometry);
         let (feeder, exchange) = begun.map_err(|error| {
@@ -455,28 +455,6 @@ impl Communicator {
 fn shares(count: usize) -> Vec<Share> {
     let of = count as u64;
     (0..of).map(|index| Share { index, of }).collect()
-}
-
-fn join_group(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
-    let mut options = xdp_agg_host::Options::new(
-        settings.job.clone(),
-        place.local_rank.into(),
-        place.local_size.into(),
-    );
-    if let Some(directory) = &settings.segment_dir {
-        options.place = xdp_agg_host::Place::Directory(directory.clone());
-    }
-    let Builder { scaling, lanes, aggregators, .. } = settings;
-    // Each flow has one of so many blocks of the vector.
-    let ahead = layout::looked_ahead(layout::group_of(chunks)) as usize;
-    options.scan_ahead = ahead * aggregators.len();
-    let block = usize::from(chunks) * CHUNK_LEN;
-    options.segment = settings.segment.unwrap_or_else(|| options.good_segment(block));
-    let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
-    options.digest = digest(agreed.bytes());
-    options.join_within = settings.join_deadline;
-    options.wait_within = settings.deadline;
-    Ok(Group::join(&options)?)
 }
 
 impl Drop for Communicator {

@@ -144,11 +144,7 @@ impl<T: Element> Blocks for Grouped<T> {
     }
 
     fn key(&self, block: u64) -> u16 {
-        let mut peaks = [0.0; xdp_agg_host::MAX_PROCESSES];
-        let peaks = &mut peaks[..self.place.local_size];
-        let Some(exchange) = &self.exchange else { return 0 };
-        exchange.peaks(self.share.place(block), peaks);
-        self.format.key(peaks)
+        self.exchange.as_ref().map_or(0, |exchange| exchange.key(self.share.place(block)))
     }
 
     fn encode(&self, block: u64, key: u16, lanes: &mut [u8]) -> Encoded {

@@ -24,6 +24,7 @@ mod fallback;
 pub mod flow;
 mod grouped;
 mod handle;
+mod inhost;
 mod layout;
 pub mod machine;
 pub mod ring;

@@ -1,9 +1,10 @@
 //! One call: its room in the segment, and what of it is whose when.
 //!
-//! Three counters of each process, in chunks, say how far it is. Whose turn a piece of memory is
+//! Four counters of each process, in chunks, say how far it is. Whose turn a piece of memory is
 //! follows from them alone:
 //!
 //! * `scanned[p]`: process `p` has published the peaks of its input in chunks below this.
+//! * `keyed[l]`: owner `l` has made keys of all peaks of its blocks in chunks below this.
 //! * `staged[p]`: the copy of `p`'s input of chunks below this is in the staging ring.
 //! * `reduced[l]`: owner `l` has written its results of chunks below this to the result ring.
 //!
@@ -12,19 +13,29 @@
 //! any more. And once all processes have staged `c`, all have gathered `c - D`: then, and not
 //! before, the owners write results of `c` into place `c mod D` of the result ring. So that one
 //! rule guards both rings, and no counter is needed for what is gathered.
+//!
+//! Peaks have a ring of their own, of R chunks: a process scans chunk `c` when all owners have
+//! keyed `c - R`, so nobody reads that place any more. Keys stay in their owner's own memory. So
+//! how far ahead of the data peaks are known (a flow over one of many aggregators looks far) costs
+//! no room here, and R, of any size, makes nobody wait for the network: keying chunk `c` waits for
+//! nothing but that all have scanned it, scanning it for nothing but `keyed > c - R` and the bound
+//! `gathered + ahead` that the feeder keeps to. Of the chunks below the slowest process's bound the
+//! first that is not keyed can therefore be scanned by all, and then keyed by all: in the end all
+//! of them are, whatever the flows do meanwhile, as if each pair had room for `ahead` chunks.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::core::Core;
+use crate::keys::Key;
 use crate::layout::LINE;
 use crate::plan::Plan;
 use crate::record::{Claim, Shared};
 use crate::{Error, Geometry, Group};
 
 /// What a call is: has to be the same in all local processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Shape {
     /// Number of the call; below 2^63. Calls that run at the same time have different ones.
     pub sequence: u64,
@@ -36,14 +47,15 @@ pub struct Shape {
     pub digest: u64,
     /// The call in words, for errors; cut off after 128 bytes.
     pub description: String,
-    /// Whether each block's peak is needed before its data.
-    pub wants_peaks: bool,
+    /// Makes each block's key of its peaks, where it is needed before its data.
+    pub key: Option<Key>,
 }
 
 /// A counter of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage {
     Scanned,
+    Keyed,
     Staged,
     Reduced,
 }
@@ -54,7 +66,7 @@ pub(crate) struct Call {
     shared: Shared,
     pub(crate) geometry: Geometry,
     pub(crate) element: usize,
-    pub(crate) wants_peaks: bool,
+    pub(crate) key: Option<Key>,
     pub(crate) plan: Plan,
     /// Why this process will not go on, if it will not.
     pub(crate) gave_up: OnceLock<Error>,
@@ -78,8 +90,8 @@ impl Call {
             zeroed: core.size * COUNTERS,
         };
         let shared = Shared::claim(group, &claim)?;
-        let (element, wants_peaks) = (shape.element_size, shape.wants_peaks);
-        Ok(Self { shared, geometry, element, wants_peaks, plan, gave_up: OnceLock::new() })
+        let (element, key) = (shape.element_size, shape.key.clone());
+        Ok(Self { shared, geometry, element, key, plan, gave_up: OnceLock::new() })
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -99,10 +111,16 @@ impl Call {
         let line = match stage {
             Stage::Scanned => 0,
             Stage::Staged => 8,
-            // Written by other threads than the first two.
+            // Written by other threads than these two.
             Stage::Reduced => LINE,
+            Stage::Keyed => LINE + 8,
         };
         self.core().segment.counter(self.shared.offset + rank * COUNTERS + line)
+    }
+
+    /// How far this process is: chunks that it is beyond.
+    pub(crate) fn own(&self, stage: Stage) -> u64 {
+        self.counter(stage, self.core().rank).load(Acquire)
     }
 
     /// How far the slowest process is: chunks that all are beyond.
@@ -131,9 +149,18 @@ impl Call {
         own.store(chunks, Release);
         crate::protocol::advanced::<std::sync::atomic::AtomicU32>();
         // It can have been this process that all were waiting for.
-        if self.reached(stage) > before {
+        if self.reached(stage) > before && self.is_waited_for(stage, before) {
             core.ring_sleepers();
         }
+    }
+
+    /// Whether somebody may wait for all to be beyond `before` chunks. For keys of others only a
+    /// process waits whose peaks have filled the ring. The fence in `advanced`, and that before its
+    /// last look, let either this see how far it has scanned or it see the keys.
+    fn is_waited_for(&self, stage: Stage, before: u64) -> bool {
+        let full = before + self.plan.ring as u64;
+        !matches!(stage, Stage::Keyed)
+            || (0..self.core().size).any(|p| self.counter(Stage::Scanned, p).load(Relaxed) >= full)
     }
 
     /// Offset of process `rank`'s copy of `chunk` in the segment.
@@ -150,9 +177,9 @@ impl Call {
     }
 
     /// The peak that process `from` found in block `j` of `owner`, as bits. A place is used again
-    /// after `ahead` chunks, which the feeder keeps to.
+    /// after `ring` chunks, when all owners have keyed what was in it.
     pub(crate) fn peak(&self, from: usize, owner: usize, j: u64) -> &AtomicU64 {
-        let ring = self.plan.ahead as u64 * self.geometry.slice_blocks() as u64;
+        let ring = self.plan.ring as u64 * self.geometry.slice_blocks() as u64;
         let index = ((from * self.core().size + owner) as u64 * ring + j % ring) as usize;
         self.core().segment.counter(self.shared.offset + self.plan.peaks + index * 8)
     }
@@ -221,7 +248,7 @@ fn digest(shape: &Shape, geometry: &Geometry, plan: &Plan) -> u64 {
         shape.len as u64,
         shape.element_size as u64,
         shape.digest,
-        u64::from(shape.wants_peaks),
+        u64::from(shape.key.is_some()),
         geometry.block() as u64,
         geometry.slice_blocks() as u64,
         plan.bytes as u64,

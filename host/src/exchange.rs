@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smallvec::SmallVec;
 
 use crate::call::{Call, Stage};
+use crate::keys::{Key, Keys};
+use crate::options::MAX_PROCESSES;
 use crate::{Error, Geometry};
 
 /// What owners report of their blocks; joined over all blocks of all owners of this host.
@@ -96,6 +98,8 @@ pub struct Exchange {
     finished: AtomicBool,
     /// Own blocks below this are staged: what was seen last.
     staged: AtomicU64,
+    /// Of each own block, where they are wanted.
+    keys: Keys,
 }
 
 impl Exchange {
@@ -106,6 +110,7 @@ impl Exchange {
             .map(|chunk| AtomicU32::new(geometry.slice_len(rank, chunk) as u32))
             .collect();
         let states = (0..own_blocks).map(|_| AtomicU8::new(0)).collect();
+        let keys = Keys::new(if call.key.is_some() { own_blocks } else { 0 });
         let exchange = Self {
             call,
             own_blocks,
@@ -114,6 +119,7 @@ impl Exchange {
             reduced: Mutex::new(0),
             finished: AtomicBool::new(own_blocks == 0),
             staged: AtomicU64::new(0),
+            keys,
         };
         // A process may own nothing of the last chunk, which can be the only one.
         exchange.reduce_in_order();
@@ -132,13 +138,33 @@ impl Exchange {
         self.own_blocks
     }
 
-    /// Own blocks `0..this` have all processes' peaks. All of them, if none were wanted.
-    #[must_use]
+    /// Own blocks `0..this` have keys, of all processes' peaks. All of them, if none were wanted.
     pub fn scanned(&self) -> u64 {
-        if !self.call.wants_peaks {
-            return self.own_blocks;
+        let Some(key) = &self.call.key else { return self.own_blocks };
+        let scanned = self.call.reached(Stage::Scanned);
+        if self.call.own(Stage::Keyed) < scanned {
+            let _turn = self.keys.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            // Another thread may have been faster.
+            let keyed = self.call.own(Stage::Keyed);
+            if keyed < scanned {
+                self.take_peaks(key, self.own_before(keyed)..self.own_before(scanned));
+                self.call.advance(Stage::Keyed, scanned);
+            }
         }
-        self.own_before(self.call.reached(Stage::Scanned))
+        self.own_before(self.call.own(Stage::Keyed))
+    }
+
+    /// Makes keys of own blocks' peaks.
+    fn take_peaks(&self, key: &Key, blocks: std::ops::Range<u64>) {
+        let core = self.call.core();
+        let mut peaks = [0.0; MAX_PROCESSES];
+        let peaks = &mut peaks[..core.size];
+        for j in blocks {
+            for (from, peak) in peaks.iter_mut().enumerate() {
+                *peak = f64::from_bits(self.call.peak(from, core.rank, j).load(Relaxed));
+            }
+            self.keys.set(j, key.of(peaks));
+        }
     }
 
     /// Own blocks `0..this` have all processes' inputs.
@@ -150,19 +176,16 @@ impl Exchange {
         staged
     }
 
-    /// Writes all processes' peaks of block `j` into `into`, in order of local rank.
+    /// The key of block `j`: what [`Shape::key`](crate::Shape::key) made of all processes' peaks.
     ///
     /// # Panics
-    /// If `j` is not below [`Self::scanned`], was finished, or peaks were not wanted.
-    pub fn peaks(&self, j: u64, into: &mut [f64]) {
-        assert!(self.call.wants_peaks, "no peaks were wanted");
-        assert!(j < self.scanned(), "block {j} is not scanned");
-        assert!(!self.is_finished(j), "block {j} is finished");
-        let core = self.call.core();
-        assert_eq!(into.len(), core.size, "a peak of each process");
-        for (from, peak) in into.iter_mut().enumerate() {
-            *peak = f64::from_bits(self.call.peak(from, core.rank, j).load(Relaxed));
-        }
+    /// If `j` is not below [`Self::scanned`], or keys were not wanted.
+    #[must_use]
+    pub fn key(&self, j: u64) -> u16 {
+        assert!(self.call.key.is_some(), "no keys were wanted");
+        let keyed = self.own_before(self.call.own(Stage::Keyed));
+        assert!(j < keyed || j < self.scanned(), "block {j} is not scanned");
+        self.keys.get(j)
     }
 
     /// All processes' inputs of block `j`.
@@ -260,10 +283,6 @@ impl Exchange {
             self.finished.store(true, Release);
         }
         self.call.advance(Stage::Reduced, *reduced);
-    }
-
-    fn is_finished(&self, j: u64) -> bool {
-        self.states[j as usize].load(Acquire) & state::FINISHED != 0
     }
 
     fn demand_staged(&self, j: u64) {

@@ -19,6 +19,7 @@ pub struct Progress {
 /// A piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
+    Key,
     Gather,
     Scan,
     Stage,
@@ -44,8 +45,8 @@ impl Feeder {
         Self { call, exchange, chunks, scanned: 0, staged: 0, gathered: 0 }
     }
 
-    /// Does one piece of work, if one can be done: gathers a finished chunk into `data`, publishes
-    /// the peaks of a chunk's blocks, or stages a chunk.
+    /// Does one piece of work, if one can be done: makes keys of peaks, gathers a finished chunk
+    /// into `data`, publishes the peaks of a chunk's blocks, or stages a chunk.
     ///
     /// `data` is the vector, input and output, the same at each call. `scan` gives a block's peak.
     /// Peaks run ahead of data by [`Options::scan_ahead`](crate::Options::scan_ahead) own blocks.
@@ -71,6 +72,7 @@ impl Feeder {
             return Ok(Progress { did: false, done: false });
         };
         match piece {
+            Piece::Key => drop(self.exchange.scanned()),
             Piece::Gather => self.gather(data),
             Piece::Scan => self.scan(data, scan),
             Piece::Stage => self.stage(data),
@@ -122,15 +124,20 @@ impl Feeder {
         &self.exchange
     }
 
-    /// What to do next. Gathering first: it makes room for all the others. Then scanning, until it
-    /// is as far ahead as it should be; what it reads is in the cache when it is staged.
+    /// What to do next. Keys and gathering first: they make room for all the others. Then scanning,
+    /// until it is as far ahead as it should be; what it reads is in the cache when it is staged.
     fn next(&self) -> Option<Piece> {
+        let wants_keys = self.call.key.is_some();
+        if wants_keys && self.call.reached(Stage::Scanned) > self.call.own(Stage::Keyed) {
+            return Some(Piece::Key);
+        }
         if self.gathered < self.chunks && self.call.reached(Stage::Reduced) > self.gathered {
             return Some(Piece::Gather);
         }
         let plan = &self.call.plan;
-        let can_scan = self.call.wants_peaks
-            && self.scanned < self.chunks.min(self.gathered + plan.ahead as u64);
+        let can_scan = wants_keys
+            && self.scanned < self.chunks.min(self.gathered + plan.ahead as u64)
+            && self.scanned < self.call.reached(Stage::Keyed) + plan.ring as u64;
         let can_stage = self.staged < self.chunks.min(self.gathered + plan.depth as u64);
         let ahead = (plan.ahead - plan.depth) as u64;
         let far_enough = self.scanned == self.chunks || self.scanned > self.staged + ahead;

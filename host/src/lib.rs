@@ -24,6 +24,7 @@ mod exchange;
 mod feeder;
 mod geometry;
 mod group;
+mod keys;
 mod layout;
 mod message;
 mod options;
@@ -48,6 +49,7 @@ pub use exchange::{Exchange, Inputs, Marks};
 pub use feeder::{Feeder, Progress};
 pub use geometry::Geometry;
 pub use group::Group;
+pub use keys::Key;
 pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
 pub use wake::Waker;
 

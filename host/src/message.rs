@@ -15,7 +15,7 @@ use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
 /// Version of messages and segment.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 const MAGIC: u32 = u32::from_le_bytes(*b"xaH\x01");
 
 /// Bytes of a message at most.

@@ -4,12 +4,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::plan::RING_BLOCKS;
 
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
 
 /// Bytes of a segment, where nothing asks for more.
 const DEFAULT_SEGMENT: usize = 32 << 20;
+
+/// Own blocks under way for which a good segment has room, in each of two calls.
+const BLOCKS_GOOD: usize = 16;
+
+/// What else a segment holds: tables, counters, and what is lost where rooms are rounded up.
+const ROOM_BESIDES: usize = 1 << 20;
 
 /// Smallest segment that can be asked for, in bytes.
 pub const MIN_SEGMENT: usize = 1 << 20;
@@ -46,7 +53,7 @@ pub struct Options {
     /// [`Group::slice_blocks`]: crate::Group::slice_blocks
     pub slice_blocks: usize,
     /// Own blocks by which peaks are known ahead of staging, where the vector has as many: two
-    /// packets of exponents by default. More costs a later start of the data.
+    /// packets of exponents by default. More costs a later start of the data, but no room.
     pub scan_ahead: usize,
     /// Whatever else has to be the same in all processes, as a digest.
     pub digest: u64,
@@ -83,16 +90,15 @@ impl Options {
         }
     }
 
-    /// Bytes of a segment in which two calls of any length have room, for blocks of so many bytes:
-    /// twice what they need for the peaks that are known ahead (`8 * local_size^2 * scan_ahead`
-    /// bytes a call) and for two chunks of one block a slice. At least 32 MiB, all of it in memory
-    /// from the start.
+    /// Bytes of a segment in which two calls of any length have room for 16 blocks of so many bytes
+    /// that each process has under way: `local_size` inputs and a result of each, and the peaks of
+    /// some more. At least 32 MiB, all of it in memory from the start.
     #[must_use]
     pub const fn good_segment(&self, block_bytes: usize) -> usize {
         let processes = self.local_size;
-        let peaks = 8 * processes * processes * self.scan_ahead;
-        let data = 2 * (processes + 1) * processes * block_bytes;
-        let wanted = (4 * (peaks + data)).next_multiple_of(1 << 20);
+        let peaks = RING_BLOCKS * processes * processes * 8;
+        let data = BLOCKS_GOOD * (processes + 1) * processes * block_bytes;
+        let wanted = (2 * (peaks + data) + ROOM_BESIDES).next_multiple_of(1 << 20);
         if wanted > DEFAULT_SEGMENT { wanted } else { DEFAULT_SEGMENT }
     }
 

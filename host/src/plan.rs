@@ -8,12 +8,18 @@ use crate::{Error, Geometry, Options, Shape};
 /// Own blocks of a chunk below which depth is given up rather than more of them.
 const SLICE_BLOCKS_GOOD: usize = 16;
 
+/// Own blocks whose peaks the ring of peaks holds at least: so far ahead of the slowest the other
+/// processes scan.
+pub(crate) const RING_BLOCKS: usize = 128;
+
 /// Where what is in a call's room, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Chunks in each ring (D).
     pub(crate) depth: usize,
-    /// Chunks in the ring of peaks.
+    /// Chunks in the ring of peaks (R).
+    pub(crate) ring: usize,
+    /// Chunks that are scanned beyond what is gathered, at most.
     pub(crate) ahead: usize,
     pub(crate) peaks: usize,
     pub(crate) staging: usize,
@@ -30,18 +36,20 @@ impl Plan {
         let chunks = usize::try_from(at.chunks()).unwrap_or(usize::MAX).max(1);
         let depth = depth.min(chunks);
         let ahead = (depth + options.scan_ahead.div_ceil(at.slice_blocks())).min(chunks);
+        let ring = (2 * depth).max(RING_BLOCKS.div_ceil(at.slice_blocks())).min(ahead);
         let peak_bytes = if peaks { processes * processes * at.slice_blocks() * 8 } else { 0 };
         let chunk_bytes = at.chunk_range(0).len().saturating_mul(element).next_multiple_of(LINE);
         let peaks = processes * COUNTERS;
-        let staging = (peaks + ahead.saturating_mul(peak_bytes)).next_multiple_of(LINE);
+        let staging = (peaks + ring.saturating_mul(peak_bytes)).next_multiple_of(LINE);
         let results = staging.saturating_add(chunk_bytes.saturating_mul(depth * processes));
         let bytes = results.saturating_add(chunk_bytes.saturating_mul(depth));
-        Self { depth, ahead, peaks, staging, results, chunk_bytes, bytes }
+        Self { depth, ring, ahead, peaks, staging, results, chunk_bytes, bytes }
     }
 
     /// The deepest pipeline that leaves room for a second call like it, or for this one alone.
     pub(crate) fn of_call(core: &Core, shape: &Shape, at: &Geometry) -> Result<Self, Error> {
-        let of = |depth| Self::new(&core.options, depth, shape.element_size, shape.wants_peaks, at);
+        let of =
+            |depth| Self::new(&core.options, depth, shape.element_size, shape.key.is_some(), at);
         let room = core.arena.capacity();
         let depths = || (1..=core.options.depth).rev();
         depths()
@@ -77,6 +85,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Own blocks under way in a good segment.
+    const BLOCKS_WANTED: usize = 12;
+
     proptest! {
         #[test]
         fn two_calls_fit(n in 1_usize..9, mib in 4_usize..64, block in 16_usize..9000) {
@@ -101,6 +112,23 @@ mod tests {
             let m = Plan::slice_blocks(&options, room, block * 4);
             let at = Geometry::new(1 << 40, block, m, n);
             prop_assert!(Plan::new(&options, 2, 4, true, &at).bytes <= room / 2);
+            let under_way = (2..=options.depth).rev().find(|&depth| {
+                Plan::new(&options, depth, 4, true, &at).bytes.next_multiple_of(1 << 16) <= room / 2
+            });
+            prop_assert!(under_way.is_some_and(|depth| depth * m >= BLOCKS_WANTED), "{} {m}", n);
+        }
+
+        #[test]
+        fn what_is_known_ahead_takes_no_room(
+            n in 1_usize..65, ahead in 0_usize..1_000_000, m in 1_usize..70,
+        ) {
+            let mut options = Options::new("unit", 0, n);
+            let at = Geometry::new(1 << 40, 352, m, n);
+            options.scan_ahead = ahead;
+            let plan = Plan::new(&options, 8, 4, true, &at);
+            prop_assert!((plan.ahead - plan.depth) * m >= ahead, "as far as asked for");
+            prop_assert!(plan.ring >= 1 && plan.ring * m < RING_BLOCKS + (2 * plan.depth + 1) * m);
+            prop_assert!(plan.staging - plan.peaks <= plan.ring * m * n * n * 8 + LINE);
         }
 
         #[test]
@@ -111,7 +139,7 @@ mod tests {
             let at = Geometry::new(len, 352, m, n);
             let plan = Plan::new(&options, depth, 4, true, &at);
             prop_assert!(plan.peaks >= n * COUNTERS);
-            prop_assert!(plan.staging >= plan.peaks + n * n * plan.ahead * m * 8);
+            prop_assert!(plan.staging >= plan.peaks + n * n * plan.ring * m * 8);
             prop_assert_eq!(plan.results, plan.staging + n * plan.depth * plan.chunk_bytes);
             prop_assert_eq!(plan.bytes, plan.results + plan.depth * plan.chunk_bytes);
             prop_assert!(plan.chunk_bytes >= at.chunk_range(0).len() * 4);

@@ -287,3 +287,52 @@ fn finishing_while_inputs_are_held_is_refused() {
         },
     );
 }
+
+/// Carries the blocks of a call in so many flows, block `j` in flow `j mod flows`. As those of the
+/// network do, a flow sends a block when it knows the keys of `looks` of its own from there.
+fn carry_in_flows(call: &mut Running, flows: u64, looks: u64, random: &mut SmallRng) {
+    let own = call.exchange.own_blocks();
+    let mut next: Vec<u64> = (0..flows).collect();
+    let start = Instant::now();
+    while !(call.feeder.done() && call.exchange.finished()) {
+        assert!(start.elapsed() < Duration::from_secs(30), "flows wait for each other: {next:?}");
+        let mut did = call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll").did;
+        // Some are often late, and which they are changes.
+        let late = start.elapsed().as_millis() as usize / 7 % next.len();
+        for (flow, j) in next.iter_mut().enumerate() {
+            let needed = own.min(*j + (looks - 1) * flows + 1);
+            let may = *j < own && call.exchange.scanned() >= needed && call.exchange.staged() > *j;
+            if may && (flow != late || random.random_ratio(1, 50)) {
+                common::carry(&call.exchange, *j);
+                *j += flows;
+                did = true;
+            }
+        }
+        if !did {
+            call.feeder.wait(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Flows know far more keys ahead than the ring of peaks has room for.
+#[test]
+fn flows_look_further_ahead_than_peaks_are_kept() {
+    let cases = [(1, 3, 300, 4), (2, 2, 700, 1), (3, 8, 100, 16), (4, 16, 60, 3), (5, 2, 800, 64)];
+    for (size, flows, looks, slice_blocks) in cases {
+        run(
+            size,
+            move |options| {
+                options.segment = MIN_SEGMENT;
+                options.slice_blocks = slice_blocks;
+                options.scan_ahead = (flows * looks) as usize;
+            },
+            move |group| {
+                let mut random = SmallRng::seed_from_u64(group.local_rank() as u64);
+                let len = size * (flows * looks) as usize * 4 * 16 + 5;
+                let mut call = Running::begin(&group, 1, len, 16).expect("a call");
+                carry_in_flows(&mut call, flows, looks, &mut random);
+                assert_eq!(call.data, sum(1, size, len), "{size} × {flows}");
+            },
+        );
+    }
+}

@@ -49,7 +49,8 @@ impl PsRing {
             place.local_rank.into(),
             place.local_size.into(),
         );
-        options.segment = settings.segment.unwrap_or_else(|| options.good_segment(0));
+        // Blocks are large, and calls come one at a time: a few blocks under way are enough.
+        options.segment = settings.segment.unwrap_or_else(|| options.good_segment(BLOCK / 2));
         if let Some(directory) = &settings.segment_dir {
             options.place = xdp_agg_host::Place::Directory(directory.clone());
         }
@@ -83,7 +84,7 @@ impl PsRing {
             element_size: size_of::<T>(),
             digest: 0,
             description,
-            wants_peaks: false,
+            key: None,
         };
         self.sequence += 1;
         let (feeder, exchange) = self.group.begin(&shape, geometry)?;

@@ -199,7 +199,7 @@ impl Builder {
     }
 
     /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
-    /// many processes or aggregators need it ([`xdp_agg_host::Options::good_segment`]).
+    /// many processes need it ([`xdp_agg_host::Options::good_segment`]).
     #[must_use]
     pub const fn segment(mut self, bytes: usize) -> Self {
         self.segment = Some(bytes);
