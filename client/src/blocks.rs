@@ -53,6 +53,12 @@ pub trait Blocks: Debug + Send {
         None
     }
 
+    /// Which elements of the vector are its blocks, in words, where that does not follow from the
+    /// blocks' size; the workers must agree on it.
+    fn part(&self) -> Option<String> {
+        None
+    }
+
     /// The worker whose elements all get, where nobody else has any.
     fn root(&self) -> Option<u16> {
         None
@@ -144,6 +150,11 @@ pub struct Share {
 impl Share {
     /// All of them.
     pub const ALL: Self = Self { index: 0, of: 1 };
+
+    /// For people, who count from 1. None: all of them.
+    pub(crate) fn in_words(self) -> Option<String> {
+        (self.of > 1).then(|| format!("part {} of {}", self.index + 1, self.of))
+    }
 
     /// How many of so many blocks.
     #[must_use]
@@ -240,6 +251,10 @@ impl<T: Element> Blocks for Local<T> {
 
     fn purpose(&self) -> Option<&str> {
         self.purpose.what()
+    }
+
+    fn part(&self) -> Option<String> {
+        self.share.in_words()
     }
 
     fn root(&self) -> Option<u16> {

@@ -246,12 +246,16 @@ impl Call {
     /// The arguments that must agree between workers.
     pub(crate) fn describe(&self) -> control::Call {
         let format = self.blocks.format();
+        let mut numbers = numbers(format);
+        if let Some(part) = self.blocks.part() {
+            numbers = format!("{numbers}, {part}");
+        }
         control::Call {
             sequence: self.sequence,
             count: self.blocks.vector_len() as u64,
             element: format.element().name().into(),
             operation: self.blocks.purpose().unwrap_or_else(|| format.op().name()).into(),
-            numbers: numbers(format),
+            numbers,
         }
     }
 

@@ -104,6 +104,16 @@ impl<T: Element> Blocks for Grouped<T> {
         self.purpose.what()
     }
 
+    fn part(&self) -> Option<String> {
+        let Place { local_rank, local_size, slice_blocks, chunks } = self.place;
+        let slices = format!(
+            "slices of {slice_blocks} blocks of {chunks} chunks, process {local_rank} of \
+             {local_size}"
+        );
+        let part = self.share.in_words();
+        Some(part.map_or_else(|| slices.clone(), |part| format!("{part}, {slices}")))
+    }
+
     fn root(&self) -> Option<u16> {
         self.purpose.root()
     }

@@ -309,6 +309,47 @@ fn calls_that_differ_within_a_host_are_refused() {
     }
 }
 
+/// Hosts that name their aggregators in another order, or cut a vector into other slices, would sum
+/// different elements of it: both are told what differs, and nobody gets a sum.
+#[test]
+fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let (_daemon, second) = second_daemon(&lab);
+    let both = [lab.control(), second];
+    let limit = |settings: Builder| settings.deadline(Duration::from_secs(5));
+    let ordered = lab.connect("order", 2, |settings| limit(settings).aggregators(both));
+    check_sums(&ordered, 10_000);
+    let connect = |job, tune: &(dyn Fn(Builder, u16) -> Builder + Sync), size: u16| {
+        thread::scope(|scope| {
+            let start = |rank: u16| {
+                let settings = lab.worker(job, rank, 2 * size).local(rank % size, size);
+                lab.connect_one(rank / size, tune(limit(settings), rank / size))
+            };
+            let threads: Vec<_> =
+                (0..2 * size).map(|rank| scope.spawn(move || start(rank))).collect();
+            let joined = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+            joined.collect::<Result<Vec<_>, _>>().expect("it connects")
+        })
+    };
+    let other_order = |settings: Builder, host: u16| {
+        settings.aggregators([both[usize::from(host)], both[1 - usize::from(host)]])
+    };
+    let other_slices =
+        |settings: Builder, host: u16| settings.segment(if host == 0 { 32 << 20 } else { 1 << 20 });
+    let jobs = [
+        (connect("reversed", &other_order, 1), ["part 1 of 2", "part 2 of 2"]),
+        (connect("sliced", &other_slices, 2), ["slices of", "slices of"]),
+    ];
+    for (workers, words) in jobs {
+        let errors = on_all(&workers, |worker| {
+            worker.all_reduce(&mut vec![1.0_f32; 352 * 280], Op::Sum).expect_err("it differs")
+        });
+        let named = |error: &&Error| words.iter().all(|word| error.to_string().contains(word));
+        assert!(errors.iter().filter(named).count() >= 1, "{errors:?}");
+    }
+}
+
 /// More calls in flight than the segment has room for, and none is waited for before all are
 /// started: the room of a call that is done is free, whether or not anybody has asked for it.
 #[test]

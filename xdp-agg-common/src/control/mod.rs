@@ -217,7 +217,8 @@ pub struct Call {
     pub element: String,
     /// `sum`, `average`, `min` or `max`.
     pub operation: String,
-    /// How the numbers travel: scaling, and width of the lanes.
+    /// How the numbers travel: scaling, width of the lanes, and where several aggregators or
+    /// processes of a host have parts of the vector, which part this is.
     pub numbers: String,
 }
 
