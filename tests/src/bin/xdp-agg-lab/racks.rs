@@ -207,7 +207,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     if rows.iter().any(|row| !row.kept_delay()) {
         bail!(
-            "links kept packets for more than a tenth longer than --delay-us asked for, or lost \
+            "links kept packets for more than a fifth longer than --delay-us asked for, or lost \
              some: this is no result. The processors were busy: take a longer --delay-us and a \
              lower --rate"
         );
