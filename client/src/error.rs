@@ -89,7 +89,8 @@ pub enum Error {
     /// This worker's call differs from the others'.
     #[error(
         "the workers' calls differ: this one made {ours}; {theirs}; every worker must make the \
-         same calls in the same order with the same lengths, types and scale"
+         same calls in the same order with the same lengths, types and scale, name several \
+         aggregators in the same order, and have the same XDP_AGG_SEGMENT"
     )]
     CallMismatch {
         /// This worker's call.

@@ -338,15 +338,19 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     let other_slices =
         |settings: Builder, host: u16| settings.segment(if host == 0 { 32 << 20 } else { 1 << 20 });
     let jobs = [
-        (connect("reversed", &other_order, 1), ["part 1 of 2", "part 2 of 2"]),
-        (connect("sliced", &other_slices, 2), ["slices of", "slices of"]),
+        (connect("reversed", &other_order, 1), "part 1 of 2"),
+        (connect("sliced", &other_slices, 2), "slices of"),
     ];
     for (workers, words) in jobs {
         let errors = on_all(&workers, |worker| {
             worker.all_reduce(&mut vec![1.0_f32; 352 * 280], Op::Sum).expect_err("it differs")
         });
-        let named = |error: &&Error| words.iter().all(|word| error.to_string().contains(word));
-        assert!(errors.iter().filter(named).count() >= 1, "{errors:?}");
+        // Whoever stops first may say so before it has heard what the other one's call was.
+        let said = |error: &Error| {
+            matches!(error, Error::CallMismatch { .. } | Error::Host(_) | Error::Aborted(_))
+        };
+        assert!(errors.iter().all(said), "{errors:?}");
+        assert!(errors.iter().any(|error| error.to_string().contains(words)), "{errors:?}");
     }
 }
 

@@ -45,8 +45,10 @@ fn six_systems_are_compared() {
             Some("psring" | "passing") => 1.0,
             _ => 2.0,
         };
-        // Headers take 4.5 %; acknowledgements, barriers and repetitions little.
-        assert!((expected * 1.03..expected * 1.2).contains(&copies), "{copies}: {row}");
+        // Headers take 4.5 %; acknowledgements and barriers little. What is repeated because a
+        // process waited for a processor is up to a quarter where calls are as few and short as
+        // here, and two copies instead of one are more than that.
+        assert!((expected * 1.03..expected * 1.4).contains(&copies), "{copies}: {row}");
         if row["compute_s"] == 0.0 {
             // Neither can be faster than its links; the burst of a shaper is a small part.
             assert!(time > 0.8 * number(row, "bound_s"), "{row}");
