@@ -110,8 +110,10 @@ impl<T: Element> Blocks for Grouped<T> {
             "slices of {slice_blocks} blocks of {chunks} chunks, process {local_rank} of \
              {local_size}"
         );
-        let part = self.share.in_words();
-        Some(part.map_or_else(|| slices.clone(), |part| format!("{part}, {slices}")))
+        Some(match self.share.in_words() {
+            Some(part) => format!("{part}, {slices}"),
+            None => slices,
+        })
     }
 
     fn root(&self) -> Option<u16> {

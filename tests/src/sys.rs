@@ -75,6 +75,17 @@ pub(crate) fn set_option(
 /// # Errors
 /// As the kernel's; `InvalidInput` where the name is too long for an interface.
 pub(crate) fn ethtool(socket: BorrowedFd<'_>, name: &str, data: &mut [u32]) -> io::Result<()> {
+    let mut request = request_for(name)?;
+    request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
+    let request: *mut c_void = (&raw mut request).cast();
+    // SAFETY: both structures outlive the call; the callers size `data` for what its first word
+    // asks, which is all that the kernel writes to.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, request) }).map(drop)
+}
+
+/// A request about the interface of this name, with nothing else in it; `InvalidInput` where the
+/// name is too long for an interface.
+fn request_for(name: &str) -> io::Result<libc::ifreq> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -83,11 +94,7 @@ pub(crate) fn ethtool(socket: BorrowedFd<'_>, name: &str, data: &mut [u32]) -> i
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
-    let request: *mut c_void = (&raw mut request).cast();
-    // SAFETY: both structures outlive the call; the callers size `data` for what its first word
-    // asks, which is all that the kernel writes to.
-    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, request) }).map(drop)
+    Ok(request)
 }
 
 /// Has the calling thread, and those that it starts from now on, run on one processor only.
@@ -104,14 +111,7 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
 /// that opened it. Each frame comes and goes with the header of virtio; super-packets and checksums
 /// that are not worked out are welcome; reading and writing never wait.
 pub(crate) fn become_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
-    if name.len() >= libc::IFNAMSIZ {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    // SAFETY: all zeroes is a value of this plain structure.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
-    }
+    let mut request = request_for(name)?;
     let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request.ifr_ifru.ifru_flags = kind as libc::c_short;
     let request: *mut c_void = (&raw mut request).cast();

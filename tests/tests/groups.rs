@@ -23,9 +23,19 @@ fn connect(
     size: u16,
     tune: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Communicator> {
+    connect_each(lab, job, (hosts, size), |settings, _| tune(settings))
+}
+
+/// The same with settings that depend on the host.
+fn connect_each(
+    lab: &Lab,
+    job: &str,
+    (hosts, size): (u16, u16),
+    tune: impl Fn(Builder, u16) -> Builder + Sync,
+) -> Vec<Communicator> {
     let connect = |rank: u16| {
         let settings = lab.worker(job, rank, hosts * size).local(rank % size, size);
-        lab.connect_one(rank / size, tune(settings))
+        lab.connect_one(rank / size, tune(settings, rank / size))
             .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
     };
     thread::scope(|scope| {
@@ -320,26 +330,15 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     let limit = |settings: Builder| settings.deadline(Duration::from_secs(5));
     let ordered = lab.connect("order", 2, |settings| limit(settings).aggregators(both));
     check_sums(&ordered, 10_000);
-    let connect = |job, tune: &(dyn Fn(Builder, u16) -> Builder + Sync), size: u16| {
-        thread::scope(|scope| {
-            let start = |rank: u16| {
-                let settings = lab.worker(job, rank, 2 * size).local(rank % size, size);
-                lab.connect_one(rank / size, tune(limit(settings), rank / size))
-            };
-            let threads: Vec<_> =
-                (0..2 * size).map(|rank| scope.spawn(move || start(rank))).collect();
-            let joined = threads.into_iter().map(|thread| thread.join().expect("no panic"));
-            joined.collect::<Result<Vec<_>, _>>().expect("it connects")
-        })
-    };
     let other_order = |settings: Builder, host: u16| {
-        settings.aggregators([both[usize::from(host)], both[1 - usize::from(host)]])
+        limit(settings).aggregators([both[usize::from(host)], both[1 - usize::from(host)]])
     };
-    let other_slices =
-        |settings: Builder, host: u16| settings.segment(if host == 0 { 32 << 20 } else { 1 << 20 });
+    let other_slices = |settings: Builder, host| {
+        limit(settings).segment(if host == 0 { 32 << 20 } else { 1 << 20 })
+    };
     let jobs = [
-        (connect("reversed", &other_order, 1), "part 1 of 2"),
-        (connect("sliced", &other_slices, 2), "slices of"),
+        (connect_each(&lab, "reversed", (2, 1), other_order), "part 1 of 2"),
+        (connect_each(&lab, "sliced", (2, 2), other_slices), "slices of"),
     ];
     for (workers, words) in jobs {
         let errors = on_all(&workers, |worker| {

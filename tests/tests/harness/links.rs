@@ -1,13 +1,20 @@
 //! Links that stand still, lose everything, or take their time.
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use xdp_agg_tests::traffic::{echo_trains, ping, tcp_transfer, udp_socket};
-use xdp_agg_tests::{Direction, Faults, Probe, Topology};
+use xdp_agg_tests::{Direction, Error, Faults, Probe, Topology};
 
 use super::{
     LIMIT, RATE, TestResult, at, check_kept, packet, receive_numbered, send_numbered, skipped,
 };
+
+/// A worker's socket to send by, and another one's that receives until nothing comes for a second.
+fn sockets(net: &Topology, from: usize, to: usize) -> Result<(UdpSocket, UdpSocket), Error> {
+    let open = |worker, limit| udp_socket(net.worker(worker), at(net.worker_addr(worker)), limit);
+    Ok((open(from, LIMIT)?, open(to, LIMIT / 10)?))
+}
 
 /// What is sent to a link that stands still waits, whoever sends it, and comes in order.
 #[test]
@@ -20,8 +27,7 @@ fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
         let arrived = |link| net.host_counters(link).map(|counters| counters.rx_packets);
         let meter = net.meter()?;
         for link in [0, 1] {
-            let receiver = udp_socket(net.worker(1), at(net.worker_addr(1)), LIMIT / 10)?;
-            let sender = udp_socket(net.worker(0), at(net.worker_addr(0)), LIMIT)?;
+            let (sender, receiver) = sockets(&net, 0, 1)?;
             net.hold(link, true)?;
             let before = arrived(1)?;
             for number in 0..100 {
@@ -62,8 +68,7 @@ fn a_cut_link_loses_everything() -> TestResult {
     for xdp_on_hosts in [false, true] {
         let net = Topology::builder().rate(Some(RATE)).xdp_on_hosts(xdp_on_hosts).build()?;
         for link in [0, 1] {
-            let receiver = udp_socket(net.worker(1), at(net.worker_addr(1)), LIMIT / 10)?;
-            let sender = udp_socket(net.worker(0), at(net.worker_addr(0)), LIMIT)?;
+            let (sender, receiver) = sockets(&net, 0, 1)?;
             let send = |numbers: std::ops::Range<u32>| {
                 let mut all =
                     numbers.map(|n| sender.send_to(&packet(n, 1000), at(net.worker_addr(1))));
@@ -98,8 +103,7 @@ fn links_take_their_time() -> TestResult {
         assert!(ping(net.worker(0), net.aggregator_addr(), LIMIT)? >= 2 * DELAY);
         assert!(ping(net.worker(0), net.worker_addr(1), LIMIT)? >= 4 * DELAY);
         tcp_transfer(net.worker(0), (net.worker(1), net.worker_addr(1)), 3_000_000)?;
-        let sender = udp_socket(net.worker(1), at(net.worker_addr(1)), LIMIT)?;
-        let receiver = udp_socket(net.worker(0), at(net.worker_addr(0)), LIMIT / 10)?;
+        let (sender, receiver) = sockets(&net, 1, 0)?;
         send_numbered(&sender, at(net.worker_addr(0)), 1000, 1400)?;
         assert_eq!(receive_numbered(&receiver, 1400), (0..1000).collect::<Vec<_>>());
         net.set_faults(0, Direction::Down, &Faults::loss(0.2))?;
