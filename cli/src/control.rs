@@ -108,7 +108,7 @@ impl Target {
     fn token(&self) -> Result<Option<Token>> {
         match &self.token_file {
             Some(path) => Ok(Some(read_token(path)?)),
-            None => Ok(std::env::var("XDP_AGG_TOKEN").ok().map(Token)),
+            None => Ok(xdp_agg_client::variable("XDP_AGG_TOKEN")?.map(Token)),
         }
     }
 }

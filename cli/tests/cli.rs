@@ -1,6 +1,8 @@
 //! The program as people run it: its output, its exit codes, its signals.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStringExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -363,4 +365,26 @@ fn workers_use_tls_and_the_token() {
     assert!(second.status.success(), "{}", stderr(&second));
     let first = first.wait_with_output().expect("it ends");
     assert!(first.status.success() && stdout(&first).contains("4096"), "{}", stderr(&first));
+}
+
+/// Taken for a variable that is not set, a token would be left out and a deadline be another one.
+#[test]
+fn a_variable_that_is_no_text_is_refused_by_tools_and_not_shown() {
+    let broken = OsString::from_vec(b"secret\xff".into());
+    let cases: [(&str, &[&str]); 3] = [
+        ("XDP_AGG_TOKEN", &["jobs"]),
+        ("RANK", &["topology", "measure"]),
+        ("XDP_AGG_DEADLINE", &["bench", "--strategy", "h-ar", "--bytes", "4K"]),
+    ];
+    let daemon = Daemon::userspace();
+    for (name, arguments) in cases {
+        let mut command = program();
+        command.args(arguments).env(name, &broken).env("XDP_AGG_CONTROL", daemon.control());
+        if name != "RANK" {
+            command.env("RANK", "0").env("WORLD_SIZE", "1");
+        }
+        let output = command.output().expect("it runs");
+        fails(&output, 2, &[name, "UTF-8"]);
+        assert!(!stderr(&output).contains("secret"), "{}", stderr(&output));
+    }
 }

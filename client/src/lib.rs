@@ -43,7 +43,7 @@ pub use communicator::Communicator;
 pub use error::Error;
 pub use handle::Handle;
 pub use machine::{Counters, State};
-pub use settings::{Builder, Chosen};
+pub use settings::{Builder, Chosen, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
 pub use xdp_agg_numbers::{

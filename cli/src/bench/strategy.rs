@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use xdp_agg_client::baseline::{Atp, Har, Ps, PsRing, servers_from_env};
 use xdp_agg_client::collective::BoxError;
 use xdp_agg_client::ring::{DEFAULT_DEADLINE, Ring};
-use xdp_agg_client::{Builder, Chosen, Collective, Communicator, Handle, Op};
+use xdp_agg_client::{Builder, Chosen, Collective, Communicator, Handle, Op, deadline_from_env};
 
 use xdp_agg_mesh::Groups;
 use xdp_agg_topology::plan::{Lost, racks};
@@ -101,11 +101,7 @@ fn har() -> Result<Har> {
 
 /// The longest that one call may take, from `XDP_AGG_DEADLINE` as all strategies read it.
 fn deadline() -> Result<Duration> {
-    let Ok(text) = std::env::var("XDP_AGG_DEADLINE") else { return Ok(DEFAULT_DEADLINE) };
-    let seconds = text.trim().parse().ok().filter(|seconds| *seconds > 0.0);
-    let deadline = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let problem = format!("XDP_AGG_DEADLINE={text:?} is no positive number of seconds");
-    deadline.ok_or_else(|| crate::WrongConfig(problem).into())
+    Ok(deadline_from_env()?.unwrap_or(DEFAULT_DEADLINE))
 }
 
 /// Summed by the aggregator: each process is a worker of its own (SwitchML), or the processes of a

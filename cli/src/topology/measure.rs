@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 /// None: another process of this host measures.
 fn seat() -> Result<Option<Seat>> {
     let number = |name: &'static str| -> Result<Option<u16>> {
-        let Ok(text) = std::env::var(name) else { return Ok(None) };
+        let Some(text) = xdp_agg_client::variable(name)? else { return Ok(None) };
         let number = text.trim().parse();
         number.map(Some).with_context(|| format!("{name}={text:?} is not a number from 0 to 65535"))
     };

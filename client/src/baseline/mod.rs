@@ -20,11 +20,10 @@ pub use har::Har;
 pub use ps::Ps;
 pub use psring::PsRing;
 
-use std::env::VarError;
 use std::net::SocketAddr;
 
 use crate::error::Error;
-use crate::settings::{NOT_TEXT, addresses};
+use crate::settings::{addresses, variable};
 
 /// Where parameter servers listen unless an address says otherwise.
 pub const PS_PORT: u16 = 9880;
@@ -41,9 +40,5 @@ pub fn servers_from_env() -> Result<Vec<SocketAddr>, Error> {
                   by commas"
             .into(),
     };
-    let wrong = |error| match error {
-        VarError::NotPresent => missing(),
-        VarError::NotUnicode(_) => Error::Config { name: NAME, problem: NOT_TEXT.into() },
-    };
-    addresses(NAME, &std::env::var(NAME).map_err(wrong)?, PS_PORT)
+    addresses(NAME, &variable(NAME)?.ok_or_else(missing)?, PS_PORT)
 }

@@ -18,7 +18,31 @@ use crate::collectives::Tuning;
 use crate::error::Error;
 
 /// Of a variable's value.
-pub(crate) const NOT_TEXT: &str = "its value is not UTF-8; give it as UTF-8 text, or unset it";
+const NOT_TEXT: &str = "its value is not UTF-8; give it as UTF-8 text, or unset it";
+
+/// The value of an environment variable; None if it is not set.
+///
+/// # Errors
+/// [`Error::Config`]: it is not UTF-8. Taken for a variable that is not set, it could turn off a
+/// protection that its user has asked for.
+pub fn variable(name: &'static str) -> Result<Option<String>, Error> {
+    text(name, std::env::var_os(name))
+}
+
+/// The value may be a secret: the error does not show it.
+fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
+    let wrong = |_| Error::Config { name, problem: NOT_TEXT.into() };
+    value.map(|value| value.into_string().map_err(wrong)).transpose()
+}
+
+/// The longest that a call may take, as `XDP_AGG_DEADLINE` says; None if it is not set.
+///
+/// # Errors
+/// [`Error::Config`]: it is no time above 0 in seconds.
+pub fn deadline_from_env() -> Result<Option<Duration>, Error> {
+    const NAME: &str = "XDP_AGG_DEADLINE";
+    variable(NAME)?.map(|value| some_seconds(NAME, &value)).transpose()
+}
 
 impl Builder {
     /// Settings from the environment, as `torchrun` and MPI launchers set it: `RANK` (or
@@ -44,14 +68,16 @@ impl Builder {
         Self::from_values(std::env::var_os)
     }
 
-    /// What is no text is an error: taken for a variable that is not set, it could turn off TLS.
-    fn from_values(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
+    /// The same from any source of names and values that need not be text.
+    ///
+    /// # Errors
+    /// As [`Self::from_env`].
+    pub fn from_values(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
         let wrong = Cell::new(None);
         let built = Self::from_lookup(|name| {
-            lookup(name)?.into_string().inspect_err(|_| wrong.set(Some(name))).ok()
+            text(name, lookup(name)).inspect_err(|_| wrong.set(Some(name))).ok().flatten()
         });
         match wrong.get() {
-            // The value may be a secret.
             Some(name) => Err(Error::Config { name, problem: NOT_TEXT.into() }),
             None => built,
         }

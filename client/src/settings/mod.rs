@@ -22,7 +22,8 @@ use crate::communicator::Communicator;
 use crate::error::Error;
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
-pub(crate) use env::{NOT_TEXT, addresses};
+pub(crate) use env::addresses;
+pub use env::{deadline_from_env, variable};
 pub(crate) use place::Place;
 pub(crate) use source::Source;
 

@@ -140,9 +140,9 @@ fn daemon_byte(mesh: &Mesh, own: &Facts) -> Result<f64> {
 fn settings(job: &str, rank: u16, world_size: u16) -> Result<Builder> {
     const OTHERS: [&str; 4] =
         ["XDP_AGG_TOPOLOGY", "XDP_AGG_STRATEGY", "XDP_AGG_TUNING", "GROUP_RANK"];
-    let settings = Builder::from_lookup(|name| {
+    let settings = Builder::from_values(|name| {
         let other = OTHERS.contains(&name) || name.contains("LOCAL");
-        if other { None } else { std::env::var(name).ok() }
+        if other { None } else { std::env::var_os(name) }
     })?;
     Ok(settings
         .job(job)
