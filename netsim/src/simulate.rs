@@ -159,7 +159,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let made = args.source.network()?;
+    let made = args.source.network(args.strategy.planned())?;
     let Generated { network, topology } = &made;
     let question = args.question(network)?;
     let bar = bar();

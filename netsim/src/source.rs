@@ -1,13 +1,14 @@
 //! The network that `simulate` is about: of a file, or made on the spot.
 
-use std::fs;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use xdp_agg_topology::file::{FileError, bounded};
 use xdp_agg_topology::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_topology::graph::{Network, NodeKind};
-use xdp_agg_topology::{Rate, Topology};
+use xdp_agg_topology::{Rate, Strategy, Topology, TopologyFile};
 
 /// Exactly one of these.
 #[derive(Debug, clap::Args)]
@@ -79,11 +80,12 @@ fn numbers(text: &str, separator: char) -> Option<Vec<usize>> {
 }
 
 impl Source {
-    /// The network, with the regions that measured rates show.
-    pub(crate) fn network(&self) -> Result<Generated> {
+    /// The network, with the regions that measured rates show. A file's has the aggregators that
+    /// the strategy needs.
+    pub(crate) fn network(&self, strategy: Option<Strategy>) -> Result<Generated> {
         let Which { topology, fat_tree: ports, dragonfly, spine_leaf } = &self.which;
         if let Some(file) = topology {
-            let topology = read(file)?;
+            let topology = read(file, strategy)?;
             return Ok(Generated { network: Network::of(&topology), topology });
         }
         let rate = self.rate.context("--rate is missing; give that of the hosts' links")?;
@@ -133,8 +135,14 @@ impl Source {
     }
 }
 
-fn read(file: &Path) -> Result<Topology> {
-    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-    let topology = Topology::parse_large(&text).with_context(|| file.display().to_string())?;
-    Ok(topology.inferred())
+fn read(path: &Path, strategy: Option<Strategy>) -> Result<Topology> {
+    let text = File::open(path).and_then(bounded);
+    let text = text.with_context(|| format!("reading {}", path.display()))?;
+    let checked = || {
+        let file = TopologyFile::parse_large(&text)?;
+        strategy.map_or(Ok(()), |strategy| file.check_agents(strategy))?;
+        Ok::<_, FileError>(file)
+    };
+    let file = checked().with_context(|| path.display().to_string())?;
+    Ok(file.topology().clone().inferred())
 }

@@ -216,3 +216,38 @@ fn a_file_may_have_more_hosts_than_a_job() {
     let (fine, out, error) = simulate(&text, "h-ar", &[]);
     assert!(fine && out.contains("large: h-ar, 1024 workers"), "{out}{error}");
 }
+
+#[test]
+fn a_rack_without_agent_is_refused_with_its_line() {
+    let alone = RACKS.replace("[defaults]", "[defaults]\ndaemon = false");
+    let alone = alone.replacen("oversubscription = 2.0", "oversubscription = 2.0\nAGENT", 1);
+    let alone = alone.replace("AGENT", "aggregator = \"10.0.0.201:9870\"");
+    for strategy in ["rat", "rina"] {
+        let (fine, _, error) = simulate(&alone, strategy, &[]);
+        assert!(!fine && error.contains("line 11: region \"b\" has 2 workers"), "{error}");
+        assert_eq!(error.matches("no agent").count(), 1, "{error}");
+    }
+    assert!(simulate(&alone, "passing", &[]).0);
+    let (fine, _, error) = simulate(&alone, "colocated", &[]);
+    assert!(!fine && error.contains("strategy colocated needs an aggregator"), "{error}");
+    // A network that is no file: said once.
+    let (fine, _, error) = netsim(&[
+        "simulate",
+        "--bytes=1M",
+        "--spine-leaf",
+        "1x2x2",
+        "--rate",
+        "1gbit",
+        "--strategy",
+        "passing",
+    ]);
+    assert!(!fine);
+    assert_eq!(error.matches("finds no aggregator").count(), 1, "{error}");
+}
+
+#[test]
+fn a_file_that_is_too_long_is_not_read_to_its_end() {
+    let (fine, _, error) =
+        netsim(&["simulate", "--bytes=1M", "--topology", "/dev/zero", "--strategy", "ring"]);
+    assert!(!fine && error.contains("line 1"), "{error}");
+}

@@ -14,10 +14,8 @@ use std::net::SocketAddrV4;
 
 use toml::Spanned;
 use xdp_agg_common::control::CONTROL_PORT;
-use xdp_agg_common::wire::MAX_WORKERS;
 
 use crate::agents::Lack;
-use crate::generate::MAX_WORLD;
 use crate::model::{Aggregator, Host, KnownCosts, Measured, NotOfJobs, Region, Strategy, Topology};
 
 use lines::Lines;
@@ -161,20 +159,16 @@ impl Topology {
     /// # Errors
     /// [`FileError`]: the line, what is wrong with it, and what to do.
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        Self::parse_within(text, MAX_WORKERS)
+        TopologyFile::parse(text).map(TopologyFile::into_topology)
     }
 
     /// Likewise for a network on which no job is to run: it may have more hosts than a job, up to
-    /// [`MAX_WORLD`].
+    /// [`MAX_WORLD`](crate::generate::MAX_WORLD).
     ///
     /// # Errors
     /// [`FileError`], as from [`Topology::parse`].
     pub fn parse_large(text: &str) -> Result<Self, FileError> {
-        Self::parse_within(text, MAX_WORLD)
-    }
-
-    fn parse_within(text: &str, most_hosts: usize) -> Result<Self, FileError> {
-        Reader { lines: Lines(text), raw: &raw::File::parse(text)? }.topology(most_hosts)
+        TopologyFile::parse_large(text).map(TopologyFile::into_topology)
     }
 }
 

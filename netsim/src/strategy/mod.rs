@@ -83,6 +83,23 @@ impl Way {
         }
     }
 
+    /// The jobs' strategy whose plan it takes, and which wants the aggregators that it wants.
+    #[must_use]
+    pub const fn planned(self) -> Option<Strategy> {
+        match self {
+            Self::Colocated => Some(Strategy::Colocated),
+            Self::Rat => Some(Strategy::Rat),
+            Self::Rina => Some(Strategy::Rina),
+            Self::Passing | Self::SwitchMl => Some(Strategy::Passing),
+            Self::OneServer
+            | Self::Servers
+            | Self::Ring
+            | Self::HierarchicalRing
+            | Self::HalvingDoubling
+            | Self::Atp => None,
+        }
+    }
+
     /// Whether it goes through trees, whose links depend on each other as their [`Coupling`] says.
     #[must_use]
     pub const fn has_coupled_trees(self) -> bool {
@@ -134,7 +151,7 @@ pub enum StrategyError {
     #[error("{0} ranks; halving-doubling expects a power of two")]
     NoPowerOfTwo(usize),
     /// The planner has no trees.
-    #[error("{0}")]
+    #[error(transparent)]
     Plan(#[from] PlanError),
 }
 

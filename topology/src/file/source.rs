@@ -5,6 +5,7 @@ use std::io::{self, Read as _};
 use toml::Spanned;
 use xdp_agg_common::wire::MAX_WORKERS;
 
+use crate::generate::MAX_WORLD;
 use crate::model::{Strategy, Topology};
 
 use super::{Fault, FileError, Lines, MAX_BYTES, Reader, raw};
@@ -23,8 +24,20 @@ impl TopologyFile {
     /// # Errors
     /// [`FileError`]: the line, what is wrong with it, and what to do.
     pub fn parse(text: &str) -> Result<Self, FileError> {
+        Self::parse_within(text, MAX_WORKERS)
+    }
+
+    /// Reads a file as [`Topology::parse_large`] does.
+    ///
+    /// # Errors
+    /// [`FileError`], as from [`Self::parse`].
+    pub fn parse_large(text: &str) -> Result<Self, FileError> {
+        Self::parse_within(text, MAX_WORLD)
+    }
+
+    fn parse_within(text: &str, most_hosts: usize) -> Result<Self, FileError> {
         let raw = raw::File::parse(text)?;
-        let topology = Reader { lines: Lines(text), raw: &raw }.topology(MAX_WORKERS)?;
+        let topology = Reader { lines: Lines(text), raw: &raw }.topology(most_hosts)?;
         Ok(Self { text: text.into(), raw, topology })
     }
 
@@ -32,6 +45,12 @@ impl TopologyFile {
     #[must_use]
     pub const fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    /// What it says, without the file.
+    #[must_use]
+    pub fn into_topology(self) -> Topology {
+        self.topology
     }
 
     /// Checks that a job can have the file's strategy.

@@ -1,3 +1,5 @@
+use xdp_agg_common::wire::MAX_WORKERS;
+
 use super::*;
 use crate::plan::Site;
 use crate::units::Rate;
