@@ -117,6 +117,16 @@ impl Namespace {
         command
     }
 
+    /// The same for a program that has no say over the network, as training has none: its sockets
+    /// get no larger buffers than `net.core.rmem_max` and `wmem_max` allow. For root only.
+    pub fn unprivileged_command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = self.command(program);
+        // SAFETY: between fork and exec the closure makes one system call and nothing else. It is
+        // the last one, which needs the privilege no more.
+        unsafe { command.pre_exec(sys::drop_network_privilege) };
+        command
+    }
+
     /// Names of the interfaces in it.
     ///
     /// # Errors

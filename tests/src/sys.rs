@@ -40,6 +40,15 @@ pub(crate) fn die_with_parent(parent: libc::pid_t) -> io::Result<()> {
     }
 }
 
+/// Takes `CAP_NET_ADMIN` from whatever this process executes. Async-signal-safe: for the time
+/// between fork and exec.
+pub(crate) fn drop_network_privilege() -> io::Result<()> {
+    /// Its number in `linux/capability.h`.
+    const CAP_NET_ADMIN: libc::c_ulong = 12;
+    // SAFETY: no memory is handed over.
+    checked(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_NET_ADMIN, 0, 0, 0) }).map(drop)
+}
+
 /// The effective user and group of this process.
 pub(crate) fn effective_ids() -> (u32, u32) {
     // SAFETY: these take nothing and cannot fail.

@@ -420,6 +420,24 @@ fn a_network_that_cannot_be_is_refused() -> TestResult {
     Ok(())
 }
 
+/// Buffers beyond the system's limit are for the privileged only.
+#[test]
+fn who_has_no_privilege_gets_no_larger_buffers() -> TestResult {
+    if skipped() {
+        return Ok(());
+    }
+    let net = Topology::builder().build()?;
+    let may = |mut command: std::process::Command| -> Result<bool, Box<dyn std::error::Error>> {
+        let output = command.args(["CapEff", "/proc/self/status"]).output()?;
+        let text = String::from_utf8(output.stdout)?;
+        let bits = text.split_whitespace().nth(1).ok_or("no capabilities")?;
+        Ok(u64::from_str_radix(bits, 16)? & 1 << 12 != 0)
+    };
+    assert!(may(net.worker(0).command("grep"))?, "the test would show nothing");
+    assert!(!may(net.worker(0).unprivileged_command("grep"))?);
+    Ok(())
+}
+
 #[test]
 fn the_largest_network_can_be_built() -> TestResult {
     if skipped() {

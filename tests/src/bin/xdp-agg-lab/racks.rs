@@ -20,7 +20,7 @@ use super::lab::{Privilege, RENDEZVOUS_PORT, wait_all};
 use super::row::write_json;
 use super::scratch::Scratch;
 use super::setting::{Rate, parse_bytes};
-use outcome::{Row, reports, row};
+use outcome::{Row, SocketLimits, reports, row};
 use stall::Stall;
 
 /// Where parameter servers listen, one on each worker's host.
@@ -34,8 +34,9 @@ const GRACE: Duration = Duration::from_secs(60);
 /// servers.
 ///
 /// Every rack is a switch that may run an aggregator, every worker a host behind one link; links
-/// and uplinks are shaped and counted in both directions. `rat`, `rina` and `passing` use the
-/// racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts and nothing
+/// and uplinks are shaped and counted in both directions. Workers have no privileges: their sockets
+/// hold what `net.core.rmem_max` and `wmem_max` allow, as is shown. `rat`, `rina` and `passing` use
+/// the racks' aggregators, `rat-hosts` and `colocated` daemons on the workers' hosts and nothing
 /// else, `atp` both; `ps` has a parameter server on every host. Each system gets a new network.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -182,10 +183,13 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     check(args)?;
     warn_if_busy()?;
+    let buffers = SocketLimits::read()?;
+    println!("# {buffers}");
     println!("{}", outcome::heading());
     let mut rows: Vec<Row> = Vec::new();
     for system in &args.system {
-        let row = measure(args, *system).with_context(|| format!("{system:?}"))?;
+        let mut row = measure(args, *system).with_context(|| format!("{system:?}"))?;
+        row.socket_limits = Some(buffers);
         println!("{}", row.line());
         if let Some(delays) = &row.delays {
             println!("# delay: {delays}");
@@ -340,7 +344,7 @@ fn start_workers(
         .map(|worker| format!("{}:{SERVER_PORT}", topology.worker_addr(worker)))
         .collect();
     let start = |rank: usize| {
-        let mut command = topology.worker(rank).command(program("xdp-agg")?);
+        let mut command = topology.worker(rank).unprivileged_command(program("xdp-agg")?);
         command
             .args(["bench", "--strategy", system.bench(), "--bytes", &args.bytes.to_string()])
             .args(["--phase", &args.phase(), "--json"])

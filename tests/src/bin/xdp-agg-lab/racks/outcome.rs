@@ -1,5 +1,6 @@
 //! What a system's run on racks came to.
 
+use std::fmt;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -29,6 +30,8 @@ pub(super) struct Row {
     burst: Option<u64>,
     through: bool,
     stall: Option<Stall>,
+    /// How much the workers' sockets may hold.
+    pub(super) socket_limits: Option<SocketLimits>,
     /// Median, least and most of an iteration, averaged over the ranks, in seconds.
     pub(super) time_s: [f64; 3],
     /// Median of the iterations at the slowest rank of each.
@@ -44,6 +47,37 @@ pub(super) struct Row {
     pub(super) caps_kept: Option<bool>,
     /// How well the links' delay was kept.
     pub(super) delays: Option<DelayReport>,
+}
+
+/// The most that a process without privileges may have in a socket's buffers. What TCP holds in
+/// them hides a stopped process from the others for as long as a link takes to carry it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct SocketLimits {
+    receive: u64,
+    send: u64,
+}
+
+impl SocketLimits {
+    /// Those of this machine.
+    pub(super) fn read() -> Result<Self> {
+        let read = |name: &str| {
+            let path = format!("/proc/sys/net/core/{name}");
+            let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+            text.trim().parse().with_context(|| format!("{path} holds {text:?}, no number"))
+        };
+        Ok(Self { receive: read("rmem_max")?, send: read("wmem_max")? })
+    }
+}
+
+impl fmt::Display for SocketLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { receive, send } = self;
+        write!(
+            f,
+            "workers' sockets may receive {receive} and send {send} bytes ahead \
+             (net.core.rmem_max, wmem_max)"
+        )
+    }
 }
 
 /// What one worker writes (`xdp-agg bench --strategy … --json`), as far as it is used here.
@@ -164,6 +198,7 @@ pub(super) fn row(
         burst: args.burst,
         through: args.through,
         stall: args.stall,
+        socket_limits: None,
         time_s: [quantile(&means, 0.5), least, most],
         slowest_s: quantile(&slowest, 0.5),
         cpu_s: loads.iter().flat_map(|load| &load.phases).map(|phase| phase.process_cpu_s).sum(),
