@@ -4,6 +4,7 @@
 //! Sockets are opened by the communicator's own thread only ([`Errand`]): it lives where the
 //! communicator was made (its network namespace), and it may take its time.
 
+use std::io::{self, ErrorKind};
 use std::net::SocketAddrV4;
 use std::ops::DerefMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,7 +19,7 @@ use crate::error::Error;
 use crate::machine::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use crate::session::{Dial, Session};
 use crate::sys::{self, BATCH, Interest, Receiver};
-use crate::udp::{self, DataSocket};
+use crate::udp::{self, DataSocket, Sent};
 
 /// Most blocks under way that are waited for without sleeping at once: 90 KiB at MTU 1500.
 const YIELD_BLOCKS: u32 = 64;
@@ -247,8 +248,13 @@ impl Engine {
             let Some(socket) = (if second { group } else { Some(first) }) else { continue };
             let messages = match self.receiver.receive(socket) {
                 Ok(messages) => messages,
-                Err(error) if udp::is_passing(&error) => 0,
-                Err(error) => return Err(Error::io("receiving results")(error)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+                Err(error) => {
+                    self.note("receiving results", error)?;
+                    // It came in the place of what has arrived: there is more to look at.
+                    arrived += 1;
+                    0
+                }
             };
             let now = self.now();
             for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
@@ -259,15 +265,31 @@ impl Engine {
         Ok(arrived)
     }
 
+    /// An error of the data path's socket: counted and told; the 1st, 2nd, 4th … time in the log.
+    /// It ends nothing, unless it is of our own making.
+    fn note(&mut self, what: &'static str, error: io::Error) -> Result<(), Error> {
+        if udp::is_misuse(&error) {
+            return Err(Error::io(what)(error));
+        }
+        let times = self.machine.count_socket_error();
+        if times.is_power_of_two() {
+            tracing::warn!(times, "{what}: {error}; the job goes on");
+        }
+        Ok(())
+    }
+
     /// Sends what the machine allows, in batches of equal packets.
     fn transmit(&mut self) -> Result<(), Error> {
-        self.follow_endpoint()?;
-        let Some(Endpoint { packet_len: full, .. }) = self.endpoint else { return Ok(()) };
+        let connected = self.follow_endpoint()?;
+        let Some(Endpoint { packet_len: full, .. }) = self.machine.endpoint() else {
+            return Ok(());
+        };
         loop {
             let now = self.now();
             // What the socket refused the last time goes first.
             let room = if self.unsent == 0 { self.socket.segments() } else { 0 };
             let mut len = self.unsent;
+            self.batch.resize(full * self.socket.segments(), 0);
             for _ in 0..room {
                 let packet = &mut self.batch[len..len + full];
                 let Some(packet) = self.machine.poll_transmit(now, packet) else { break };
@@ -279,27 +301,36 @@ impl Engine {
             if len == 0 {
                 return Ok(());
             }
-            let batch = &self.batch[..len];
-            let taken = self.socket.send(batch).map_err(Error::io("sending a block"))?;
-            self.unsent = if taken { 0 } else { len };
-            if !taken {
-                return Ok(());
+            if !connected {
+                continue; // there is no way for now: lost
+            }
+            let sent =
+                self.socket.send(&self.batch[..len]).map_err(Error::io("sending a block"))?;
+            self.unsent = if let Sent::Full = sent { len } else { 0 };
+            match sent {
+                Sent::Yes => {}
+                Sent::Full => return Ok(()),
+                Sent::Lost(error) => self.note("sending a block", error)?,
             }
         }
     }
 
-    /// Sets the socket to the epoch's data path.
-    fn follow_endpoint(&mut self) -> Result<(), Error> {
+    /// Sets the socket to the epoch's data path. False: there is no way to it for now.
+    fn follow_endpoint(&mut self) -> Result<bool, Error> {
         let endpoint = self.machine.endpoint();
         if endpoint == self.endpoint {
-            return Ok(());
+            return Ok(true);
         }
-        self.endpoint = endpoint;
-        let Some(Endpoint { data, packet_len, .. }) = endpoint else { return Ok(()) };
-        self.socket.connect(data, packet_len).map_err(Error::io("connecting the data path"))?;
         self.unsent = 0; // of another epoch
-        self.batch.resize(packet_len * self.socket.segments(), 0);
-        Ok(())
+        let Some(Endpoint { data, packet_len, .. }) = endpoint else {
+            self.endpoint = None;
+            return Ok(true);
+        };
+        match self.socket.connect(data, packet_len) {
+            Ok(()) => self.endpoint = endpoint,
+            Err(error) => self.note("connecting the data path", error)?,
+        }
+        Ok(self.endpoint == endpoint)
     }
 
     fn group_to_join(&self) -> Option<SocketAddrV4> {

@@ -29,6 +29,7 @@ mod layout;
 pub mod machine;
 pub mod ring;
 mod roll;
+mod route;
 mod session;
 mod settings;
 mod shared;

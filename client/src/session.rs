@@ -3,7 +3,7 @@
 //! What is said is [`crate::machine`]'s business.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
 use crate::error::Error;
+use crate::route;
 use crate::sys;
 
 /// Pause between two attempts.
@@ -161,9 +162,19 @@ pub(crate) fn path(
     else {
         return Err(Error::Protocol("an IPv6 address of an IPv4 socket".into()));
     };
-    let path = sys::option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)
-        .map_err(Error::io("reading the path MTU"))?;
-    let path = u32::try_from(path).unwrap_or(0);
+    let path = match aggregator.ip() {
+        IpAddr::V4(to) => route::mtu(*local.ip(), to),
+        IpAddr::V6(_) => Err(ErrorKind::Unsupported.into()),
+    };
+    let path = match path {
+        Ok(path) => path,
+        // Not even a netlink socket is permitted: what the socket believes is better than nothing.
+        Err(_) => {
+            let told = sys::option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)
+                .map_err(Error::io("reading the path MTU"))?;
+            u32::try_from(told).unwrap_or(0)
+        }
+    };
     let used = mtu.unwrap_or(path).min(path);
     match chunks_for_mtu(used) {
         0 => Err(Error::Config {

@@ -19,6 +19,21 @@ const SEND_BYTES: usize = 60_000;
 /// veth ring.
 const SEND_SEGMENTS: usize = 32;
 
+/// Attempts to send a train that an error stops which says nothing about it. Such an error is
+/// reported once, by whichever call comes next: the second attempt mostly goes through.
+const ATTEMPTS: u32 = 3;
+
+/// What became of packets that were to be sent.
+#[derive(Debug)]
+pub(crate) enum Sent {
+    /// They are the network's.
+    Yes,
+    /// The socket's buffer is full, nothing was sent.
+    Full,
+    /// The system would not take them now: as good as lost on the way.
+    Lost(io::Error),
+}
+
 /// A socket that sends equal blocks to one peer and receives from it.
 #[derive(Debug)]
 pub(crate) struct DataSocket {
@@ -46,14 +61,7 @@ impl DataSocket {
     pub(crate) fn connect(&mut self, peer: SocketAddrV4, packet_len: usize) -> io::Result<()> {
         self.socket.connect(peer)?;
         self.packet_len = packet_len;
-        // Equal segments of one large send leave as packets of this size (since Linux 4.18).
-        let offload = sys::set_option(
-            self.socket.as_fd(),
-            libc::SOL_UDP,
-            libc::UDP_SEGMENT,
-            packet_len as libc::c_int,
-        );
-        self.segments = match offload {
+        self.segments = match self.cut_trains(packet_len) {
             Ok(()) => (SEND_BYTES / packet_len).clamp(1, SEND_SEGMENTS),
             Err(_) => 1,
         };
@@ -91,18 +99,56 @@ impl DataSocket {
         self.segments
     }
 
-    /// Sends packets that lie end to end: all full but perhaps the last. False: the socket's buffer
-    /// is full, nothing was sent.
-    pub(crate) fn send(&self, packets: &[u8]) -> io::Result<bool> {
+    /// Sends packets that lie end to end: all full but perhaps the last.
+    ///
+    /// # Errors
+    /// Our own misuse of the socket: see [`is_misuse`].
+    pub(crate) fn send(&mut self, packets: &[u8]) -> io::Result<Sent> {
         debug_assert!(packets.len() <= self.packet_len * self.segments);
-        match self.socket.send(packets) {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            // As good as lost on the way. Whether the aggregator is gone is for the control
-            // connection to say.
-            Err(error) if is_passing(&error) => Ok(true),
-            Err(error) => Err(error),
+        let mut sent = self.send_once(packets)?;
+        for _ in 1..ATTEMPTS {
+            let Sent::Lost(_) = sent else { return Ok(sent) };
+            sent = self.send_once(packets)?;
         }
+        match sent {
+            Sent::Lost(error) if self.segments > 1 && refuses_trains(&error) => {
+                self.fall_apart(packets)
+            }
+            sent => Ok(sent),
+        }
+    }
+
+    /// The path does not take trains, or it takes nothing for now. If a packet by itself goes
+    /// through, it is the former, and packets leave one by one from here on.
+    fn fall_apart(&mut self, packets: &[u8]) -> io::Result<Sent> {
+        self.cut_trains(0)?;
+        let mut all = packets.chunks(self.packet_len);
+        let first = self.send_once(all.next().unwrap_or_default())?;
+        if !matches!(first, Sent::Yes) {
+            self.cut_trains(self.packet_len)?;
+            return Ok(first);
+        }
+        self.segments = 1;
+        for packet in all {
+            // The rest of a train that finds no room is as good as lost on the way.
+            self.send_once(packet)?;
+        }
+        Ok(Sent::Yes)
+    }
+
+    fn send_once(&self, packets: &[u8]) -> io::Result<Sent> {
+        match self.socket.send(packets) {
+            Ok(_) => Ok(Sent::Yes),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Sent::Full),
+            Err(error) if is_misuse(&error) => Err(error),
+            Err(error) => Ok(Sent::Lost(error)),
+        }
+    }
+
+    /// Has one large send leave as packets of this size (since Linux 4.18); 0: as it is.
+    fn cut_trains(&self, packet_len: usize) -> io::Result<()> {
+        let len = packet_len as libc::c_int;
+        sys::set_option(self.socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, len)
     }
 
     /// The sockets to receive from and to sleep on.
@@ -122,26 +168,23 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     }
     // Results that come together are taken in together (since Linux 5.0).
     let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
-    sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+    // Packets are never cut on their way, and what anybody claims that way to take is not believed:
+    // a probe of full size has gone through, and a path that got narrower loses packets.
+    let whole = libc::IP_PMTUDISC_PROBE;
+    sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, whole)
 }
 
-/// Errors that say nothing about this socket: nothing is there; an earlier packet found a closed
-/// port or no way (ICMP); a queue of the interface is full, or the interface is down for a while.
-pub(crate) fn is_passing(error: &io::Error) -> bool {
-    let kind = matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionRefused
-    );
-    let number = matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ENOBUFS
-                | libc::ENETDOWN
-                | libc::ENETUNREACH
-                | libc::EHOSTDOWN
-                | libc::EHOSTUNREACH
-                | libc::ENOPROTOOPT
-        )
-    );
-    kind || number
+/// Errors that only this program's own mistakes have. All others of a UDP socket say what the
+/// network, or whoever pretends to be it, did to an earlier packet (ICMP), or what the host does
+/// for a while: a queue that is full, a route, an address or a firewall that changes. None of them
+/// ends anything: the probe, the control connection and the deadline decide.
+pub(crate) fn is_misuse(error: &io::Error) -> bool {
+    let misused = [libc::EBADF, libc::ENOTSOCK, libc::EFAULT, libc::ENOTCONN, libc::EDESTADDRREQ];
+    error.raw_os_error().is_some_and(|number| misused.contains(&number))
+}
+
+/// Errors that a path without segmentation offload gives, and others may give, too.
+fn refuses_trains(error: &io::Error) -> bool {
+    let refused = [libc::EINVAL, libc::EIO, libc::EOPNOTSUPP, libc::EMSGSIZE];
+    error.raw_os_error().is_some_and(|number| refused.contains(&number))
 }

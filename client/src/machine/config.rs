@@ -157,6 +157,9 @@ pub struct Counters {
     pub non_finite_blocks: u64,
     /// Packets that were not for this job, epoch or call, and were dropped.
     pub foreign: u64,
+    /// Errors of the data path's socket, such as those that an ICMP packet gives. None of them ends
+    /// a call.
+    pub socket_errors: u64,
     /// Current window in blocks.
     pub window: u32,
     /// Smoothed round-trip time in nanoseconds; 0 before the first measurement.
@@ -178,6 +181,7 @@ impl Counters {
         self.saturated += other.saturated;
         self.non_finite_blocks += other.non_finite_blocks;
         self.foreign += other.foreign;
+        self.socket_errors += other.socket_errors;
         self.window = self.window.saturating_add(other.window);
         self.round_trip_ns = self.round_trip_ns.max(other.round_trip_ns);
         self.reforms += other.reforms;

@@ -300,6 +300,12 @@ impl Machine {
         counters
     }
 
+    /// Counts an error of the socket that its packets travel by; how many there were.
+    pub const fn count_socket_error(&mut self) -> u64 {
+        self.counters.socket_errors += 1;
+        self.counters.socket_errors
+    }
+
     /// Asks the daemon whom the oldest block waits for, or a call that may not begin yet;
     /// [`Self::missing`] has the answer. False: it cannot be asked.
     pub fn ask_for_missing(&mut self) -> bool {
@@ -342,10 +348,10 @@ impl Machine {
         if self.failed.is_some() {
             return;
         }
-        let host_is_lost = matches!(error, Error::Host(_));
-        if host_is_lost && self.config.policy.worker_loss == WorkerLoss::Shrink {
-            // As if this process were dead, too: a host is one worker, and the others go on without
-            // it.
+        let only_here = matches!(error, Error::Host(_) | Error::Io { .. });
+        if only_here && self.config.policy.worker_loss == WorkerLoss::Shrink {
+            // As if this process were dead: the others go on without it, and without its host's
+            // other processes, which are one worker with it.
             self.disconnect = true;
         } else {
             self.say(Request::Abort { reason: error.to_string() });

@@ -58,12 +58,13 @@ pub(super) fn configure(socket: &Socket, receive_buffer: usize) -> io::Result<us
     Ok(socket.recv_buffer_size()? / 2)
 }
 
-/// What does not fit the path is an error to be told, not a case for fragments.
+/// Packets are never cut on their way, and what anybody claims that way to take (ICMP) is not
+/// believed: full-size probes have been answered over it.
 ///
 /// # Errors
 /// The system's.
 pub(super) fn whole_packets(socket: &Socket) -> io::Result<()> {
-    set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+    set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
 }
 
 /// Sends one packet from this address of the host.
@@ -226,6 +227,9 @@ pub(super) struct Outgoing {
 /// Sends packets; keeps its tables between calls. It holds pointers only during a call.
 pub(super) struct Outbox {
     gso: bool,
+    /// GSO was given up for a refusal that may have had another reason: what becomes of the next
+    /// message, a packet by itself, tells.
+    doubt: bool,
     failures: u64,
     order: Vec<u32>,
     groups: Vec<std::ops::Range<usize>>,
@@ -239,6 +243,7 @@ impl Outbox {
     pub(super) fn new() -> Self {
         Self {
             gso: true,
+            doubt: false,
             failures: 0,
             order: Vec::new(),
             groups: Vec::new(),
@@ -338,6 +343,7 @@ impl Outbox {
             };
             if let Ok(count) = usize::try_from(count) {
                 sent += count;
+                self.doubt = false;
                 continue;
             }
             let error = io::Error::last_os_error();
@@ -349,9 +355,12 @@ impl Outbox {
                 {
                     debug!("this path does not take UDP GSO ({error}): one packet at a time");
                     self.gso = false;
+                    self.doubt = true;
                     return group.start;
                 }
                 _ => {
+                    // A packet by itself did not go, either: it was not GSO.
+                    self.gso |= std::mem::take(&mut self.doubt);
                     self.failures += group.len() as u64;
                     if self.failures.is_power_of_two() {
                         let to = packets[self.order[group.start] as usize].to;

@@ -56,6 +56,8 @@ pub(super) struct Served {
     slot_base: u32,
     slots: u32,
     step: Step,
+    /// Why the latest probe of the way up could not be sent, if it could not.
+    unsent: Option<String>,
     setup: Option<BranchSetup>,
     mode: Option<ResultMode>,
     pub(super) base: JobCounters,
@@ -198,6 +200,7 @@ impl Jobs {
             slot_base,
             slots,
             step: Step::Idle,
+            unsent: None,
             setup: None,
             mode: None,
             base: JobCounters::default(),
@@ -350,7 +353,7 @@ impl Jobs {
             match &mut served.step {
                 Step::Probing(due, end) if *due <= now && now >= *end => {
                     let parent = served.setup.as_ref().map(|setup| setup.uplink.data);
-                    over.push((*job_id, served.conn, epoch, parent));
+                    over.push((*job_id, served.conn, epoch, parent, served.unsent.take()));
                 }
                 Step::Probing(due, _) if *due <= now => {
                     *due = now + PROBE_PAUSE;
@@ -361,13 +364,15 @@ impl Jobs {
             }
         }
         let limit = self.limits.probe_timeout.as_secs_f64();
-        for (job_id, conn, epoch, parent) in over {
+        for (job_id, conn, epoch, parent, unsent) in over {
             self.silence_served(job_id);
             let parent = parent.map_or_else(String::new, |data| format!(" at {data}"));
             let reason = format!(
                 "its parent{parent} has not answered its probes within {limit} s: UDP packets must \
                  pass between their data addresses, both ways (this branch's --probe-timeout is \
-                 the limit)"
+                 the limit){}",
+                unsent
+                    .map_or_else(String::new, |why| format!("; the last one was not sent: {why}"))
             );
             self.branch_reply(conn, BranchReply::Failed { epoch, reason });
         }
@@ -388,8 +393,9 @@ impl Jobs {
                 served.step = Step::Linked;
                 self.branch_reply(conn, BranchReply::Linked { epoch });
             }
-            Ok(false) => {}
-            Err(reason) => self.branch_reply(conn, BranchReply::Failed { epoch, reason }),
+            Ok(false) => served.unsent = None,
+            // A route or a firewall may change for a moment: the time limit decides.
+            Err(reason) => served.unsent = Some(reason),
         }
     }
 
