@@ -17,17 +17,28 @@ use crate::error::Error;
 pub(crate) struct Purpose {
     what: Option<Arc<str>>,
     root: Option<u16>,
+    leaves_out: bool,
 }
 
 impl Purpose {
     /// In words, on which the workers must agree.
     pub(crate) fn of(what: &Arc<str>) -> Self {
-        Self { what: Some(Arc::clone(what)), root: None }
+        Self { what: Some(Arc::clone(what)), ..Self::default() }
     }
 
     /// All get the elements of this worker; nobody else has any.
     pub(crate) fn with_root(self, root: Option<u16>) -> Self {
         Self { root, ..self }
+    }
+
+    /// Blocks whose result is no number keep their input, for who sums them in another way: see
+    /// [`Blocks::left_out`].
+    pub(crate) fn leaving_out(self) -> Self {
+        Self { leaves_out: true, ..self }
+    }
+
+    pub(crate) const fn leaves_out(&self) -> bool {
+        self.leaves_out
     }
 
     pub(crate) fn what(&self) -> Option<&str> {
@@ -131,6 +142,12 @@ pub trait Blocks: Debug + Send {
         false
     }
 
+    /// Elements of the vector whose result is no number and which still are the input, as the
+    /// caller wanted it. Complete when the call is.
+    fn left_out(&self) -> &[Range<usize>] {
+        &[]
+    }
+
     /// The call has failed here.
     fn abort(&mut self, _error: &Error) {}
 
@@ -188,6 +205,7 @@ pub struct Local<T: Element> {
     /// Elements of a block; 0 before they are cut.
     block_len: usize,
     purpose: Purpose,
+    left_out: Vec<Range<usize>>,
 }
 
 impl<T: Element> Local<T> {
@@ -198,8 +216,8 @@ impl<T: Element> Local<T> {
     }
 
     const fn cut_as(buffer: Buffer<T>, format: Format, share: Share, chunks: Option<u16>) -> Self {
-        let purpose = Purpose { what: None, root: None };
-        Self { buffer, format, share, chunks, block_len: 0, purpose }
+        let purpose = Purpose { what: None, root: None, leaves_out: false };
+        Self { buffer, format, share, chunks, block_len: 0, purpose, left_out: Vec::new() }
     }
 
     /// The same as a broadcast: all get the elements of `root`, and nobody else has any. Those of
@@ -302,11 +320,18 @@ impl<T: Element> Blocks for Local<T> {
 
     fn decode(&mut self, block: u64, key: u16, lanes: Option<&[u8]>, contributors: u32) {
         let range = self.range(block);
+        let Some(lanes) = lanes else {
+            if self.purpose.leaves_out() {
+                return self.left_out.push(range);
+            }
+            return T::fill_nan(self.buffer.slice_mut(range));
+        };
         let to = self.buffer.slice_mut(range);
-        match lanes {
-            Some(lanes) => self.format.decode(key, lanes, contributors, contributors, to),
-            None => T::fill_nan(to),
-        }
+        self.format.decode(key, lanes, contributors, contributors, to);
+    }
+
+    fn left_out(&self) -> &[Range<usize>] {
+        &self.left_out
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {

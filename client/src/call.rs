@@ -61,7 +61,7 @@ impl Report {
     }
 
     /// What became of two parts of one call.
-    fn joined(self, other: Self) -> Self {
+    pub(crate) fn joined(self, other: Self) -> Self {
         let all = self.contributors & other.contributors;
         let any = self.contributors | self.partial | other.contributors | other.partial;
         Self {

@@ -8,25 +8,22 @@ use xdp_agg_common::control::Policy;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
-use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Key, Shape};
+use xdp_agg_host::Group;
 use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
-use crate::blocks::{Blocks, Local, Purpose, Share};
+use crate::blocks::Purpose;
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collective::{BoxError, Collective, Op};
 use crate::collectives::{Kind, Side};
-use crate::digest::digest;
 use crate::error::Error;
-use crate::grouped::{self, Feed, Grouped};
-use crate::handle::{Handle, Lent, fail, globally};
+use crate::handle::{Handle, Patience, fail, globally};
 use crate::inhost;
 use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
 use crate::stripe::{Stripe, in_turn};
-use crate::together;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
 /// aggregators.
@@ -48,16 +45,16 @@ use crate::together;
 #[derive(Debug)]
 pub struct Communicator {
     /// One for each aggregator.
-    stripes: Arc<[Stripe]>,
+    pub(crate) stripes: Arc<[Stripe]>,
     /// The processes of this host, where there are several.
-    group: Option<Arc<Group>>,
+    pub(crate) group: Option<Arc<Group>>,
     /// Calls have the same number at all aggregators.
-    starting: Mutex<()>,
-    place: Place,
+    pub(crate) starting: Mutex<()>,
+    pub(crate) place: Place,
     /// Chunks of a block, where several flows must agree on it.
-    chunks: u16,
-    scaling: Scaling,
-    lanes: Option<LaneWidth>,
+    pub(crate) chunks: u16,
+    pub(crate) scaling: Scaling,
+    pub(crate) lanes: Option<LaneWidth>,
     mode: ResultMode,
     deadline: Duration,
     chosen: Chosen,
@@ -250,18 +247,12 @@ impl Communicator {
         op: Op,
         purpose: &Purpose,
     ) -> Result<Report, Error> {
-        #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
-        // SAFETY: `Lent` below waits for the call's end, or takes the call out of all engines when
-        // this function ends in any other way, before the borrow of `data` ends; and a call that
-        // could not be started everywhere `begin` has taken out of where it was.
-        let buffer = unsafe { Buffer::lend(data) };
-        let short = self.is_short(&buffer);
-        let sequence = self.begin(buffer, op, purpose)?;
-        if !short {
-            self.nudge(1);
-        }
-        let lent = Lent { stripes: &self.stripes, sequence, short };
-        lent.wait(self.deadline).map_err(|error| globally(error, &self.place))
+        let mut patience = Patience { deadline: self.deadline, interrupted: &mut || false };
+        #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
+        // SAFETY: the call is waited for, or taken out of all engines when this function ends in
+        // any other way, before the borrow of `data` ends.
+        let begun = unsafe { self.begin_lent(data, op, purpose) }?;
+        self.wait(begun, &mut patience).map(|calls| Report::of_parts(&calls))
     }
 
     /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several
@@ -296,153 +287,30 @@ impl Communicator {
         Ok(Handle::through(self.stripes(), self.place, (sequence, short)))
     }
 
-    /// Wakes the progress threads, from this stripe's on: nobody drives these yet.
-    fn nudge(&self, first: usize) {
-        for stripe in &self.stripes[first..] {
-            stripe.shared.nudge.ring();
-        }
+    /// This process was forked from the one that made it.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.stripes.iter().any(Stripe::is_forked)
     }
 
-    /// Who waits for such a call drives all stripes itself.
-    fn is_short<T: Element>(&self, buffer: &Buffer<T>) -> bool {
-        self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= together::LONGEST
+    /// How this process stands to the others.
+    pub(crate) const fn place(&self) -> &Place {
+        &self.place
     }
 
-    fn first(&self) -> &Shared {
+    pub(crate) fn first(&self) -> &Shared {
         &self.stripes[0].shared
-    }
-
-    /// One flow carries all blocks, as it likes to cut them.
-    fn is_single(&self) -> bool {
-        self.stripes.len() == 1 && self.group.is_none()
-    }
-
-    /// Starts a call at all aggregators; its number.
-    fn begin<T: Element>(
-        &self,
-        buffer: Buffer<T>,
-        op: Op,
-        purpose: &Purpose,
-    ) -> Result<u64, Error> {
-        let format =
-            Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
-        if self.is_single() {
-            return self.first().start(Box::new(Local::new(buffer, format).with_purpose(purpose)));
-        }
-        if self.group.is_none() {
-            format.check(buffer.slice(0..buffer.len()), 1).map_err(|error| {
-                let error = Error::from(error);
-                self.fail(&error);
-                error
-            })?;
-        }
-        let _order = self.starting.lock();
-        let sequence = self.agreed_sequence()?;
-        let parts = match &self.group {
-            None => self.parts(buffer, format, purpose),
-            Some(group) => self.grouped_parts(group, buffer, format, (sequence, purpose))?,
-        };
-        for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
-            if let Err(error) = stripe.shared.start(part) {
-                self.fail(&error);
-                // The caller's memory is the caller's again.
-                for started in &self.stripes[..index] {
-                    started.shared.lock().machine.remove(sequence);
-                }
-                return Err(globally(error, &self.place));
-            }
-        }
-        Ok(sequence)
-    }
-
-    /// The configured width, where this type has a choice.
-    fn lanes_of<T: Element>(&self, op: Op) -> Option<LaneWidth> {
-        let chooses = T::TYPE.is_float() && op.adds() && size_of::<T>() < 8;
-        self.lanes.filter(|_| chooses)
-    }
-
-    /// The next call's number. All aggregators count alike, unless this worker has come to a
-    /// running job between two calls' beginnings.
-    fn agreed_sequence(&self) -> Result<u64, Error> {
-        let mut all =
-            self.stripes.iter().map(|stripe| stripe.shared.lock().machine.next_sequence());
-        let first = all.next().unwrap_or_default();
-        if all.all(|next| next == first) {
-            return Ok(first);
-        }
-        let error = Error::Protocol(
-            "the aggregators are at different calls: a worker cannot join a running job over \
-             several aggregators while calls begin; connect again"
-                .into(),
-        );
-        self.fail(&error);
-        Err(error)
-    }
-
-    /// A vector in this process's own memory, in a part for each aggregator.
-    fn parts<T: Element>(
-        &self,
-        buffer: Buffer<T>,
-        format: Format,
-        purpose: &Purpose,
-    ) -> Vec<Box<dyn Blocks>> {
-        let shares = shares(self.stripes.len());
-        let mut parts: Vec<Box<dyn Blocks>> = Vec::with_capacity(shares.len());
-        for share in &shares[1..] {
-            #[expect(unsafe_code, reason = "parts of one vector")]
-            // SAFETY: the shares of a vector are disjoint, and a part reads and writes the blocks
-            // of its own share alone.
-            let memory = unsafe { buffer.share() };
-            let part = Local::part(memory, format, *share, self.chunks);
-            parts.push(Box::new(part.with_purpose(purpose)));
-        }
-        let first = Local::part(buffer, format, shares[0], self.chunks);
-        parts.insert(0, Box::new(first.with_purpose(purpose)));
-        parts
-    }
-
-    /// A vector of the processes of this host, in a part for each aggregator.
-    fn grouped_parts<T: Element>(
-        &self,
-        group: &Arc<Group>,
-        buffer: Buffer<T>,
-        format: Format,
-        (sequence, purpose): (u64, &Purpose),
-    ) -> Result<Vec<Box<dyn Blocks>>, Error> {
-        let block = usize::from(self.chunks) * format.lanes_per_chunk();
-        let place = grouped::Place {
-            local_rank: group.local_rank(),
-            local_size: group.local_size(),
-            chunks: self.chunks,
-            slice_blocks: group.slice_blocks(block * size_of::<T>()),
-        };
-        let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
-        let what = purpose.what().unwrap_or_else(|| format.op().name());
-        let description = format!("call {sequence}: {what} of {} {}", buffer.len(), T::TYPE);
-        let shape = Shape {
-            sequence,
-            len: buffer.len(),
-            element_size: size_of::<T>(),
-            digest: digest(format!("{description}, {}", crate::call::numbers(&format)).bytes()),
-            description,
-            key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
-        };
-        let begun: Result<(Feeder, Arc<Exchange>), _> = group.begin(&shape, geometry);
-        let (feeder, exchange) = begun.map_err(|error| {
-            let error = Error::Host(error);
-            self.fail(&error);
-            error
-        })?;
-        let mut feed = Some(Feed { feeder: Some(feeder), buffer });
-        let parts = shares(self.stripes.len()).into_iter().map(|share| {
-            let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
-            Box::new(part.with_purpose(purpose)) as Box<dyn Blocks>
-        });
-        Ok(parts.collect())
     }
 
     pub(crate) fn stripes(&self) -> Arc<[Stripe]> {
         Arc::clone(&self.stripes)
+    }
+
+    /// Leaves the job in good order; calls in flight end with [`Error::Closed`].
+    pub(crate) fn leave(&self) {
+        self.side.close();
+        for stripe in &*self.stripes {
+            stripe.close();
+        }
     }
 
     /// Ends the membership at all aggregators.
@@ -451,18 +319,14 @@ impl Communicator {
     }
 }
 
-/// Parts of a vector, one an aggregator.
-fn shares(count: usize) -> Vec<Share> {
-    let of = count as u64;
-    (0..of).map(|index| Share { index, of }).collect()
-}
-
 impl Drop for Communicator {
     fn drop(&mut self) {
-        self.side.close();
-        for stripe in &*self.stripes {
-            stripe.close();
+        if self.is_forked() {
+            // Connections, segment and threads are the other process's: nothing of them is closed.
+            std::mem::forget((self.stripes(), self.group.clone(), self.side.keep()));
+            return;
         }
+        self.leave();
     }
 }
 

@@ -124,6 +124,15 @@ pub enum Error {
         /// Whose data, in ascending order.
         ranks: Vec<u16>,
     },
+    /// The caller did not want to wait any longer, or gave the membership up.
+    #[error("this worker gave up: {0}; its communicator is of no use any more")]
+    Interrupted(String),
+    /// A call in a process that was forked from the communicator's.
+    #[error(
+        "this process was forked from the one that made the communicator, which stays that one's \
+         alone; make one of its own here, or start the process without fork (spawn, forkserver)"
+    )]
+    Forked,
     /// The communicator is closed.
     #[error("the communicator was closed while this call was in flight; wait for it before")]
     Closed,

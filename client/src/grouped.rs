@@ -6,6 +6,7 @@
 //! processes of the host read it.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
@@ -36,6 +37,7 @@ pub(crate) struct Grouped<T: Element> {
     /// The block whose result came last: it is told when the report is there.
     last: Option<u64>,
     purpose: Purpose,
+    left_out: Vec<Range<usize>>,
 }
 
 /// This process among those of the host.
@@ -68,8 +70,20 @@ impl<T: Element> Grouped<T> {
         let left = share.count(exchange.own_blocks());
         let geometry = exchange.geometry();
         let exchange = Some(exchange);
-        let (marks, last, purpose) = (None, None, Purpose::default());
-        Self { exchange, geometry, format, share, place, feed, marks, left, last, purpose }
+        let (marks, last, purpose, left_out) = (None, None, Purpose::default(), Vec::new());
+        Self {
+            exchange,
+            geometry,
+            format,
+            share,
+            place,
+            feed,
+            marks,
+            left,
+            last,
+            purpose,
+            left_out,
+        }
     }
 
     /// The same as a part of something that is more than an all-reduce.
@@ -220,8 +234,17 @@ impl<T: Element> Blocks for Grouped<T> {
         let len = buffer.len();
         let data = bytemuck::cast_slice_mut(buffer.slice_mut(0..len));
         let format = self.format;
-        let progress =
-            feeder.poll(data, &mut |block| format.peak::<T>(bytemuck::cast_slice(block)))?;
+        let mut scan = |block: &[u8]| format.peak::<T>(bytemuck::cast_slice(block));
+        let (leaves_out, left_out) = (self.purpose.leaves_out(), &mut self.left_out);
+        // A result that is a number has no NaN: those of integers have none.
+        let mut wanted = |place: Range<usize>, result: &[u8]| {
+            let is_number = !leaves_out || !bytemuck::cast_slice::<_, T>(result)[0].is_nan();
+            if !is_number {
+                left_out.push(place.start / size_of::<T>()..place.end / size_of::<T>());
+            }
+            is_number
+        };
+        let progress = feeder.poll_choosing(data, &mut scan, &mut wanted)?;
         if progress.done {
             self.marks = Some(feeder.marks());
             if let Some(feed) = &mut self.feed {
@@ -252,6 +275,10 @@ impl<T: Element> Blocks for Grouped<T> {
 
     fn knows_contributors(&self) -> bool {
         self.marks.is_some() && !self.geometry.is_empty()
+    }
+
+    fn left_out(&self) -> &[Range<usize>] {
+        &self.left_out
     }
 
     fn abort(&mut self, error: &Error) {

@@ -98,11 +98,7 @@ impl<T: Element> Handle<T> {
         let finished = finish(&self.stripes, (self.sequence, short), deadline);
         let calls = finished.map_err(|error| globally(error, &place))?;
         let report = Report::of_parts(&calls);
-        let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
-        // The last of them has the memory.
-        let last = buffers.pop();
-        drop(buffers);
-        Ok((last.map(Buffer::into_owned).unwrap_or_default(), report))
+        Ok((vector_of(calls), report))
     }
 
     /// Why there is no outcome.
@@ -120,6 +116,15 @@ impl<T: Element> Handle<T> {
     }
 }
 
+/// The vector of a call in several parts; empty if it was lent.
+pub(crate) fn vector_of<T: Element>(calls: Vec<Call>) -> Vec<T> {
+    let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
+    // The last of them has the memory.
+    let last = buffers.pop();
+    drop(buffers);
+    last.map(Buffer::into_owned).unwrap_or_default()
+}
+
 /// The vector of a call's part, if it has it.
 fn buffer_of<T: Element>(call: Call) -> Option<Buffer<T>> {
     let any: Box<dyn Any> = call.into_blocks().into_any();
@@ -132,6 +137,9 @@ fn buffer_of<T: Element>(call: Call) -> Option<Buffer<T>> {
 impl<T: Element> Drop for Handle<T> {
     fn drop(&mut self) {
         if let Some(Carrier::Aggregators { .. }) = self.carrier {
+            if self.stripes.iter().any(|stripe| stripe.is_forked()) {
+                return;
+            }
             for stripe in &*self.stripes {
                 stripe.shared.lock().machine.abandon(self.sequence);
             }
@@ -139,58 +147,103 @@ impl<T: Element> Drop for Handle<T> {
     }
 }
 
-/// A call on a caller's memory. It is out of the engines when this is gone.
-pub(crate) struct Lent<'a> {
-    pub(crate) stripes: &'a [Stripe],
-    pub(crate) sequence: u64,
-    /// As of a [`Handle`]'s.
-    pub(crate) short: bool,
+/// A call that was begun at all aggregators. It is out of the engines when this is gone.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    stripes: Arc<[Stripe]>,
+    sequence: u64,
+    /// Who waits for it drives all stripes: see [`together`].
+    short: bool,
+    since: Instant,
+    /// The parts that have ended.
+    calls: Vec<Option<Call>>,
 }
 
-impl Lent<'_> {
-    pub(crate) fn wait(self, deadline: Duration) -> Result<Report, Error> {
-        let calls = finish(self.stripes, (self.sequence, self.short), deadline)?;
-        Ok(Report::of_parts(&calls))
+/// How often a caller is asked whether it still wants to wait.
+const ASKED: Duration = Duration::from_millis(50);
+
+/// How long a caller waits for a call.
+pub(crate) struct Patience<'a> {
+    /// From the call's beginning on.
+    pub(crate) deadline: Duration,
+    /// Asked now and then: true ends the membership.
+    pub(crate) interrupted: &'a mut dyn FnMut() -> bool,
+}
+
+impl Begun {
+    pub(crate) fn new(stripes: Arc<[Stripe]>, (sequence, short): (u64, bool)) -> Self {
+        let calls = stripes.iter().map(|_| None).collect();
+        Self { stripes, sequence, short, since: Instant::now(), calls }
+    }
+
+    /// Waits for the call at all aggregators; the finished parts. An error at one ends it at all.
+    pub(crate) fn wait(mut self, patience: &mut Patience<'_>) -> Result<Vec<Call>, Error> {
+        let deadline = patience.deadline.min(MAX_DEADLINE);
+        let until = self.since + deadline;
+        loop {
+            let soon = Instant::now() + ASKED;
+            if self.drive(until.min(soon)).map_err(|error| self.fail(error))? {
+                return Ok(self.calls.drain(..).flatten().collect());
+            }
+            if Instant::now() >= until {
+                return Err(self.end(patience.deadline));
+            }
+            if (patience.interrupted)() {
+                return Err(self.fail(Error::Interrupted("it was interrupted in a call".into())));
+            }
+        }
+    }
+
+    /// Drives one stripe after the other, or all; those whose turn is not yet have threads of their
+    /// own. True: the call has ended.
+    fn drive(&mut self, until: Instant) -> Result<bool, Error> {
+        if self.short {
+            return together::drive(&self.stripes, self.sequence, &mut self.calls, until);
+        }
+        for (stripe, call) in self.stripes.iter().zip(&mut self.calls) {
+            if call.is_none() {
+                *call = stripe.shared.drive(self.sequence, until)?;
+            }
+            if call.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The time is over: the first stripe that has not ended says for whom it waits.
+    fn end(&self, deadline: Duration) -> Error {
+        let late = self.calls.iter().position(Option::is_none).unwrap_or(0);
+        self.fail(self.stripes[late].shared.end(self.sequence, deadline))
+    }
+
+    fn fail(&self, error: Error) -> Error {
+        fail(&self.stripes, &error);
+        error
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for Begun {
     fn drop(&mut self) {
-        for stripe in self.stripes {
-            // After `finish` there is nothing left to take; after a panic in it there is.
-            stripe.shared.lock().machine.remove(self.sequence);
+        if self.stripes.iter().any(|stripe| stripe.is_forked()) {
+            return;
+        }
+        for (stripe, call) in self.stripes.iter().zip(&self.calls) {
+            if call.is_none() {
+                stripe.shared.lock().machine.remove(self.sequence);
+            }
         }
     }
 }
 
 /// Waits for a call at all aggregators; the finished parts. An error at one ends it at all.
 fn finish(
-    stripes: &[Stripe],
-    (sequence, short): (u64, bool),
+    stripes: &Arc<[Stripe]>,
+    call: (u64, bool),
     deadline: Duration,
 ) -> Result<Vec<Call>, Error> {
-    let finished = if short {
-        together::finish(stripes, sequence, deadline)
-    } else {
-        one_by_one(stripes, sequence, deadline)
-    };
-    finished.map_err(|error| {
-        let error = match error {
-            Error::Deadline { sequence, ranks, known, .. } => {
-                Error::Deadline { sequence, waited: deadline, ranks, known }
-            }
-            other => other,
-        };
-        fail(stripes, &error);
-        error
-    })
-}
-
-/// Drives one stripe after the other; those whose turn is not yet have threads of their own.
-fn one_by_one(stripes: &[Stripe], sequence: u64, deadline: Duration) -> Result<Vec<Call>, Error> {
-    let until = Instant::now() + deadline.min(MAX_DEADLINE);
-    let left = || until.saturating_duration_since(Instant::now());
-    stripes.iter().map(|stripe| stripe.shared.drive(sequence, left())).collect()
+    let begun = Begun::new(Arc::clone(stripes), call);
+    begun.wait(&mut Patience { deadline, interrupted: &mut || false })
 }
 
 /// An error in terms of the world's ranks, where an aggregator knows hosts.
@@ -215,7 +268,8 @@ mod tests {
 
     #[test]
     fn who_waits_for_ever_may_say_so() {
-        let finished = one_by_one(&[], 0, Duration::MAX).expect("there is nothing to wait for");
+        let finished = finish(&Arc::from([]), (0, false), Duration::MAX);
+        let finished = finished.expect("there is nothing to wait for");
         assert!(finished.is_empty());
     }
 }

@@ -6,11 +6,13 @@
 //! * [`baseline`]: parameter servers, PSRing and an ATP-like system, to compare with.
 //! * [`collective`]: what both offer: [`Collective`], [`Op`].
 //! * [`collectives`]: broadcast, reduce and others beside it, and how they are chosen.
+//! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //! * [`machine`]: the whole protocol of a worker, and [`flow`] in it: when to send which block (no
 //!   sockets, no clock).
 #![deny(unsafe_code)]
 
 pub mod baseline;
+mod begin;
 mod blocks;
 mod buffer;
 mod call;
@@ -22,10 +24,12 @@ mod engine;
 pub mod error;
 mod fallback;
 pub mod flow;
+mod fork;
 mod grouped;
 mod handle;
 mod inhost;
 mod layout;
+pub mod lent;
 pub mod machine;
 pub mod ring;
 mod roll;

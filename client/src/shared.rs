@@ -271,20 +271,17 @@ impl Shared {
         needed
     }
 
-    /// Drives all calls until this one has ended.
-    pub(crate) fn drive(&self, sequence: u64, deadline: Duration) -> Result<Call, Error> {
+    /// Drives all calls until this one has ended, or until then: None.
+    pub(crate) fn drive(&self, sequence: u64, until: Instant) -> Result<Option<Call>, Error> {
         self.enter();
-        let start = Instant::now();
         let mut engine = self.lock();
         let outcome = loop {
             if let Some(outcome) = engine.machine.take(sequence) {
-                break outcome;
+                break outcome.map(Some);
             }
-            let left = deadline.saturating_sub(start.elapsed());
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let outcome = self.give_up(engine, sequence, deadline);
-                engine = outcome.0;
-                break Err(outcome.1);
+                break Ok(None);
             }
             if self.nudge_if_needed(&engine) {
                 // The progress thread may have given way to this one in the middle of a step.
@@ -296,9 +293,17 @@ impl Shared {
         outcome
     }
 
+    /// The time of this call, which was as long as that, is over.
+    pub(crate) fn end(&self, sequence: u64, deadline: Duration) -> Error {
+        self.enter();
+        let (engine, error) = self.give_up(self.lock(), sequence, deadline);
+        self.leave(engine);
+        error
+    }
+
     /// The time is over: lets the daemon say whom the oldest block waits for, and ends the
     /// membership.
-    pub(crate) fn give_up<'a>(
+    fn give_up<'a>(
         &'a self,
         mut engine: MutexGuard<'a, Engine>,
         sequence: u64,

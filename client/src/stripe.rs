@@ -11,6 +11,7 @@ use xdp_agg_mesh::MAX_DEADLINE;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::fork::Origin;
 use crate::machine::Config;
 use crate::roll::Roll;
 use crate::session::{self, Dial};
@@ -25,6 +26,7 @@ const ROUTE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Stripe {
     pub(crate) shared: Arc<Shared>,
+    origin: Origin,
     /// This worker's rank in the job.
     rank: u16,
     progress: Mutex<Option<JoinHandle<()>>>,
@@ -112,7 +114,17 @@ impl Stripe {
             .name("xdp-agg progress".into())
             .spawn(move || progress.progress())
             .map_err(Error::io("starting the progress thread"))?;
-        Ok(Self { shared, rank: place.host, progress: Mutex::new(Some(progress)) })
+        Ok(Self {
+            shared,
+            origin: Origin::here(),
+            rank: place.host,
+            progress: Mutex::new(Some(progress)),
+        })
+    }
+
+    /// This process is a copy of the one whose stripe it is: it must not touch the engine.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.origin.is_elsewhere()
     }
 
     /// Leaves the job, and waits for the thread if it can end at once.

@@ -23,23 +23,23 @@ use crate::sys::Watch;
 /// take longer than waking threads, and are better shared.
 pub(crate) const LONGEST: usize = 64 << 10;
 
-/// Waits for a call at all aggregators and drives all calls meanwhile; the finished parts, or the
-/// error of the first stripe that has one.
-pub(crate) fn finish(
+/// Waits for a call at all aggregators, at most until then, and drives all calls meanwhile; what
+/// ends comes into `calls`. True: all parts have.
+pub(crate) fn drive(
     stripes: &[Stripe],
     sequence: u64,
-    deadline: Duration,
-) -> Result<Vec<Call>, Error> {
-    let start = Instant::now();
-    let mut all = Together::enter(stripes);
+    calls: &mut [Option<Call>],
+    until: Instant,
+) -> Result<bool, Error> {
+    let mut all = Together::enter(stripes, calls);
     while !all.collect(sequence)? {
-        let left = deadline.saturating_sub(start.elapsed());
+        let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(all.give_up(sequence, deadline));
+            return Ok(false);
         }
         all.step(left.min(NAP));
     }
-    Ok(std::mem::take(&mut all.calls).into_iter().flatten().collect())
+    Ok(true)
 }
 
 /// A thread in the foreground of all stripes.
@@ -48,18 +48,17 @@ struct Together<'a> {
     /// All of them, in the order of the stripes, or none.
     engines: Vec<MutexGuard<'a, Engine>>,
     /// What has ended.
-    calls: Vec<Option<Call>>,
+    calls: &'a mut [Option<Call>],
     watch: Watch,
 }
 
 impl<'a> Together<'a> {
-    fn enter(stripes: &'a [Stripe]) -> Self {
+    fn enter(stripes: &'a [Stripe], calls: &'a mut [Option<Call>]) -> Self {
         for stripe in stripes {
             stripe.shared.enter();
         }
         let mut engines = Vec::with_capacity(stripes.len());
         engines.extend(stripes.iter().map(|stripe| stripe.shared.lock()));
-        let calls = stripes.iter().map(|_| None).collect();
         Self { stripes, engines, calls, watch: Watch::default() }
     }
 
@@ -144,15 +143,6 @@ impl<'a> Together<'a> {
             let shared = &stripe.shared;
             self.engines.push(if index == 0 { shared.lock_again() } else { shared.lock() });
         }
-    }
-
-    /// The time is over: the first stripe that has not ended says for whom it waits.
-    fn give_up(&mut self, sequence: u64, deadline: Duration) -> Error {
-        let late = self.calls.iter().position(Option::is_none).unwrap_or(0);
-        let engine = self.engines.swap_remove(late);
-        self.engines.clear();
-        let (_, error) = self.stripes[late].shared.give_up(engine, sequence, deadline);
-        error
     }
 }
 

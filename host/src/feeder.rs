@@ -1,5 +1,6 @@
 //! The side of the vector's owner: peaks and data in, results out.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +62,23 @@ impl Feeder {
         data: &mut [u8],
         scan: &mut dyn FnMut(&[u8]) -> f64,
     ) -> Result<Progress, Error> {
+        self.poll_choosing(data, scan, &mut |_, _| true)
+    }
+
+    /// As [`Self::poll`], but of the results only those blocks are gathered that `wanted` says true
+    /// of, by their bytes' range in the vector and these bytes; the others' input stays.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    ///
+    /// # Panics
+    /// As [`Self::poll`].
+    pub fn poll_choosing(
+        &mut self,
+        data: &mut [u8],
+        scan: &mut dyn FnMut(&[u8]) -> f64,
+        wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool,
+    ) -> Result<Progress, Error> {
         let vector = self.call.bytes(0..self.call.geometry.len());
         assert_eq!(data.len(), vector.len(), "the bytes of the vector");
         if self.done() {
@@ -73,7 +91,7 @@ impl Feeder {
         };
         match piece {
             Piece::Key => drop(self.exchange.scanned()),
-            Piece::Gather => self.gather(data),
+            Piece::Gather => self.gather(data, wanted),
             Piece::Scan => self.scan(data, scan),
             Piece::Stage => self.stage(data),
         }
@@ -172,7 +190,8 @@ impl Feeder {
     }
 
     /// Reads the owners' results, each process in another order (paper 5, Algorithm 1, line 8).
-    fn gather(&mut self, data: &mut [u8]) {
+    fn gather(&mut self, data: &mut [u8], wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool) {
+        let block = self.call.bytes(0..self.call.geometry.block()).len();
         let (chunk, core) = (self.gathered, self.call.core());
         let start = self.call.bytes(self.call.geometry.chunk_range(chunk)).start;
         for i in 0..core.size {
@@ -180,7 +199,13 @@ impl Feeder {
             let to = self.call.bytes(self.call.geometry.slice_range(owner, chunk));
             let from = self.call.results(chunk) + to.start - start;
             let from = call_bytes::results(core, from, to.len());
-            data[to].copy_from_slice(from);
+            for (index, result) in from.chunks(block).enumerate() {
+                let start = to.start + index * block;
+                let place = start..start + result.len();
+                if wanted(place.clone(), result) {
+                    data[place].copy_from_slice(result);
+                }
+            }
         }
         self.gathered += 1;
     }

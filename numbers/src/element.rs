@@ -111,6 +111,12 @@ pub trait Element:
             elements.fill(nan);
         }
     }
+
+    /// It is a NaN.
+    #[expect(clippy::eq_op, reason = "nothing else is unlike itself")]
+    fn is_nan(&self) -> bool {
+        self != self
+    }
 }
 
 macro_rules! element {

@@ -4,6 +4,7 @@
 //! * [`Format`]: what travels in a job's call: element type, operation, scaling, lane width. It
 //!   encodes blocks (fused with the sum over the processes of a host) and decodes results.
 //! * [`Element`]: f32, f16, bf16, f64, i32, i64.
+//! * [`exact`]: sums of floats that are rounded once, at their end.
 //! * [`encode_keys`], [`decode_keys`]: the exponents that are agreed ahead of the data.
 //! * [`simd`]: which instructions are used. All of them give the same bits.
 //!
@@ -13,6 +14,7 @@
 mod bound;
 mod convert;
 mod element;
+pub mod exact;
 mod format;
 mod kernels;
 mod keys;

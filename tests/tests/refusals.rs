@@ -263,6 +263,32 @@ fn without_privileges_the_error_names_them() {
     warning.expect("the fallback is not silent");
 }
 
+/// The kernel program needs three capabilities, and no root. The one that is missing is named.
+#[test]
+fn three_capabilities_are_enough_and_each_is_needed() {
+    need_root!();
+    let lab = Lab::start(network(1, "ports"), "userspace");
+    let serve = |bounds: &str| {
+        let mut command = lab.topology.aggregator().command("setpriv");
+        command.args([&format!("--bounding-set={bounds}"), "--inh-caps=-all", "--no-new-privs"]);
+        command.arg(program("xdp-agg").expect("the tests' programs are built"));
+        command.args(["serve", "--control", "10.88.0.254:9999", "--data-port", "9998"]);
+        command.args(["--engine", "xdp", "--interface", "p0"]);
+        Process::spawn("serve", command).expect("starts")
+    };
+    for lacking in ["perfmon", "bpf", "net_admin"] {
+        let others = ["perfmon", "bpf", "net_admin"].into_iter().filter(|cap| *cap != lacking);
+        let bounds = others.fold("-all".to_owned(), |all, cap| format!("{all},+{cap}"));
+        let end = serve(&bounds).wait(LIMIT).expect("ends");
+        assert!(!end.status.success(), "{bounds}: {}", end.stdout);
+        let name = format!("CAP_{}", lacking.to_uppercase());
+        assert!(end.stderr.contains(&name), "{bounds}: {}", end.stderr);
+    }
+    let all = serve("-all,+perfmon,+bpf,+net_admin");
+    let ready = all.wait_line("readiness", LIMIT, |line| line.starts_with("ready "));
+    assert!(ready.expect("it starts").contains("xdp"));
+}
+
 /// Nobody listens: an error after the patience that was asked for, not a hang.
 #[test]
 fn no_daemon_is_an_error() {

@@ -12,11 +12,11 @@ const WORD: usize = size_of::<i64>();
 
 /// Bytes in words: each part begins with a word of its own, so that no word has two owners.
 #[derive(Debug, Default)]
-pub(super) struct Words(Vec<i64>);
+pub(crate) struct Words(Vec<i64>);
 
 impl Words {
     /// Writes this rank's parts of `bytes`, and nothing for the others'.
-    pub(super) fn fill(&mut self, bytes: &[u8], parts: &[(u16, Range<usize>)], rank: u16) {
+    pub(crate) fn fill(&mut self, bytes: &[u8], parts: &[(u16, Range<usize>)], rank: u16) {
         self.0.clear();
         for (owner, part) in parts {
             let words = part.len().div_ceil(WORD);
@@ -35,7 +35,7 @@ impl Words {
     }
 
     /// Writes the others' parts into `bytes`.
-    pub(super) fn take(&self, bytes: &mut [u8], parts: &[(u16, Range<usize>)], rank: u16) {
+    pub(crate) fn take(&self, bytes: &mut [u8], parts: &[(u16, Range<usize>)], rank: u16) {
         let mut words = &self.0[..];
         for (owner, part) in parts {
             let (own, others) = words.split_at(part.len().div_ceil(WORD));
@@ -50,8 +50,18 @@ impl Words {
         }
     }
 
-    pub(super) fn as_mut_slice(&mut self) -> &mut [i64] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [i64] {
         &mut self.0
+    }
+
+    pub(crate) fn into_inner(self) -> Vec<i64> {
+        self.0
+    }
+}
+
+impl From<Vec<i64>> for Words {
+    fn from(words: Vec<i64>) -> Self {
+        Self(words)
     }
 }
 

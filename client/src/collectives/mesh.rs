@@ -57,6 +57,11 @@ impl Side {
         })
     }
 
+    /// What must outlive a copy of the communicator in another process.
+    pub(crate) fn keep(&self) -> impl Sized + use<> {
+        Arc::clone(&self.queue)
+    }
+
     /// The communicator is going.
     pub(crate) fn close(&self) {
         self.queue.close();
@@ -71,6 +76,9 @@ impl Communicator {
         what: &Arc<str>,
         call: impl FnOnce(&mut Mesh) -> Done,
     ) -> Result<(), Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
         let mut beginning = self.side.queue.begin();
         if choice.checked {
             self.agree(what)?;
@@ -88,6 +96,9 @@ impl Communicator {
         mut data: Vec<T>,
         call: impl FnOnce(&mut Mesh, &mut [T]) -> Done + Send + 'static,
     ) -> Result<Handle<T>, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
         let mut beginning = self.side.queue.begin();
         let sequence = self.next_sequence();
         let agreement = match (choice.checked, beginning.is_open()) {

@@ -27,7 +27,7 @@ use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::Handle;
-use bytes::Words;
+pub(crate) use bytes::Words;
 use mesh::reducible;
 pub(crate) use mesh::{Side, hierarchical_all_reduce};
 
@@ -240,7 +240,7 @@ impl Communicator {
         self.side.tuning.choose(kind, self.world_size(), bytes as u64)
     }
 
-    fn check_root(&self, root: u16) -> Result<(), Error> {
+    pub(crate) fn check_root(&self, root: u16) -> Result<(), Error> {
         if root < self.world_size() {
             return Ok(());
         }
@@ -298,7 +298,7 @@ impl Communicator {
     }
 
     /// Zeros of who is lost are not its data.
-    fn refuse_lost(
+    pub(crate) fn refuse_lost(
         &self,
         what: &'static str,
         report: &Report,

@@ -113,11 +113,6 @@ fn capabilities(effective: Option<u64>) -> Check {
                 \"$(command -v xdp-agg)\", or use --engine userspace";
     match lacking[..] {
         [] => Check::ok(SUBJECT, "CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are there"),
-        ["CAP_PERFMON"] => Check::warn(
-            SUBJECT,
-            "CAP_PERFMON is missing: some kernels' verifiers are stricter without it",
-        )
-        .mend(mend),
         _ => {
             Check::fail(SUBJECT, format!("missing to load and attach XDP: {}", lacking.join(", ")))
                 .mend(mend)
@@ -222,7 +217,8 @@ mod tests {
         let all = 1 << CAP_BPF | 1 << CAP_NET_ADMIN | 1 << CAP_PERFMON;
         assert_eq!(capabilities(Some(all)).status, Status::Ok);
         assert_eq!(capabilities(Some(1 << CAP_SYS_ADMIN | 1 << CAP_NET_ADMIN)).status, Status::Ok);
-        assert_eq!(capabilities(Some(all & !(1 << CAP_PERFMON))).status, Status::Warn);
+        let strict = capabilities(Some(all & !(1 << CAP_PERFMON)));
+        assert!(strict.status == Status::Fail && strict.finding.ends_with("CAP_PERFMON"));
         let none = capabilities(Some(0));
         assert_eq!(none.status, Status::Fail);
         assert!(none.finding.ends_with("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"), "{none:?}");

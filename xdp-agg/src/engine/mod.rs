@@ -196,8 +196,8 @@ pub enum EngineError {
     NoInterface(String),
     /// The process may not load or attach XDP programs.
     #[error(
-        "not permitted to load XDP programs ({0}); run as root, or give the program CAP_BPF and \
-         CAP_NET_ADMIN, or use --engine userspace"
+        "not permitted to load XDP programs ({0}); run as root, or give the program CAP_BPF, \
+         CAP_NET_ADMIN and CAP_PERFMON, or use --engine userspace"
     )]
     NotPermitted(String),
     /// The kernel lacks something.

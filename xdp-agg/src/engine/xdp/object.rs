@@ -269,7 +269,25 @@ pub(super) fn load_error(error: EbpfError) -> EngineError {
             _ => cause = at.source(),
         }
     }
+    if refused_without_perfmon(&error) {
+        return EngineError::NotPermitted(
+            "the kernel's verifier refuses arithmetic with pointers to who lacks CAP_PERFMON"
+                .into(),
+        );
+    }
     other("loading the kernel program", error)
+}
+
+/// What the verifier permits only where speculative execution is no concern: to CAP_PERFMON.
+fn refused_without_perfmon(error: &EbpfError) -> bool {
+    let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
+        return false;
+    };
+    names_pointers(&verifier_log.to_string())
+}
+
+fn names_pointers(verifier_log: &str) -> bool {
+    verifier_log.contains("prohibited")
 }
 
 /// The verifier says `EACCES` too; then there is a log.

@@ -1,0 +1,220 @@
+//! How a call begins: cut into a part for each aggregator, in this process's memory or in that of
+//! the host's processes.
+
+use std::sync::Arc;
+
+use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Key, Shape};
+use xdp_agg_numbers::{Element, Format, LaneWidth};
+
+use crate::blocks::{Blocks, Local, Purpose, Share};
+use crate::buffer::Buffer;
+use crate::call::Call;
+use crate::collective::Op;
+use crate::communicator::Communicator;
+use crate::digest::digest;
+use crate::error::Error;
+use crate::grouped::{self, Feed, Grouped};
+use crate::handle::{Begun, Patience, globally};
+use crate::together;
+
+impl Communicator {
+    /// Begins a call on memory that a caller lends.
+    ///
+    /// # Safety
+    /// The memory must be valid, and nobody else's, until what is returned has been waited for or
+    /// dropped.
+    #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
+    pub(crate) unsafe fn begin_lent<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<Begun, Error> {
+        // SAFETY: as the caller promises; and a call that could not be started everywhere `begin`
+        // has taken out of where it was.
+        self.begin_in(unsafe { Buffer::lend(data) }, op, purpose)
+    }
+
+    /// Begins a call on its own memory; [`vector_of`](crate::handle::vector_of) gives it back.
+    pub(crate) fn begin_owned<T: Element>(
+        &self,
+        data: Vec<T>,
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<Begun, Error> {
+        self.begin_in(Buffer::owned(data), op, purpose)
+    }
+
+    fn begin_in<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<Begun, Error> {
+        let short = self.is_short(&buffer);
+        let sequence = self.begin(buffer, op, purpose)?;
+        if !short {
+            self.nudge(1);
+        }
+        Ok(Begun::new(self.stripes(), (sequence, short)))
+    }
+
+    /// Waits for a call, and drives all calls meanwhile.
+    pub(crate) fn wait(
+        &self,
+        begun: Begun,
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<Call>, Error> {
+        begun.wait(patience).map_err(|error| globally(error, &self.place))
+    }
+
+    /// Wakes the progress threads, from this stripe's on: nobody drives these yet.
+    pub(crate) fn nudge(&self, first: usize) {
+        for stripe in &self.stripes[first..] {
+            stripe.shared.nudge.ring();
+        }
+    }
+
+    /// Who waits for such a call drives all stripes itself.
+    pub(crate) fn is_short<T: Element>(&self, buffer: &Buffer<T>) -> bool {
+        self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= together::LONGEST
+    }
+
+    /// One flow carries all blocks, as it likes to cut them.
+    pub(crate) fn is_single(&self) -> bool {
+        self.stripes.len() == 1 && self.group.is_none()
+    }
+
+    /// Starts a call at all aggregators; its number.
+    pub(crate) fn begin<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<u64, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        let format =
+            Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
+        if self.is_single() {
+            return self.first().start(Box::new(Local::new(buffer, format).with_purpose(purpose)));
+        }
+        if self.group.is_none() {
+            format.check(buffer.slice(0..buffer.len()), 1).map_err(|error| {
+                let error = Error::from(error);
+                self.fail(&error);
+                error
+            })?;
+        }
+        let _order = self.starting.lock();
+        let sequence = self.agreed_sequence()?;
+        let parts = match &self.group {
+            None => self.parts(buffer, format, purpose),
+            Some(group) => self.grouped_parts(group, buffer, format, (sequence, purpose))?,
+        };
+        for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
+            if let Err(error) = stripe.shared.start(part) {
+                self.fail(&error);
+                // The caller's memory is the caller's again.
+                for started in &self.stripes[..index] {
+                    started.shared.lock().machine.remove(sequence);
+                }
+                return Err(globally(error, &self.place));
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// The configured width, where this type has a choice.
+    fn lanes_of<T: Element>(&self, op: Op) -> Option<LaneWidth> {
+        let chooses = T::TYPE.is_float() && op.adds() && size_of::<T>() < 8;
+        self.lanes.filter(|_| chooses)
+    }
+
+    /// The next call's number. All aggregators count alike, unless this worker has come to a
+    /// running job between two calls' beginnings.
+    fn agreed_sequence(&self) -> Result<u64, Error> {
+        let mut all =
+            self.stripes.iter().map(|stripe| stripe.shared.lock().machine.next_sequence());
+        let first = all.next().unwrap_or_default();
+        if all.all(|next| next == first) {
+            return Ok(first);
+        }
+        let error = Error::Protocol(
+            "the aggregators are at different calls: a worker cannot join a running job over \
+             several aggregators while calls begin; connect again"
+                .into(),
+        );
+        self.fail(&error);
+        Err(error)
+    }
+
+    /// A vector in this process's own memory, in a part for each aggregator.
+    fn parts<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        format: Format,
+        purpose: &Purpose,
+    ) -> Vec<Box<dyn Blocks>> {
+        let shares = shares(self.stripes.len());
+        let mut parts: Vec<Box<dyn Blocks>> = Vec::with_capacity(shares.len());
+        for share in &shares[1..] {
+            #[expect(unsafe_code, reason = "parts of one vector")]
+            // SAFETY: the shares of a vector are disjoint, and a part reads and writes the blocks
+            // of its own share alone.
+            let memory = unsafe { buffer.share() };
+            let part = Local::part(memory, format, *share, self.chunks);
+            parts.push(Box::new(part.with_purpose(purpose)));
+        }
+        let first = Local::part(buffer, format, shares[0], self.chunks);
+        parts.insert(0, Box::new(first.with_purpose(purpose)));
+        parts
+    }
+
+    /// A vector of the processes of this host, in a part for each aggregator.
+    fn grouped_parts<T: Element>(
+        &self,
+        group: &Arc<Group>,
+        buffer: Buffer<T>,
+        format: Format,
+        (sequence, purpose): (u64, &Purpose),
+    ) -> Result<Vec<Box<dyn Blocks>>, Error> {
+        let block = usize::from(self.chunks) * format.lanes_per_chunk();
+        let place = grouped::Place {
+            local_rank: group.local_rank(),
+            local_size: group.local_size(),
+            chunks: self.chunks,
+            slice_blocks: group.slice_blocks(block * size_of::<T>()),
+        };
+        let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
+        let what = purpose.what().unwrap_or_else(|| format.op().name());
+        let description = format!("call {sequence}: {what} of {} {}", buffer.len(), T::TYPE);
+        let shape = Shape {
+            sequence,
+            len: buffer.len(),
+            element_size: size_of::<T>(),
+            digest: digest(format!("{description}, {}", crate::call::numbers(&format)).bytes()),
+            description,
+            key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
+        };
+        let begun: Result<(Feeder, Arc<Exchange>), _> = group.begin(&shape, geometry);
+        let (feeder, exchange) = begun.map_err(|error| {
+            let error = Error::Host(error);
+            self.fail(&error);
+            error
+        })?;
+        let mut feed = Some(Feed { feeder: Some(feeder), buffer });
+        let parts = shares(self.stripes.len()).into_iter().map(|share| {
+            let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
+            Box::new(part.with_purpose(purpose)) as Box<dyn Blocks>
+        });
+        Ok(parts.collect())
+    }
+}
+
+/// Parts of a vector, one an aggregator.
+fn shares(count: usize) -> Vec<Share> {
+    let of = count as u64;
+    (0..of).map(|index| Share { index, of }).collect()
+}

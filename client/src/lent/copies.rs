@@ -1,0 +1,70 @@
+//! Broadcast, all-gather and barrier: bytes through the aggregators, bit for bit.
+#![expect(unsafe_code, reason = "steps of calls on lent memory")]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use xdp_agg_numbers::Op;
+
+use super::caller::{Inner, Rest};
+use super::{Memory, Outcome};
+use crate::blocks::Purpose;
+use crate::call::Report;
+use crate::collectives::Words;
+use crate::error::Error;
+use crate::handle::vector_of;
+
+/// Begins a broadcast.
+pub(super) fn broadcast(inner: &Inner, memory: Memory, root: u16) -> Result<Rest, Error> {
+    let what = format!("broadcast of {} {} of rank {root}", memory.len(), memory.data_type());
+    copy(inner, memory, ("broadcast", what), vec![(root, 0..memory.bytes())])
+}
+
+/// Begins an all-gather.
+pub(super) fn all_gather(inner: &Inner, memory: Memory) -> Result<Rest, Error> {
+    let what = format!("all-gather of {} {}", memory.len(), memory.data_type());
+    let (size, communicator) = (memory.data_type().size(), &inner.communicator);
+    let part = |rank| communicator.part(rank, memory.len());
+    let parts = (0..communicator.world_size())
+        .map(|rank| (rank, part(rank).start * size..part(rank).end * size))
+        .collect();
+    copy(inner, memory, ("all-gather", what), parts)
+}
+
+fn copy(
+    inner: &Inner,
+    memory: Memory,
+    (name, what): (&'static str, String),
+    parts: Vec<(u16, Range<usize>)>,
+) -> Result<Rest, Error> {
+    let communicator = &inner.communicator;
+    let mut words = Words::default();
+    // SAFETY: the memory is this call's; the slice ends with the statement.
+    words.fill(unsafe { memory.as_bytes() }, &parts, communicator.rank());
+    let root = match &parts[..] {
+        [(root, _)] => Some(root / communicator.local_size()),
+        _ => None,
+    };
+    let purpose = Purpose::of(&Arc::from(what)).with_root(root);
+    let begun = communicator.begin_owned(words.into_inner(), Op::Max, &purpose)?;
+    Ok(Box::new(move |inner, patience| {
+        let communicator = &inner.communicator;
+        let calls = communicator.wait(begun, patience)?;
+        let report = Report::of_parts(&calls);
+        communicator.refuse_lost(name, &report, &parts)?;
+        let words = Words::from(vector_of::<i64>(calls));
+        // SAFETY: as above.
+        words.take(unsafe { memory.as_bytes() }, &parts, communicator.rank());
+        Ok(Outcome { report, ..Outcome::default() })
+    }))
+}
+
+/// Begins a barrier.
+pub(super) fn barrier(inner: &Inner) -> Result<Rest, Error> {
+    let purpose = Purpose::of(&Arc::from("barrier"));
+    let begun = inner.communicator.begin_owned(vec![1_i32], Op::Max, &purpose)?;
+    Ok(Box::new(move |inner, patience| {
+        let calls = inner.communicator.wait(begun, patience)?;
+        Ok(Outcome { report: Report::of_parts(&calls), ..Outcome::default() })
+    }))
+}

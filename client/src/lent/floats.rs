@@ -1,0 +1,275 @@
+//! Sums, minima and maxima of floats.
+#![expect(unsafe_code, reason = "steps of calls on lent memory")]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
+use xdp_agg_numbers::{Element, Op};
+
+use super::caller::{Inner, Rest, Sum};
+use super::{Memory, Outcome, Precision};
+use crate::blocks::Purpose;
+use crate::call::Report;
+use crate::communicator::Communicator;
+use crate::error::Error;
+use crate::handle::{Begun, Patience, vector_of};
+
+/// Lanes of a vector that is sent with room for its type's whole range, without asking what range
+/// it needs: about three packets, which take less time than a second round trip.
+const AT_ONCE: usize = 1024;
+/// Lanes that are sent at once at most, about: 4 MiB.
+const PIECE: usize = 1 << 20;
+/// Pieces under way at once.
+const PIECES: usize = 3;
+
+/// Begins a sum of floats.
+pub(super) fn begin<T: Element>(
+    inner: &Inner,
+    memory: Memory,
+    sum: &Sum,
+    precision: Precision,
+    patience: &mut Patience<'_>,
+) -> Result<Rest, Error> {
+    match precision {
+        Precision::Exact => begin_exact::<T>(inner, memory, sum, patience),
+        Precision::Gradient => begin_gradient::<T>(inner, memory, sum),
+    }
+}
+
+fn begin_exact<T: Element>(
+    inner: &Inner,
+    memory: Memory,
+    sum: &Sum,
+    patience: &mut Patience<'_>,
+) -> Result<Rest, Error> {
+    let communicator = &inner.communicator;
+    // SAFETY: the memory is this call's, and T what it holds; the slice ends with this function.
+    let data = unsafe { memory.elements::<T>() };
+    let mut rounds = Rounds::new(inner.digits, communicator, sum);
+    rounds.begin(communicator, data, patience)?;
+    Ok(Box::new(move |inner, patience| {
+        // SAFETY: as above; nothing else has the memory meanwhile.
+        let data = unsafe { memory.elements::<T>() };
+        rounds.finish(&inner.communicator, data, patience)?;
+        let precision = Some(Precision::Exact);
+        Ok(Outcome { report: rounds.report.unwrap_or_default(), precision, redone: 0 })
+    }))
+}
+
+fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Result<Rest, Error> {
+    let op = if sum.average { Op::Average } else { Op::Sum };
+    let purpose = sum.purpose();
+    let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
+    // SAFETY: the memory is this call's, and T what it holds; the call is in the engines until it
+    // has been waited for, or `begun` is dropped.
+    let begun = unsafe { inner.communicator.begin_lent(memory.elements::<T>(), op, &purpose) }?;
+    let sum = sum.clone();
+    Ok(Box::new(move |inner, patience| {
+        let calls = inner.communicator.wait(begun, patience)?;
+        let report = Report::of_parts(&calls);
+        let mut left_out: Vec<Range<usize>> = Vec::new();
+        for call in calls {
+            left_out.extend_from_slice(call.into_blocks().left_out());
+        }
+        // Every rank has the same ones, in the order in which they came to it.
+        left_out.sort_unstable_by_key(|range| range.start);
+        let redone = if left_out.is_empty() {
+            0
+        } else {
+            // SAFETY: as above; the call itself is over.
+            let data = unsafe { memory.elements::<T>() };
+            again(inner, data, &left_out, &sum, patience)?
+        };
+        Ok(Outcome { report, precision: Some(Precision::Gradient), redone })
+    }))
+}
+
+/// Sums these elements again, exactly, in a job of its own: infinities and NaNs stay with their
+/// element, and the others get their sum. How many there were.
+fn again<T: Element>(
+    inner: &Inner,
+    data: &mut [T],
+    left_out: &[Range<usize>],
+    sum: &Sum,
+    patience: &mut Patience<'_>,
+) -> Result<u64, Error> {
+    let communicator = inner.side(sum.turn, patience)?;
+    let mut all: Vec<T> =
+        left_out.iter().flat_map(|range| data[range.clone()].iter().copied()).collect();
+    let mut rounds = Rounds::new(inner.digits, &communicator, sum);
+    rounds.begin(&communicator, &mut all, patience)?;
+    rounds.finish(&communicator, &mut all, patience)?;
+    let mut summed = &all[..];
+    for range in left_out {
+        let (own, rest) = summed.split_at(range.len());
+        data[range.clone()].copy_from_slice(own);
+        summed = rest;
+    }
+    Ok(all.len() as u64)
+}
+
+/// An exact sum under way: the workers agree on spans, then sum digits, in pieces.
+struct Rounds {
+    digits: Digits,
+    what: String,
+    divisor: u32,
+    spans: Vec<Span>,
+    flying: VecDeque<Piece>,
+    report: Option<Report>,
+}
+
+/// Some groups of the vector, on their way.
+struct Piece {
+    groups: Range<usize>,
+    begun: Begun,
+}
+
+impl Rounds {
+    fn new(digits: Digits, communicator: &Communicator, sum: &Sum) -> Self {
+        let divisor = if sum.average { communicator.world_size().into() } else { 1 };
+        let (spans, flying) = (Vec::new(), VecDeque::new());
+        let what = format!("exact {}", sum.name());
+        Self { digits, what, divisor, spans, flying, report: None }
+    }
+
+    /// Begins all that the call is made of.
+    fn begin<T: Element>(
+        &mut self,
+        communicator: &Communicator,
+        data: &mut [T],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Error> {
+        self.what = format!("{} of {} {}", self.what, data.len(), T::TYPE);
+        let whole = Span::whole::<T>();
+        self.spans = if self.digits.rows(whole) * data.len() <= AT_ONCE {
+            data.chunks(GROUP).map(|_| whole).collect()
+        } else {
+            self.agree(communicator, data, patience)?
+        };
+        let mut first = 0;
+        while first < self.spans.len() {
+            if self.flying.len() == PIECES {
+                self.land(communicator, data, patience)?;
+            }
+            let last = self.piece_from(first);
+            let begun = communicator.begin_owned(
+                self.encode(first..last, data),
+                Op::Sum,
+                &Purpose::of(&Arc::from(format!("{}: digits", self.what))),
+            )?;
+            self.flying.push_back(Piece { groups: first..last, begun });
+            first = last;
+        }
+        Ok(())
+    }
+
+    /// The spans that all workers together need.
+    fn agree<T: Element>(
+        &self,
+        communicator: &Communicator,
+        data: &[T],
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<Span>, Error> {
+        let keys: Vec<i32> = data.chunks(GROUP).flat_map(|group| survey(group).keys()).collect();
+        let purpose = Purpose::of(&Arc::from(format!("{}: spans", self.what)));
+        let begun = communicator.begin_owned(keys, Op::Max, &purpose)?;
+        let keys: Vec<i32> = vector_of(communicator.wait(begun, patience)?);
+        Ok(keys.as_chunks::<KEYS>().0.iter().map(|keys| Span::from_keys(*keys)).collect())
+    }
+
+    /// One past the last group of a piece.
+    fn piece_from(&self, first: usize) -> usize {
+        let mut lanes = 0;
+        let groups = self.spans[first..].iter().take_while(|span| {
+            let fits = lanes < PIECE;
+            lanes += self.digits.rows(**span) * GROUP;
+            fits
+        });
+        first + groups.count()
+    }
+
+    fn encode<T: Element>(&self, groups: Range<usize>, data: &[T]) -> Vec<i32> {
+        let pieces =
+            || self.spans[groups.clone()].iter().zip(data.chunks(GROUP).skip(groups.start));
+        let rows_of = |span: &Span, group: &[T]| self.digits.rows(*span) * group.len();
+        let mut rows = vec![0; pieces().map(|(span, group)| rows_of(span, group)).sum()];
+        let mut rest = &mut rows[..];
+        for (span, group) in pieces() {
+            let (own, others) = rest.split_at_mut(rows_of(span, group));
+            self.digits.encode(*span, group, own);
+            rest = others;
+        }
+        rows
+    }
+
+    /// Waits for the oldest piece and puts its sums into the vector.
+    fn land<T: Element>(
+        &mut self,
+        communicator: &Communicator,
+        data: &mut [T],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Error> {
+        let Some(Piece { groups, begun }) = self.flying.pop_front() else { return Ok(()) };
+        let calls = communicator.wait(begun, patience)?;
+        let report = Report::of_parts(&calls);
+        self.report = Some(self.report.map_or(report, |before| before.joined(report)));
+        let rows: Vec<i32> = vector_of(calls);
+        let mut rest = &rows[..];
+        let pieces = data.chunks_mut(GROUP).skip(groups.start);
+        for (span, group) in self.spans[groups].iter().zip(pieces) {
+            let (own, others) = rest.split_at(self.digits.rows(*span) * group.len());
+            self.digits.decode(*span, own, self.divisor, group);
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn finish<T: Element>(
+        &mut self,
+        communicator: &Communicator,
+        data: &mut [T],
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Error> {
+        while !self.flying.is_empty() {
+            self.land(communicator, data, patience)?;
+        }
+        Ok(())
+    }
+}
+
+/// Floats as integers of the same width and order. A NaN is beyond the end that a reduction looks
+/// for, and comes back as one.
+pub(super) mod keys {
+    /// The integer of a binary32; `top`: NaNs are the largest, else the smallest.
+    pub(in super::super) const fn of_f32(bits: u32, top: bool) -> i32 {
+        let nan = bits & 0x7fff_ffff > 0x7f80_0000;
+        let bits = if !nan {
+            bits
+        } else if top {
+            0x7fc0_0000
+        } else {
+            0xffc0_0000
+        } as i32;
+        bits ^ ((bits >> 31) & i32::MAX)
+    }
+
+    /// The binary32 of an integer: the map is its own inverse.
+    pub(in super::super) const fn to_f32(key: i32) -> u32 {
+        (key ^ ((key >> 31) & i32::MAX)) as u32
+    }
+
+    /// As [`of_f32`], of a binary64.
+    pub(in super::super) const fn of_f64(bits: u64, top: bool) -> i64 {
+        let nan = bits & i64::MAX as u64 > 0x7ff0_0000_0000_0000;
+        let quiet = if top { 0x7ff8_0000_0000_0000 } else { 0xfff8_0000_0000_0000 };
+        let bits = if nan { quiet } else { bits } as i64;
+        bits ^ ((bits >> 63) & i64::MAX)
+    }
+
+    /// As [`to_f32`].
+    pub(in super::super) const fn to_f64(key: i64) -> u64 {
+        (key ^ ((key >> 63) & i64::MAX)) as u64
+    }
+}
