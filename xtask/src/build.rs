@@ -1,5 +1,7 @@
 //! `cargo xtask build`: the programs, and nothing else of the workspace.
 
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::setup;
@@ -7,6 +9,10 @@ use crate::shell::{cargo, run, step};
 
 /// Packages whose programs demo, tests and benchmarks start.
 const PACKAGES: [&str; 3] = ["xdp-agg-cli", "xdp-agg-demo", "xdp-agg-tests"];
+/// The extension module of the Python package.
+const EXTENSION: &str = "xdp-agg-python";
+/// The library for C, which `cargo test` does not build.
+const C_LIBRARY: &str = "xdp-agg-c";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -23,14 +29,40 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 /// Builds the programs of one profile.
 pub(crate) fn programs(release: bool) -> Result<()> {
     step("building xdp-agg, xdp-agg-demo and xdp-agg-lab", || {
-        let mut command = cargo();
-        command.args(["build", "--bins"]);
-        for package in PACKAGES {
-            command.args(["--package", package]);
-        }
+        let mut command = cargo_build();
         if release {
             command.arg("--release");
         }
         run(&mut command)
     })
+}
+
+/// Builds the programs for tests, and the libraries for Python and C with them: see
+/// [`with_extension`].
+pub(crate) fn for_tests() -> Result<()> {
+    step("building the programs, and the libraries for Python and C", || {
+        run(cargo_build().args(["--lib", "--package", EXTENSION, "--package", C_LIBRARY]))
+    })
+}
+
+/// Builds the programs and the extension module for Python together: each set of packages wants
+/// other features of the crates that they share, and alone it would have all these built anew.
+pub(crate) fn with_extension(release: bool) -> Result<()> {
+    step("building the programs, and the extension module for Python", || {
+        let mut command = cargo_build();
+        command.args(["--lib", "--package", EXTENSION]);
+        if release {
+            command.arg("--release");
+        }
+        run(&mut command)
+    })
+}
+
+fn cargo_build() -> Command {
+    let mut command = cargo();
+    command.args(["build", "--bins"]);
+    for package in PACKAGES {
+        command.args(["--package", package]);
+    }
+    command
 }

@@ -6,17 +6,18 @@ use anyhow::{Result, bail};
 
 use crate::shell::{cargo, root, run, say, step};
 use crate::toolchain::Toolchain;
-use crate::{build_ebpf, disasm, setup, tidy};
+use crate::{build_ebpf, disasm, python, setup, tidy};
 
 type Check = fn() -> Result<()>;
 
 pub(crate) fn main() -> Result<()> {
     setup::ensure_base()?;
-    let checks: [(&str, Check); 5] = [
+    let checks: [(&str, Check); 6] = [
         ("tidy", tidy::main),
         ("rustfmt", rustfmt),
         ("clippy", clippy),
         ("documentation", documentation),
+        ("Python: types and style", python::check),
         ("kernel programs", compare_objects),
     ];
     // All of them, whatever fails: one run shows everything that is wrong.

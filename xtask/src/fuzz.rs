@@ -1,14 +1,12 @@
 //! `cargo xtask fuzz`: the fuzzer, built as the simulation is: optimised, others' crates too, which
 //! read most of its inputs, and with every check that the compiler can make while it runs.
 
-use std::env;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
 
 use crate::setup;
-use crate::shell::{cargo, root, run, step};
+use crate::shell::{cargo, run, step, target};
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
@@ -23,8 +21,6 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     step("building xdp-agg-fuzz", || {
         run(cargo().args(["build", "--package", "xdp-agg-fuzz", "--bins", "--profile", "sim"]))
     })?;
-    let target =
-        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let program = target.join("sim").join("xdp-agg-fuzz");
+    let program = target().join("sim").join("xdp-agg-fuzz");
     run(Command::new(program).args(&args.arguments))
 }

@@ -3,14 +3,12 @@
 //! takes the build of the tests, which a newcomer waits for half as long and needs anyway;
 //! benchmarks take the optimised one.
 
-use std::env;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Result;
 
-use crate::shell::{cargo, root, run};
-use crate::{build, setup};
+use crate::shell::{cargo, run, target};
+use crate::{build, python, setup};
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
@@ -21,7 +19,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn demo(args: &Args) -> Result<()> {
-    lab("demo", args, false)
+    let torch = args.arguments.iter().any(|argument| argument == "--torch");
+    lab("demo", args, (false, torch))
 }
 
 pub(crate) fn bench(args: &Args) -> Result<()> {
@@ -29,7 +28,8 @@ pub(crate) fn bench(args: &Args) -> Result<()> {
     if let Some(command @ ("figures" | "simulate")) = args.arguments.first().map(String::as_str) {
         return netsim(command, &args.arguments[1..]);
     }
-    lab("bench", args, true)
+    let torch = args.arguments.first().is_some_and(|scenario| scenario == "torch");
+    lab("bench", args, (true, torch))
 }
 
 fn netsim(command: &str, arguments: &[String]) -> Result<()> {
@@ -38,13 +38,16 @@ fn netsim(command: &str, arguments: &[String]) -> Result<()> {
     run(Command::new(target().join("release/xdp-agg-netsim")).arg(command).args(arguments))
 }
 
-fn lab(command: &str, args: &Args, release: bool) -> Result<()> {
+/// `torch`: what is run trains with PyTorch.
+fn lab(command: &str, args: &Args, (release, torch): (bool, bool)) -> Result<()> {
     setup::ensure_base()?;
-    build::programs(release)?;
     let program = target().join(if release { "release" } else { "debug" }).join("xdp-agg-lab");
-    run(Command::new(program).arg(command).args(&args.arguments))
-}
-
-fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+    let mut lab = Command::new(program);
+    if torch {
+        build::with_extension(release)?;
+        lab.env("XDP_AGG_PYTHON", python::interpreter(release)?);
+    } else {
+        build::programs(release)?;
+    }
+    run(lab.arg(command).args(&args.arguments))
 }

@@ -9,6 +9,7 @@ mod ci;
 mod disasm;
 mod fuzz;
 mod lab;
+mod python;
 mod setup;
 mod shell;
 mod sim;
@@ -43,6 +44,10 @@ enum Command {
     /// Measure: `bench links`, `latency`, `passing`, `kernel`, …; `bench links --help` for options.
     /// Simulate: `bench figures`, `bench simulate`.
     Bench(lab::Args),
+    /// Run the tests of the Python package: `cargo xtask python -k import`, `--torch 2.7.1`.
+    Python(python::Args),
+    /// Build the Python package's wheel, and check it: into target/wheels.
+    Wheel(python::WheelArgs),
     /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
     Sim(sim::Args),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
@@ -61,6 +66,8 @@ fn main() -> ExitCode {
         Command::Test(args) => test::main(&args),
         Command::Demo(args) => lab::demo(&args),
         Command::Bench(args) => lab::bench(&args),
+        Command::Python(args) => python::main(&args),
+        Command::Wheel(args) => python::wheel(&args),
         Command::Sim(args) => sim::main(&args),
         Command::Fuzz(args) => fuzz::main(&args),
         Command::Ci => ci::main(),

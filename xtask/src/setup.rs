@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::python::{self, NEWEST_TORCH};
 use crate::shell::{is_root, run, say, step, which};
 use crate::toolchain::Toolchain;
 
@@ -23,6 +24,12 @@ pub(crate) struct Args {
     /// Also OpenMPI, which `bench links` measures beside ours where it is installed.
     #[arg(long)]
     openmpi: bool,
+    /// Also what the tests of the Python package need: PyTorch without its GPU packages, pytest …
+    #[arg(long)]
+    python: bool,
+    /// The version of PyTorch for that.
+    #[arg(long, value_name = "VERSION", requires = "python", default_value = NEWEST_TORCH)]
+    torch: String,
 }
 
 /// Something that has to be installed.
@@ -42,6 +49,9 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     if args.ebpf {
         let toolchain = Toolchain::ensure()?;
         say(&format!("kernel programs are built with {}", toolchain.describe()));
+    }
+    if args.python {
+        python::setup(&args.torch)?;
     }
     Ok(())
 }

@@ -1,14 +1,12 @@
 //! `cargo xtask sim`: the deterministic simulation, optimised, and with every check that the
 //! compiler can make while it runs. What it takes is the business of `xdp-agg-sim`.
 
-use std::env;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use crate::setup;
-use crate::shell::{cargo, root, run};
+use crate::shell::{cargo, run, target};
 
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
@@ -21,9 +19,7 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_base()?;
     run(cargo().args(["build", "--quiet", "--package", "xdp-agg-sim", "--profile", "sim"]))?;
-    let target =
-        env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let mut command = Command::new(target.join("sim/xdp-agg-sim"));
+    let mut command = Command::new(target().join("sim/xdp-agg-sim"));
     command.args(&args.arguments);
     let status = command.status().context("cannot run xdp-agg-sim")?;
     match status.code() {

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::shell::{cargo, is_root, output, root, say, step};
-use crate::{build, setup};
-use outcome::{Failure, Outcome, Tally, told};
+use crate::{build, python, setup};
+pub(crate) use outcome::Tally;
+use outcome::{Failure, Outcome, told};
 
 /// Most failures that are repeated: more of them are no accident.
 const REPEATS_MAX: usize = 8;
@@ -37,7 +38,7 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_tests()?;
-    build::programs(false)?;
+    build::for_tests()?;
     if !is_root() {
         say("not root: tests that load XDP programs say so and are left out; the others run in \
              user namespaces. `sudo -E env PATH=\"$PATH\" cargo xtask test` runs all");
@@ -50,13 +51,35 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         passed_alone = repeat(failures);
         success = passed_alone.len() == failures.len();
     }
-    let Tally { passed, failed, skipped } = outcome.tally(passed_alone.len());
+    let mut tally = outcome.tally(passed_alone.len());
+    if args.arguments.is_empty() {
+        success &= count_python(&mut tally);
+    } else {
+        say("those of the Python package are left out: `cargo xtask python` runs them");
+    }
+    let Tally { passed, failed, skipped } = tally;
     print!("{}", told(&passed_alone));
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     if !success {
         bail!("tests failed, or could not be built; the messages are above");
     }
     Ok(())
+}
+
+/// Runs the tests of the Python package, and adds what they counted. Whether all went well.
+fn count_python(tally: &mut Tally) -> bool {
+    match python::tests() {
+        Ok(Some((counts, success))) => {
+            *tally += counts;
+            success
+        }
+        Ok(None) => true,
+        // The others have run: their counts shall be told whatever happens here.
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            false
+        }
+    }
 }
 
 /// Runs each of these tests once more, alone; those that pass.
@@ -106,6 +129,13 @@ fn observe(mut command: Command) -> Result<(Outcome, bool)> {
     if io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", "always");
     }
+    let mut outcome = Outcome::default();
+    let success = watch(command, |line| outcome.read(line))?;
+    Ok((outcome, success))
+}
+
+/// Runs a program, prints what it prints, and has each line of it read. Whether it ended well.
+pub(crate) fn watch(mut command: Command, mut read: impl FnMut(&str)) -> Result<bool> {
     // One pipe for both: cargo says on the one which program it was that failed on the other.
     let (reader, writer) = io::pipe().context("cannot make a pipe")?;
     command.stdout(writer.try_clone().context("cannot make a pipe")?).stderr(writer);
@@ -114,13 +144,13 @@ fn observe(mut command: Command) -> Result<(Outcome, bool)> {
     drop(command);
     let (lines, printed) = mpsc::sync_channel(LINES_MAX);
     thread::spawn(move || read_lines(reader, &lines));
-    let (mut outcome, mut ended) = (Outcome::default(), None);
+    let mut ended = None;
     loop {
         match printed.recv_timeout(LOOK) {
             Ok(line) => {
                 let line = line.context("reading what the tests print")?;
                 println!("{line}");
-                outcome.read(&line);
+                read(&line);
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
@@ -132,8 +162,7 @@ fn observe(mut command: Command) -> Result<(Outcome, bool)> {
             break;
         }
     }
-    let success = child.wait().context("waiting for its end")?.success();
-    Ok((outcome, success))
+    Ok(child.wait().context("waiting for its end")?.success())
 }
 
 /// Hands on each line, whatever its bytes are: those of programs that tests start may be anything.

@@ -1,14 +1,15 @@
 //! What cargo and the test programs print of a run: how many tests passed, and which failed.
 
 use std::fmt;
+use std::ops::AddAssign;
 use std::path::PathBuf;
 
-/// What the test programs counted.
+/// What programs of tests counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) passed: u64,
-    pub(super) failed: u64,
-    pub(super) skipped: u64,
+pub(crate) struct Tally {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
 }
 
 /// A test that failed.
@@ -127,6 +128,14 @@ impl Tally {
             }
         }
         self.failed - failed
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
     }
 }
 

@@ -12,6 +12,7 @@ use xdp_agg_tests::{Process, Sink, program};
 
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, Program, ResultMode, wait_all};
 use super::setting::{Loss, Rate, parse_bytes};
+use super::torch_demo;
 use super::workers::{self, Bench};
 
 /// The program that trains one rank.
@@ -50,6 +51,9 @@ pub(crate) struct Args {
     /// What sums in the aggregator. Default: xdp where this is root.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
+    /// Train with PyTorch instead: DDP over xdp-agg, and beside it over gloo.
+    #[arg(long)]
+    torch: bool,
     /// Where plots and records go.
     #[arg(long, value_name = "DIRECTORY", default_value = "target/demo")]
     out: PathBuf,
@@ -59,6 +63,9 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let start = Instant::now();
     std::fs::create_dir_all(&args.out)
         .with_context(|| format!("making the directory {}", args.out.display()))?;
+    if args.torch {
+        return torch_demo::main(plan(args, privilege), args.epochs, &args.out);
+    }
     let demo = Demo { args, plan: plan(args, privilege) };
     println!("1. The reference: the same training in one process");
     demo.train_here("single", &[])?;

@@ -19,6 +19,9 @@ mod racks;
 mod row;
 mod scratch;
 mod setting;
+mod torch;
+mod torch_demo;
+mod torchrun;
 mod workers;
 
 use std::process::ExitCode;
@@ -53,6 +56,7 @@ enum Scenario {
     Passing(passing::Args),
     Broadcast(broadcast::Args),
     Racks(racks::Args),
+    Torch(torch::Args),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),
         Command::Bench(Scenario::Racks(args)) => racks::main(args, privilege),
+        Command::Bench(Scenario::Torch(args)) => torch::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });
     match result {

@@ -1,0 +1,137 @@
+//! Calls that are waited for.
+#![expect(unsafe_code, reason = "functions of the C interface")]
+#![expect(unreachable_pub, reason = "cbindgen takes what is public")]
+
+use std::ffi::{c_int, c_void};
+
+use super::comm::xdp_agg_comm_t;
+use crate::calls::{Arguments, Prepared, What};
+use crate::failure::{Failure, guarded};
+use crate::memory::{Lent, handle};
+use crate::names::xdp_agg_result_t;
+use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
+
+/// Makes a call and waits for its end.
+///
+/// # Safety
+/// Null, or a handle of this library; vectors as the header says.
+unsafe fn call(
+    comm: xdp_agg_comm_t,
+    prepare: impl FnOnce(&crate::comm::Comm) -> Result<Prepared, Failure>,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: as the caller promises.
+        let comm = unsafe { handle(comm, "comm") }?.comm();
+        comm.call(prepare(comm)?)
+    })
+}
+
+/// Reduces the ranks' vectors, element by element; all ranks get the result, the same bits.
+///
+/// `send`: `count` elements; NULL or `recv`: in place. Apart from that the two must not overlap.
+/// `recv`: `count` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_all_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::AllReduce { op } };
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Gives the root's vector to all ranks, bit for bit.
+///
+/// `data`: `count` elements; read at the root, written elsewhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_broadcast(
+    data: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    root: c_int,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: the vector of this call.
+    let recv = unsafe { Lent::new(data) };
+    let what = What::Broadcast { root };
+    let arguments = Arguments { send: Lent::none(), recv, count, datatype, what };
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Reduces the ranks' vectors, element by element; the root gets the result.
+///
+/// `send`: `count` elements; NULL or `recv`: in place, and then the contents are unspecified at the
+/// other ranks.
+/// `recv`: `count` elements at the root; elsewhere, unless in place, it is not touched and may be
+/// NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    root: c_int,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::Reduce { op, root } };
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Reduces the ranks' vectors, element by element; each rank gets its part of the result, the
+/// elements from rank * `count` on.
+///
+/// `send`: size * `count` elements; NULL: in place in `recv`.
+/// `recv`: `count` elements. In place: size * `count` elements, of which the rank's part has the
+/// result then, in its place, and the rest is unspecified; no copy is made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_reduce_scatter(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::ReduceScatter { op } };
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Gives each rank's vector to all ranks, bit for bit: rank r's is at r * `count` then.
+///
+/// `send`: `count` elements; NULL, or the rank's place in `recv`: in place.
+/// `recv`: size * `count` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_all_gather(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::AllGather };
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Returns when all ranks have called it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_barrier(comm: xdp_agg_comm_t) -> xdp_agg_result_t {
+    // SAFETY: as the header asks for.
+    unsafe { call(comm, |_| Ok(Prepared::barrier())) }
+}

@@ -1,0 +1,137 @@
+//! Calls in flight, from their beginning.
+#![expect(unsafe_code, reason = "functions of the C interface")]
+#![expect(unreachable_pub, reason = "cbindgen takes what is public")]
+
+use std::ffi::{c_int, c_void};
+
+use super::comm::xdp_agg_comm_t;
+use super::request::{xdp_agg_request, xdp_agg_request_t};
+use crate::calls::{Arguments, Prepared, What};
+use crate::failure::{Failure, guarded};
+use crate::memory::{Lent, handle, place};
+use crate::names::xdp_agg_result_t;
+use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
+
+/// Starts a call.
+///
+/// # Safety
+/// Null, or a handle of this library; vectors and the place for the request as the header says.
+unsafe fn start(
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+    prepare: impl FnOnce(&crate::comm::Comm) -> Result<Prepared, Failure>,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: as the caller promises.
+        let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
+        place.write(std::ptr::null_mut());
+        let request = comm.start(prepare(comm)?)?;
+        place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
+        Ok(())
+    })
+}
+
+/// Starts what xdp_agg_all_reduce does, and returns at once.
+///
+/// `request`: is set to the call in flight; to NULL after an error. Until xdp_agg_test or
+/// xdp_agg_wait has said that the call has ended, the vectors are the call's: `send` must not
+/// change, and `recv` must be left alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_all_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call, until it has ended.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::AllReduce { op } };
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Starts what xdp_agg_broadcast does; `request` as in xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_broadcast(
+    data: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    root: c_int,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: the vector of this call, until it has ended.
+    let recv = unsafe { Lent::new(data) };
+    let what = What::Broadcast { root };
+    let arguments = Arguments { send: Lent::none(), recv, count, datatype, what };
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Starts what xdp_agg_reduce does; `request` as in xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_reduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    root: c_int,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call, until it has ended.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::Reduce { op, root } };
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Starts what xdp_agg_reduce_scatter does; `request` as in xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_reduce_scatter(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call, until it has ended.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::ReduceScatter { op } };
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Starts what xdp_agg_all_gather does; `request` as in xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_all_gather(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: vectors of this call, until it has ended.
+    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+    let arguments = Arguments { send, recv, count, datatype, what: What::AllGather };
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+}
+
+/// Starts a barrier: the call ends when all ranks have started it; `request` as in
+/// xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_barrier(
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    // SAFETY: as the header asks for.
+    unsafe { start(comm, request, |_| Ok(Prepared::barrier())) }
+}

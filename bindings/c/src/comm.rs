@@ -1,0 +1,124 @@
+//! A communicator of C's: a membership in a job, and the calls that are made on it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::panicking;
+
+use serde::Serialize;
+use xdp_agg_client::Error;
+use xdp_agg_client::lent::{Caller, Stats};
+
+use crate::calls::Prepared;
+use crate::failure::{Failure, keep};
+use crate::memory::{self, Hook};
+use crate::request::Request;
+use crate::settings::{Choices, Given};
+
+/// A membership in a job.
+#[derive(Debug)]
+pub(crate) struct Comm {
+    caller: Arc<Caller>,
+    pub(crate) choices: Choices,
+    /// Who is asked while a thread waits.
+    hook: Mutex<Option<Hook>>,
+}
+
+/// What [`Comm::stats`] tells.
+#[derive(Serialize)]
+struct Told {
+    rank: u16,
+    world_size: u16,
+    engine: String,
+    result_mode: &'static str,
+    aggregators: usize,
+    #[serde(flatten)]
+    stats: Stats,
+}
+
+impl Comm {
+    /// Joins a job and waits until all its ranks are there.
+    pub(crate) fn connect(given: &Given) -> Result<Self, Failure> {
+        let caller = Caller::connect(given.builder()?, given.numbers()?)?;
+        let (choices, hook) = Default::default();
+        Ok(Self { caller: Arc::new(caller), choices, hook })
+    }
+
+    /// What calls are made on.
+    ///
+    /// # Errors
+    /// This process was forked from the one that made it.
+    pub(crate) fn caller(&self) -> Result<&Caller, Failure> {
+        if self.caller.is_forked() { Err(Error::Forked.into()) } else { Ok(&self.caller) }
+    }
+
+    /// Makes a call and waits for its end.
+    pub(crate) fn call(&self, prepared: Prepared) -> Result<(), Failure> {
+        let caller = self.caller()?;
+        let Prepared { memory, task, after } = prepared;
+        let watch = EndsWithPanic(caller);
+        let hook = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = memory::call(caller, memory, &task, (&self.choices.options(), hook))?;
+        drop(watch);
+        after.carry_out();
+        keep(outcome);
+        Ok(())
+    }
+
+    /// Starts a call.
+    pub(crate) fn start(&self, prepared: Prepared) -> Result<Request, Failure> {
+        let caller = self.caller()?;
+        let Prepared { memory, task, after } = prepared;
+        let watch = EndsWithPanic(caller);
+        let flight = memory::start(caller, memory, task, self.choices.options())?;
+        drop(watch);
+        Ok(Request {
+            flight,
+            after: Mutex::new(Some(after)),
+            caller: Arc::downgrade(&self.caller),
+            process: std::process::id(),
+        })
+    }
+
+    /// Who is asked from now on while a thread waits; None: nobody.
+    pub(crate) fn ask(&self, hook: Option<Hook>) {
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// What was done so far, as JSON.
+    pub(crate) fn stats(&self) -> Result<String, Failure> {
+        let caller = self.caller()?;
+        let communicator = caller.communicator();
+        let told = Told {
+            rank: communicator.rank(),
+            world_size: communicator.world_size(),
+            engine: communicator.engine(),
+            result_mode: communicator.result_mode().name(),
+            aggregators: communicator.aggregators(),
+            stats: caller.stats()?,
+        };
+        json(&told)
+    }
+
+    /// Leaves the job in good order; calls in flight end with an error. Nothing happens in a
+    /// process that was forked.
+    pub(crate) fn close(self) {
+        // Somebody who gives a request up at this moment may be the last who has it.
+        self.caller.close();
+    }
+}
+
+/// The same for what has no secrets and no maps without names: it cannot fail.
+pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let internal = crate::names::xdp_agg_result_t::XDP_AGG_ERROR_INTERNAL;
+    serde_json::to_string(value).map_err(|error| Failure::new(internal, error.to_string()))
+}
+
+/// Ends the membership where a call panics: those behind it would wait for it.
+struct EndsWithPanic<'a>(&'a Caller);
+
+impl Drop for EndsWithPanic<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.0.abort("a fault in this library");
+        }
+    }
+}

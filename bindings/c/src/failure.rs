@@ -1,0 +1,180 @@
+//! Results: a number for programs, and what a thread can ask about its last one.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use xdp_agg_client::Error;
+use xdp_agg_client::lent::Outcome;
+use xdp_agg_common::control::AbortReason;
+
+use crate::names::xdp_agg_result_t as Code;
+
+/// Why a function did not do what it is for.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: Code,
+    text: String,
+    /// Whose contribution is missing, or who is lost.
+    ranks: Vec<u16>,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code, text: text.into(), ranks: Vec::new() }
+    }
+
+    /// An argument's value, and what is wrong with it.
+    pub(crate) fn argument(name: &str, value: impl Display, problem: &str) -> Self {
+        Self::new(Code::XDP_AGG_ERROR_ARGUMENT, format!("{name}: {value} {problem}"))
+    }
+
+    /// What is wrong with an argument that has no value to show.
+    pub(crate) fn of(name: &str, problem: &str) -> Self {
+        Self::new(Code::XDP_AGG_ERROR_ARGUMENT, format!("{name} {problem}"))
+    }
+
+    /// A call that has not ended.
+    pub(crate) fn in_progress() -> Self {
+        Self::new(Code::XDP_AGG_IN_PROGRESS, "the call is still in flight")
+    }
+
+    fn panicked(panic: &(dyn Any + Send)) -> Self {
+        let words = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+        let words = words.unwrap_or_else(|| "without words".into());
+        let text = format!("libxdp_agg has a fault, please report it: {words}");
+        Self::new(Code::XDP_AGG_ERROR_INTERNAL, text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (code, ranks) = describe(&error);
+        Self { code, text: error.to_string(), ranks }
+    }
+}
+
+/// What a thread can ask about.
+#[derive(Default)]
+struct Last {
+    text: CString,
+    ranks: Vec<u16>,
+    outcome: Option<Outcome>,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = RefCell::default();
+}
+
+/// Does the work of a function of the interface. No panic leaves it; what went wrong is kept for
+/// the questions of this thread.
+pub(crate) fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> Code {
+    let ending = catch_unwind(AssertUnwindSafe(work));
+    let ending = ending.unwrap_or_else(|panic| Err(Failure::panicked(&*panic)));
+    let Err(Failure { code, text, ranks }) = ending else { return Code::XDP_AGG_SUCCESS };
+    // Zeros end a text in C; there are none in ours, but there may be in what others said.
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
+        (last.text, last.ranks) = (text, ranks);
+    });
+    code
+}
+
+/// Keeps the report of a call that ended well.
+pub(crate) fn keep(outcome: Outcome) {
+    let _ = LAST.try_with(|last| last.borrow_mut().outcome = Some(outcome));
+}
+
+/// The report of this thread's last call that ended well.
+pub(crate) fn last_outcome() -> Option<Outcome> {
+    LAST.try_with(|last| last.borrow().outcome).ok().flatten()
+}
+
+/// The words of this thread's last failure, valid until its next one.
+pub(crate) fn last_text() -> *const c_char {
+    LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The ranks of this thread's last failure.
+pub(crate) fn last_ranks() -> Vec<u16> {
+    LAST.try_with(|last| last.borrow().ranks.clone()).unwrap_or_default()
+}
+
+/// The number of an error, and the ranks to blame.
+fn describe(error: &Error) -> (Code, Vec<u16>) {
+    let ranks = match error {
+        Error::Deadline { ranks, .. }
+        | Error::Ring { ranks, .. }
+        | Error::DataLost { ranks, .. }
+        | Error::Aborted(AbortReason::Timeout { ranks, .. }) => ranks.clone(),
+        Error::Aborted(AbortReason::MemberLost { rank }) => vec![*rank],
+        Error::Mesh(error) => error.ranks(),
+        _ => Vec::new(),
+    };
+    let code = match error {
+        // Lower case: what a call was given, not a variable of the environment.
+        Error::Config { name: "op" | "root" | "data", .. } => Code::XDP_AGG_ERROR_ARGUMENT,
+        Error::Config { .. } => Code::XDP_AGG_ERROR_CONFIG,
+        Error::Unreachable { .. } | Error::DataPath { .. } => Code::XDP_AGG_ERROR_UNREACHABLE,
+        Error::Version { .. } | Error::Tls(_) | Error::Refused { .. } => {
+            Code::XDP_AGG_ERROR_REFUSED
+        }
+        Error::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        Error::Aborted(reason) => of_abort(reason),
+        Error::CallMismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
+        Error::OutOfRange(_) | Error::Format(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
+        Error::Host(error) => of_host(error),
+        Error::Mesh(error) => of_mesh(error),
+        Error::DataLost { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
+        Error::Interrupted(_) => Code::XDP_AGG_ERROR_ABORTED,
+        Error::Forked => Code::XDP_AGG_ERROR_FORKED,
+        Error::Closed => Code::XDP_AGG_ERROR_CLOSED,
+        Error::AggregatorLost(_) | Error::Ring { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
+        Error::Io { .. } => Code::XDP_AGG_ERROR_SYSTEM,
+        Error::NotJoined | Error::Ps(_) | Error::Protocol(_) => Code::XDP_AGG_ERROR_INTERNAL,
+    };
+    (code, ranks)
+}
+
+fn of_abort(reason: &AbortReason) -> Code {
+    match reason {
+        AbortReason::MemberLost { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
+        AbortReason::CallMismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
+        AbortReason::Timeout { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        AbortReason::Branch { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
+        _ => Code::XDP_AGG_ERROR_ABORTED,
+    }
+}
+
+/// The processes of one host.
+fn of_host(error: &xdp_agg_host::Error) -> Code {
+    use xdp_agg_host::Error as Host;
+    match error {
+        Host::Config { .. } => Code::XDP_AGG_ERROR_CONFIG,
+        Host::NameInUse { .. } => Code::XDP_AGG_ERROR_REFUSED,
+        Host::Mismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
+        Host::PeerLost { .. } | Host::PeerLeft { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
+        Host::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        Host::Elsewhere { .. } => Code::XDP_AGG_ERROR_ABORTED,
+        _ => Code::XDP_AGG_ERROR_SYSTEM,
+    }
+}
+
+/// Collectives among the workers themselves.
+fn of_mesh(error: &xdp_agg_mesh::Error) -> Code {
+    use xdp_agg_mesh::Error as Mesh;
+    match error {
+        Mesh::Setting { .. } => Code::XDP_AGG_ERROR_CONFIG,
+        Mesh::MissingRanks { .. } | Mesh::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        Mesh::Unreachable { .. } | Mesh::PeerLost { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
+        Mesh::Mismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
+        Mesh::Refused { .. } | Mesh::Stopped { .. } => Code::XDP_AGG_ERROR_ABORTED,
+        Mesh::Argument(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
+        _ => Code::XDP_AGG_ERROR_SYSTEM,
+    }
+}

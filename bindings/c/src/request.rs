@@ -1,0 +1,67 @@
+//! A call in flight.
+
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use xdp_agg_client::Error;
+use xdp_agg_client::lent::{Caller, InFlight};
+
+use crate::calls::After;
+use crate::failure::{Failure, keep};
+
+/// A call in flight, and what it needs until its end.
+pub(crate) struct Request {
+    pub(crate) flight: InFlight,
+    /// None once it was done.
+    pub(crate) after: Mutex<Option<After>>,
+    /// Gone when the communicator was destroyed.
+    pub(crate) caller: Weak<Caller>,
+    /// The process that started it.
+    pub(crate) process: u32,
+}
+
+impl Request {
+    /// Waits at most so long. False: it has not ended yet.
+    ///
+    /// # Errors
+    /// The call's.
+    pub(crate) fn wait(&self, at_most: Duration) -> Result<bool, Failure> {
+        // Locks of the parent may be held in a child for ever: they are not touched there.
+        if self.is_forked() {
+            return Err(Error::Forked.into());
+        }
+        let Some(ending) = self.flight.wait(at_most) else { return Ok(false) };
+        let outcome = ending?;
+        // Held until the copy is made: others who wait see it as well.
+        let mut after = self.after.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(after) = after.take() {
+            after.carry_out();
+        }
+        drop(after);
+        keep(outcome);
+        Ok(true)
+    }
+
+    /// Whether nobody needs its memory any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_forked() || self.flight.is_done()
+    }
+
+    /// Ends the membership that the call is made in, unless the call has ended.
+    ///
+    /// # Errors
+    /// This process was forked from the one that started it.
+    pub(crate) fn cancel(&self) -> Result<(), Failure> {
+        if self.is_forked() {
+            return Err(Error::Forked.into());
+        }
+        if let (false, Some(caller)) = (self.flight.is_done(), self.caller.upgrade()) {
+            caller.abort("it cancelled a call");
+        }
+        Ok(())
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process != std::process::id()
+    }
+}

@@ -1,0 +1,242 @@
+//! Arguments of calls, and carrying them out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use xdp_agg_client::Error;
+use xdp_agg_client::lent::{DataType, Options, Outcome, Precision, Reduction, Task, UnknownName};
+
+use crate::errors::exception;
+use crate::handle::Handle;
+use crate::memory::Loan;
+use crate::open::Open;
+use crate::report::Report;
+
+fn unknown(error: UnknownName) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// Beyond this nobody waits; the clock can still count it.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Seconds above 0 as a time.
+///
+/// # Errors
+/// `ValueError`: it is no such number.
+pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
+    if seconds.is_nan() || seconds <= 0.0 {
+        return Err(PyValueError::new_err(format!(
+            "{name} is {seconds}; expected seconds above 0, such as 30 or 0.5"
+        )));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
+}
+
+/// How elements are put together, by its name.
+///
+/// # Errors
+/// `ValueError`: there is none of this name.
+pub(crate) fn reduction(op: &str) -> PyResult<Reduction> {
+    op.parse().map_err(unknown)
+}
+
+/// A precision by its name.
+///
+/// # Errors
+/// `ValueError`: there is none of this name.
+pub(crate) fn precision(name: &str) -> PyResult<Precision> {
+    name.parse().map_err(unknown)
+}
+
+/// What a call has besides its task.
+///
+/// # Errors
+/// `ValueError`: a precision or a time that is none.
+pub(crate) fn options(name: Option<&str>, deadline: Option<f64>) -> PyResult<Options> {
+    Ok(Options {
+        precision: name.map(precision).transpose()?,
+        deadline: deadline.map(|time| seconds("deadline", time)).transpose()?,
+    })
+}
+
+/// A task by its name, with its argument: the name of the reduction, the root, or both.
+///
+/// # Errors
+/// `ValueError`: there is no such task or reduction. `TypeError`: an argument that is not the
+/// task's.
+pub(crate) fn task(name: &str, argument: Option<&Bound<'_, PyAny>>) -> PyResult<Task> {
+    let given = || argument.ok_or_else(|| PyTypeError::new_err(format!("{name} has an argument")));
+    Ok(match name {
+        "all_reduce" => Task::AllReduce(reduction(given()?.extract()?)?),
+        "reduce_scatter" => Task::ReduceScatter(reduction(given()?.extract()?)?),
+        "broadcast" => Task::Broadcast { root: given()?.extract()? },
+        "reduce" => {
+            let (op, root): (String, u16) = given()?.extract()?;
+            Task::Reduce { reduction: reduction(&op)?, root }
+        }
+        "all_gather" => Task::AllGather,
+        "barrier" => Task::Barrier,
+        _ => {
+            let known = "all_reduce, broadcast, reduce, reduce_scatter, all_gather, barrier";
+            return Err(PyValueError::new_err(format!("task {name:?} is not one of {known}")));
+        }
+    })
+}
+
+/// A type of elements by its name.
+///
+/// # Errors
+/// `ValueError`: there is none of this name.
+pub(crate) fn data_type(name: &str) -> PyResult<DataType> {
+    name.parse().map_err(unknown)
+}
+
+/// Carries out a call on this thread, without keeping Python from others. Signals' handlers run
+/// meanwhile; what one raises ends the call, the membership, and is raised here.
+///
+/// # Errors
+/// The call's, or what a signal's handler raises.
+pub(crate) fn run(
+    py: Python<'_>,
+    open: &Open,
+    loan: &Loan,
+    task: &Task,
+    options: &Options,
+) -> PyResult<Report> {
+    let caller = open.caller(py)?;
+    let mut raised = None;
+    let done = py.detach(|| {
+        let mut signals = Signals::default();
+        loan.call(caller, task, options, &mut || {
+            raised = raised.take().or_else(|| signals.check());
+            raised.is_some()
+        })
+    });
+    match raised {
+        Some(raised) => Err(raised),
+        None => report(py, done, open.world_size()),
+    }
+}
+
+/// Starts a call. Its memory is kept until it is done.
+///
+/// # Errors
+/// The call's, as far as they are known at once.
+pub(crate) fn start(
+    py: Python<'_>,
+    open: &Arc<Open>,
+    mut loan: Loan,
+    task: Task,
+    options: Options,
+) -> PyResult<Handle> {
+    let caller = open.caller(py)?;
+    let flight = py.detach(|| loan.start(caller, task, options));
+    let flight = flight.map_err(|error| exception(py, &error))?;
+    let keep = loan.take_keep();
+    // The reference is given up there and then, or, where Python is busy, at its next call of ours.
+    flight.on_done(move |_| drop(keep));
+    Ok(Handle::new(flight, open))
+}
+
+/// Tells Python of a call's end on a thread of the pool: `done(None, report)`, or
+/// `done(exception, None)`. `keep` is held until then.
+pub(crate) fn tell(open: &Open, handle: &Handle, done: Py<PyAny>, keep: Py<PyAny>) {
+    let (pool, world_size) = (open.pool().clone(), open.world_size());
+    handle.flight().on_done(move |result| {
+        let result = result.clone();
+        pool.give(Box::new(move |py| {
+            let called = match result {
+                Ok(outcome) => done.call1(py, (py.None(), Report::new(outcome, world_size))),
+                Err(error) => {
+                    let error = exception(py, &error).into_value(py);
+                    done.call1(py, (error, py.None()))
+                }
+            };
+            if let Err(error) = called {
+                error.write_unraisable(py, Some(done.bind(py)));
+            }
+            drop((done, keep));
+        }));
+    });
+}
+
+/// Refuses what cannot be called, before it has to be.
+///
+/// # Errors
+/// `TypeError`.
+pub(crate) fn check_callable(done: &Bound<'_, PyAny>) -> PyResult<()> {
+    if done.is_callable() {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!("{} cannot be called; expected a function", done.repr()?)))
+}
+
+/// Asks for signals while a call is waited for.
+#[derive(Default)]
+struct Signals {
+    /// Python runs handlers on its main thread alone.
+    is_elsewhere: bool,
+}
+
+impl Signals {
+    /// What a signal's handler raised.
+    fn check(&mut self) -> Option<PyErr> {
+        if self.is_elsewhere {
+            return None;
+        }
+        let asked = Python::try_attach(|py| {
+            py.check_signals()?;
+            // Handlers run in there, too.
+            self.is_elsewhere = !is_main_thread(py)?;
+            Ok(())
+        });
+        match asked {
+            Some(heard) => heard.err(),
+            // The interpreter is ending.
+            None => Some(PyKeyboardInterrupt::new_err(())),
+        }
+    }
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    main.eq(threading.call_method0("get_ident")?)
+}
+
+/// Waits for something that is asked for in slices, without keeping Python from others.
+///
+/// # Errors
+/// What a signal's handler raises.
+pub(crate) fn wait<T: Send>(
+    py: Python<'_>,
+    at_most: Option<Duration>,
+    slice: impl Fn(Duration) -> Option<T> + Sync,
+) -> PyResult<Option<T>> {
+    let give_up = at_most.map(|time| std::time::Instant::now() + time);
+    loop {
+        let rest = give_up.map(|end| end.saturating_duration_since(std::time::Instant::now()));
+        let next = rest.unwrap_or(crate::SLICE).min(crate::SLICE);
+        if let Some(found) = py.detach(|| slice(next)) {
+            return Ok(Some(found));
+        }
+        py.check_signals()?;
+        if rest.is_some_and(|rest| rest <= next) {
+            return Ok(None);
+        }
+    }
+}
+
+/// A call's result for Python.
+///
+/// # Errors
+/// The call's.
+pub(crate) fn report(
+    py: Python<'_>,
+    result: Result<Outcome, Error>,
+    world_size: u16,
+) -> PyResult<Report> {
+    result.map(|outcome| Report::new(outcome, world_size)).map_err(|error| exception(py, &error))
+}

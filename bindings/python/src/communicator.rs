@@ -1,0 +1,440 @@
+//! A worker's membership in a job, as Python has it.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PySlice, PyTuple, PyType};
+use xdp_agg_client::State;
+use xdp_agg_client::lent::Task;
+
+use crate::array::lend;
+use crate::calls;
+use crate::connect::connect;
+use crate::errors::exception;
+use crate::handle::Handle;
+use crate::memory::Loan;
+use crate::open::Open;
+use crate::report::Report;
+use crate::settings::{Given, Number};
+
+/// A worker's membership in a job: collectives with the other workers, summed by the aggregator.
+///
+/// All settings are optional; what is not given comes from the environment, as torchrun, mpirun and
+/// the variables XDP_AGG_* set it. The constructor returns when all workers have joined.
+///
+/// address: host or host:port of the aggregator's daemon; several, separated by commas.
+/// rank, world_size: this worker's number, from 0, and how many there are. If one of them is given,
+///     what the launcher says of the processes of a host is not used.
+/// local_rank, local_size: this process among those of its host that sum over shared memory first.
+/// in_host: False: each process is a worker of its own, also where a host has several.
+/// job: name; workers of one name sum together.
+/// deadline, join_deadline: seconds that a call, or joining, may take.
+/// precision: "exact" or "gradient", of all sums of floats. None: exact up to `exact_up_to` bytes
+///     (65536), gradient above.
+/// scaling: "block", "fixed:1e7", or the number of a fixed scale.
+/// lanes: bits of a number on the wire, 16 or 32. slots: of the aggregator, a power of two.
+/// mtu: bytes of the largest IP packet.
+/// on_worker_loss: "fail" or "shrink". on_aggregator_loss: "fail", "resume" or "ring".
+/// token: the secret that the daemon asks for.
+/// topology, strategy: a topology file instead of an address, and how sums are made on it.
+///
+/// Arrays are NumPy's, PyTorch's on the CPU, or whatever has the buffer protocol or DLPack; of any
+/// shape, C-contiguous and writable. Calls work in place. All workers make the same calls, in the
+/// same order, with arrays of the same number of elements and the same type.
+///
+/// Use it in a `with` statement, or call close().
+#[pyclass(module = "xdp_agg", name = "Communicator", frozen, weakref, subclass)]
+pub(crate) struct Communicator {
+    open: Arc<Open>,
+    job: String,
+}
+
+#[pymethods]
+impl Communicator {
+    #[new]
+    #[pyo3(signature = (
+        address=None, *, rank=None, world_size=None, local_rank=None, local_size=None,
+        in_host=None, job=None, deadline=None, join_deadline=None, precision=None,
+        exact_up_to=None, scaling=None, lanes=None, slots=None, mtu=None, on_worker_loss=None,
+        on_aggregator_loss=None, token=None, topology=None, strategy=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        address: Option<String>,
+        rank: Option<Number>,
+        world_size: Option<Number>,
+        local_rank: Option<Number>,
+        local_size: Option<Number>,
+        in_host: Option<bool>,
+        job: Option<String>,
+        deadline: Option<f64>,
+        join_deadline: Option<f64>,
+        precision: Option<String>,
+        exact_up_to: Option<usize>,
+        scaling: Option<&Bound<'_, PyAny>>,
+        lanes: Option<Number>,
+        slots: Option<Number>,
+        mtu: Option<Number>,
+        on_worker_loss: Option<String>,
+        on_aggregator_loss: Option<String>,
+        token: Option<String>,
+        topology: Option<String>,
+        strategy: Option<String>,
+    ) -> PyResult<Self> {
+        let mut given = Given::default();
+        given.set("XDP_AGG_ADDR", address);
+        given.set("RANK", rank);
+        given.set("WORLD_SIZE", world_size);
+        given.set("LOCAL_RANK", local_rank);
+        given.set("LOCAL_WORLD_SIZE", local_size);
+        given.set_in_host(in_host);
+        given.set("XDP_AGG_JOB", job);
+        given.set("XDP_AGG_DEADLINE", deadline);
+        given.set("XDP_AGG_JOIN_DEADLINE", join_deadline);
+        given.set_numbers(precision, exact_up_to);
+        given.set_scaling(scaling)?;
+        given.set("XDP_AGG_LANES", lanes);
+        given.set("XDP_AGG_JOB_SLOTS", slots);
+        given.set("XDP_AGG_MTU", mtu);
+        given.set("XDP_AGG_ON_WORKER_LOSS", on_worker_loss);
+        given.set("XDP_AGG_ON_AGGREGATOR_LOSS", on_aggregator_loss);
+        given.set("XDP_AGG_TOKEN", token);
+        given.set("XDP_AGG_TOPOLOGY", topology);
+        given.set("XDP_AGG_STRATEGY", strategy);
+        let settings = given.settings(py)?;
+        let builder = given.builder().map_err(|error| exception(py, &error))?;
+        let caller = connect(py, builder, settings)?;
+        Ok(Self { open: Open::new(caller, py), job: given.job() })
+    }
+
+    /// A communicator of the processes of an mpi4py communicator: rank and size are its, and the
+    /// job's name is agreed on over it. Collective: all its processes call it.
+    ///
+    /// comm: an intracommunicator of mpi4py. Further arguments: as the constructor's.
+    #[classmethod]
+    #[pyo3(signature = (comm, address=None, **settings))]
+    fn from_mpi<'py>(
+        class: &Bound<'py, PyType>,
+        comm: &Bound<'py, PyAny>,
+        address: Option<String>,
+        settings: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let settings =
+            settings.map_or_else(|| Ok(PyDict::new(class.py())), |given| given.copy())?;
+        if let Some(address) = address {
+            settings.set_item("address", address)?;
+        }
+        class.py().import("xdp_agg.mpi")?.call_method1("connect", (comm, class, settings))
+    }
+
+    /// Reduces an array over all workers, in place; every worker gets the result.
+    ///
+    /// array: of any shape, the same number of elements at all workers.
+    /// op: "sum", "mean" ("avg", "average"), "min", "max"; of bool also "and", "or".
+    /// precision: "exact" or "gradient", of this call; the same at all workers.
+    /// deadline: seconds, of this call.
+    ///
+    /// Other threads run meanwhile. Ctrl-C ends the call and the membership.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    fn all_reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+    ) -> PyResult<Report> {
+        let task = Task::AllReduce(calls::reduction(op)?);
+        let options = calls::options(precision, deadline)?;
+        calls::run(array.py(), &self.open, &lend(array)?, &task, &options)
+    }
+
+    /// Starts an all_reduce and returns at once. The array is the call's until the handle says that
+    /// it is done. Several calls may be in flight; they are carried out in the order of their
+    /// starts.
+    ///
+    /// Arguments as of all_reduce.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    fn start(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+    ) -> PyResult<Handle> {
+        let task = Task::AllReduce(calls::reduction(op)?);
+        let options = calls::options(precision, deadline)?;
+        calls::start(array.py(), &self.open, lend(array)?, task, options)
+    }
+
+    /// Gives every worker the root's array, bit for bit, in place.
+    ///
+    /// array: of any shape, the same number of elements at all workers. root: a rank.
+    /// deadline: seconds, of this call.
+    #[pyo3(signature = (array, root=0, *, deadline=None))]
+    fn broadcast(
+        &self,
+        array: &Bound<'_, PyAny>,
+        root: u16,
+        deadline: Option<f64>,
+    ) -> PyResult<Report> {
+        let options = calls::options(None, deadline)?;
+        calls::run(array.py(), &self.open, &lend(array)?, &Task::Broadcast { root }, &options)
+    }
+
+    /// Reduces an array over all workers; the root gets the result in place, and the others' arrays
+    /// are unspecified then.
+    ///
+    /// root: a rank. Other arguments as of all_reduce.
+    #[pyo3(signature = (array, op="sum", root=0, *, precision=None, deadline=None))]
+    fn reduce(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        root: u16,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+    ) -> PyResult<Report> {
+        let task = Task::Reduce { reduction: calls::reduction(op)?, root };
+        let options = calls::options(precision, deadline)?;
+        calls::run(array.py(), &self.open, &lend(array)?, &task, &options)
+    }
+
+    /// Reduces an array over all workers; each gets its part of the result, in place. Returns the
+    /// slice of the flattened array that holds it, as part() does; the rest is unspecified then.
+    ///
+    /// Arguments as of all_reduce.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    fn reduce_scatter<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+    ) -> PyResult<Bound<'py, PySlice>> {
+        let task = Task::ReduceScatter(calls::reduction(op)?);
+        let options = calls::options(precision, deadline)?;
+        let loan = lend(array)?;
+        calls::run(array.py(), &self.open, &loan, &task, &options)?;
+        self.part(array.py(), loan.len(), None)
+    }
+
+    /// Gives every worker each worker's part of the array, in place: part(n, rank) of its n
+    /// elements is rank's contribution.
+    ///
+    /// array: of any shape, the same number of elements at all workers.
+    /// deadline: seconds, of this call.
+    #[pyo3(signature = (array, *, deadline=None))]
+    fn all_gather(&self, array: &Bound<'_, PyAny>, deadline: Option<f64>) -> PyResult<Report> {
+        let options = calls::options(None, deadline)?;
+        calls::run(array.py(), &self.open, &lend(array)?, &Task::AllGather, &options)
+    }
+
+    /// Returns when all workers have called it.
+    ///
+    /// deadline: seconds, of this call.
+    #[pyo3(signature = (*, deadline=None))]
+    fn barrier(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Report> {
+        let options = calls::options(None, deadline)?;
+        calls::run(py, &self.open, &Loan::nothing(), &Task::Barrier, &options)
+    }
+
+    /// The slice of a flattened array of `length` elements that is a worker's in reduce_scatter and
+    /// all_gather. rank: None: this worker.
+    #[pyo3(signature = (length, rank=None))]
+    fn part<'py>(
+        &self,
+        py: Python<'py>,
+        length: usize,
+        rank: Option<u16>,
+    ) -> PyResult<Bound<'py, PySlice>> {
+        let communicator = self.open.caller(py)?.communicator();
+        let range = communicator.part(rank.unwrap_or_else(|| communicator.rank()), length);
+        Ok(PySlice::new(py, range.start as isize, range.end as isize, 1))
+    }
+
+    /// What this worker has sent, received and lost so far, as a dictionary of numbers.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let caller = self.open.caller(py)?;
+        let stats = py.detach(|| caller.stats()).map_err(|error| exception(py, &error))?;
+        let wrong = |error| PyRuntimeError::new_err(format!("counters as JSON: {error}"));
+        let text = serde_json::to_string(&stats).map_err(wrong)?;
+        py.import("json")?.call_method1("loads", (text,))
+    }
+
+    /// Leaves the job. Calls in flight end with `xdp_agg.Closed`; returns when all callbacks have.
+    /// May be called again; does nothing in a forked process.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.open.close(py)
+    }
+
+    /// Ends the job, from any thread: calls in flight end with an error soon, here and at the other
+    /// workers, who are told the reason.
+    #[pyo3(signature = (reason=""))]
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let caller = self.open.caller(py)?;
+        py.detach(|| caller.abort(reason));
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    /// Leaves the job; where an exception ends the block, the other workers are told so.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if !kind.is_none() && !self.open.is_closed() && self.open.caller(py).is_ok() {
+            self.abort(py, &value.repr()?.to_string_lossy())?;
+        }
+        self.close(py)
+    }
+
+    /// This worker's number, from 0.
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u16> {
+        Ok(self.open.caller(py)?.communicator().rank())
+    }
+
+    /// Number of workers.
+    #[getter]
+    fn world_size(&self) -> u16 {
+        self.open.world_size()
+    }
+
+    /// Number of this host's processes that sum over shared memory first.
+    #[getter]
+    fn local_size(&self, py: Python<'_>) -> PyResult<u16> {
+        Ok(self.open.caller(py)?.communicator().local_size())
+    }
+
+    /// The job's name.
+    #[getter]
+    fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// What sums: "xdp (native)", "xdp (generic)" or "userspace".
+    #[getter]
+    fn engine(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.open.caller(py)?.communicator().engine())
+    }
+
+    /// The ranks that are members now, in ascending order.
+    #[getter]
+    fn members<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.open.caller(py)?.communicator().members())
+    }
+
+    /// Seconds that a call may take.
+    #[getter]
+    fn deadline(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.open.caller(py)?.communicator().deadline().as_secs_f64())
+    }
+
+    /// Bytes of a full block, which one packet carries.
+    #[getter]
+    fn block_bytes(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.open.caller(py)?.communicator().block_bytes())
+    }
+
+    /// How results come: "ports", "fanout" or "multicast".
+    #[getter]
+    fn result_mode(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.open.caller(py)?.communicator().result_mode().name())
+    }
+
+    /// By which strategy the job sums; "aggregators" where these were named.
+    #[getter]
+    fn strategy(&self, py: Python<'_>) -> PyResult<&str> {
+        Ok(&self.open.caller(py)?.communicator().chosen().strategy)
+    }
+
+    /// "joining", "probing", "running", "reforming", "reconnecting", "on_ring", "failed" or
+    /// "closed".
+    #[getter]
+    fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let caller = self.open.caller(py)?;
+        if self.open.is_closed() {
+            return Ok("closed");
+        }
+        Ok(match caller.communicator().state() {
+            State::Joining => "joining",
+            State::Probing => "probing",
+            State::Running => "running",
+            State::Reforming => "reforming",
+            State::Reconnecting => "reconnecting",
+            State::OnRing => "on_ring",
+            State::Failed => "failed",
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (job, size) = (&self.job, self.open.world_size());
+        match self.open.caller(py) {
+            Ok(_) if self.open.is_closed() => format!("<xdp_agg.Communicator {job:?}: closed>"),
+            Ok(caller) => {
+                let rank = caller.communicator().rank();
+                format!("<xdp_agg.Communicator {job:?}: rank {rank} of {size}>")
+            }
+            Err(_) => format!("<xdp_agg.Communicator {job:?}: of the parent process>"),
+        }
+    }
+
+    /// A call on memory at an address, for layers that know their arrays themselves. Blocks.
+    ///
+    /// task: all_reduce, broadcast, reduce, reduce_scatter, all_gather or barrier. arg: name of the
+    /// reduction, root, or both. The memory must be valid, aligned and untouched by others until
+    /// this returns. length: elements. dtype: f32, f16, bf16, f64, i32, i64, i16, i8, u8 or bool.
+    #[pyo3(signature = (task, arg, pointer, length, dtype, precision=None, deadline=None))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
+    fn _run(
+        &self,
+        py: Python<'_>,
+        task: &str,
+        arg: Option<&Bound<'_, PyAny>>,
+        pointer: usize,
+        length: usize,
+        dtype: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+    ) -> PyResult<Report> {
+        let task = calls::task(task, arg)?;
+        let options = calls::options(precision, deadline)?;
+        let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
+        calls::run(py, &self.open, &loan, &task, &options)
+    }
+
+    /// The same without waiting. `done(exception, None)` or `done(None, report)` is called on a
+    /// thread that may wait; `keep`, which keeps the memory, is held until then.
+    #[pyo3(signature = (task, arg, pointer, length, dtype, precision, deadline, done, keep))]
+    #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
+    fn _start(
+        &self,
+        py: Python<'_>,
+        task: &str,
+        arg: Option<&Bound<'_, PyAny>>,
+        pointer: usize,
+        length: usize,
+        dtype: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+        done: Py<PyAny>,
+        keep: Py<PyAny>,
+    ) -> PyResult<Handle> {
+        let task = calls::task(task, arg)?;
+        let options = calls::options(precision, deadline)?;
+        let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
+        calls::check_callable(done.bind(py))?;
+        self.open.pool().prepare()?;
+        let handle = calls::start(py, &self.open, loan, task, options)?;
+        calls::tell(&self.open, &handle, done, keep);
+        Ok(handle)
+    }
+}

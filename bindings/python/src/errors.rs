@@ -1,0 +1,157 @@
+//! Errors of the library as the exceptions of `xdp_agg._errors`.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use xdp_agg_client::Error;
+use xdp_agg_common::control::{AbortReason, ErrorCode};
+
+/// An attribute of an exception.
+enum Value {
+    Text(String),
+    Seconds(f64),
+    /// Of a worker; None: nobody in particular.
+    Rank(Option<u16>),
+    Ranks(Vec<u16>),
+}
+
+/// Name of the class, and attributes.
+type Described = (&'static str, Vec<(&'static str, Value)>);
+
+/// The exception for an error.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    make(py, &error.to_string(), describe(error))
+}
+
+/// Python was forked: this is the child, and the communicator is the parent's.
+pub(crate) fn forked(py: Python<'_>) -> PyErr {
+    exception(py, &Error::Forked)
+}
+
+fn make(py: Python<'_>, text: &str, described: Described) -> PyErr {
+    try_make(py, text, described).unwrap_or_else(|_| PyRuntimeError::new_err(text.to_owned()))
+}
+
+fn try_make(py: Python<'_>, text: &str, (class, attributes): Described) -> PyResult<PyErr> {
+    let class = py.import("xdp_agg._errors")?.getattr(class)?;
+    let exception = class.call1((text,))?;
+    for (name, value) in attributes {
+        match value {
+            Value::Text(text) => exception.setattr(name, text)?,
+            Value::Seconds(seconds) => exception.setattr(name, seconds)?,
+            Value::Rank(rank) => exception.setattr(name, rank)?,
+            Value::Ranks(ranks) => exception.setattr(name, PyTuple::new(py, ranks)?)?,
+        }
+    }
+    Ok(PyErr::from_value(exception))
+}
+
+fn describe(error: &Error) -> Described {
+    use Value::{Ranks, Seconds, Text};
+    match error {
+        Error::Config { name, problem } => {
+            ("Config", vec![("name", Text((*name).into())), ("problem", Text(problem.clone()))])
+        }
+        Error::Unreachable { address, .. } | Error::DataPath { address, .. } => {
+            ("Unreachable", vec![("address", Text(address.to_string()))])
+        }
+        Error::Version { .. } => refused("version"),
+        Error::Tls(_) => refused("tls"),
+        Error::Refused { code, .. } => refused(name_of(*code)),
+        Error::Deadline { waited, ranks, .. } => (
+            "Deadline",
+            vec![("ranks", Ranks(ranks.clone())), ("waited", Seconds(waited.as_secs_f64()))],
+        ),
+        Error::Aborted(reason) => of_abort(reason),
+        Error::CallMismatch { .. } => ("CallMismatch", rank(None)),
+        Error::OutOfRange(_) | Error::Format(_) => ("Unsupported", vec![]),
+        Error::Host(error) => of_host(error),
+        Error::Mesh(error) => of_mesh(error),
+        Error::DataLost { ranks, .. } => lost(ranks.first().copied(), ranks.clone()),
+        // Of an earlier call; the one that was interrupted raised what the signal's handler did.
+        Error::Closed | Error::Interrupted(_) => ("Closed", vec![]),
+        Error::Forked => ("Forked", vec![]),
+        Error::AggregatorLost(_) | Error::Ring { .. } => ("AggregatorLost", vec![]),
+        _ => ("Error", vec![]),
+    }
+}
+
+fn refused(code: &'static str) -> Described {
+    ("Refused", vec![("code", Value::Text(code.into()))])
+}
+
+fn rank(rank: Option<u16>) -> Vec<(&'static str, Value)> {
+    vec![("rank", Value::Rank(rank))]
+}
+
+fn lost(one: Option<u16>, all: Vec<u16>) -> Described {
+    ("MemberLost", vec![("rank", Value::Rank(one)), ("ranks", Value::Ranks(all))])
+}
+
+fn late(ranks: Vec<u16>) -> Described {
+    ("Deadline", vec![("ranks", Value::Ranks(ranks))])
+}
+
+fn of_abort(reason: &AbortReason) -> Described {
+    match reason {
+        AbortReason::MemberLost { rank } => lost(Some(*rank), vec![*rank]),
+        AbortReason::CallMismatch { rank: by, .. } => ("CallMismatch", rank(Some(*by))),
+        AbortReason::Member { rank: by, .. } => ("Aborted", rank(Some(*by))),
+        AbortReason::Timeout { ranks, .. } => late(ranks.clone()),
+        _ => ("Aborted", rank(None)),
+    }
+}
+
+/// The processes of one host. Their errors count ranks on the host, which the words say.
+fn of_host(error: &xdp_agg_host::Error) -> Described {
+    use xdp_agg_host::Error as Host;
+    match error {
+        Host::Config { name, problem } => (
+            "Config",
+            vec![("name", Value::Text((*name).into())), ("problem", Value::Text(problem.clone()))],
+        ),
+        Host::NameInUse { .. } => refused("busy"),
+        Host::Mismatch { .. } => ("CallMismatch", rank(None)),
+        Host::PeerLost { .. } | Host::PeerLeft { .. } => lost(None, vec![]),
+        Host::Deadline { .. } => late(vec![]),
+        Host::Elsewhere { .. } => ("Aborted", rank(None)),
+        _ => ("Error", vec![]),
+    }
+}
+
+/// Collectives among the workers themselves.
+fn of_mesh(error: &xdp_agg_mesh::Error) -> Described {
+    use xdp_agg_mesh::Error as Mesh;
+    match error {
+        Mesh::Setting { name, problem } => (
+            "Config",
+            vec![("name", Value::Text((*name).into())), ("problem", Value::Text(problem.clone()))],
+        ),
+        Mesh::MissingRanks { .. } | Mesh::Deadline { .. } => late(error.ranks()),
+        Mesh::Unreachable { .. } | Mesh::PeerLost { .. } => {
+            lost(error.ranks().first().copied(), error.ranks())
+        }
+        Mesh::Mismatch { .. } => ("CallMismatch", rank(error.ranks().first().copied())),
+        Mesh::Refused { .. } | Mesh::Stopped { .. } => {
+            ("Aborted", rank(error.ranks().first().copied()))
+        }
+        Mesh::Argument(_) => ("Unsupported", vec![]),
+        _ => ("Error", vec![]),
+    }
+}
+
+fn name_of(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::Version => "version",
+        ErrorCode::Protocol => "protocol",
+        ErrorCode::Invalid => "invalid",
+        ErrorCode::RankTaken => "rank_taken",
+        ErrorCode::WorldSize => "world_size",
+        ErrorCode::NoRoom => "no_room",
+        ErrorCode::NoJob => "no_job",
+        ErrorCode::Busy => "busy",
+        ErrorCode::Engine => "engine",
+        ErrorCode::Unauthorised => "unauthorised",
+        ErrorCode::Limit => "limit",
+    }
+}

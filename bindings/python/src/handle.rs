@@ -1,0 +1,87 @@
+//! A call in flight.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+use xdp_agg_client::lent::InFlight;
+
+use crate::calls;
+use crate::open::Open;
+use crate::report::Report;
+
+/// A call in flight. The array belongs to the call until it is done, and is kept until then, also
+/// if the handle is dropped.
+#[pyclass(module = "xdp_agg", name = "Handle", frozen, weakref)]
+pub(crate) struct Handle {
+    flight: InFlight,
+    /// As long as somebody may wait, the communicator lives.
+    open: Arc<Open>,
+}
+
+impl Handle {
+    pub(crate) fn new(flight: InFlight, open: &Arc<Open>) -> Self {
+        Self { flight, open: Arc::clone(open) }
+    }
+
+    pub(crate) const fn flight(&self) -> &InFlight {
+        &self.flight
+    }
+}
+
+#[pymethods]
+impl Handle {
+    /// Whether the call has ended, with a result or an error. Does not wait.
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.open.caller(py)?;
+        Ok(self.flight.is_done())
+    }
+
+    /// Waits for the end of the call; other threads run meanwhile, and Ctrl-C is heard. May be
+    /// called again.
+    ///
+    /// timeout: seconds; None: as long as the call's deadline lets it live.
+    ///
+    /// Raises TimeoutError if the call is still in flight then, and the call's own error
+    /// (`xdp_agg.Error`) if it failed.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Report> {
+        self.open.caller(py)?;
+        let at_most = match timeout {
+            Some(0.0) => Some(Duration::ZERO),
+            Some(time) => Some(calls::seconds("timeout", time)?),
+            None => None,
+        };
+        let ended = calls::wait(py, at_most, |slice| self.flight.wait(slice))?;
+        let result = ended.ok_or_else(|| {
+            let time = at_most.unwrap_or_default();
+            PyTimeoutError::new_err(format!("the call is still in flight after {time:?}"))
+        })?;
+        calls::report(py, result, self.open.world_size())
+    }
+
+    /// Has `call(handle)` called once when the call has ended, on a thread of its own, or soon if
+    /// it has ended already. It may wait for other calls.
+    fn on_done(slf: &Bound<'_, Self>, call: Py<PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let this = slf.get();
+        this.open.caller(py)?;
+        calls::check_callable(call.bind(py))?;
+        this.open.pool().prepare()?;
+        let pool = this.open.pool().clone();
+        let handle = slf.clone().unbind();
+        this.flight.on_done(move |_| {
+            pool.give(Box::new(move |py| {
+                if let Err(error) = call.call1(py, (handle,)) {
+                    error.write_unraisable(py, Some(call.bind(py)));
+                }
+            }));
+        });
+        Ok(())
+    }
+
+    fn __repr__(&self) -> &'static str {
+        if self.flight.is_done() { "<xdp_agg.Handle: done>" } else { "<xdp_agg.Handle: in flight>" }
+    }
+}

@@ -1,0 +1,43 @@
+//! The extension module `xdp_agg._xdp_agg`: the worker library of xdp-agg for Python.
+//!
+//! * `communicator`, `handle`, `report`: the classes. `array`, `dlpack`: what can be summed.
+//! * `calls`: arguments, and carrying calls out while other Python threads run and signals are
+//!   heard.
+//! * `open`: the ends of communicators. `pool`: threads that call Python. `memory`: all `unsafe`.
+#![deny(unsafe_code)]
+
+mod array;
+mod calls;
+mod communicator;
+mod connect;
+mod dlpack;
+mod errors;
+mod handle;
+mod memory;
+mod open;
+mod pool;
+mod report;
+mod settings;
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// Whoever waits asks this often whether there is a signal to handle.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What `xdp_agg` is made of; not an interface of its own.
+#[pymodule]
+fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("CONTROL_VERSION", xdp_agg_common::control::CONTROL_VERSION)?;
+    module.add("CONTROL_PORT", xdp_agg_common::control::CONTROL_PORT)?;
+    module.add("DATA_PORT", xdp_agg_common::wire::DATA_PORT)?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<handle::Handle>()?;
+    module.add_class::<report::Report>()?;
+    let close_all = wrap_pyfunction!(open::_close_all, module)?;
+    module.add_function(close_all.clone())?;
+    module.py().import("atexit")?.call_method1("register", (close_all,))?;
+    Ok(())
+}

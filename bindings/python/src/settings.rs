@@ -1,0 +1,137 @@
+//! What a communicator needs to know: from arguments, and otherwise from the environment.
+
+use std::collections::HashMap;
+use std::env::var_os;
+use std::ffi::OsString;
+use std::fmt::Display;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use xdp_agg_client::lent::Settings;
+use xdp_agg_client::{Builder, Error};
+
+use crate::calls;
+
+const ADDRESS: &str = "XDP_AGG_ADDR";
+const TOPOLOGY: &str = "XDP_AGG_TOPOLOGY";
+const STRATEGY: &str = "XDP_AGG_STRATEGY";
+const JOB: &str = "XDP_AGG_JOB";
+
+/// What launchers say of this process's place on its host. It is right for the launcher's world
+/// alone.
+const LOCAL: [&str; 7] = [
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "GROUP_RANK",
+];
+
+/// Arguments, under the names of the variables that they go before.
+#[derive(Debug, Default)]
+pub(crate) struct Given {
+    values: HashMap<&'static str, String>,
+    precision: Option<String>,
+    exact_up_to: Option<usize>,
+}
+
+impl Given {
+    /// An argument, if it was given.
+    pub(crate) fn set(&mut self, variable: &'static str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.values.insert(variable, value.to_string());
+        }
+    }
+
+    /// Where the processes of a host sum among themselves first.
+    pub(crate) fn set_in_host(&mut self, in_host: Option<bool>) {
+        self.set("XDP_AGG_IN_HOST", in_host.map(|on| if on { "on" } else { "off" }));
+    }
+
+    /// `"block"`, `"fixed:1e7"`, or the number of a fixed scale.
+    pub(crate) fn set_scaling(&mut self, scaling: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(scaling) = scaling else { return Ok(()) };
+        let text = match (scaling.extract::<String>(), scaling.extract::<f64>()) {
+            (Ok(name), _) => name,
+            (_, Ok(scale)) => format!("fixed:{scale}"),
+            _ => {
+                return Err(PyTypeError::new_err(
+                    "scaling is \"block\", \"fixed:1e7\" or a number",
+                ));
+            }
+        };
+        self.set("XDP_AGG_SCALING", Some(text));
+        Ok(())
+    }
+
+    /// Precision of all calls, and the size up to which they are exact if none is given.
+    pub(crate) fn set_numbers(&mut self, precision: Option<String>, exact_up_to: Option<usize>) {
+        self.precision = precision;
+        self.exact_up_to = exact_up_to;
+    }
+
+    /// The job's name.
+    pub(crate) fn job(&self) -> String {
+        let found = self.lookup(JOB).map(|name| name.to_string_lossy().into_owned());
+        found.unwrap_or_else(|| "default".into())
+    }
+
+    /// The settings of the client, checked as those of the environment are.
+    ///
+    /// # Errors
+    /// A value that cannot be understood, under the name of its variable.
+    pub(crate) fn builder(&self) -> Result<Builder, Error> {
+        Builder::from_values(|name| self.lookup(name))
+    }
+
+    /// How numbers are summed.
+    ///
+    /// # Errors
+    /// `ValueError`: no such precision; a variable that cannot be understood.
+    pub(crate) fn settings(&self, py: Python<'_>) -> PyResult<Settings> {
+        let found = Settings::from_env().map_err(|error| crate::errors::exception(py, &error))?;
+        let named = self.precision.as_deref().map(calls::precision).transpose()?;
+        Ok(Settings {
+            precision: named.or(found.precision),
+            exact_up_to: self.exact_up_to.unwrap_or(found.exact_up_to),
+        })
+    }
+
+    fn lookup(&self, name: &'static str) -> Option<OsString> {
+        if let Some(value) = self.values.get(name) {
+            return Some(value.into());
+        }
+        let has = |name| self.values.contains_key(name);
+        let is_other_world = has("RANK") || has("WORLD_SIZE");
+        let is_overruled = (is_other_world && LOCAL.contains(&name))
+            // Either names the aggregators; what was given goes before what was found.
+            || (has(ADDRESS) && [TOPOLOGY, STRATEGY].contains(&name))
+            || (has(TOPOLOGY) && name == ADDRESS);
+        if is_overruled { None } else { var_os(name) }
+    }
+}
+
+/// A number that may be too large, or below 0, for the client to have a place for it: its own words
+/// say so then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Number(i128);
+
+impl<'py> FromPyObject<'_, 'py> for Number {
+    type Error = PyErr;
+
+    fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let index = number.call_method0("__index__").map_err(|_| {
+            PyTypeError::new_err(format!("{} is no whole number", number.get_type()))
+        })?;
+        let wrong = |_| PyValueError::new_err(format!("{index} is too large"));
+        index.extract().map(Self).map_err(wrong)
+    }
+}
+
+impl Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}

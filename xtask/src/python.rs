@@ -1,0 +1,155 @@
+//! The Python package: `cargo xtask python` runs its tests, `cargo xtask test` does so besides, and
+//! `cargo xtask ci` checks its types and style.
+//!
+//! They need PyTorch, from the network, once. On a person's machine that cannot get it they are
+//! left out with a message; a CI service sets `CI`, and there that is a failure.
+
+mod extension;
+mod interpreter;
+mod outcome;
+mod recipe;
+mod venv;
+mod wheel;
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell::{root, run, say, step, target};
+use crate::test::{Tally, watch};
+use crate::{build, setup};
+pub(crate) use recipe::NEWEST_TORCH;
+use venv::Venv;
+pub(crate) use wheel::{Args as WheelArgs, main as wheel};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The version of PyTorch.
+    #[arg(long, value_name = "VERSION", default_value = NEWEST_TORCH)]
+    torch: String,
+    /// Check types and style instead, as `cargo xtask ci` does.
+    #[arg(long)]
+    check: bool,
+    /// Handed on to pytest, which runs in bindings/python: `-k name`, `-x`, `tests/test_import.py`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// `cargo xtask python`.
+pub(crate) fn main(args: &Args) -> Result<()> {
+    setup::ensure_tests()?;
+    let venv = Venv::with_torch(&args.torch)?;
+    if args.check {
+        return check_in(&venv);
+    }
+    build::for_tests()?;
+    let (_, success) = pytest(&venv, &args.arguments)?;
+    if !success {
+        bail!("tests of the Python package failed; the messages are above");
+    }
+    Ok(())
+}
+
+/// `cargo xtask setup --python`.
+pub(crate) fn setup(torch: &str) -> Result<()> {
+    let venv = Venv::with_torch(torch)?;
+    say(&format!("torch {torch} is in {}", venv.directory().display()));
+    Ok(())
+}
+
+/// A Python with the newest PyTorch and this package, after `build::with_extension`.
+pub(crate) fn interpreter(release: bool) -> Result<PathBuf> {
+    let venv = Venv::with_torch(NEWEST_TORCH)?;
+    extension::install(&venv, release)?;
+    Ok(venv.program("python"))
+}
+
+/// The tests, with the newest PyTorch, after `build::for_tests`. What pytest counted, and whether
+/// all went well; nothing where they cannot run.
+pub(crate) fn tests() -> Result<Option<(Tally, bool)>> {
+    let Some(venv) = available("its tests")? else { return Ok(None) };
+    pytest(&venv, &[]).map(Some)
+}
+
+/// Types and style.
+pub(crate) fn check() -> Result<()> {
+    match available("its types and style")? {
+        Some(venv) => check_in(&venv),
+        None => Ok(()),
+    }
+}
+
+fn check_in(venv: &Venv) -> Result<()> {
+    let cache = directory();
+    let mut mypy = command(venv);
+    mypy.args(["-m", "mypy", "--cache-dir"]).arg(cache.join("mypy"));
+    let mut lint = command(venv);
+    lint.args(["-m", "ruff", "check", "--cache-dir"]).arg(cache.join("ruff"));
+    let mut format = command(venv);
+    format.args(["-m", "ruff", "format", "--check", "--cache-dir"]).arg(cache.join("ruff"));
+    // All of them, whatever fails.
+    let failed = [mypy, lint, format].into_iter().filter_map(|mut check| run(&mut check).err());
+    let failed: Vec<String> = failed.map(|error| format!("{error:#}")).collect();
+    if !failed.is_empty() {
+        bail!("{} (`ruff format` in bindings/python mends the layout)", failed.join("; "));
+    }
+    Ok(())
+}
+
+/// The environment with the newest PyTorch; without one a message on a person's machine, and a
+/// failure in CI.
+fn available(what: &str) -> Result<Option<Venv>> {
+    match Venv::with_torch(NEWEST_TORCH) {
+        Ok(venv) => Ok(Some(venv)),
+        Err(error) if env::var_os("CI").is_some() => {
+            Err(error.context(format!("the Python package: {what} (CI is set, so it must run)")))
+        }
+        Err(error) => {
+            say(&format!(
+                "LEFT OUT: the Python package, {what}: there is no environment with PyTorch here \
+                 ({error:#}). `cargo xtask setup --python` makes one, with the network"
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// Runs pytest with what has just been built.
+fn pytest(venv: &Venv, arguments: &[String]) -> Result<(Tally, bool)> {
+    extension::install(venv, false)?;
+    let mut pytest = command(venv);
+    pytest.args(["-m", "pytest", "-o"]).arg(format!("cache_dir={}/pytest", directory().display()));
+    pytest.args(arguments).env("XDP_AGG_BIN", target().join("debug/xdp-agg"));
+    if std::io::IsTerminal::is_terminal(&std::io::stdout()) {
+        pytest.env("PY_COLORS", "1");
+    }
+    let mut tally = Tally::default();
+    let text = format!("pytest, with {}", venv.name());
+    let success = step(&text, || {
+        watch(pytest, |line| {
+            if let Some(counts) = outcome::closing_line(line) {
+                tally = counts;
+            }
+        })
+    });
+    Ok((tally, success.context("the tests of the Python package")?))
+}
+
+/// The environment's Python in the package's directory, with its programs first on the `PATH`.
+fn command(venv: &Venv) -> Command {
+    let mut command = venv.python();
+    command.current_dir(sources());
+    command
+}
+
+/// The sources of the package.
+fn sources() -> PathBuf {
+    root().join("bindings/python")
+}
+
+/// Where the environments are, and what the tools keep.
+fn directory() -> PathBuf {
+    target().join("python")
+}
