@@ -48,18 +48,14 @@ def known_sum() -> int:
     return int((tensor != ramp * (world * (world + 1) // 2)).sum())
 
 
-def train(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int
-) -> Any:
+def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> Any:
     """Losses by epoch, averaged over all ranks, and the seconds of each step of this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     losses, steps = [], []
     for epoch in range(epochs):
         # The same order everywhere; each rank takes its share of each batch.
-        order = torch.randperm(
-            len(images), generator=torch.Generator().manual_seed(epoch)
-        )
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         total = torch.zeros(2, dtype=torch.float64)
         for batch in order[: len(order) // BATCH * BATCH].split(BATCH):
             own = batch[rank * len(batch) // world : (rank + 1) * len(batch) // world]
@@ -69,9 +65,7 @@ def train(
             loss.backward()  # gradients are averaged over all ranks meanwhile
             optimizer.step()
             steps.append(time.perf_counter() - start)
-            total += torch.tensor(
-                [loss.item() * len(own), len(own)], dtype=torch.float64
-            )
+            total += torch.tensor([loss.item() * len(own), len(own)], dtype=torch.float64)
         # A loss and a count in one tensor: each is summed exactly, whatever stands beside it.
         dist.all_reduce(total)
         losses.append(float(total[0] / total[1]))
@@ -81,26 +75,18 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--backend", default="xdp-agg")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument(
-        "--out", type=Path, help="where rank 0 writes what came of it, as JSON"
-    )
+    parser.add_argument("--out", type=Path, help="where rank 0 writes what came of it, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     images, labels = load()
     dist.init_process_group(args.backend)
-    layers = nn.Sequential(
-        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()
-    )
+    layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
     model = nn.parallel.DistributedDataParallel(layers.append(nn.Linear(512, 10)))
-    losses, steps = train(
-        model, images[TEST_IMAGES:], labels[TEST_IMAGES:], args.epochs
-    )
+    losses, steps = train(model, images[TEST_IMAGES:], labels[TEST_IMAGES:], args.epochs)
     with torch.no_grad():
         shown = model(images[:TEST_IMAGES]).argmax(dim=1)
     accuracy = float((shown == labels[:TEST_IMAGES]).float().mean())
@@ -123,9 +109,7 @@ def main() -> None:
             "wrong": wrong,
             "stats": xdp_agg.torch.stats()["communicator"] if ours else {},
         }
-        print(
-            f"accuracy {accuracy:.4f}, {statistics.median(steps) * 1e3:.1f} ms a step"
-        )
+        print(f"accuracy {accuracy:.4f}, {statistics.median(steps) * 1e3:.1f} ms a step")
         if args.out:
             args.out.write_text(json.dumps(record))
     dist.destroy_process_group()

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use xdp_agg_client::Error;
 use xdp_agg_client::lent::{DataType, Options, Outcome, Precision, Reduction, Task, UnknownName};
 
-use crate::errors::exception;
+use crate::errors::{World, exception_in};
 use crate::handle::Handle;
 use crate::memory::Loan;
 use crate::open::Open;
@@ -116,7 +116,7 @@ pub(crate) fn run(
     });
     match raised {
         Some(raised) => Err(raised),
-        None => report(py, done, open.world_size()),
+        None => report(py, done, open.world()),
     }
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn start(
 ) -> PyResult<Handle> {
     let caller = open.caller(py)?;
     let flight = py.detach(|| loan.start(caller, task, options));
-    let flight = flight.map_err(|error| exception(py, &error))?;
+    let flight = flight.map_err(|error| exception_in(py, &error, open.world()))?;
     let keep = loan.take_keep();
     // The reference is given up there and then, or, where Python is busy, at its next call of ours.
     flight.on_done(move |_| drop(keep));
@@ -143,14 +143,14 @@ pub(crate) fn start(
 /// Tells Python of a call's end on a thread of the pool: `done(None, report)`, or
 /// `done(exception, None)`. `keep` is held until then.
 pub(crate) fn tell(open: &Open, handle: &Handle, done: Py<PyAny>, keep: Py<PyAny>) {
-    let (pool, world_size) = (open.pool().clone(), open.world_size());
+    let (pool, world) = (open.pool().clone(), open.world());
     handle.flight().on_done(move |result| {
         let result = result.clone();
         pool.give(Box::new(move |py| {
             let called = match result {
-                Ok(outcome) => done.call1(py, (py.None(), Report::new(outcome, world_size))),
+                Ok(outcome) => done.call1(py, (py.None(), Report::new(outcome, world.size))),
                 Err(error) => {
-                    let error = exception(py, &error).into_value(py);
+                    let error = exception_in(py, &error, world).into_value(py);
                     done.call1(py, (error, py.None()))
                 }
             };
@@ -236,7 +236,9 @@ pub(crate) fn wait<T: Send>(
 pub(crate) fn report(
     py: Python<'_>,
     result: Result<Outcome, Error>,
-    world_size: u16,
+    world: World,
 ) -> PyResult<Report> {
-    result.map(|outcome| Report::new(outcome, world_size)).map_err(|error| exception(py, &error))
+    result
+        .map(|outcome| Report::new(outcome, world.size))
+        .map_err(|error| exception_in(py, &error, world))
 }

@@ -105,7 +105,7 @@ impl Communicator {
         given.set("XDP_AGG_STRATEGY", strategy);
         let settings = given.settings(py)?;
         let builder = given.builder().map_err(|error| exception(py, &error))?;
-        let caller = connect(py, builder, settings)?;
+        let caller = connect(py, builder, settings, given.world())?;
         Ok(Self { open: Open::new(caller, py), job: given.job() })
     }
 
@@ -305,7 +305,7 @@ impl Communicator {
     /// Number of workers.
     #[getter]
     fn world_size(&self) -> u16 {
-        self.open.world_size()
+        self.open.world().size
     }
 
     /// Number of this host's processes that sum over shared memory first.
@@ -376,7 +376,7 @@ impl Communicator {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let (job, size) = (&self.job, self.open.world_size());
+        let (job, size) = (&self.job, self.open.world().size);
         match self.open.caller(py) {
             Ok(_) if self.open.is_closed() => format!("<xdp_agg.Communicator {job:?}: closed>"),
             Ok(caller) => {

@@ -11,7 +11,7 @@ use xdp_agg_client::lent::{Caller, Settings};
 use xdp_agg_client::{Builder, Error};
 
 use crate::calls;
-use crate::errors::exception;
+use crate::errors::{World, exception_in};
 
 type Joined = Result<Caller, Error>;
 
@@ -20,7 +20,12 @@ type Joined = Result<Caller, Error>;
 ///
 /// # Errors
 /// The client's, or what a signal's handler raises.
-pub(crate) fn connect(py: Python<'_>, builder: Builder, settings: Settings) -> PyResult<Caller> {
+pub(crate) fn connect(
+    py: Python<'_>,
+    builder: Builder,
+    settings: Settings,
+    world: World,
+) -> PyResult<Caller> {
     let (sender, joined) = channel();
     let named = thread::Builder::new().name("xdp-agg-join".into());
     let thread = named.spawn(move || {
@@ -31,7 +36,7 @@ pub(crate) fn connect(py: Python<'_>, builder: Builder, settings: Settings) -> P
     let caller = calls::wait(py, None, |slice| receive(&joined, slice))?;
     py.detach(|| drop(thread.join()));
     match caller.flatten() {
-        Some(caller) => caller.map_err(|error| exception(py, &error)),
+        Some(caller) => caller.map_err(|error| exception_in(py, &error, world)),
         None => Err(PyRuntimeError::new_err("joining the job panicked; please report this")),
     }
 }

@@ -18,6 +18,28 @@ enum Value {
 /// Name of the class, and attributes.
 type Described = (&'static str, Vec<(&'static str, Value)>);
 
+/// Where this process is, for errors and reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct World {
+    /// Number of workers.
+    pub(crate) size: u16,
+    /// The first rank of this host: ranks are numbered host by host.
+    pub(crate) first_of_host: u16,
+}
+
+/// The exception for an error of a call, or of joining. Errors of the processes of a host count
+/// ranks on that host, and get the world's here.
+pub(crate) fn exception_in(py: Python<'_>, error: &Error, world: World) -> PyErr {
+    let Error::Host(of_this) = error else { return exception(py, error) };
+    let ranks = host_ranks(of_this, world.first_of_host);
+    let text = match ranks[..] {
+        [] => error.to_string(),
+        [rank] => format!("rank {rank}: {error}"),
+        _ => format!("ranks {ranks:?}: {error}"),
+    };
+    make(py, &text, of_host(of_this, ranks))
+}
+
 /// The exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     make(py, &error.to_string(), describe(error))
@@ -65,7 +87,7 @@ fn describe(error: &Error) -> Described {
         Error::Aborted(reason) => of_abort(reason),
         Error::CallMismatch { .. } => ("CallMismatch", rank(None)),
         Error::OutOfRange(_) | Error::Format(_) => ("Unsupported", vec![]),
-        Error::Host(error) => of_host(error),
+        Error::Host(error) => of_host(error, vec![]),
         Error::Mesh(error) => of_mesh(error),
         Error::DataLost { ranks, .. } => lost(ranks.first().copied(), ranks.clone()),
         // Of an earlier call; the one that was interrupted raised what the signal's handler did.
@@ -102,9 +124,23 @@ fn of_abort(reason: &AbortReason) -> Described {
     }
 }
 
-/// The processes of one host. Their errors count ranks on the host, which the words say.
-fn of_host(error: &xdp_agg_host::Error) -> Described {
+/// The ranks that an error of the processes of a host names.
+fn host_ranks(error: &xdp_agg_host::Error, first: u16) -> Vec<u16> {
     use xdp_agg_host::Error as Host;
+    let local: &[usize] = match error {
+        Host::PeerLost { local_rank, .. }
+        | Host::PeerLeft { local_rank }
+        | Host::Elsewhere { local_rank, .. } => std::slice::from_ref(local_rank),
+        Host::Deadline { waiting_for, .. } => waiting_for,
+        _ => &[],
+    };
+    local.iter().filter_map(|local| first.checked_add(u16::try_from(*local).ok()?)).collect()
+}
+
+/// The processes of one host; `ranks` are those of [`host_ranks`].
+fn of_host(error: &xdp_agg_host::Error, ranks: Vec<u16>) -> Described {
+    use xdp_agg_host::Error as Host;
+    let one = ranks.first().copied();
     match error {
         Host::Config { name, problem } => (
             "Config",
@@ -112,9 +148,9 @@ fn of_host(error: &xdp_agg_host::Error) -> Described {
         ),
         Host::NameInUse { .. } => refused("busy"),
         Host::Mismatch { .. } => ("CallMismatch", rank(None)),
-        Host::PeerLost { .. } | Host::PeerLeft { .. } => lost(None, vec![]),
-        Host::Deadline { .. } => late(vec![]),
-        Host::Elsewhere { .. } => ("Aborted", rank(None)),
+        Host::PeerLost { .. } | Host::PeerLeft { .. } => lost(one, ranks),
+        Host::Deadline { .. } => late(ranks),
+        Host::Elsewhere { .. } => ("Aborted", rank(one)),
         _ => ("Error", vec![]),
     }
 }

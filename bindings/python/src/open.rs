@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use pyo3::prelude::*;
 use xdp_agg_client::lent::Caller;
 
-use crate::errors::forked;
+use crate::errors::{World, forked};
 use crate::pool::Pool;
 
 /// All communicators of this process and those it was forked from, and their threads. Locked by who
@@ -30,19 +30,21 @@ pub(crate) struct Open {
     pool: Pool,
     /// The process that made it.
     process: u32,
-    world_size: u16,
+    world: World,
     is_closed: AtomicBool,
 }
 
 impl Open {
     /// Takes care of a communicator from now on.
     pub(crate) fn new(caller: Caller, _: Python<'_>) -> Arc<Self> {
-        let world_size = caller.communicator().world_size();
+        let communicator = caller.communicator();
+        let (rank, size) = (communicator.rank(), communicator.world_size());
+        let world = World { size, first_of_host: rank - rank % communicator.local_size().max(1) };
         let process = std::process::id();
         let pool = Pool::default();
         let is_closed = AtomicBool::new(false);
         let listed = pool.clone();
-        let open = Arc::new(Self { caller, pool, process, world_size, is_closed });
+        let open = Arc::new(Self { caller, pool, process, world, is_closed });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         // What they hold is not to be touched, nor to be dropped.
         let of_parents = all.extract_if(.., |listed| listed.process != process);
@@ -64,8 +66,8 @@ impl Open {
         &self.pool
     }
 
-    pub(crate) const fn world_size(&self) -> u16 {
-        self.world_size
+    pub(crate) const fn world(&self) -> World {
+        self.world
     }
 
     pub(crate) fn is_closed(&self) -> bool {

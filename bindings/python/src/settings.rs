@@ -11,6 +11,7 @@ use xdp_agg_client::lent::Settings;
 use xdp_agg_client::{Builder, Error};
 
 use crate::calls;
+use crate::errors::{World, exception};
 
 const ADDRESS: &str = "XDP_AGG_ADDR";
 const TOPOLOGY: &str = "XDP_AGG_TOPOLOGY";
@@ -78,6 +79,18 @@ impl Given {
         found.unwrap_or_else(|| "default".into())
     }
 
+    /// Where this process is, as far as that is known before it has joined.
+    pub(crate) fn world(&self) -> World {
+        let number = |names: &[&'static str]| -> Option<u16> {
+            let found = names.iter().find_map(|name| self.lookup(name))?;
+            found.to_str()?.trim().parse().ok()
+        };
+        let rank = number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0);
+        let size = number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
+        let local = number(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]);
+        World { size, first_of_host: rank - rank % local.unwrap_or(1).max(1) }
+    }
+
     /// The settings of the client, checked as those of the environment are.
     ///
     /// # Errors
@@ -91,7 +104,7 @@ impl Given {
     /// # Errors
     /// `ValueError`: no such precision; a variable that cannot be understood.
     pub(crate) fn settings(&self, py: Python<'_>) -> PyResult<Settings> {
-        let found = Settings::from_env().map_err(|error| crate::errors::exception(py, &error))?;
+        let found = Settings::from_env().map_err(|error| exception(py, &error))?;
         let named = self.precision.as_deref().map(calls::precision).transpose()?;
         Ok(Settings {
             precision: named.or(found.precision),

@@ -10,9 +10,12 @@ from tests import networks
 from tests.workers import Workers, binary, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[str]:
-    """Control address of a daemon that sums in user space, on loopback."""
+    """Control address of a daemon that sums in user space, on loopback.
+
+    Each module has its own: what one leaves behind is no other's trouble.
+    """
     if not binary().exists():
         pytest.skip(f"no daemon at {binary()}: cargo build, or set XDP_AGG_BIN")
     arguments = ["--engine", "userspace", "--control", "127.0.0.1:0", "--data-port", "0"]

@@ -295,3 +295,31 @@ except KeyboardInterrupt:
     running.signal(0, signal.SIGINT)
     assert running.finish()[0].check().out.endswith("interrupted\n")
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("call", ["comm.all_reduce(a)", "comm.start(a).wait()"])
+def test_workers_of_one_host_sum_and_name_who_is_lost(workers: Workers, call: str) -> None:
+    script = f"""
+os.environ |= {{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}}
+comm = xdp_agg.Communicator()
+assert comm.local_size == world
+for name in ("float32", "int16", "bool"):
+    array = np.ones(5000, name)
+    comm.all_reduce(array)
+    assert (array == (world if name != "bool" else 1)).all(), array
+print("ready", flush=True)
+if rank == 2:
+    time.sleep(60)
+a = np.ones(10)
+try:
+    {call}
+except xdp_agg.MemberLost as error:
+    print(error.rank, "rank 2" in str(error))
+"""
+    running = workers.start(script, 3)
+    running.lines()
+    time.sleep(0.3)
+    running.signal(2, signal.SIGKILL)
+    ended = running.finish(60)
+    for one in ended[:2]:
+        assert one.check().out.splitlines()[-1] == "2 True", one

@@ -37,7 +37,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_base()?;
     let tools = Venv::tools()?;
     let wheel = step("building the wheel", || build(&tools))?;
-    step("checking the wheel", || audit(&tools, &wheel))?;
+    step("checking the wheel", || {
+        whole_and_clean(&tools, &wheel)?;
+        audit(&tools, &wheel)
+    })?;
     for version in IMPORTED_BY {
         import(version, &wheel)?;
     }
@@ -69,6 +72,25 @@ fn build(tools: &Venv) -> Result<PathBuf> {
         [wheel] => Ok(wheel.clone()),
         _ => bail!("maturin made {} files in {}, not one", files.len(), directory.display()),
     }
+}
+
+/// The sources lie where the tests import them: nothing of that may come along.
+fn whole_and_clean(tools: &Venv, wheel: &Path) -> Result<()> {
+    let list = output(tools.python().args(["-m", "zipfile", "-l"]).arg(wheel))?;
+    let names = || list.lines().filter_map(|line| line.split(' ').next());
+    let strays: Vec<&str> =
+        names().filter(|name| name.contains("__pycache__") || name.contains(".new-")).collect();
+    if !strays.is_empty() {
+        bail!(
+            "the wheel holds what is no source: {}. See `exclude` in pyproject.toml",
+            strays.join(", ")
+        );
+    }
+    let extensions = names().filter(|name| name.ends_with(".so")).count();
+    if extensions != 1 || !names().any(|name| name == "xdp_agg/py.typed") {
+        bail!("the wheel should hold one .so and xdp_agg/py.typed. It holds:\n{list}");
+    }
+    Ok(())
 }
 
 /// What it asks of the system, and what it calls of Python.

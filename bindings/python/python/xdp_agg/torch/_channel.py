@@ -188,7 +188,9 @@ class Channel:
     def _work(
         self, result: Any, finish: Callable[[], None] | None, device: torch.device | None = None
     ) -> Work:
-        work = Work(result, finish, None if device is None else [device])
+        # Whatever has no number has no streams.
+        devices = [device] if device is not None and device.index is not None else None
+        work = Work(result, finish, devices)
         work.owner = self._failed
         return work
 

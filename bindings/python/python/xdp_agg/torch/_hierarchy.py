@@ -105,7 +105,7 @@ class Hosts:
                 padded = torch.cat([buffer, buffer.new_zeros(missing)])
             share = padded.new_empty(padded.numel() // self._processes)
             inside = dist.reduce_scatter_tensor(share, padded, group=self._inside, async_op=True)
-        devices = None if buffer.device.type == "cpu" else [buffer.device]
+        devices = None if buffer.device.index is None else [buffer.device]
         work = Work(buffer, None, devices)
         future: Future[Tensor] = work.get_future()
         self._buckets.put(_Bucket(buffer, padded, share, inside, work))
