@@ -48,10 +48,13 @@ fn clippy() -> Result<()> {
 }
 
 fn documentation() -> Result<()> {
-    // Libraries only: the program `xdp-agg` and the library `xdp_agg` would share a directory.
+    // Libraries only: the program `xdp-agg` and the library `xdp_agg` would share a directory. So
+    // would the library for C, whose documentation is its header.
     run(cargo().env("RUSTDOCFLAGS", OsStr::new("-D warnings")).args([
         "doc",
         "--workspace",
+        "--exclude",
+        "xdp-agg-c",
         "--no-deps",
         "--lib",
     ]))
