@@ -26,6 +26,7 @@ mod caller;
 mod copies;
 mod flight;
 mod floats;
+mod guess;
 mod integers;
 mod memory;
 mod order;

@@ -37,6 +37,13 @@ pub struct Span {
     special: bool,
 }
 
+impl std::fmt::Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { top, low, special } = self;
+        write!(f, "{low}..{top}{}", if *special { "+" } else { "" })
+    }
+}
+
 impl Span {
     /// Of zeros.
     pub const EMPTY: Self = Self { top: 0, low: 0, special: false };
@@ -51,8 +58,8 @@ impl Span {
     /// For the other workers.
     #[must_use]
     pub fn keys(self) -> [i32; KEYS] {
-        let none = self.top <= self.low;
-        let [top, low] = if none { [0; 2] } else { [self.top + OFFSET, OFFSET - self.low] };
+        let [top, low] =
+            if self.is_empty() { [0; 2] } else { [self.top + OFFSET, OFFSET - self.low] };
         [top, low, self.special.into()]
     }
 
@@ -66,8 +73,35 @@ impl Span {
         Self { top: top - OFFSET, low: OFFSET - low, special }
     }
 
+    /// Without room for infinities and NaNs.
+    #[must_use]
+    pub const fn of_numbers(self) -> Self {
+        Self { special: false, ..self }
+    }
+
+    /// Both.
+    #[must_use]
+    pub fn joined(mut self, other: Self) -> Self {
+        self.special |= other.special;
+        if !other.is_empty() {
+            self.join(other.top, other.low);
+        }
+        self
+    }
+
+    /// All that is in the other has room in this.
+    #[must_use]
+    pub const fn holds(self, other: Self) -> bool {
+        let fits = other.is_empty() || other.top <= self.top && other.low >= self.low;
+        fits && (self.special || !other.special)
+    }
+
+    const fn is_empty(self) -> bool {
+        self.top <= self.low
+    }
+
     fn join(&mut self, top: i32, low: i32) {
-        if self.top <= self.low {
+        if self.is_empty() {
             (self.top, self.low) = (top, low);
         } else {
             (self.top, self.low) = (self.top.max(top), self.low.min(low));
@@ -116,6 +150,17 @@ impl Digits {
     #[must_use]
     pub fn rows(self, span: Span) -> usize {
         self.digits(span) + if span.special { SPECIALS } else { 0 }
+    }
+
+    /// As wide as its rows are: a third of the further bits are above.
+    #[must_use]
+    pub fn filled(self, span: Span) -> Span {
+        if span.is_empty() {
+            return span;
+        }
+        let spare = (self.digits(span) as u32 * self.width) as i32 - (span.top - span.low);
+        let above = spare / 3;
+        Span { top: span.top + above, low: span.low - (spare - above), ..span }
     }
 
     fn digits(self, span: Span) -> usize {

@@ -113,7 +113,11 @@ class Checker:
         """One call."""
         kind = str(self.rng.choice([*FLOATS, *FLOATS, *INTEGERS, "bool"]))
         longest = int(self.rng.choice([4, 40, 400, 3000], p=[0.7, 0.25, 0.045, 0.005]))
-        shape = (self.comm.world_size, int(self.rng.integers(1, longest + 1)))
+        length = int(self.rng.integers(1, longest + 1))
+        if self.rng.random() < 0.08:
+            # Spans of exact sums are guessed by those of the last call of the same length.
+            length = int(self.rng.choice([17, 100, 256]))
+        shape = (self.comm.world_size, length)
         if kind in FLOATS:
             self.call_floats(number, kind, shape)
         else:

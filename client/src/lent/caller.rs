@@ -12,6 +12,7 @@ use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_numbers::exact::Digits;
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling, bf16, f16};
 
+use super::guess::Guesses;
 use super::order::Order;
 use super::started::Threads;
 use super::{DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Settings, Stats};
@@ -47,6 +48,8 @@ pub(super) struct Inner {
     /// For the job in which something is summed again.
     builder: Builder,
     side: Mutex<Option<Arc<Communicator>>>,
+    /// Of the spans of exact sums.
+    pub(super) guesses: Mutex<Guesses>,
     /// In which calls begin.
     pub(super) begins: Order,
     /// In which they end, as far as they do something again.
@@ -123,6 +126,7 @@ impl Caller {
             repeats,
             builder,
             side: Mutex::default(),
+            guesses: Mutex::default(),
             begins: Order::default(),
             ends: Order::default(),
             threads: Mutex::default(),

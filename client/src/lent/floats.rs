@@ -5,13 +5,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_numbers::{Element, Op};
 
 use super::caller::{Inner, Rest, Sum};
+use super::guess::Guesses;
 use super::{Memory, Outcome, Precision};
 use crate::blocks::Purpose;
-use crate::call::Report;
+use crate::call::{Call, Report};
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::{Begun, Patience, vector_of};
@@ -48,7 +50,7 @@ fn begin_exact<T: Element>(
     // SAFETY: the memory is this call's, and T what it holds; the slice ends with this function.
     let data = unsafe { memory.elements::<T>() };
     let mut rounds = Rounds::new(inner.digits, communicator, sum);
-    rounds.begin(communicator, data, patience)?;
+    rounds.begin(communicator, data, Some(&inner.guesses), patience)?;
     Ok(Box::new(move |inner, patience| {
         // SAFETY: as above; nothing else has the memory meanwhile.
         let data = unsafe { memory.elements::<T>() };
@@ -99,7 +101,8 @@ fn again<T: Element>(
     let mut all: Vec<T> =
         left_out.iter().flat_map(|range| data[range.clone()].iter().copied()).collect();
     let mut rounds = Rounds::new(inner.digits, &communicator, sum);
-    rounds.begin(&communicator, &mut all, patience)?;
+    // Guesses belong to the order in which calls begin, and this is not it.
+    rounds.begin(&communicator, &mut all, None, patience)?;
     rounds.finish(&communicator, &mut all, patience)?;
     let mut summed = &all[..];
     for range in left_out {
@@ -139,15 +142,27 @@ impl Rounds {
         &mut self,
         communicator: &Communicator,
         data: &mut [T],
+        guesses: Option<&Mutex<Guesses>>,
         patience: &mut Patience<'_>,
     ) -> Result<(), Error> {
         self.what = format!("{} of {} {}", self.what, data.len(), T::TYPE);
         let whole = Span::whole::<T>();
-        self.spans = if self.digits.rows(whole) * data.len() <= AT_ONCE {
-            data.chunks(GROUP).map(|_| whole).collect()
+        if self.digits.rows(whole) * data.len() <= AT_ONCE {
+            self.spans = data.chunks(GROUP).map(|_| whole).collect();
+        } else if let Some(guesses) = guesses {
+            let guess = guesses.lock().take(T::TYPE, data.len(), self.digits);
+            if let Some(spans) = guess {
+                let is_right = self.guessed(spans, communicator, data, patience)?;
+                guesses.lock().was(is_right, T::TYPE, data.len());
+                if is_right {
+                    return Ok(());
+                }
+            }
+            self.spans = self.agree(communicator, data, patience)?;
+            guesses.lock().learn(T::TYPE, data.len(), self.digits, &self.spans);
         } else {
-            self.agree(communicator, data, patience)?
-        };
+            self.spans = self.agree(communicator, data, patience)?;
+        }
         let mut first = 0;
         while first < self.spans.len() {
             if self.flying.len() == PIECES {
@@ -163,6 +178,40 @@ impl Rounds {
             first = last;
         }
         Ok(())
+    }
+
+    /// Sums with these spans, unless a worker has elements without room in them: false then, and
+    /// nothing has been done.
+    fn guessed<T: Element>(
+        &mut self,
+        spans: Vec<Span>,
+        communicator: &Communicator,
+        data: &mut [T],
+        patience: &mut Patience<'_>,
+    ) -> Result<bool, Error> {
+        self.spans = spans;
+        let mut groups = self.spans.iter().zip(data.chunks(GROUP));
+        let fits = groups.all(|(span, group)| span.holds(survey(group)));
+        let all = 0..self.spans.len();
+        let mut rows =
+            if fits { self.encode(all.clone(), data) } else { vec![0; self.lanes(data)] };
+        // How many workers have such elements.
+        rows.push((!fits).into());
+        let spans: Vec<String> = self.spans.iter().map(Span::to_string).collect();
+        let what = format!("{}: digits of {}", self.what, spans.join(" "));
+        let begun = communicator.begin_owned(rows, Op::Sum, &Purpose::of(&Arc::from(what)))?;
+        let rows = self.take(communicator.wait(begun, patience)?);
+        let (misfits, rows) = rows.split_last().unwrap_or((&1, &[]));
+        if *misfits == 0 {
+            self.decode(all, rows, data);
+        }
+        Ok(*misfits == 0)
+    }
+
+    /// All rows of all elements.
+    fn lanes<T: Element>(&self, data: &[T]) -> usize {
+        let groups = self.spans.iter().zip(data.chunks(GROUP));
+        groups.map(|(span, group)| self.digits.rows(*span) * group.len()).sum()
     }
 
     /// The spans that all workers together need.
@@ -212,18 +261,26 @@ impl Rounds {
         patience: &mut Patience<'_>,
     ) -> Result<(), Error> {
         let Some(Piece { groups, begun }) = self.flying.pop_front() else { return Ok(()) };
-        let calls = communicator.wait(begun, patience)?;
+        let rows = self.take(communicator.wait(begun, patience)?);
+        self.decode(groups, &rows, data);
+        Ok(())
+    }
+
+    /// What a call brought, and the account of it.
+    fn take(&mut self, calls: Vec<Call>) -> Vec<i32> {
         let report = Report::of_parts(&calls);
         self.report = Some(self.report.map_or(report, |before| before.joined(report)));
-        let rows: Vec<i32> = vector_of(calls);
-        let mut rest = &rows[..];
+        vector_of(calls)
+    }
+
+    fn decode<T: Element>(&self, groups: Range<usize>, rows: &[i32], data: &mut [T]) {
+        let mut rest = rows;
         let pieces = data.chunks_mut(GROUP).skip(groups.start);
         for (span, group) in self.spans[groups].iter().zip(pieces) {
             let (own, others) = rest.split_at(self.digits.rows(*span) * group.len());
             self.digits.decode(*span, own, self.divisor, group);
             rest = others;
         }
-        Ok(())
     }
 
     fn finish<T: Element>(

@@ -189,3 +189,22 @@ proptest! {
         prop_assert!(sums[0] == both || both.is_nan() && sums[0].is_nan(), "{sums:?} {both:e}");
     }
 }
+
+#[test]
+fn spans_are_joined_filled_and_compared() {
+    let digits = Digits::new(1 << 28);
+    let (small, large) = (survey(&[1e-9_f32, 0.0]), survey(&[-3e5_f32]));
+    let both = small.joined(large);
+    assert!(both.holds(small) && both.holds(large) && both.holds(Span::EMPTY));
+    assert!(!small.holds(large) && !large.holds(small) && !Span::EMPTY.holds(small));
+    assert_eq!(Span::EMPTY.joined(small), small);
+    assert_eq!(both, survey(&[-3e5_f32, 1e-9]));
+    let special = survey(&[f32::NAN, 1e-9]);
+    assert!(special.holds(small) && !small.holds(special));
+    assert_eq!(special.of_numbers(), small);
+    let filled = digits.filled(both);
+    assert!(filled.holds(both));
+    assert_eq!(digits.rows(filled), digits.rows(both));
+    assert_eq!((filled.top - filled.low) % digits.width as i32, 0);
+    assert_eq!(digits.filled(Span::EMPTY), Span::EMPTY);
+}

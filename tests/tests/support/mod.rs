@@ -6,6 +6,8 @@
     reason = "each test program uses a part of it"
 )]
 
+pub mod lent;
+
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
 use std::thread;
