@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import xdp_agg
+from xdp_agg import _xdp_agg
 
 from . import _inner
 from ._channel import Channel
@@ -266,6 +267,9 @@ def group_of(group: dist.ProcessGroup | None) -> _Group | None:
 
 def _leave() -> None:
     """At the end of the process, for who forgot `destroy_process_group`."""
+    # All jobs at a time: the other ranks are told if it was an exception, before they miss us.
+    with suppress(Exception):
+        _xdp_agg._close_all()
     for group in list(_alive.values()):
         with suppress(Exception):
             group.shutdown()

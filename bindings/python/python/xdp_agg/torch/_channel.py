@@ -19,8 +19,21 @@ from ._work import Work
 
 #: How long a thread that issues calls stays for the next one, in seconds.
 IDLE = 5.0
+#: What the names of spans begin with, as PyTorch has them of its own backends.
+SPANS = "xdp-agg"
 #: How long the end of the process waits for such a thread: it may be joining the job.
 LAST = 35.0
+
+
+_profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
+
+
+def _spanned(call: Call, issue: Callable[[], Work]) -> Work:
+    """Shows the call to PyTorch's profiler, from its beginning to its end."""
+    with torch.autograd.profiler.record_function(f"{SPANS}:{call.task}") as span:
+        work = issue()
+        span._call_end_callbacks_on_future(work.get_future())
+    return work
 
 
 class _Queue:
@@ -29,20 +42,16 @@ class _Queue:
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
         #: Jobs that are not over.
-        self._left = 0
+        self.left = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-
-    @property
-    def is_empty(self) -> bool:
-        return self._left == 0
 
     def put(self, job: Callable[[], None]) -> None:
         """Runs the job, which must not raise, after those that were put before."""
         with self._changed:
             self._jobs.append(job)
-            self._left += 1
+            self.left += 1
             if self._thread is None:
                 # No end of the process waits for it: `close` does, which gives it work up before.
                 self._thread = threading.Thread(
@@ -62,7 +71,7 @@ class _Queue:
             job()
             del job
             with self._changed:
-                self._left -= 1
+                self.left -= 1
 
     def close(self) -> None:
         """Waits for the jobs that are there; they end soon, for their engine is closed."""
@@ -107,18 +116,26 @@ class Channel:
         self._copies = copies
         #: Calls by task.
         self.calls: Counter[str] = Counter()
+        #: Makes a call on the thread that asks for it: the aggregator's, as long as nothing is
+        #: known that a call would have to wait for, or could not be made for.
+        self.now: Callable[..., object] | None = None
 
     @property
     def engine(self) -> Engine | None:
         """Who carries calls out; None: there has been none yet."""
         return self._engine
 
+    def is_watched(self) -> bool:
+        """A call has to go the long way: behind others, or by PyTorch's profiler."""
+        return self._queue.left > 0 or _profiler_enabled()
+
     @property
     def error(self) -> BaseException | None:
         """The first error of joining or of a call."""
         return self._error or self._failure
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
+        """Remembers the first error of a call."""
         self._failure = self._failure or error
 
     def join(self) -> Engine:
@@ -142,6 +159,8 @@ class Channel:
                     engine.close()
                     self.check()
                 self._engine = engine
+                if isinstance(engine, Aggregated) and not self._is_over():
+                    self.now = engine.communicator._run
             return self._engine
 
     def issue(
@@ -153,30 +172,45 @@ class Channel:
         is_synchronous: bool = False,
     ) -> Work:
         """Makes a call; `finish` comes when it has ended well, before anybody is told."""
+        if _profiler_enabled():
+            return _spanned(call, lambda: self._issue(call, result, finish, is_synchronous))
+        return self._issue(call, result, finish, is_synchronous)
+
+    def _issue(
+        self, call: Call, result: Any, finish: Callable[[], None] | None, is_synchronous: bool
+    ) -> Work:
         self.calls[call.task] += 1
-        if self._queue.is_empty and (self._engine is not None or is_synchronous):
-            engine = self._ready()
+        if self._queue.left or (self._engine is None and not is_synchronous):
+            work = self._work(result, finish)
+            self._put(lambda engine: engine.start(call, work), work)
+            return work
+        self.check()
+        engine = self._engine or self.join()
+        try:
             if not is_synchronous:
                 work = self._work(result, finish)
                 engine.start(call, work)
                 return work
-            try:
-                engine.run(call)
-            except BaseException as error:
-                self._failed(error)
-                raise
-            if finish is not None:
-                finish()
-            return Work.ended(result)
-        work = self._work(result, finish)
-        self._put(lambda engine: engine.start(call, work), work)
-        return work
+            engine.run(call)
+        except BaseException as error:
+            self.failed(error)
+            raise
+        if finish is not None:
+            finish()
+        return Work.ended(result)
 
     def issue_staged(
         self, staged: StagedCall, result: Any, finish: Callable[[], None] | None = None
     ) -> Work:
         """Makes a call on an accelerator's memory."""
         self.calls[staged.call.task] += 1
+        if _profiler_enabled():
+            return _spanned(staged.call, lambda: self._issue_staged(staged, result, finish))
+        return self._issue_staged(staged, result, finish)
+
+    def _issue_staged(
+        self, staged: StagedCall, result: Any, finish: Callable[[], None] | None
+    ) -> Work:
         work = self._work(result, finish, staged.device)
         stage = self._stages.get(staged.device)
         if stage is None:
@@ -191,7 +225,7 @@ class Channel:
         # Whatever has no number has no streams.
         devices = [device] if device is not None and device.index is not None else None
         work = Work(result, finish, devices)
-        work.owner = self._failed
+        work.owner = self.failed
         return work
 
     def _put(self, begin: Callable[[Engine], None], work: Work) -> None:
@@ -228,7 +262,7 @@ class Channel:
         """Ends all calls in flight with an error, and lets none be made any more."""
         if os.getpid() != self._pid:
             return
-        self._reason = reason
+        self._reason, self.now = reason, None
         if self._engine is not None:
             self._engine.abort(reason)
 
@@ -236,7 +270,7 @@ class Channel:
         """Ends calls in flight, leaves the job, and waits for the channel's thread."""
         if os.getpid() != self._pid or self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed, self.now = True, None
         if self._engine is not None:
             self._engine.close()
         self._queue.close()

@@ -26,6 +26,8 @@ class Collectives(Calls):
 
     @eager
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        if self._quickly(tensors, opts):
+            return Work.ended(tensors)
         opts = or_default(opts, c10d.AllreduceOptions)
         name = self._reduction(tensors, getattr(opts, "reduceOp", opts))
         if name is None:
@@ -254,5 +256,5 @@ class Collectives(Calls):
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
         timeout = getattr(opts, "timeout", None)
-        given = {} if timeout is None or timeout.total_seconds() <= 0 else {"timeout": timeout}
+        given = {} if timeout is None or timeout.total_seconds() < 0 else {"timeout": timeout}
         self._inner.monitored_barrier(wait_all_ranks=wait_all_ranks, **given)

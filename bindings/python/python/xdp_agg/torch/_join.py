@@ -148,7 +148,7 @@ class Membership:
             if waited > timeout:
                 missing = self._missing()
                 error = xdp_agg.Deadline(
-                    f"group {self.name}: ranks {missing} made no call within {timeout:g} s"
+                    f"group {self.name}: Timed out after {timeout:g} s: no call of ranks {missing}"
                 )
                 error.ranks = tuple(missing)
                 raise error

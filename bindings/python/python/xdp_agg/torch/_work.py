@@ -85,13 +85,10 @@ class Work(c10d.Work):
         work.get_future().add_done_callback(ended)
         return ours
 
-    @classmethod
-    def ended(cls, result: Any) -> Work:
+    @staticmethod
+    def ended(result: Any) -> Work:
         """One that has ended well."""
-        work = cls(result)
-        work._over = True
-        work._gate.release()
-        return work
+        return _Ended(result)
 
     def done(self, error: BaseException | None, report: object = None) -> None:
         """Tells that the call has ended. On whatever thread: finishes it, and runs callbacks."""
@@ -174,6 +171,29 @@ class Work(c10d.Work):
 
     def synchronize(self) -> None:
         self.wait()
+
+
+class _Ended(Work):
+    """A call that has ended well before anybody could ask: nothing of it is ever waited for."""
+
+    _error = None
+    _over = True
+    _events: list[torch.Event] = []
+
+    def __init__(self, result: Any) -> None:
+        c10d.Work.__init__(self)
+        self._result = result
+
+    def when_over(self, listener: Callable[[], None]) -> None:
+        listener()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self._result)
+        return future
 
 
 def all_of(works: list[Work], result: Any) -> Work:
