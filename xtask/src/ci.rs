@@ -12,13 +12,14 @@ type Check = fn() -> Result<()>;
 
 pub(crate) fn main() -> Result<()> {
     setup::ensure_base()?;
-    let checks: [(&str, Check); 6] = [
+    let checks: [(&str, Check); 7] = [
         ("tidy", tidy::main),
         ("rustfmt", rustfmt),
         ("clippy", clippy),
         ("documentation", documentation),
         ("Python: types and style", python::check),
         ("kernel programs", compare_objects),
+        ("the wheel of the Python package", python::wheel_without_clone),
     ];
     // All of them, whatever fails: one run shows everything that is wrong.
     let mut failed = Vec::new();

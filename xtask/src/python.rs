@@ -22,7 +22,7 @@ use crate::test::{Tally, watch};
 use crate::{build, setup};
 pub(crate) use recipe::NEWEST_TORCH;
 use venv::Venv;
-pub(crate) use wheel::{Args as WheelArgs, main as wheel};
+pub(crate) use wheel::{Args as WheelArgs, main as wheel, without_clone as wheel_without_clone};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

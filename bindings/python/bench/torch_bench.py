@@ -93,7 +93,7 @@ def ddp(args: argparse.Namespace) -> dict[str, Any]:
     elements = args.bytes[0] // 4 // args.layers
     plain = Layers(args.layers, elements, seconds)
     model = nn.parallel.DistributedDataParallel(
-        plain, bucket_cap_mb=max(1, elements * 4 // (1 << 20)), gradient_as_bucket_view=True
+        plain, bucket_cap_mb=elements * 4 / (1 << 20), gradient_as_bucket_view=True
     )
     if args.hook:
         import xdp_agg.torch

@@ -96,7 +96,7 @@ impl Venv {
         let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
         let mut pip = self.python();
         pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
-        // What is imported is compiled then; all of PyTorch would take ten seconds.
+        // `compile` does it with all processors; packages that are installed later are small.
         let status = pip.arg("--no-compile").args(&arguments).status().context("cannot run pip")?;
         if !status.success() {
             let what = arguments.join(" ".as_ref());
@@ -127,6 +127,7 @@ impl Venv {
         }
         let text = format!("making the Python environment {}", venv.directory.display());
         step(&text, || venv.fill(recipe))?;
+        venv.compile();
         fs::write(venv.directory.join(STAMP), hash).context("cannot write the stamp")?;
         Ok(venv)
     }
@@ -164,6 +165,14 @@ impl Venv {
             return self.fill(&recipe.clone().complete());
         }
         Ok(())
+    }
+
+    /// Compiles all modules now, on all processors: Python may have been told to keep nothing that
+    /// it compiles, and then every rank of every job would compile PyTorch for ten seconds.
+    fn compile(&self) {
+        let arguments = ["-m", "compileall", "-q", "-q", "-j", "0"];
+        // Some packages have files for other versions of Python: those fail, and are not imported.
+        let _ = self.python().args(arguments).arg(self.site_packages()).status();
     }
 
     fn make(&self, recipe: &Recipe) -> Result<()> {

@@ -58,6 +58,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// The wheel, checked, without another build from a clone: CI's own checkout is one.
+pub(crate) fn without_clone() -> Result<()> {
+    main(&Args { no_clone: true })
+}
+
 /// Builds it with the libraries of the oldest system, which zig has.
 fn build(tools: &Venv) -> Result<PathBuf> {
     let directory = directory().join("wheel");
