@@ -111,7 +111,9 @@ impl Communicator {
         let sequence = self.agreed_sequence()?;
         let parts = match &self.group {
             None => self.parts(buffer, format, purpose),
-            Some(group) => self.grouped_parts(group, buffer, format, (sequence, purpose))?,
+            Some(group) => self
+                .grouped_parts(group, buffer, format, (sequence, purpose))
+                .map_err(|error| self.first_error().unwrap_or(error))?,
         };
         for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
             if let Err(error) = stripe.shared.start(part) {
@@ -124,6 +126,14 @@ impl Communicator {
             }
         }
         Ok(sequence)
+    }
+
+    /// Why this membership has ended, if it has. The processes of the host may not know it, and say
+    /// something else of a call.
+    fn first_error(&self) -> Option<Error> {
+        let failure =
+            |stripe: &crate::stripe::Stripe| stripe.shared.lock().machine.failure().cloned();
+        self.stripes.iter().find_map(failure).map(|error| globally(error, &self.place))
     }
 
     /// The configured width, where this type has a choice.

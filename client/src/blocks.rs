@@ -151,6 +151,11 @@ pub trait Blocks: Debug + Send {
     /// The call has failed here.
     fn abort(&mut self, _error: &Error) {}
 
+    /// Processes of this host that it waits for, by their local ranks.
+    fn awaited(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// The caller's elements, for who knows their type.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }

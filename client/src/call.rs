@@ -298,6 +298,11 @@ impl Call {
         Ok(did)
     }
 
+    /// See [`Blocks::awaited`].
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        self.blocks.awaited()
+    }
+
     /// It will not end well.
     pub(crate) fn abort(&mut self, error: &Error) {
         if !self.is_done() {

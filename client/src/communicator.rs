@@ -311,11 +311,19 @@ impl Communicator {
         for stripe in &*self.stripes {
             stripe.close();
         }
+        if let Some(group) = &self.group {
+            group.leave();
+        }
     }
 
     /// Ends the membership at all aggregators.
     pub(crate) fn fail(&self, error: &Error) {
         fail(&self.stripes, error);
+        // The daemon does not know this host's processes as one job; those of calls in flight have
+        // been told why.
+        if let Some(group) = &self.group {
+            group.leave();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AbortReason, ErrorCode, FrameError};
+use xdp_agg_common::control::{AbortReason, Cause, ErrorCode, FrameError};
 use xdp_agg_numbers::simd::{self, SimdError};
 use xdp_agg_numbers::{FormatError, OutOfRange};
 
@@ -170,8 +170,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same in ranks of the world, where it names workers that are hosts of so many processes,
+    /// of which this is one. Whose contribution is missing, at a host, it cannot tell.
+    pub(crate) fn in_ranks(self, local_size: u16, local_rank: u16) -> Self {
+        match self {
+            Self::Deadline { sequence: Some(number), waited, ranks, known } => {
+                let processes = |host: u16| host * local_size..(host + 1) * local_size;
+                let ranks = ranks.into_iter().flat_map(processes).collect();
+                Self::Deadline { sequence: Some(number), waited, ranks, known }
+            }
+            other => other.map_ranks(|host| host * local_size + local_rank),
+        }
+    }
+
     /// The same with other numbers for the ranks that it names.
-    pub(crate) fn map_ranks(self, map: impl Fn(u16) -> u16) -> Self {
+    fn map_ranks(self, map: impl Fn(u16) -> u16) -> Self {
         let all = |ranks: Vec<u16>| ranks.into_iter().map(&map).collect();
         match self {
             Self::Deadline { sequence, waited, ranks, known } => {
@@ -183,8 +196,8 @@ impl Error {
                 AbortReason::CallMismatch { rank, call } => {
                     AbortReason::CallMismatch { rank: map(rank), call }
                 }
-                AbortReason::Member { rank, reason } => {
-                    AbortReason::Member { rank: map(rank), reason }
+                AbortReason::Member { rank, reason, cause } => {
+                    AbortReason::Member { rank: map(rank), reason, cause }
                 }
                 AbortReason::Timeout { ranks, step } => {
                     AbortReason::Timeout { ranks: all(ranks), step }
@@ -192,6 +205,38 @@ impl Error {
                 other => other,
             }),
             other => other,
+        }
+    }
+
+    /// What made this worker give up, if that is another one's doing. `first` is the first rank of
+    /// its host, whose processes count for themselves.
+    #[must_use]
+    pub fn cause(&self, first: u16) -> Option<Cause> {
+        use xdp_agg_host::Error as Host;
+        match self {
+            Self::Host(Host::Elsewhere { code, .. }) => of_code(*code),
+            Self::Host(error @ (Host::PeerLost { .. } | Host::PeerLeft { .. })) => {
+                host_ranks(error, first).first().copied().map(Cause::Lost)
+            }
+            Self::Host(Host::Mismatch { .. })
+            | Self::CallMismatch { .. }
+            | Self::Aborted(AbortReason::CallMismatch { .. }) => Some(Cause::Mismatch),
+            Self::Aborted(
+                AbortReason::MemberLost { rank }
+                | AbortReason::Member { rank, cause: Some(Cause::Left), .. },
+            ) => Some(Cause::Lost(*rank)),
+            Self::Aborted(AbortReason::Member { cause, .. }) => *cause,
+            _ => None,
+        }
+    }
+
+    /// In words for other workers, who count ranks in the world; `first` as for [`Self::cause`].
+    pub(crate) fn told(&self, first: u16) -> String {
+        match self {
+            // By whom they are told.
+            Self::Interrupted(why) => why.clone(),
+            Self::Host(error) => in_world(error, first),
+            other => other.to_string(),
         }
     }
 
@@ -228,6 +273,49 @@ impl From<FrameError> for Error {
             FrameError::Io(error) => Self::AggregatorLost(error.to_string()),
             other => Self::Protocol(other.to_string()),
         }
+    }
+}
+
+/// The ranks in the world that an error of a host's processes names; `first` is its first rank.
+#[must_use]
+pub fn host_ranks(error: &xdp_agg_host::Error, first: u16) -> Vec<u16> {
+    use xdp_agg_host::Error as Host;
+    let local: &[usize] = match error {
+        Host::PeerLost { local_rank, .. }
+        | Host::PeerLeft { local_rank }
+        | Host::Elsewhere { local_rank, .. } => std::slice::from_ref(local_rank),
+        Host::Deadline { waiting_for, .. } => waiting_for,
+        _ => &[],
+    };
+    local.iter().filter_map(|local| first.checked_add(u16::try_from(*local).ok()?)).collect()
+}
+
+/// Such an error in words, with these ranks before.
+#[must_use]
+pub fn in_world(error: &xdp_agg_host::Error, first: u16) -> String {
+    match host_ranks(error, first)[..] {
+        [] => error.to_string(),
+        [rank] => format!("rank {rank}: {error}"),
+        ref ranks => format!("ranks {ranks:?}: {error}"),
+    }
+}
+
+/// A cause as the processes of a host tell it each other; 0: none.
+pub(crate) fn code_of(cause: Option<Cause>) -> u32 {
+    match cause {
+        Some(Cause::Lost(rank)) => 1 + u32::from(rank),
+        Some(Cause::Mismatch) => MISMATCH,
+        Some(Cause::Left) | None => 0,
+    }
+}
+
+const MISMATCH: u32 = 1 << 17;
+
+fn of_code(code: u32) -> Option<Cause> {
+    match code {
+        0 => None,
+        MISMATCH => Some(Cause::Mismatch),
+        rank => u16::try_from(rank - 1).ok().map(Cause::Lost),
     }
 }
 

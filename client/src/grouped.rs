@@ -15,7 +15,7 @@ use xdp_agg_numbers::{Element, Encoded, Format};
 use crate::blocks::{Blocks, Purpose, Share, block_len};
 use crate::buffer::Buffer;
 use crate::call::{Path, Report};
-use crate::error::Error;
+use crate::error::{Error, code_of};
 
 /// This process's slices of a vector that is summed by several hosts, or the part of them that one
 /// of several aggregators sums.
@@ -281,16 +281,22 @@ impl<T: Element> Blocks for Grouped<T> {
         &self.left_out
     }
 
+    fn awaited(&self) -> Vec<usize> {
+        let feeder = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref());
+        // Who has staged its part, but not summed its slices, may wait for another host.
+        feeder.map_or_else(Vec::new, Feeder::unstaged)
+    }
+
     fn abort(&mut self, error: &Error) {
         if self.left > 0 || self.last.is_some() || !self.finished() {
             // The job of a slice numbers hosts; the other processes are told of ranks.
             let Place { local_rank, local_size, .. } = self.place;
-            let rank = |host| host * local_size as u16 + local_rank as u16;
-            let text = error.clone().map_ranks(rank).to_string();
+            let error = error.clone().in_ranks(local_size as u16, local_rank as u16);
+            let (code, text) = (code_of(error.cause(0)), error.to_string());
             if let Some(exchange) = &self.exchange {
-                exchange.fail(0, &text);
+                exchange.fail(code, &text);
             } else if let Some(feeder) = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref()) {
-                feeder.exchange().fail(0, &text);
+                feeder.exchange().fail(code, &text);
             }
         }
     }

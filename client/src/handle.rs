@@ -251,7 +251,7 @@ pub(crate) fn globally(error: Error, place: &Place) -> Error {
     if place.local_size == 1 {
         return error;
     }
-    error.map_ranks(|host| place.fellow(host))
+    error.in_ranks(place.local_size, place.local_rank)
 }
 
 /// Ends the membership at all aggregators.

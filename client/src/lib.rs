@@ -45,7 +45,7 @@ mod udp;
 pub use call::{Path, Report};
 pub use collective::{Collective, Op};
 pub use communicator::Communicator;
-pub use error::Error;
+pub use error::{Error, host_ranks, in_world};
 pub use handle::Handle;
 pub use machine::{Counters, State};
 pub use settings::{Builder, Chosen, deadline_from_env, variable};

@@ -301,8 +301,8 @@ impl Shared {
         error
     }
 
-    /// The time is over: lets the daemon say whom the oldest block waits for, and ends the
-    /// membership.
+    /// The time is over: lets the daemon, or another process of this host, say whom the oldest
+    /// block waits for, and ends the membership.
     fn give_up<'a>(
         &'a self,
         mut engine: MutexGuard<'a, Engine>,
@@ -310,12 +310,12 @@ impl Shared {
         deadline: Duration,
     ) -> (MutexGuard<'a, Engine>, Error) {
         let until = Instant::now() + LAST_WORD;
-        let mut asks = engine.machine.ask_for_missing();
-        while asks {
+        let asks = engine.machine.ask_for_missing();
+        let mut waits = asks || engine.machine.depends_on_fellows(sequence);
+        while waits && Instant::now() < until {
             engine = self.step(engine, NAP);
-            asks = engine.machine.missing().is_none()
-                && engine.machine.failure().is_none()
-                && Instant::now() < until;
+            let is_told = engine.machine.failure().is_some();
+            waits = !is_told && engine.machine.missing().is_none();
         }
         let error = engine.machine.give_up(sequence, deadline);
         engine.machine.remove(sequence);

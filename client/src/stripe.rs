@@ -86,6 +86,8 @@ impl Stripe {
         let ring_port = ring.as_ref().and_then(|listener| listener.local_addr().ok());
         let room = socket.receive_room().map_err(Error::io("reading the receive buffer"))?;
         let config = Config {
+            local_size: place.local_size,
+            local_rank: place.local_rank,
             slots: settings.slots,
             result_mode: settings.result_mode,
             policy: settings.policy,

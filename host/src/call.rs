@@ -23,7 +23,6 @@
 //! first that is not keyed can therefore be scanned by all, and then keyed by all: in the end all
 //! of them are, whatever the flows do meanwhile, as if each pair had room for `ahead` chunks.
 
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -68,8 +67,6 @@ pub(crate) struct Call {
     pub(crate) element: usize,
     pub(crate) key: Option<Key>,
     pub(crate) plan: Plan,
-    /// Why this process will not go on, if it will not.
-    pub(crate) gave_up: OnceLock<Error>,
 }
 
 impl Call {
@@ -91,7 +88,7 @@ impl Call {
         };
         let shared = Shared::claim(group, &claim)?;
         let (element, key) = (shape.element_size, shape.key.clone());
-        Ok(Self { shared, geometry, element, key, plan, gave_up: OnceLock::new() })
+        Ok(Self { shared, geometry, element, key, plan })
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -200,8 +197,7 @@ pub const ABANDONED: u32 = u32::MAX;
 impl Call {
     /// Tells the others that this process's part will not be done.
     pub(crate) fn abandon(&self) {
-        let reason = self.gave_up.get().map_or_else(String::new, |error| format!(": {error}"));
-        self.shared.fail(ABANDONED, &format!("gave the call up{reason}"));
+        self.shared.fail(ABANDONED, "gave the call up");
     }
 }
 

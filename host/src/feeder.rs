@@ -101,7 +101,8 @@ impl Feeder {
     /// Whether [`Self::poll`] has something to do now (or an error to tell).
     #[must_use]
     pub fn can(&self) -> bool {
-        !self.done() && (self.next().is_some() || self.call.check().is_err())
+        let is_in_vain = || self.call.check().is_err() || self.look_for_leavers().is_err();
+        !self.done() && (self.next().is_some() || is_in_vain())
     }
 
     /// Whether the whole result is in the vector.
@@ -128,6 +129,16 @@ impl Feeder {
         let stages = [Stage::Staged, Stage::Reduced];
         let behind = stages.map(|stage| self.call.behind(stage, self.gathered));
         behind.into_iter().find(|behind| !behind.is_empty()).unwrap_or_default()
+    }
+
+    /// Of these, those whose part of the vector is not there. Whoever else is waited for may wait
+    /// for something itself.
+    #[must_use]
+    pub fn unstaged(&self) -> Vec<usize> {
+        if self.done() || self.next().is_some() {
+            return Vec::new();
+        }
+        self.call.behind(Stage::Staged, self.gathered)
     }
 
     /// What all owners reported; complete when done.
@@ -219,9 +230,8 @@ impl Feeder {
         // What they did before they left is seen now, so what they have not done they never will.
         match self.waiting_for().into_iter().find(|&rank| left & 1 << rank != 0) {
             Some(local_rank) => {
-                let error = Error::PeerLeft { local_rank };
-                // What the others are told should this call now be dropped.
-                Err(self.call.gave_up.get_or_init(|| error).clone())
+                self.call.shared().miss(local_rank);
+                self.call.check()
             }
             None => Ok(()),
         }

@@ -93,6 +93,12 @@ impl Group {
         Plan::slice_blocks(&self.core.options, self.room(), block_bytes)
     }
 
+    /// Leaves in good order, as the drop does: this process contributes nothing more, and what it
+    /// has done stands. Whoever still needs more of it gets [`Error::PeerLeft`].
+    pub fn leave(&self) {
+        self.core.leave();
+    }
+
     /// Whether all processes are there and well.
     ///
     /// # Errors

@@ -50,6 +50,8 @@ mod failed {
     pub(super) const MISMATCH: u32 = 2;
     /// Somebody gave up.
     pub(super) const ELSEWHERE: u32 = 3;
+    /// Somebody left who was still needed: the code is who.
+    pub(super) const LEFT: u32 = 4;
 }
 
 /// What a process wants to share.
@@ -164,14 +166,19 @@ impl Shared {
             return Ok(());
         }
         let local_rank = self.word(at::FAILED_RANK).load(Relaxed) as usize;
+        let code = self.word(at::FAILED_CODE).load(Relaxed);
         let len = self.word(at::FAILED_LEN).load(Relaxed) as usize;
         let text = self.group.core().segment.read_text(self.record + at::TEXT, len.min(TEXT));
-        Err(if state == failed::MISMATCH {
-            Error::Mismatch { ours: self.description(), theirs: text }
-        } else {
-            let code = self.word(at::FAILED_CODE).load(Relaxed);
-            Error::Elsewhere { local_rank, code, text }
+        Err(match state {
+            failed::MISMATCH => Error::Mismatch { ours: self.description(), theirs: text },
+            failed::LEFT => Error::PeerLeft { local_rank: code as usize },
+            _ => Error::Elsewhere { local_rank, code, text },
         })
+    }
+
+    /// Says that another process left without having done its part: all get the same error.
+    pub(crate) fn miss(&self, local_rank: usize) {
+        self.publish(failed::LEFT, local_rank as u32, "");
     }
 
     /// Says that this process gave up, and why.

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use xdp_agg_client::Error;
 use xdp_agg_client::lent::Outcome;
-use xdp_agg_common::control::AbortReason;
+use xdp_agg_common::control::{AbortReason, Cause};
 
 use crate::names::xdp_agg_result_t as Code;
 
@@ -107,6 +107,17 @@ pub(crate) fn last_ranks() -> Vec<u16> {
 
 /// The number of an error, and the ranks to blame.
 fn describe(error: &Error) -> (Code, Vec<u16>) {
+    // Told by somebody whose doing it is not.
+    let cause = match error {
+        Error::Host(xdp_agg_host::Error::Elsewhere { .. })
+        | Error::Aborted(AbortReason::Member { .. }) => error.cause(0),
+        _ => None,
+    };
+    match cause {
+        Some(Cause::Lost(rank)) => return (Code::XDP_AGG_ERROR_MEMBER_LOST, vec![rank]),
+        Some(Cause::Mismatch) => return (Code::XDP_AGG_ERROR_CALL_MISMATCH, Vec::new()),
+        Some(Cause::Left) | None => {}
+    }
     let ranks = match error {
         Error::Deadline { ranks, .. }
         | Error::Ring { ranks, .. }

@@ -105,7 +105,7 @@ pub(crate) fn run(
     task: &Task,
     options: &Options,
 ) -> PyResult<Report> {
-    let caller = open.caller(py)?;
+    let (caller, _underway) = open.begin(py)?;
     let mut raised = None;
     let done = py.detach(|| {
         let mut signals = Signals::default();
@@ -131,12 +131,12 @@ pub(crate) fn start(
     task: Task,
     options: Options,
 ) -> PyResult<Handle> {
-    let caller = open.caller(py)?;
+    let (caller, underway) = open.begin(py)?;
     let flight = py.detach(|| loan.start(caller, task, options));
     let flight = flight.map_err(|error| exception_in(py, &error, open.world()))?;
     let keep = loan.take_keep();
     // The reference is given up there and then, or, where Python is busy, at its next call of ours.
-    flight.on_done(move |_| drop(keep));
+    flight.on_done(move |_| drop((keep, underway)));
     Ok(Handle::new(flight, open))
 }
 

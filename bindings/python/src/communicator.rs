@@ -263,8 +263,9 @@ impl Communicator {
         py.import("json")?.call_method1("loads", (text,))
     }
 
-    /// Leaves the job. Calls in flight end with `xdp_agg.Closed`; returns when all callbacks have.
-    /// May be called again; does nothing in a forked process.
+    /// Leaves the job. Calls in flight have a second to end; then they end with `xdp_agg.Closed`,
+    /// and the other workers' with `xdp_agg.Aborted`. Returns when all callbacks have. May be
+    /// called again; does nothing in a forked process.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.open.close(py)
     }

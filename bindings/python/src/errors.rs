@@ -4,7 +4,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use xdp_agg_client::Error;
-use xdp_agg_common::control::{AbortReason, ErrorCode};
+use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
 
 /// An attribute of an exception.
 enum Value {
@@ -31,13 +31,13 @@ pub(crate) struct World {
 /// ranks on that host, and get the world's here.
 pub(crate) fn exception_in(py: Python<'_>, error: &Error, world: World) -> PyErr {
     let Error::Host(of_this) = error else { return exception(py, error) };
-    let ranks = host_ranks(of_this, world.first_of_host);
-    let text = match ranks[..] {
-        [] => error.to_string(),
-        [rank] => format!("rank {rank}: {error}"),
-        _ => format!("ranks {ranks:?}: {error}"),
+    let first = world.first_of_host;
+    let text = xdp_agg_client::in_world(of_this, first);
+    let described = match of_others(error, first) {
+        Some(described) => described,
+        None => of_host(of_this, xdp_agg_client::host_ranks(of_this, first)),
     };
-    make(py, &text, of_host(of_this, ranks))
+    make(py, &text, described)
 }
 
 /// The exception for an error.
@@ -114,30 +114,29 @@ fn late(ranks: Vec<u16>) -> Described {
     ("Deadline", vec![("ranks", Value::Ranks(ranks))])
 }
 
+/// What other workers' errors are here, where they are not the doing of those that tell of them.
+fn of_others(error: &Error, first: u16) -> Option<Described> {
+    match error.cause(first)? {
+        Cause::Lost(rank) => Some(lost(Some(rank), vec![rank])),
+        Cause::Mismatch => Some(("CallMismatch", rank(None))),
+        Cause::Left => None,
+    }
+}
+
 fn of_abort(reason: &AbortReason) -> Described {
     match reason {
         AbortReason::MemberLost { rank } => lost(Some(*rank), vec![*rank]),
         AbortReason::CallMismatch { rank: by, .. } => ("CallMismatch", rank(Some(*by))),
-        AbortReason::Member { rank: by, .. } => ("Aborted", rank(Some(*by))),
+        AbortReason::Member { rank: by, .. } => {
+            let error = Error::Aborted(reason.clone());
+            of_others(&error, 0).unwrap_or_else(|| ("Aborted", rank(Some(*by))))
+        }
         AbortReason::Timeout { ranks, .. } => late(ranks.clone()),
         _ => ("Aborted", rank(None)),
     }
 }
 
-/// The ranks that an error of the processes of a host names.
-fn host_ranks(error: &xdp_agg_host::Error, first: u16) -> Vec<u16> {
-    use xdp_agg_host::Error as Host;
-    let local: &[usize] = match error {
-        Host::PeerLost { local_rank, .. }
-        | Host::PeerLeft { local_rank }
-        | Host::Elsewhere { local_rank, .. } => std::slice::from_ref(local_rank),
-        Host::Deadline { waiting_for, .. } => waiting_for,
-        _ => &[],
-    };
-    local.iter().filter_map(|local| first.checked_add(u16::try_from(*local).ok()?)).collect()
-}
-
-/// The processes of one host; `ranks` are those of [`host_ranks`].
+/// The processes of one host; `ranks` are those of [`xdp_agg_client::host_ranks`].
 fn of_host(error: &xdp_agg_host::Error, ranks: Vec<u16>) -> Described {
     use xdp_agg_host::Error as Host;
     let one = ranks.first().copied();

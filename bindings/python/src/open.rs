@@ -5,18 +5,28 @@
 //! for ever, and the membership is the parent's.
 
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use xdp_agg_client::Error;
 use xdp_agg_client::lent::Caller;
 
-use crate::errors::{World, forked};
+use crate::errors::{World, exception, forked};
 use crate::pool::Pool;
 
 /// All communicators of this process and those it was forked from, and their threads. Locked by who
 /// is attached to Python alone, and nothing waits under it: so it is free whenever Python forks.
 static ALL: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
+
+/// How long the end of a communicator waits for calls in flight. Programs that forget a last one
+/// end at about the same time everywhere.
+const GRACE: Duration = Duration::from_secs(1);
+/// How often it looks whether they have ended.
+const LOOK: Duration = Duration::from_millis(2);
+/// Characters of an exception that others are told.
+const LONGEST: usize = 500;
 
 struct Listed {
     process: u32,
@@ -32,6 +42,17 @@ pub(crate) struct Open {
     process: u32,
     world: World,
     is_closed: AtomicBool,
+    /// Calls that have not ended.
+    underway: Arc<AtomicUsize>,
+}
+
+/// A call counts as long as this lives. Whoever holds it need not be attached to Python.
+pub(crate) struct Underway(Arc<AtomicUsize>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Open {
@@ -43,8 +64,9 @@ impl Open {
         let process = std::process::id();
         let pool = Pool::default();
         let is_closed = AtomicBool::new(false);
+        let underway = Arc::default();
         let listed = pool.clone();
-        let open = Arc::new(Self { caller, pool, process, world, is_closed });
+        let open = Arc::new(Self { caller, pool, process, world, is_closed, underway });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         // What they hold is not to be touched, nor to be dropped.
         let of_parents = all.extract_if(.., |listed| listed.process != process);
@@ -74,15 +96,52 @@ impl Open {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Ends calls in flight, leaves the job, and waits for the threads that tell of calls' ends.
-    /// Does nothing in a process that was forked, nor when it is done again.
+    /// Begins a call. Whether there is one, and whether one may be made, changes while Python is
+    /// attached alone: a call that is refused here is not waited for by the end, and vice versa.
+    ///
+    /// # Errors
+    /// `Forked`; `Closed`, as soon as its end has begun.
+    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<(&Caller, Underway)> {
+        let caller = self.caller(py)?;
+        if self.is_closed() {
+            return Err(exception(py, &Error::Closed));
+        }
+        self.underway.fetch_add(1, Ordering::Relaxed);
+        Ok((caller, Underway(Arc::clone(&self.underway))))
+    }
+
+    /// Leaves the job. Calls in flight may end until then; otherwise they are ended, and the other
+    /// workers told so. Waits for no thread that needs Python.
+    fn leave(&self, py: Python<'_>, until: Instant) {
+        let is_busy = || self.underway.load(Ordering::Relaxed) > 0;
+        py.detach(|| {
+            while is_busy() && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
+            if is_busy() {
+                // Else the others would find out at their deadlines.
+                self.caller.abort("it closed its communicator while calls were in flight");
+            }
+            self.caller.close();
+        });
+    }
+
+    /// Leaves the job, and waits for the threads that tell of calls' ends. Calls in flight have
+    /// [`GRACE`] to end. Does nothing in a process that was forked.
     ///
     /// # Errors
     /// What a signal's handler raises meanwhile; threads are not waited for then.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let Ok(caller) = self.caller(py) else { return Ok(()) };
-        self.is_closed.store(true, Ordering::Relaxed);
-        py.detach(|| caller.close());
+        self.close_until(py, Instant::now() + GRACE)
+    }
+
+    fn close_until(&self, py: Python<'_>, until: Instant) -> PyResult<()> {
+        if self.caller(py).is_err() {
+            return Ok(());
+        }
+        if !self.is_closed.swap(true, Ordering::Relaxed) {
+            self.leave(py, until);
+        }
         self.pool.close(py)
     }
 }
@@ -98,7 +157,7 @@ impl Drop for Open {
         }
         // Leaving waits for other threads, but for none that needs Python while it is detached
         // here. Where the interpreter has ended, the field's own end closes it.
-        Python::try_attach(|py| py.detach(|| self.caller.close()));
+        Python::try_attach(|py| self.leave(py, Instant::now() + GRACE));
         // Callbacks are not waited for: they may wait for the thread that forgets this
         // communicator.
         self.pool.let_end();
@@ -106,7 +165,7 @@ impl Drop for Open {
 }
 
 /// Closes every communicator of this process and joins all threads that can call Python. For
-/// `atexit`.
+/// `atexit`. Where an exception ends the program, the other workers are told so.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     let process = std::process::id();
@@ -115,8 +174,28 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
         let own = all.iter().filter(|listed| listed.process == process);
         own.map(|listed| (listed.open.upgrade(), listed.pool.clone())).unzip()
     };
-    for open in open.iter().flatten() {
-        open.close(py)?;
+    let open: Vec<_> = open.into_iter().flatten().filter(|open| !open.is_closed()).collect();
+    if let Some(reason) = why_it_ends(py).filter(|_| !open.is_empty()) {
+        py.detach(|| open.iter().for_each(|open| open.caller.abort(&reason)));
     }
+    // One time for all: however many there are, the program ends soon.
+    let until = Instant::now() + GRACE;
+    open.iter().try_for_each(|open| open.close_until(py, until))?;
     pools.iter().try_for_each(|pool| pool.close(py))
+}
+
+/// The exception that ends the program, in words. None: it ends well, or somebody types at its
+/// prompt, where an exception ends nothing.
+fn why_it_ends(py: Python<'_>) -> Option<String> {
+    let sys = py.import("sys").ok()?;
+    // The interpreter leaves it there when it prints what nobody has caught.
+    let value = sys.getattr("last_value").ok().filter(|value| !value.is_none())?;
+    if sys.hasattr("ps1").unwrap_or(true) {
+        return None;
+    }
+    let name = value.get_type().name().ok()?;
+    let text = value.str().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    let text: String = text.chars().take(LONGEST).collect();
+    let separator = if text.is_empty() { "" } else { ": " };
+    Some(format!("its program ended with {name}{separator}{text}"))
 }

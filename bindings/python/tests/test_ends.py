@@ -183,3 +183,78 @@ if __name__ == "__main__":
     comm.barrier()
 """)
     workers.run([str(path)]).check()
+
+
+#: How a worker ends, and what the others are told.
+DISORDER = {
+    "raise LookupError('of its own')": "its program ended with LookupError: of its own",
+    "raise KeyboardInterrupt": "its program ended with KeyboardInterrupt",
+    "sys.stderr = None; raise LookupError('e' * 9999999)": "LookupError: eeee",
+    "comm.start(np.ones(10)); comm.close()": "while calls were in flight",
+    "handle = comm.start(np.ones(10)); sys.exit()": "while calls were in flight",
+    "handle = comm.start(np.ones(10)); del comm, handle": "while calls were in flight",
+    "sys.exit()": "it left, and the others make another call",
+    "comm.close(); time.sleep(5)": "it left, and the others make another call",
+}
+
+
+@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize("end", DISORDER)
+def test_the_others_are_told_of_an_end_in_disorder(
+    workers: Workers, end: str, in_host: bool
+) -> None:
+    script = f"""
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world, in_host={in_host})
+if rank == 1:
+    comm.barrier()
+    {end}
+    sys.exit()
+try:
+    # Who ends at once may end this one, too.
+    comm.barrier()
+    began = time.monotonic()
+    if rank == 2:
+        time.sleep(3)
+    comm.all_reduce(np.ones(10))
+except (xdp_agg.Aborted, xdp_agg.MemberLost) as error:
+    print(error.rank, error, time.monotonic() - began < 10)
+"""
+    ended = workers.start(script, 3).finish()
+    # On a host the processes see by themselves that one left.
+    told = "local rank 1 left" if in_host and "start" not in end else DISORDER[end]
+    for one in (ended[0], ended[2]):
+        assert one.check().out.startswith("1 "), one
+        assert told in one.out, one
+        assert one.out.endswith("True\n"), one
+
+
+def test_calls_that_wait_for_their_end_are_not_missed(workers: Workers) -> None:
+    # The other worker is late by less than a second: nobody is told of anything.
+    script = """
+import threading
+comm = xdp_agg.Communicator()
+comm.barrier()
+array = np.ones(10)
+if rank == 1:
+    time.sleep(0.5)
+    comm.all_reduce(array)
+    assert array[0] == 2, array
+    comm.start(array).wait()
+else:
+    call = threading.Thread(target=comm.all_reduce, args=(array,))
+    call.start()
+    while comm.stats()["calls"] < 2:
+        time.sleep(0.01)
+    handle = comm.start(other := np.ones(10))
+    comm.close()
+    call.join()
+    handle.wait()
+    assert array[0] == 2, array
+    for refused in (comm.barrier, lambda: comm.start(array)):
+        try:
+            refused()
+            raise AssertionError("a call of a closed communicator")
+        except xdp_agg.Closed:
+            pass
+"""
+    workers.start(script).check()

@@ -86,12 +86,15 @@ def run(
     timeout: float = PATIENCE,
     lost: Sequence[int] = (),
     to_the_end: bool = False,
+    as_they_will: bool = False,
+    stopped: int | None = None,
 ) -> list[Ended]:
     """Runs a script at all ranks; how they ended. All but the `lost` ones must have ended well.
 
     `prefixes` are those of `tests.networks`: ranks run in the namespaces that they name. A lost
     rank may end as it will; if it is still there when the others have ended, it is killed.
-    `to_the_end`: the interpreter takes itself to pieces, which takes seconds.
+    `to_the_end`: exceptions reach the interpreter, which takes itself to pieces, in some seconds.
+    `as_they_will`: how they ended is not looked at. `stopped` goes on when the others have ended.
     """
     ended = _Parent.get().run(
         {
@@ -103,11 +106,12 @@ def run(
             "namespaces": [_namespace(prefix) for prefix in prefixes],
             "timeout": timeout,
             "lost": list(lost),
+            "stopped": stopped,
             "to_the_end": to_the_end,
         }
     )
     for one in ended:
-        if one.rank not in lost:
+        if one.rank not in lost and not as_they_will:
             assert one.code == 0, "\n".join(map(str, ended))
     return ended
 
@@ -230,6 +234,9 @@ def _be_rank(request: dict[str, Any], rank: int) -> NoReturn:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
     code = 0
+    if request["to_the_end"]:
+        exec(compile(request["script"], "<script>", "exec"), {"__name__": "__main__"})
+        raise SystemExit
     try:
         exec(compile(request["script"], "<script>", "exec"), {"__name__": "__main__"})
     except SystemExit as end:
@@ -238,8 +245,6 @@ def _be_rank(request: dict[str, Any], rank: int) -> NoReturn:
         traceback.print_exc()
         _show(request["script"])
         code = 1
-    if request["to_the_end"]:
-        raise SystemExit(code)
     # What a process does at its end, but for the interpreter's.
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -275,6 +280,8 @@ def _wait(children: list[int], request: dict[str, Any]) -> list[int]:
                 # First what Python is doing, then the end.
                 os.kill(children[rank], signal.SIGKILL if asked else signal.SIGUSR1)
             asked, give_up = True, time.monotonic() + 1
+        elif left == [request["stopped"]]:
+            os.kill(children[left[0]], signal.SIGCONT)
         select.select([], [], [], 0.01)
     return [codes[rank] for rank in range(len(children))]
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,21 +188,25 @@ class Workers:
 def serving(arguments: Sequence[str], prefix: Sequence[str] = ()) -> Iterator[str]:
     """A daemon, until the context ends; its control address."""
     command = [*prefix, str(binary()), "serve", *arguments]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready "):
-            process.kill()
-            raise AssertionError(f"no daemon: {line}{process.communicate()[1]}")
-        words = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
-        yield words["control"]
-    finally:
-        process.terminate()
+    # A pipe that nobody reads would stop it when its log has filled it.
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         try:
-            process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready "):
+                process.kill()
+                process.wait()
+                log.seek(0)
+                raise AssertionError(f"no daemon: {line}{log.read()}")
+            words = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
+            yield words["control"]
+        finally:
+            process.terminate()
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()

@@ -18,6 +18,10 @@ pub struct Config {
     pub rank: u16,
     /// Number of workers.
     pub world_size: u16,
+    /// Processes of a worker, which is a host then; ranks in the world count them.
+    pub local_size: u16,
+    /// Which of these this is.
+    pub local_rank: u16,
     /// Name of the job.
     pub job: String,
     /// Slots that are asked for; none: the daemon's default.
@@ -65,6 +69,8 @@ impl Config {
         Self {
             rank,
             world_size,
+            local_size: 1,
+            local_rank: 0,
             job: job.into(),
             slots: None,
             result_mode: None,

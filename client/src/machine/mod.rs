@@ -325,6 +325,15 @@ impl Machine {
         true
     }
 
+    /// All that this process sends of a call is summed, and so are its fellows' contributions here:
+    /// one of them has to say what is missing.
+    #[must_use]
+    pub fn depends_on_fellows(&self, sequence: u64) -> bool {
+        let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
+        let call = self.calls.iter().find(|call| call.sequence == sequence);
+        self.config.local_size > 1 && is_idle && call.is_some_and(|call| call.awaited().is_empty())
+    }
+
     /// The daemon's answer, if there is one.
     #[must_use]
     pub const fn missing(&self) -> Option<&Vec<u16>> {
@@ -337,8 +346,16 @@ impl Machine {
             return error.clone();
         }
         let ranks = self.missing.take().unwrap_or_default();
-        let known = self.what_is_known();
-        let error = Error::Deadline { sequence: Some(sequence), waited, ranks, known };
+        let call = self.calls.iter().find(|call| call.sequence == sequence);
+        let waiting_for = call.map_or_else(Vec::new, Call::awaited);
+        let fails = self.config.policy.worker_loss == WorkerLoss::Fail;
+        let error = if ranks.is_empty() && !waiting_for.is_empty() && fails {
+            let (what, after) = ("a call", waited);
+            Error::Host(xdp_agg_host::Error::Deadline { what, after, waiting_for })
+        } else {
+            let known = self.what_is_known();
+            Error::Deadline { sequence: Some(sequence), waited, ranks, known }
+        };
         self.fail(error.clone());
         error
     }
@@ -354,7 +371,10 @@ impl Machine {
             // other processes, which are one worker with it.
             self.disconnect = true;
         } else {
-            self.say(Request::Abort { reason: error.to_string() });
+            let Config { rank, local_size, local_rank, .. } = self.config;
+            let (first, told) = (rank * local_size, error.clone().in_ranks(local_size, local_rank));
+            let (reason, cause) = (told.told(first), told.cause(first));
+            self.say(Request::Abort { reason, cause });
         }
         self.end_with(error);
     }

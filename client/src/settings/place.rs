@@ -20,13 +20,6 @@ pub(crate) struct Place {
     pub(crate) hosts: u16,
 }
 
-impl Place {
-    /// The rank of this process's fellow in another group.
-    pub(crate) const fn fellow(&self, host: u16) -> u16 {
-        host * self.local_size + self.local_rank
-    }
-}
-
 impl Builder {
     /// Where this process is, checked.
     pub(crate) fn place(&self) -> Result<Place, Error> {

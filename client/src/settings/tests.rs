@@ -79,7 +79,6 @@ fn processes_of_a_host_are_one_worker() {
     };
     let found = place(6, 8, 2, 4).expect("it fits");
     assert_eq!((found.host, found.hosts, found.local_rank, found.local_size), (1, 2, 2, 4));
-    assert_eq!(found.fellow(0), 2);
     // More than a job has workers, but not more hosts.
     assert!(place(255, 256, 3, 4).is_ok());
     for (rank, world, local, size, words) in [

@@ -1,7 +1,7 @@
 //! Which errors a worker may end with: each has a cause that really was there (invariant 5).
 
 use xdp_agg_client::Error;
-use xdp_agg_common::control::{AbortReason, AggregatorLoss, ErrorCode, WorkerLoss};
+use xdp_agg_common::control::{AbortReason, AggregatorLoss, Cause, ErrorCode, WorkerLoss};
 
 use super::Checker;
 use crate::scenario::daemon_at;
@@ -38,6 +38,9 @@ impl Checker {
                 }
                 let may_shrink = policy.worker_loss == WorkerLoss::Shrink && me.has_run;
                 if may_shrink { Err("its policy is to go on without it") } else { Ok(()) }
+            }
+            Error::Aborted(AbortReason::Member { cause: Some(Cause::Left), .. }) => {
+                Err("all make the same calls before they leave")
             }
             Error::Aborted(AbortReason::Member { rank, .. }) => {
                 let true_ = of_rank(*rank).any(|life| life.gave_up || life.lost);

@@ -113,7 +113,7 @@ mod tests {
         for reply in [
             Reply::Done,
             Reply::Jobs(vec![]),
-            Reply::Aborted(AbortReason::Member { rank: 1, reason: "why".into() }),
+            Reply::Aborted(AbortReason::Member { rank: 1, reason: "why".into(), cause: None }),
             Reply::Go { mode: ResultMode::Ports, group: None },
         ] {
             let mut frame = encode(&reply).expect("it is short");

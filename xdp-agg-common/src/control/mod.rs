@@ -39,7 +39,7 @@ pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
 pub use frame::{FrameError, decode, encode, read_message, write_message};
 pub use info::{BranchInfo, Chosen, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};
-pub use reason::{AbortReason, ErrorCode};
+pub use reason::{AbortReason, Cause, ErrorCode};
 pub use tree::{
     Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, MAX_BRANCHES, Tree, TreeError,
     Uplink,
@@ -95,6 +95,9 @@ pub enum Request {
     Abort {
         /// One sentence for people.
         reason: String,
+        /// What made it give up, for programs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<Cause>,
     },
     /// Whose contribution to this block is missing?
     Missing {

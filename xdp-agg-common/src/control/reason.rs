@@ -6,6 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Call;
 
+/// What makes a member give up. The daemon hands it on as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// This process of its host is gone: its rank in the world, which a job of hosts does not know.
+    Lost(u16),
+    /// It has left in good order, but not as the others have.
+    Left,
+    /// The processes of its host call differently.
+    Mismatch,
+}
+
 /// Why a job ended before its members left.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -28,6 +40,9 @@ pub enum AbortReason {
         rank: u16,
         /// Its words.
         reason: String,
+        /// What made it do so, as far as that is not its own doing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<Cause>,
     },
     /// An aggregator below the job's own cannot be reached, or cannot take part.
     Branch {
@@ -65,7 +80,10 @@ impl std::fmt::Display for AbortReason {
             Self::CallMismatch { rank, call } => {
                 write!(f, "rank {rank} made another call than the others: {call}")
             }
-            Self::Member { rank, reason } => write!(f, "rank {rank} gave up: {reason}"),
+            Self::Member { rank, cause: Some(Cause::Left), .. } => {
+                write!(f, "rank {rank} left, and the others make another call")
+            }
+            Self::Member { rank, reason, .. } => write!(f, "rank {rank} gave up: {reason}"),
             Self::Branch { daemon, reason } => {
                 write!(f, "the aggregator {daemon}, a branch of the job's tree: {reason}")
             }

@@ -138,12 +138,12 @@ impl Jobs {
             Request::CallMismatch { call } => {
                 self.abort(job_id, &AbortReason::CallMismatch { rank, call });
             }
-            Request::Abort { reason } => {
+            Request::Abort { reason, cause } => {
                 // The member itself knows; what it gets is the answer to its request.
                 self.detach(job_id, rank);
                 self.reply(conn, Reply::Done);
                 let reason = reason.chars().take(REASON_MAX).collect();
-                self.abort(job_id, &AbortReason::Member { rank, reason });
+                self.abort(job_id, &AbortReason::Member { rank, reason, cause });
             }
             Request::Missing { block, of } => self.missing(conn, job_id, (block, of)),
             Request::Progress(progress) => self.progress(conn, job_id, rank, progress),

@@ -118,7 +118,7 @@ impl Jobs {
             }
             _ => {
                 let reason = "it left before all paths were open".into();
-                self.abort(job_id, &AbortReason::Member { rank, reason });
+                self.abort(job_id, &AbortReason::Member { rank, reason, cause: None });
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{BranchRequest, ErrorCode, Reply, Request};
+use xdp_agg_common::control::{AbortReason, BranchRequest, Cause, ErrorCode, Reply, Request};
 use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::job::Job;
@@ -86,11 +86,17 @@ impl Jobs {
                 member.awaited.get_or_insert(asked);
             }
         }
-        // Who has left contributes no more: under a policy to shrink the others need not wait.
+        // Who has left contributes no more: the others wait in vain.
         let left: Vec<_> =
             job.life.left.iter().copied().filter(|left| bits >> left & 1 == 1).collect();
-        if job.shrinks() && !left.is_empty() {
+        let Some(&rank) = left.first() else {
+            return;
+        };
+        if job.shrinks() {
             self.reform(job_id, left, "it left, and the others make another call", None);
+        } else {
+            let (reason, cause) = ("it left".into(), Some(Cause::Left));
+            self.abort(job_id, &AbortReason::Member { rank, reason, cause });
         }
     }
 

@@ -126,7 +126,7 @@ class Communicator:
         """What this worker has sent, received and lost so far."""
 
     def close(self) -> None:
-        """Leaves the job; calls in flight end with :class:`xdp_agg.Closed`."""
+        """Leaves the job; calls in flight have a second to end before they are ended."""
 
     def abort(self, reason: str = "") -> None:
         """Ends the job; the other workers are told the reason."""

@@ -128,7 +128,7 @@ impl World {
                     self.say(self.members, &Reply::RunTo { sequence });
                 }
             }
-            Request::Abort { reason } => panic!("rank {rank} gave up: {reason}"),
+            Request::Abort { reason, .. } => panic!("rank {rank} gave up: {reason}"),
             _ => {}
         }
     }

@@ -95,9 +95,9 @@ fn a_mismatch_and_a_surrender_end_the_job() {
     assert_eq!(refused(&heard, &[]), ErrorCode::NoJob);
 
     let members = world.run("train", 2);
-    let heard = world.say(members[0], Request::Abort { reason: "no memory".into() });
+    let heard = world.say(members[0], Request::Abort { reason: "no memory".into(), cause: None });
     assert_eq!(heard, [Reply::Done]);
-    let reason = AbortReason::Member { rank: 0, reason: "no memory".into() };
+    let reason = AbortReason::Member { rank: 0, reason: "no memory".into(), cause: None };
     assert_eq!(aborted(&world.hear(members[1])), reason);
 }
 

@@ -173,7 +173,7 @@ fn who_leaves_is_not_waited_for() {
 }
 
 #[test]
-fn a_call_after_one_has_left_goes_on_without_it() {
+fn a_call_after_one_has_left_goes_on_without_it_or_ends() {
     for (policy, goes) in [(SHRINK, true), (Policy::default(), false)] {
         let mut world = World::new();
         let members = world.run_with("train", 3, policy);
@@ -181,10 +181,14 @@ fn a_call_after_one_has_left_goes_on_without_it() {
         world.missing = 0b110;
         let heard = world.say(members[0], Request::Missing { block: 4, of: None });
         assert_eq!(heard[0], missing(4, &[1, 2]));
-        assert_eq!(heard.len() == 2, goes);
         if goes {
             assert_eq!(reform(&heard[1..]), [1]);
+            continue;
         }
+        let (reason, cause) = ("it left".to_owned(), Some(Cause::Left));
+        let ended = [Reply::Aborted(AbortReason::Member { rank: 1, reason, cause })];
+        assert_eq!(heard[1..], ended);
+        assert_eq!(world.hear(members[2]), ended);
     }
 }
 

@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 
 use rand::SeedableRng;
 use xdp_agg_common::control::{
-    Admitted, AggregatorLoss, CONTROL_VERSION, Call, Chosen, CreateJob, ErrorCode, Held, Join,
-    Policy, Progress, Resume, Stats, Tree, WorkerLoss,
+    Admitted, AggregatorLoss, CONTROL_VERSION, Call, Cause, Chosen, CreateJob, ErrorCode, Held,
+    Join, Policy, Progress, Resume, Stats, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::MAX_JOBS;
 

@@ -207,7 +207,7 @@ impl Model {
                     Out::Ready => Request::Ready,
                     Out::Paused => Request::Paused { next_sequence: 2 },
                     Out::Mismatch => Request::CallMismatch { call: any_call() },
-                    Out::Surrender => Request::Abort { reason: "enough".into() },
+                    Out::Surrender => Request::Abort { reason: "enough".into(), cause: None },
                     Out::Leave => Request::Leave,
                     Out::Heartbeat => Request::Heartbeat,
                 };
