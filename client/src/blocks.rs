@@ -151,8 +151,9 @@ pub trait Blocks: Debug + Send {
     /// The call has failed here.
     fn abort(&mut self, _error: &Error) {}
 
-    /// Processes of this host that it waits for, by their local ranks.
-    fn awaited(&self) -> Vec<usize> {
+    /// Processes of this host that it waits for, by their local ranks: those that owe it something
+    /// of their own; or, as the last word, all that it has nothing from.
+    fn awaited(&self, _is_last_word: bool) -> Vec<usize> {
         Vec::new()
     }
 

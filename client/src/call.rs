@@ -299,8 +299,8 @@ impl Call {
     }
 
     /// See [`Blocks::awaited`].
-    pub(crate) fn awaited(&self) -> Vec<usize> {
-        self.blocks.awaited()
+    pub(crate) fn awaited(&self, is_last_word: bool) -> Vec<usize> {
+        self.blocks.awaited(is_last_word)
     }
 
     /// It will not end well.

@@ -228,7 +228,8 @@ impl<T: Element> Blocks for Grouped<T> {
             }
             return Ok(false);
         };
-        if !feeder.can() {
+        // One of an empty vector is done before anything was done.
+        if !feeder.can() && !feeder.done() {
             return Ok(false);
         }
         let len = buffer.len();
@@ -281,10 +282,15 @@ impl<T: Element> Blocks for Grouped<T> {
         &self.left_out
     }
 
-    fn awaited(&self) -> Vec<usize> {
-        let feeder = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref());
-        // Who has staged its part, but not summed its slices, may wait for another host.
-        feeder.map_or_else(Vec::new, Feeder::unstaged)
+    fn awaited(&self, is_last_word: bool) -> Vec<usize> {
+        let Some(feeder) = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref()) else {
+            return Vec::new();
+        };
+        // Who has staged its part, but not summed its slices, may wait for another host, and says
+        // so then, unless it is not able to.
+        let mut awaited = if is_last_word { feeder.waiting_for() } else { feeder.unstaged() };
+        awaited.retain(|local_rank| *local_rank != self.place.local_rank);
+        awaited
     }
 
     fn abort(&mut self, error: &Error) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.workers import Workers
 
 ALL_REDUCE = """
@@ -73,16 +75,38 @@ with xdp_agg.Communicator() as comm:
     workers.start(script, 3).check()
 
 
-def test_empty_arrays_and_single_numbers(workers: Workers) -> None:
-    script = """
-with xdp_agg.Communicator() as comm:
-    comm.all_reduce(np.zeros((0, 3), "float32"))
+@pytest.mark.parametrize("in_host", [False, True])
+def test_empty_arrays_and_single_numbers(workers: Workers, in_host: bool) -> None:
+    place = "local_rank=rank, local_size=world" if in_host else ""
+    script = f"""
+with xdp_agg.Communicator({place}) as comm:
+    for kind in ["float32", "float64", "int32", "int64", "uint8", "bool"]:
+        comm.all_reduce(np.zeros((0, 3), kind))
+    comm.all_reduce(np.zeros(0, "float32"), "max")
+    comm.start(np.zeros(0, "int32")).wait(20)
     comm.broadcast(np.zeros(0, "int8"))
     comm.all_gather(np.zeros(0))
     comm.reduce_scatter(np.zeros(0, "float16"))
     number = np.array(float(rank))
     comm.all_reduce(number)
     assert number.shape == () and number == 1, number
+"""
+    workers.start(script).check()
+
+
+@pytest.mark.parametrize("in_host", [False, True])
+def test_zeros_that_have_no_digits(workers: Workers, in_host: bool) -> None:
+    # Exact sums are sums of digits. Of a vector of zeros there is none.
+    place = "local_rank=rank, local_size=world" if in_host else ""
+    script = f"""
+with xdp_agg.Communicator({place}) as comm:
+    for kind in ["float16", "float32", "float64"]:
+        for length in [5, 552, 2000, 100_000]:
+            for value in [0, 0, 3, 0, -0.0]:
+                array = np.full(length, value, kind)
+                comm.all_reduce(array, precision="exact")
+                assert (array == value * world).all(), (kind, length, value)
+                assert not np.signbit(array).any(), (kind, length, value)
 """
     workers.start(script).check()
 
@@ -127,6 +151,8 @@ with xdp_agg.Communicator() as comm:
 def test_properties(workers: Workers) -> None:
     script = """
 import json
+
+import pytest
 comm = xdp_agg.Communicator(deadline=7)
 names = ["rank", "world_size", "local_size", "job", "engine", "members", "deadline",
          "block_bytes", "result_mode", "strategy", "state"]

@@ -20,7 +20,7 @@ from tests.workers import Running, Workers
 
 TIMES = int(os.environ.get("XDP_AGG_TIMES", "3"))
 #: Seconds until a run hangs: calls and joins have ended by then.
-PATIENCE = 45.0
+PATIENCE = 120.0
 #: Processes of a host.
 PLACES = (1, faults.WORLD, 2)
 

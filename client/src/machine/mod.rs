@@ -331,7 +331,9 @@ impl Machine {
     pub fn depends_on_fellows(&self, sequence: u64) -> bool {
         let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         let call = self.calls.iter().find(|call| call.sequence == sequence);
-        self.config.local_size > 1 && is_idle && call.is_some_and(|call| call.awaited().is_empty())
+        self.config.local_size > 1
+            && is_idle
+            && call.is_some_and(|call| call.awaited(false).is_empty())
     }
 
     /// The daemon's answer, if there is one.
@@ -347,7 +349,7 @@ impl Machine {
         }
         let ranks = self.missing.take().unwrap_or_default();
         let call = self.calls.iter().find(|call| call.sequence == sequence);
-        let waiting_for = call.map_or_else(Vec::new, Call::awaited);
+        let waiting_for = call.map_or_else(Vec::new, |call| call.awaited(true));
         let fails = self.config.policy.worker_loss == WorkerLoss::Fail;
         let error = if ranks.is_empty() && !waiting_for.is_empty() && fails {
             let (what, after) = ("a call", waited);

@@ -25,7 +25,7 @@ SPANS = "xdp-agg"
 LAST = 35.0
 
 
-_profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
+_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def _spanned(call: Call, issue: Callable[[], Work]) -> Work:

@@ -178,7 +178,7 @@ class _Ended(Work):
 
     _error = None
     _over = True
-    _events: list[torch.Event] = []
+    _events: list[torch.Event] = []  # noqa: RUF012  (a call that has ended gets none)
 
     def __init__(self, result: Any) -> None:
         c10d.Work.__init__(self)
