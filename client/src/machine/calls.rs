@@ -103,12 +103,15 @@ impl Machine {
             let was_done = call.is_done();
             match call.work() {
                 Ok(worked) => did |= worked,
-                Err(error) => wrong = Some(error),
+                Err(error) => wrong = wrong.or(Some(error)),
             }
             self.news |= !was_done && call.is_done();
         }
         if let Some(error) = wrong {
-            self.fail(error);
+            // A process of the host that gives a call up soon leaves, which breaks its later calls
+            // too. If it did so since the first calls were looked at, they know the reason now.
+            let first = self.calls.iter_mut().find_map(|call| call.work().err());
+            self.fail(first.unwrap_or(error));
             return false;
         }
         if did {

@@ -18,8 +18,8 @@ const NOW: Duration = Duration::from_secs(5);
 /// Elements of a block of one chunk.
 const BLOCK: usize = 16;
 
-struct Alone {
-    machine: Machine,
+pub(super) struct Alone {
+    pub(super) machine: Machine,
 }
 
 impl Alone {
@@ -38,7 +38,7 @@ impl Alone {
     }
 
     /// Rank 1 of 0, 1, 2, running.
-    fn running() -> Self {
+    pub(super) fn running() -> Self {
         let mut alone = Self::new();
         alone.enter(1, None);
         alone

@@ -1,5 +1,6 @@
 //! The machine against a small daemon and a bad network.
 
+mod breaking;
 mod by_hand;
 mod daemon;
 mod world;
