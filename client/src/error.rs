@@ -170,8 +170,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// The same in ranks of the world, where it names workers that are hosts of so many processes,
-    /// of which this is one. Whose contribution is missing, at a host, it cannot tell.
+    /// The same in ranks of the world, where it names workers that are hosts with `local_size`
+    /// processes each. This process is number `local_rank` of its host. A host whose contribution
+    /// is missing stands for all its processes.
     pub(crate) fn in_ranks(self, local_size: u16, local_rank: u16) -> Self {
         match self {
             Self::Deadline { sequence: Some(number), waited, ranks, known } => {

@@ -286,8 +286,8 @@ impl<T: Element> Blocks for Grouped<T> {
         let Some(feeder) = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref()) else {
             return Vec::new();
         };
-        // Who has staged its part, but not summed its slices, may wait for another host, and says
-        // so then, unless it is not able to.
+        // A process that has staged its part, but not summed its slices, may wait for another host.
+        // It says so then, unless it is not able to.
         let mut awaited = if is_last_word { feeder.waiting_for() } else { feeder.unstaged() };
         awaited.retain(|local_rank| *local_rank != self.place.local_rank);
         awaited

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use support::lent::{Job, SUM, call, close, mixed, sums};
-use support::{ENGINES, LIMIT, Lab, network};
+use support::lent::{Job, SUM, call, close, everywhere, mixed, sums};
+use support::{LIMIT, Lab, network};
 use xdp_agg_client::lent::{DataType, Memory, Options, Precision, Reduction, Task};
 use xdp_agg_client::{Builder, Error, WorkerLoss, bf16, f16};
 use xdp_agg_common::control::AbortReason;
@@ -17,16 +17,12 @@ use xdp_agg_common::control::AbortReason;
 #[test]
 fn integers_and_extremes_are_as_in_memory() {
     need_root!();
-    for engine in ENGINES {
-        let lab = Lab::start(network(2, "ports"), engine);
-        for size in [1, 2] {
-            let job = Job::start(&lab, (2, size), |settings| settings);
-            for len in [5, 1000, 50_000] {
-                check_integers(&job, len);
-                check_extremes(&job, len);
-            }
+    everywhere(|_, _, job| {
+        for len in [5, 1000, 50_000] {
+            check_integers(job, len);
+            check_extremes(job, len);
         }
-    }
+    });
 }
 
 /// A number for each rank and place: at the ends of the range, and small.
@@ -143,48 +139,44 @@ fn check_extremes(job: &Job<'_>, len: usize) {
 #[test]
 fn other_collectives_move_every_byte() {
     need_root!();
-    for engine in ENGINES {
-        let lab = Lab::start(network(2, "ports"), engine);
-        for size in [1, 2] {
-            let job = Job::start(&lab, (2, size), |settings| settings);
-            let world = job.world();
-            for len in [1, 7, 1003, 40_001] {
-                let bytes = |rank: u16| -> Vec<u8> {
-                    (0..len).map(|i| (i as u8).wrapping_mul(31) ^ (rank as u8 + 1)).collect()
-                };
-                for root in [0, world - 1] {
-                    for (data, _) in job.call(bytes, DataType::U8, Task::Broadcast { root }, None) {
-                        assert!(data == bytes(root), "{len} of {root}");
-                    }
-                    let task = Task::Reduce { reduction: Reduction::Sum, root };
-                    let exact = Some(Precision::Exact);
-                    let reduced = job.call(|r| mixed(r, len), DataType::F32, task, exact);
-                    let expected = sums(world, len, |rank| mixed(rank, len));
-                    let at_root = &reduced[usize::from(root)].0;
-                    assert!(expected.iter().zip(at_root).all(|(sum, x)| *sum as f32 == *x));
+    everywhere(|_, _, job| {
+        let world = job.world();
+        for len in [1, 7, 1003, 40_001] {
+            let bytes = |rank: u16| -> Vec<u8> {
+                (0..len).map(|i| (i as u8).wrapping_mul(31) ^ (rank as u8 + 1)).collect()
+            };
+            for root in [0, world - 1] {
+                for (data, _) in job.call(bytes, DataType::U8, Task::Broadcast { root }, None) {
+                    assert!(data == bytes(root), "{len} of {root}");
                 }
-                let part = |rank| job.callers[0].communicator().part(rank, len);
-                for (data, _) in job.call(bytes, DataType::U8, Task::AllGather, None) {
-                    for rank in 0..world {
-                        assert_eq!(data[part(rank)], bytes(rank)[part(rank)]);
-                    }
-                }
-                let task = Task::ReduceScatter(Reduction::Sum);
-                let scattered = job.call(|r| mixed(r, len), DataType::F32, task, None);
+                let task = Task::Reduce { reduction: Reduction::Sum, root };
+                let exact = Some(Precision::Exact);
+                let reduced = job.call(|r| mixed(r, len), DataType::F32, task, exact);
                 let expected = sums(world, len, |rank| mixed(rank, len));
-                for (rank, (data, _)) in (0..).zip(scattered) {
-                    for at in part(rank) {
-                        assert!(close(data[at], expected[at]), "{at}: {}", data[at]);
-                    }
+                let at_root = &reduced[usize::from(root)].0;
+                assert!(expected.iter().zip(at_root).all(|(sum, x)| *sum as f32 == *x));
+            }
+            let part = |rank| job.callers[0].communicator().part(rank, len);
+            for (data, _) in job.call(bytes, DataType::U8, Task::AllGather, None) {
+                for rank in 0..world {
+                    assert_eq!(data[part(rank)], bytes(rank)[part(rank)]);
                 }
             }
-            job.at_all(|_, caller| {
-                let (none, options) = (Memory::none(), Options::default());
-                // SAFETY: no memory is lent.
-                unsafe { caller.call(none, &Task::Barrier, &options, &mut || false) }.expect("met");
-            });
+            let task = Task::ReduceScatter(Reduction::Sum);
+            let scattered = job.call(|r| mixed(r, len), DataType::F32, task, None);
+            let expected = sums(world, len, |rank| mixed(rank, len));
+            for (rank, (data, _)) in (0..).zip(scattered) {
+                for at in part(rank) {
+                    assert!(close(data[at], expected[at]), "{at}: {}", data[at]);
+                }
+            }
         }
-    }
+        job.at_all(|_, caller| {
+            let (none, options) = (Memory::none(), Options::default());
+            // SAFETY: no memory is lent.
+            unsafe { caller.call(none, &Task::Barrier, &options, &mut || false) }.expect("met");
+        });
+    });
 }
 
 /// Calls of all kinds in flight at once, some of which take two rounds, beside calls that wait.

@@ -50,7 +50,7 @@ fn begin_exact<T: Element>(
     // SAFETY: the memory is this call's, and T what it holds; the slice ends with this function.
     let data = unsafe { memory.elements::<T>() };
     let mut rounds = Rounds::new(inner.digits, communicator, sum);
-    rounds.begin(communicator, data, Some(&inner.guesses), patience)?;
+    rounds.begin(communicator, data, &inner.guesses, patience)?;
     Ok(Box::new(move |inner, patience| {
         // SAFETY: as above; nothing else has the memory meanwhile.
         let data = unsafe { memory.elements::<T>() };
@@ -101,8 +101,8 @@ fn again<T: Element>(
     let mut all: Vec<T> =
         left_out.iter().flat_map(|range| data[range.clone()].iter().copied()).collect();
     let mut rounds = Rounds::new(inner.digits, &communicator, sum);
-    // Guesses belong to the order in which calls begin, and this is not it.
-    rounds.begin(&communicator, &mut all, None, patience)?;
+    // Guesses belong to the order in which calls begin, and this is not it: there are none here.
+    rounds.begin(&communicator, &mut all, &Mutex::default(), patience)?;
     rounds.finish(&communicator, &mut all, patience)?;
     let mut summed = &all[..];
     for range in left_out {
@@ -142,14 +142,14 @@ impl Rounds {
         &mut self,
         communicator: &Communicator,
         data: &mut [T],
-        guesses: Option<&Mutex<Guesses>>,
+        guesses: &Mutex<Guesses>,
         patience: &mut Patience<'_>,
     ) -> Result<(), Error> {
         self.what = format!("{} of {} {}", self.what, data.len(), T::TYPE);
         let whole = Span::whole::<T>();
         if self.digits.rows(whole) * data.len() <= AT_ONCE {
             self.spans = data.chunks(GROUP).map(|_| whole).collect();
-        } else if let Some(guesses) = guesses {
+        } else {
             let guess = guesses.lock().take(T::TYPE, data.len(), self.digits);
             if let Some(spans) = guess {
                 let is_right = self.guessed(spans, communicator, data, patience)?;
@@ -160,8 +160,6 @@ impl Rounds {
             }
             self.spans = self.agree(communicator, data, patience)?;
             guesses.lock().learn(T::TYPE, data.len(), self.digits, &self.spans);
-        } else {
-            self.spans = self.agree(communicator, data, patience)?;
         }
         let mut first = 0;
         while first < self.spans.len() {
@@ -190,11 +188,10 @@ impl Rounds {
         patience: &mut Patience<'_>,
     ) -> Result<bool, Error> {
         self.spans = spans;
-        let mut groups = self.spans.iter().zip(data.chunks(GROUP));
-        let fits = groups.all(|(span, group)| span.holds(survey(group)));
         let all = 0..self.spans.len();
+        let fits = self.groups(all.clone(), data).all(|(span, group)| span.holds(survey(group)));
         let mut rows =
-            if fits { self.encode(all.clone(), data) } else { vec![0; self.lanes(data)] };
+            if fits { self.encode(all.clone(), data) } else { self.zeros(all.clone(), data) };
         // How many workers have such elements.
         rows.push((!fits).into());
         let spans: Vec<String> = self.spans.iter().map(Span::to_string).collect();
@@ -206,12 +203,6 @@ impl Rounds {
             self.decode(all, rows, data);
         }
         Ok(*misfits == 0)
-    }
-
-    /// All rows of all elements.
-    fn lanes<T: Element>(&self, data: &[T]) -> usize {
-        let groups = self.spans.iter().zip(data.chunks(GROUP));
-        groups.map(|(span, group)| self.digits.rows(*span) * group.len()).sum()
     }
 
     /// The spans that all workers together need.
@@ -239,15 +230,28 @@ impl Rounds {
         first + groups.count()
     }
 
+    /// Groups with their spans.
+    fn groups<'a, T>(
+        &'a self,
+        groups: Range<usize>,
+        data: &'a [T],
+    ) -> impl Iterator<Item = (Span, &'a [T])> {
+        let elements = data.chunks(GROUP).skip(groups.start);
+        self.spans[groups].iter().copied().zip(elements)
+    }
+
+    /// All rows of these groups, with nothing in them.
+    fn zeros<T>(&self, groups: Range<usize>, data: &[T]) -> Vec<i32> {
+        let groups = self.groups(groups, data);
+        vec![0; groups.map(|(span, group)| self.digits.rows(span) * group.len()).sum()]
+    }
+
     fn encode<T: Element>(&self, groups: Range<usize>, data: &[T]) -> Vec<i32> {
-        let pieces =
-            || self.spans[groups.clone()].iter().zip(data.chunks(GROUP).skip(groups.start));
-        let rows_of = |span: &Span, group: &[T]| self.digits.rows(*span) * group.len();
-        let mut rows = vec![0; pieces().map(|(span, group)| rows_of(span, group)).sum()];
+        let mut rows = self.zeros(groups.clone(), data);
         let mut rest = &mut rows[..];
-        for (span, group) in pieces() {
-            let (own, others) = rest.split_at_mut(rows_of(span, group));
-            self.digits.encode(*span, group, own);
+        for (span, group) in self.groups(groups, data) {
+            let (own, others) = rest.split_at_mut(self.digits.rows(span) * group.len());
+            self.digits.encode(span, group, own);
             rest = others;
         }
         rows

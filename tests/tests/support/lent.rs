@@ -7,7 +7,7 @@ use xdp_agg_client::lent::{
 };
 use xdp_agg_client::{Builder, Error};
 
-use super::Lab;
+use super::{ENGINES, Lab, network};
 
 /// A job of `hosts` hosts with `size` processes each, in order of rank.
 pub struct Job<'a> {
@@ -86,6 +86,17 @@ pub fn call<T>(
     let options = Options { precision, ..Options::default() };
     // SAFETY: as above.
     unsafe { caller.call(memory, &task, &options, &mut || false) }
+}
+
+/// Both engines, and one and two processes on each of two hosts: the engine's name, how many they
+/// are, and their job.
+pub fn everywhere(test: impl Fn(&str, u16, &Job<'_>)) {
+    for engine in ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        for size in [1, 2] {
+            test(engine, size, &Job::start(&lab, (2, size), |settings| settings));
+        }
+    }
 }
 
 pub const SUM: Task = Task::AllReduce(Reduction::Sum);

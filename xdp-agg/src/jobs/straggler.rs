@@ -86,7 +86,7 @@ impl Jobs {
                 member.awaited.get_or_insert(asked);
             }
         }
-        // Who has left contributes no more: the others wait in vain.
+        // A member that has left contributes no more: the others wait for it in vain.
         let left: Vec<_> =
             job.life.left.iter().copied().filter(|left| bits >> left & 1 == 1).collect();
         let Some(&rank) = left.first() else {
