@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests import networks
-from tests.workers import Workers, binary, serving
+from tests.workers import ROOMY, Workers, binary, serving
+
+# A shell has background jobs ignore it, and so would their children: workers do not hear Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +23,7 @@ def daemon() -> Iterator[str]:
     """
     if not binary().exists():
         pytest.skip(f"no daemon at {binary()}: cargo build, or set XDP_AGG_BIN")
-    arguments = ["--engine", "userspace", "--control", "127.0.0.1:0", "--data-port", "0"]
-    # Room for the jobs of many tests at a time.
-    arguments += ["--data-addr", "127.0.0.1", "--slots", "65536"]
-    with serving(arguments) as address:
+    with serving(ROOMY) as address:
         yield address
 
 

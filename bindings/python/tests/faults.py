@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tests.workers import Ended
 
 WORLD = 4
-#: Seconds that a call may take: who is stopped is missed then.
+#: Seconds that a call may take: a rank that is stopped is missed then.
 DEADLINE = 5
 #: What goes wrong.
 FAULTS = ("killed", "stopped", "mismatch", "interrupted", "left", "forgotten")
@@ -40,8 +40,6 @@ def armed(number):
         os._exit(0)
     return lambda: os.write(go, b"!")
 
-# Whoever runs the tests in the background may have had it ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 strike = armed(SIGNALS[fault]) if rank == culprit and fault in SIGNALS else lambda: None
 began = None
 
@@ -59,48 +57,31 @@ def check(found, expected, what):
     assert (abs(found - expected) <= abs(expected) * 1e-3).all(), f"wrong numbers of {what}"
 """
 
-#: Loops of `torch.distributed`.
+#: Of `torch.distributed`: how calls are made, and loops that it alone has.
 TORCH = """
 warnings.simplefilter("ignore")
-SIZES = [1, 9, 1000, 20_000]
-LARGE = 300_000
 ours = lambda n, i: torch.full((n,), rank + 1.0 + i % 7)
-total = lambda i: world * (world + 1) / 2 + world * (i % 7)
+join = lambda: begin(timeout=deadline)
+leave = dist.destroy_process_group
+reduce = dist.all_reduce
+start = lambda t: dist.all_reduce(t, async_op=True)
+tell = lambda work, listener: work.get_future().then(listener)
 
-def mismatch():
-    calls = [lambda: dist.all_reduce(torch.ones(77)),
-             lambda: dist.all_reduce(torch.ones(77, dtype=torch.int32), dist.ReduceOp.MAX),
-             lambda: dist.all_reduce(torch.ones(99_999).half(), async_op=True).wait(),
-             lambda: dist.reduce_scatter_tensor(torch.ones(19), torch.ones(19 * world))]
-    calls[way % len(calls)]()
+def is_any(here):
+    dist.all_reduce(anywhere := torch.tensor([here]), dist.ReduceOp.MAX)
+    return bool(anywhere)
 
-def do():
-    act(mismatch, lambda: dist.all_reduce(ours(way * way + 1, 0), async_op=True))
-
-def small(i):
-    do()
-    dist.all_reduce(t := ours(SIZES[i % 3], i))
-    check(t, total(i), "a small sum")
-
-def large(i):
-    do()
-    dist.all_reduce(t := ours(LARGE, i))
-    check(t, total(i), "a large sum")
-
-def in_flight(i):
-    tensors = [ours(SIZES[(i + j) % 4] if j != 3 else LARGE, i + j) for j in range(5)]
-    works = []
-    for t in tensors:
-        works.append(dist.all_reduce(t, async_op=True))
-        do()
-    for j, (work, t) in enumerate(zip(works, tensors)):
-        work.wait()
-        check(t, total(i + j), "a sum in flight")
+MISMATCHES = [
+    lambda: dist.all_reduce(torch.ones(77)),
+    lambda: dist.all_reduce(torch.ones(77, dtype=torch.int32), dist.ReduceOp.MAX),
+    lambda: dist.all_reduce(torch.ones(99_999).half(), async_op=True).wait(),
+    lambda: dist.reduce_scatter_tensor(torch.ones(19), torch.ones(19 * world)),
+]
 
 def futures(i):
-    works = [dist.all_reduce(ours(n, i), async_op=True) for n in SIZES]
+    works = [start(ours(n, i)) for n in SIZES]
     do()
-    for future in [work.get_future().then(lambda f: f.value()[0] * 2) for work in works]:
+    for future in [tell(work, lambda f: f.value()[0] * 2) for work in works]:
         check(future.wait(), 2 * total(i), "a future")
 
 class Net(nn.Module):
@@ -138,75 +119,37 @@ def others(i):
     if i % 5 == 0:
         dist.barrier()
 
-LOOPS = [small, large, in_flight, futures, backward, others]
-step = LOOPS[kind % len(LOOPS)]
-begin(timeout=deadline)
-step(0)
-began = time.monotonic()
-strike()
-i = 0
-is_over = False
-while not is_over:
-    i += 1
-    step(i)
-    if i % 5 == 0:
-        # All end at the same time: the one whose clock says so first says it.
-        spent = time.monotonic() - began
-        over = torch.tensor([spent > (delay if fault == "forgotten" else last)])
-        dist.all_reduce(over, dist.ReduceOp.MAX)
-        is_over = bool(over)
-if fault == "forgotten":
-    if way % 3 == 1:
-        dist.all_reduce(ours(LARGE, 0), async_op=True)
-    if way % 3 == 2:
-        dist.all_reduce(ours(9, 0), async_op=True).get_future().then(lambda _: time.sleep(0.1))
-else:
-    dist.destroy_process_group()
-print("a clean end")
+OWN = [futures, backward, others]
 """
 
 #: The same of a bare communicator.
 NUMPY = """
-SIZES = [1, 9, 1000, 20_000]
-LARGE = 300_000
 ours = lambda n, i: np.full(n, rank + 1.0 + i % 7, np.float32)
-total = lambda i: world * (world + 1) / 2 + world * (i % 7)
+leave = lambda: comm.close()
+reduce = lambda t: comm.all_reduce(t)
+start = lambda t: comm.start(t)
+tell = lambda handle, listener: handle.on_done(listener)
 
-def mismatch():
-    calls = [lambda: comm.all_reduce(np.ones(77, np.float32)),
-             lambda: comm.all_reduce(np.ones(77, np.int32), "max"),
-             lambda: comm.start(np.ones(123_456, np.float16)).wait(),
-             lambda: comm.all_gather(np.ones(19))]
-    calls[way % len(calls)]()
+def join():
+    global comm
+    comm = xdp_agg.Communicator(deadline=deadline)
 
-def do():
-    act(mismatch, lambda: comm.start(ours(way * way + 1, 0)))
+def is_any(here):
+    comm.all_reduce(anywhere := np.array([here]), "max")
+    return bool(anywhere[0])
 
-def small(i):
-    do()
-    comm.all_reduce(t := ours(SIZES[i % 3], i))
-    check(t, total(i), "a small sum")
-
-def large(i):
-    do()
-    comm.all_reduce(t := ours(LARGE, i))
-    check(t, total(i), "a large sum")
-
-def in_flight(i):
-    arrays = [ours(SIZES[(i + j) % 4] if j != 3 else LARGE, i + j) for j in range(5)]
-    handles = []
-    for t in arrays:
-        handles.append(comm.start(t))
-        do()
-    for j, (handle, t) in enumerate(zip(handles, arrays)):
-        handle.wait()
-        check(t, total(i + j), "a sum in flight")
+MISMATCHES = [
+    lambda: comm.all_reduce(np.ones(77, np.float32)),
+    lambda: comm.all_reduce(np.ones(77, np.int32), "max"),
+    lambda: comm.start(np.ones(123_456, np.float16)).wait(),
+    lambda: comm.all_gather(np.ones(19)),
+]
 
 def callbacks(i):
     told = []
-    handles = [comm.start(ours(n, i)) for n in SIZES]
+    handles = [start(ours(n, i)) for n in SIZES]
     for handle in handles:
-        handle.on_done(told.append)
+        tell(handle, told.append)
     do()
     for handle in handles:
         handle.wait()
@@ -227,9 +170,41 @@ def others(i):
     if i % 5 == 0:
         comm.barrier()
 
-LOOPS = [small, large, in_flight, callbacks, others]
-step = LOOPS[kind % len(LOOPS)]
-comm = xdp_agg.Communicator(deadline=deadline)
+OWN = [callbacks, others]
+"""
+
+#: What both have: loops, and the run of one of them.
+LOOPS = """
+SIZES = [1, 9, 1000, 20_000]
+LARGE = 300_000
+total = lambda i: world * (world + 1) / 2 + world * (i % 7)
+
+def do():
+    act(lambda: MISMATCHES[way % len(MISMATCHES)](), lambda: start(ours(way * way + 1, 0)))
+
+def small(i):
+    do()
+    reduce(t := ours(SIZES[i % 3], i))
+    check(t, total(i), "a small sum")
+
+def large(i):
+    do()
+    reduce(t := ours(LARGE, i))
+    check(t, total(i), "a large sum")
+
+def in_flight(i):
+    vectors = [ours(SIZES[(i + j) % 4] if j != 3 else LARGE, i + j) for j in range(5)]
+    flying = []
+    for t in vectors:
+        flying.append(start(t))
+        do()
+    for j, (one, t) in enumerate(zip(flying, vectors)):
+        one.wait()
+        check(t, total(i + j), "a sum in flight")
+
+ALL = [small, large, in_flight, *OWN]
+step = ALL[kind % len(ALL)]
+join()
 step(0)
 began = time.monotonic()
 strike()
@@ -240,24 +215,21 @@ while not is_over:
     step(i)
     if i % 5 == 0:
         # All end at the same time: the one whose clock says so first says it.
-        spent = time.monotonic() - began
-        over = np.array([spent > (delay if fault == "forgotten" else last)])
-        comm.all_reduce(over, "max")
-        is_over = bool(over[0])
+        is_over = is_any(time.monotonic() - began > (delay if fault == "forgotten" else last))
 if fault == "forgotten":
     if way % 3 == 1:
-        comm.start(ours(LARGE, 0))
+        start(ours(LARGE, 0))
     if way % 3 == 2:
-        comm.start(ours(9, 0)).on_done(lambda _: time.sleep(0.1))
+        tell(start(ours(9, 0)), lambda _: time.sleep(0.1))
 else:
-    comm.close()
+    leave()
 print("a clean end")
 """
 
 
-def script(loops: str) -> str:
+def script(calls: str) -> str:
     """What a rank runs after the preamble."""
-    return f"deadline = {DEADLINE}\n{STRIKE}{loops}"
+    return f"deadline = {DEADLINE}\n{STRIKE}{calls}{LOOPS}"
 
 
 def environment(fault: str, where: str, seed: int) -> dict[str, str]:
@@ -324,7 +296,7 @@ def _names(fault: str, culprit: int, said: str) -> bool:
         "stopped": "Deadline|Aborted",
         "mismatch": "CallMismatch",
         "interrupted": "Aborted|MemberLost",
-        # Who has started something before it leaves made another call than the others.
+        # A rank that has started something before it leaves made another call than the others.
         "left": "Aborted|MemberLost|CallMismatch",
     }
     # Of several the last is what the program ended with. C++ makes a RuntimeError of it.

@@ -151,8 +151,6 @@ with xdp_agg.Communicator() as comm:
 def test_properties(workers: Workers) -> None:
     script = """
 import json
-
-import pytest
 comm = xdp_agg.Communicator(deadline=7)
 names = ["rank", "world_size", "local_size", "job", "engine", "members", "deadline",
          "block_bytes", "result_mode", "strategy", "state"]

@@ -16,7 +16,7 @@ from xdp_agg import _launcher, _network
 from xdp_agg.__main__ import main
 
 from tests import networks
-from tests.workers import Workers, serving
+from tests.workers import LOOPBACK, Workers, serving
 
 
 def tool(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -158,8 +158,7 @@ def test_a_token_is_shown_to_the_daemon(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("token") / "token"
     path.write_text("sesame-open-sesame\n")
     path.chmod(0o600)
-    arguments = ["--engine", "userspace", "--control", "127.0.0.1:0", "--data-port", "0"]
-    with serving([*arguments, "--token-file", str(path)]) as address:
+    with serving([*LOOPBACK, "--token-file", str(path)]) as address:
         refused = doctor("--address", address)
         assert refused["control port"]["status"] == "fail"
         assert "XDP_AGG_TOKEN" in refused["control port"]["remedy"]

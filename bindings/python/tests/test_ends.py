@@ -209,10 +209,10 @@ if rank == 1:
     comm.barrier()
     {end}
     sys.exit()
+began = time.monotonic()
 try:
-    # Who ends at once may end this one, too.
+    # A worker that ends at once may end this one, too.
     comm.barrier()
-    began = time.monotonic()
     if rank == 2:
         time.sleep(3)
     comm.all_reduce(np.ones(10))

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import torch_ranks
-from tests.workers import Workers, binary, serving
+from tests.workers import LOOPBACK, Workers, binary, serving
 
 pytest.importorskip("torch")
-
-_LOOPBACK = ["--engine", "userspace", "--control", "127.0.0.1:0", "--data-port", "0"]
-_LOOPBACK += ["--data-addr", "127.0.0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +17,7 @@ def daemon_as_it_comes() -> Iterator[str]:
     """With the slots and jobs that are the default."""
     if not binary().exists():
         pytest.skip(f"no daemon at {binary()}: cargo build, or set XDP_AGG_BIN")
-    with serving(_LOOPBACK) as address:
+    with serving(LOOPBACK) as address:
         yield address
 
 
@@ -176,7 +173,7 @@ with raises(xdp_agg.Refused):
 dist.destroy_process_group()
 """
     # Room for the default group of two processes a host (512 each), and one other (128).
-    with serving([*_LOOPBACK, "--slots", "1200"]) as address:
+    with serving([*LOOPBACK, "--slots", "1200"]) as address:
         torch_ranks.run(address, script)
 
 

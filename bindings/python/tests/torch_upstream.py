@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from tests.workers import binary, serving
+from tests.workers import ROOMY, binary, serving
 
 OURS = "xdp-agg"
 #: The class of the wheel's tests.
@@ -332,9 +332,7 @@ def main() -> int:
     args = parser.parse_args()
     if not binary().exists():
         raise SystemExit(f"no daemon at {binary()}: cargo build, or set XDP_AGG_BIN")
-    daemon = ["--engine", "userspace", "--control", "127.0.0.1:0", "--data-port", "0"]
-    daemon += ["--data-addr", "127.0.0.1", "--slots", "65536"]
-    with tempfile.TemporaryDirectory() as directory, serving(daemon) as address:
+    with tempfile.TemporaryDirectory() as directory, serving(ROOMY) as address:
         os.environ["XDP_AGG_ADDR"] = address
         console = os.fdopen(os.dup(1), "w")
         errors = os.dup(2)

@@ -17,6 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 #: Seconds until workers that have not ended are killed.
 PATIENCE = 60.0
+#: Arguments of a daemon that sums in user space, on loopback, at ports that are free.
+LOOPBACK: tuple[str, ...] = (
+    *("--engine", "userspace", "--control", "127.0.0.1:0"),
+    *("--data-addr", "127.0.0.1", "--data-port", "0"),
+)
+#: The same, with room for the jobs of many tests at a time.
+ROOMY = (*LOOPBACK, "--slots", "65536")
 
 _numbers = itertools.count()
 

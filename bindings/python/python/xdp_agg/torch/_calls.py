@@ -71,14 +71,18 @@ class Calls:
         self, task: str, argument: Any, memory: Tensor | None, kind: str, options: Any
     ) -> Call:
         self._sequence += 1
-        timeout = getattr(options, "timeout", None)
-        seconds = 0.0 if timeout is None else timeout.total_seconds()
         count = 0
         if memory is not None:
             count = memory.numel() * (memory.element_size() if kind is BYTES else 1)
-        # A timeout below zero is none.
-        deadline = seconds if seconds > 0 else self._channel.timeout
+        deadline = self._deadline(options)
         return Call(task, argument, memory, count, kind, _numbers.asked(), deadline)
+
+    def _deadline(self, options: Any) -> float:
+        """Seconds that a call may take."""
+        timeout = getattr(options, "timeout", None)
+        seconds = 0.0 if timeout is None else timeout.total_seconds()
+        # A timeout below zero is none.
+        return seconds if seconds > 0 else self._channel.timeout
 
     def _quickly(self, tensors: list[Tensor], opts: Any) -> bool:
         """Sums a tensor on this thread, if that is all there is to do: True.
@@ -87,8 +91,7 @@ class Calls:
         costs a short call a percent of its time.
         """
         channel = self._channel
-        run = channel.now
-        if run is None or len(tensors) != 1 or not is_synchronous(opts):
+        if len(tensors) != 1 or not is_synchronous(opts) or (engine := channel.at_once()) is None:
             return False
         tensor = tensors[0]
         kind = _numbers.NAMES.get(tensor.dtype)
@@ -96,21 +99,17 @@ class Calls:
             kind is None
             or tensor.layout is not torch.strided
             or not tensor.is_cpu
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
+            or not _memory.is_dense(tensor)
             or not (count := tensor.numel())
             or opts.reduceOp != ReduceOp.SUM
-            or channel.is_watched()
         ):
             return False
         self._sequence += 1
         channel.calls["all_reduce"] += 1
-        seconds = opts.timeout.total_seconds()
-        deadline = seconds if seconds > 0 else channel.timeout
+        memory, precision, deadline = tensor.data_ptr(), _numbers.asked(), self._deadline(opts)
         try:
-            run("all_reduce", "sum", tensor.data_ptr(), count, kind, _numbers.asked(), deadline)
+            engine.communicator._run("all_reduce", "sum", memory, count, kind, precision, deadline)
         except BaseException as error:
-            channel.check()
             channel.failed(error)
             raise
         return True

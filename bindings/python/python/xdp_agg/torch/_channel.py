@@ -25,11 +25,14 @@ SPANS = "xdp-agg"
 LAST = 35.0
 
 
+#: PyTorch's profiler looks on.
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
-def _spanned(call: Call, issue: Callable[[], Work]) -> Work:
-    """Shows the call to PyTorch's profiler, from its beginning to its end."""
+def _shown(call: Call, issue: Callable[[], Work]) -> Work:
+    """Issues the call; PyTorch's profiler, if it looks on, sees it from beginning to end."""
+    if not _profiler_enabled():
+        return issue()
     with torch.autograd.profiler.record_function(f"{SPANS}:{call.task}") as span:
         work = issue()
         span._call_end_callbacks_on_future(work.get_future())
@@ -116,18 +119,26 @@ class Channel:
         self._copies = copies
         #: Calls by task.
         self.calls: Counter[str] = Counter()
-        #: Makes a call on the thread that asks for it: the aggregator's, as long as nothing is
-        #: known that a call would have to wait for, or could not be made for.
-        self.now: Callable[..., object] | None = None
 
     @property
     def engine(self) -> Engine | None:
         """Who carries calls out; None: there has been none yet."""
         return self._engine
 
-    def is_watched(self) -> bool:
-        """A call has to go the long way: behind others, or by PyTorch's profiler."""
-        return self._queue.left > 0 or _profiler_enabled()
+    def at_once(self) -> Aggregated | None:
+        """Who may be given a call now, on this thread. None: `issue` has something else to do with
+        it, or an error to tell.
+        """
+        engine = self._engine
+        if (
+            not isinstance(engine, Aggregated)
+            or self._queue.left
+            or _profiler_enabled()
+            or self._is_over()
+            or os.getpid() != self._pid
+        ):
+            return None
+        return engine
 
     @property
     def error(self) -> BaseException | None:
@@ -159,8 +170,6 @@ class Channel:
                     engine.close()
                     self.check()
                 self._engine = engine
-                if isinstance(engine, Aggregated) and not self._is_over():
-                    self.now = engine.communicator._run
             return self._engine
 
     def issue(
@@ -172,9 +181,7 @@ class Channel:
         is_synchronous: bool = False,
     ) -> Work:
         """Makes a call; `finish` comes when it has ended well, before anybody is told."""
-        if _profiler_enabled():
-            return _spanned(call, lambda: self._issue(call, result, finish, is_synchronous))
-        return self._issue(call, result, finish, is_synchronous)
+        return _shown(call, lambda: self._issue(call, result, finish, is_synchronous))
 
     def _issue(
         self, call: Call, result: Any, finish: Callable[[], None] | None, is_synchronous: bool
@@ -184,8 +191,7 @@ class Channel:
             work = self._work(result, finish)
             self._put(lambda engine: engine.start(call, work), work)
             return work
-        self.check()
-        engine = self._engine or self.join()
+        engine = self._ready()
         try:
             if not is_synchronous:
                 work = self._work(result, finish)
@@ -204,9 +210,7 @@ class Channel:
     ) -> Work:
         """Makes a call on an accelerator's memory."""
         self.calls[staged.call.task] += 1
-        if _profiler_enabled():
-            return _spanned(staged.call, lambda: self._issue_staged(staged, result, finish))
-        return self._issue_staged(staged, result, finish)
+        return _shown(staged.call, lambda: self._issue_staged(staged, result, finish))
 
     def _issue_staged(
         self, staged: StagedCall, result: Any, finish: Callable[[], None] | None
@@ -262,7 +266,7 @@ class Channel:
         """Ends all calls in flight with an error, and lets none be made any more."""
         if os.getpid() != self._pid:
             return
-        self._reason, self.now = reason, None
+        self._reason = reason
         if self._engine is not None:
             self._engine.abort(reason)
 
@@ -270,7 +274,7 @@ class Channel:
         """Ends calls in flight, leaves the job, and waits for the channel's thread."""
         if os.getpid() != self._pid or self._is_closed:
             return
-        self._is_closed, self.now = True, None
+        self._is_closed = True
         if self._engine is not None:
             self._engine.close()
         self._queue.close()
