@@ -141,6 +141,12 @@ impl Communicator {
         self.place.local_size
     }
 
+    /// The first rank of this host: ranks are numbered host by host.
+    #[must_use]
+    pub const fn first_rank_of_host(&self) -> u16 {
+        self.place.rank - self.place.local_rank
+    }
+
     /// Longest time for one call.
     #[must_use]
     pub const fn deadline(&self) -> Duration {

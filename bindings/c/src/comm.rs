@@ -50,13 +50,18 @@ impl Comm {
         if self.caller.is_forked() { Err(Error::Forked.into()) } else { Ok(&self.caller) }
     }
 
+    fn first_rank_of_host(&self) -> u16 {
+        self.caller.communicator().first_rank_of_host()
+    }
+
     /// Makes a call and waits for its end.
     pub(crate) fn call(&self, prepared: Prepared) -> Result<(), Failure> {
         let caller = self.caller()?;
         let Prepared { memory, task, after } = prepared;
         let watch = EndsWithPanic(caller);
         let hook = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = memory::call(caller, memory, &task, (&self.choices.options(), hook))?;
+        let outcome = memory::call(caller, memory, &task, (&self.choices.options(), hook))
+            .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
         drop(watch);
         after.carry_out();
         keep(outcome);
@@ -68,12 +73,14 @@ impl Comm {
         let caller = self.caller()?;
         let Prepared { memory, task, after } = prepared;
         let watch = EndsWithPanic(caller);
-        let flight = memory::start(caller, memory, task, self.choices.options())?;
+        let flight = memory::start(caller, memory, task, self.choices.options())
+            .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
         drop(watch);
         Ok(Request {
             flight,
             after: Mutex::new(Some(after)),
             caller: Arc::downgrade(&self.caller),
+            first_rank_of_host: self.first_rank_of_host(),
             process: std::process::id(),
         })
     }

@@ -6,8 +6,8 @@ use std::ffi::{CString, c_char};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use xdp_agg_client::Error;
 use xdp_agg_client::lent::Outcome;
+use xdp_agg_client::{Error, host_ranks, in_world};
 use xdp_agg_common::control::{AbortReason, Cause};
 
 use crate::names::xdp_agg_result_t as Code;
@@ -50,10 +50,22 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// An error of a call. Those of the processes of a host count ranks there; `first` is its first
+    /// rank in the world.
+    pub(crate) fn in_world(error: &Error, first: u16) -> Self {
+        let (code, ranks) = describe(error, first);
+        let text = match error {
+            Error::Host(of_this) => in_world(of_this, first),
+            error => error.to_string(),
+        };
+        Self { code, text, ranks }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let (code, ranks) = describe(&error);
-        Self { code, text: error.to_string(), ranks }
+        Self::in_world(&error, 0)
     }
 }
 
@@ -105,12 +117,12 @@ pub(crate) fn last_ranks() -> Vec<u16> {
     LAST.try_with(|last| last.borrow().ranks.clone()).unwrap_or_default()
 }
 
-/// The number of an error, and the ranks to blame.
-fn describe(error: &Error) -> (Code, Vec<u16>) {
+/// The number of an error, and the ranks to blame; `first` is the first rank of this host.
+fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
     // Told by somebody whose doing it is not.
     let cause = match error {
         Error::Host(xdp_agg_host::Error::Elsewhere { .. })
-        | Error::Aborted(AbortReason::Member { .. }) => error.cause(0),
+        | Error::Aborted(AbortReason::Member { .. }) => error.cause(first),
         _ => None,
     };
     match cause {
@@ -125,6 +137,7 @@ fn describe(error: &Error) -> (Code, Vec<u16>) {
         | Error::Aborted(AbortReason::Timeout { ranks, .. }) => ranks.clone(),
         Error::Aborted(AbortReason::MemberLost { rank }) => vec![*rank],
         Error::Mesh(error) => error.ranks(),
+        Error::Host(error) => host_ranks(error, first),
         _ => Vec::new(),
     };
     let code = match error {

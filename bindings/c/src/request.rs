@@ -18,6 +18,8 @@ pub(crate) struct Request {
     pub(crate) caller: Weak<Caller>,
     /// The process that started it.
     pub(crate) process: u32,
+    /// For errors of this host's processes.
+    pub(crate) first_rank_of_host: u16,
 }
 
 impl Request {
@@ -31,7 +33,7 @@ impl Request {
             return Err(Error::Forked.into());
         }
         let Some(ending) = self.flight.wait(at_most) else { return Ok(false) };
-        let outcome = ending?;
+        let outcome = ending.map_err(|error| Failure::in_world(&error, self.first_rank_of_host))?;
         // Held until the copy is made: others who wait see it as well.
         let mut after = self.after.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(after) = after.take() {

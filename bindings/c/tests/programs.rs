@@ -44,6 +44,16 @@ fn every_bad_end_has_its_code() {
 }
 
 #[test]
+fn a_deadline_inside_a_host_names_the_rank() {
+    let (installed, daemon) = (Installed::new(), Daemon::start());
+    let program = installed.compile("tests/programs/ends.c");
+    for rank in daemon.ranks_of_hosts(&installed, &program, (&["deadline_in_host"], 3), 3) {
+        let rank = rank.success().unwrap_or_else(|error| panic!("{error}"));
+        assert!(rank.stdout.contains("done"), "{rank:?}");
+    }
+}
+
+#[test]
 fn a_forked_child_is_refused_and_changes_nothing() {
     let (installed, daemon) = (Installed::new(), Daemon::start());
     let program = installed.compile("tests/programs/fork.c");

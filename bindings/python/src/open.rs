@@ -59,8 +59,10 @@ impl Open {
     /// Takes care of a communicator from now on.
     pub(crate) fn new(caller: Caller, _: Python<'_>) -> Arc<Self> {
         let communicator = caller.communicator();
-        let (rank, size) = (communicator.rank(), communicator.world_size());
-        let world = World { size, first_of_host: rank - rank % communicator.local_size().max(1) };
+        let world = World {
+            size: communicator.world_size(),
+            first_of_host: communicator.first_rank_of_host(),
+        };
         let process = std::process::id();
         let pool = Pool::default();
         let is_closed = AtomicBool::new(false);

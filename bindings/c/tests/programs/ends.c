@@ -37,13 +37,13 @@ static xdp_agg_request_t started(void)
 }
 
 /* This thread's last error blames rank 0 alone. */
-static void blames_rank_0(void)
+static void blames_rank(int to_blame)
 {
     int ranks[4] = {-1, -1, -1, -1};
     size_t count = 0;
 
     OK(xdp_agg_missing_ranks(ranks, 4, &count));
-    EXPECT(count == 1 && ranks[0] == 0);
+    EXPECT(count == 1 && ranks[0] == to_blame);
 }
 
 static void *aborter(void *unused)
@@ -147,11 +147,28 @@ static void by_deadline(void)
     if (rank == 1) {
         OK(xdp_agg_comm_set(comm, "XDP_AGG_DEADLINE", "0.5"));
         GIVES(XDP_AGG_ERROR_DEADLINE, sum());
-        blames_rank_0();
+        blames_rank(0);
         return;
     }
     GIVES(XDP_AGG_ERROR_ABORTED, sum());
     EXPECT(strstr(xdp_agg_last_error(), "rank 1 gave up") != NULL);
+}
+
+/* The ranks are processes of one host. */
+static void by_deadline_in_host(void)
+{
+    if (rank == 0) {
+        rest(2500);
+        return;
+    }
+    if (rank == 1) {
+        OK(xdp_agg_comm_set(comm, "XDP_AGG_DEADLINE", "0.5"));
+        GIVES(XDP_AGG_ERROR_DEADLINE, sum());
+        blames_rank(0);
+        return;
+    }
+    GIVES(XDP_AGG_ERROR_ABORTED, sum());
+    blames_rank(1);
 }
 
 static void by_mismatch(void)
@@ -172,7 +189,7 @@ static void by_loss(void)
     }
     request = started();
     GIVES(XDP_AGG_ERROR_MEMBER_LOST, xdp_agg_wait(request, -1));
-    blames_rank_0();
+    blames_rank(0);
     OK(xdp_agg_request_free(request));
     GIVES(XDP_AGG_ERROR_MEMBER_LOST, sum());
 }
@@ -185,7 +202,7 @@ int main(int argc, char **argv)
     } ends[] = {
         {"abort", by_abort},       {"cancel", by_cancel},     {"destroy", by_destroy},
         {"deadline", by_deadline}, {"mismatch", by_mismatch}, {"loss", by_loss},
-        {"question", by_question},
+        {"question", by_question}, {"deadline_in_host", by_deadline_in_host},
     };
     size_t i;
 

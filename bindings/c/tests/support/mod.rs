@@ -90,13 +90,26 @@ impl Daemon {
         &self,
         installed: &Installed,
         program: &Path,
+        arguments: (&[&str], u16),
+    ) -> Vec<Finished> {
+        self.ranks_of_hosts(installed, program, arguments, 1)
+    }
+
+    /// The same, with hosts of `per_host` ranks.
+    pub fn ranks_of_hosts(
+        &self,
+        installed: &Installed,
+        program: &Path,
         (arguments, size): (&[&str], u16),
+        per_host: u16,
     ) -> Vec<Finished> {
         let start = |rank: u16| {
             let mut command = without_settings(Command::new(program));
             command.args(arguments).env("LD_LIBRARY_PATH", installed.libraries());
             command.env("XDP_AGG_ADDR", self.control.to_string());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+            command.env("LOCAL_RANK", (rank % per_host).to_string());
+            command.env("LOCAL_WORLD_SIZE", per_host.to_string());
             Process::spawn(format!("rank {rank}"), command).expect("it starts")
         };
         let ranks: Vec<_> = (0..size).map(start).collect();
