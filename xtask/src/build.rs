@@ -11,8 +11,8 @@ use crate::shell::{cargo, run, step};
 const PACKAGES: [&str; 3] = ["xdp-agg-cli", "xdp-agg-demo", "xdp-agg-tests"];
 /// The extension module of the Python package.
 const EXTENSION: &str = "xdp-agg-python";
-/// The library for C, which `cargo test` does not build.
-const C_LIBRARY: &str = "xdp-agg-c";
+/// A test program; which one does not matter. See [`for_tests`].
+const SOME_TEST: &str = "harness";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,11 +37,14 @@ pub(crate) fn programs(release: bool) -> Result<()> {
     })
 }
 
-/// Builds the programs for tests, and the libraries for Python and C with them: see
-/// [`with_extension`].
+/// Builds the programs for tests, and the libraries for Python and C, which `cargo test` does not.
+///
+/// The features of shared crates are those of `cargo test --workspace`, which then builds none of
+/// them again: so the whole workspace is named, and a test, without which those that only tests
+/// want would be left out.
 pub(crate) fn for_tests() -> Result<()> {
     step("building the programs, and the libraries for Python and C", || {
-        run(cargo_build().args(["--lib", "--package", EXTENSION, "--package", C_LIBRARY]))
+        run(cargo().args(["build", "--workspace", "--lib", "--bins", "--test", SOME_TEST]))
     })
 }
 
