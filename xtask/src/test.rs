@@ -21,7 +21,7 @@ pub(crate) use outcome::Tally;
 use outcome::{Failure, Outcome, told};
 
 /// Most failures that are repeated: more of them are no accident.
-const REPEATS_MAX: usize = 8;
+pub(crate) const REPEATS_MAX: usize = 8;
 /// How long output is read after the end: what a test left behind may keep it open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often it is looked whether that has come, where nothing is printed.
@@ -48,12 +48,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let (outcome, mut success) = step("cargo test --workspace", || observe(all))?;
     let mut passed_alone = Vec::new();
     if let Some(failures) = outcome.repeatable().filter(|_| !success) {
-        passed_alone = repeat(failures);
+        passed_alone = repeat(failures).iter().map(ToString::to_string).collect();
         success = passed_alone.len() == failures.len();
     }
     let mut tally = outcome.tally(passed_alone.len());
     if args.arguments.is_empty() {
-        success &= count_python(&mut tally);
+        success &= count_python(&mut tally, &mut passed_alone);
     } else {
         say("those of the Python package are left out: `cargo xtask python` runs them");
     }
@@ -67,11 +67,12 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 }
 
 /// Runs the tests of the Python package, and adds what they counted. Whether all went well.
-fn count_python(tally: &mut Tally) -> bool {
+fn count_python(tally: &mut Tally, passed_alone: &mut Vec<String>) -> bool {
     match python::tests() {
-        Ok(Some((counts, success))) => {
-            *tally += counts;
-            success
+        Ok(Some(ran)) => {
+            *tally += ran.tally;
+            passed_alone.extend(ran.passed_alone);
+            ran.success
         }
         Ok(None) => true,
         // The others have run: their counts shall be told whatever happens here.

@@ -31,6 +31,14 @@ pub(super) fn closing_line(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
+/// The test that a line of pytest's summary names as failed: `FAILED tests/a.py::test - why`.
+pub(super) fn failed_test(line: &str) -> Option<String> {
+    let plain = without_colours(line);
+    let rest = plain.strip_prefix("FAILED ").or(plain.strip_prefix("ERROR "))?;
+    let name = rest.split_once(" - ").map_or(rest, |(name, _)| name).trim();
+    name.contains(".py").then(|| name.to_owned())
+}
+
 /// Leaves out the terminal's control sequences: escape, bracket, anything, letter.
 fn without_colours(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
@@ -67,6 +75,20 @@ mod tests {
         let line = "\u{1b}[31m===== \u{1b}[31m\u{1b}[1m1 failed\u{1b}[0m, \u{1b}[32m2 passed\
                     \u{1b}[0m\u{1b}[31m in 0.03s\u{1b}[0m\u{1b}[31m =====\u{1b}[0m";
         assert_eq!(counts(line), Some((2, 1, 0)));
+    }
+
+    #[test]
+    fn failed_tests_are_named() {
+        let name = |line| failed_test(line);
+        let told = "FAILED tests/test_a.py::test_b[stopped-1] - AssertionError: a - b";
+        assert_eq!(name(told).as_deref(), Some("tests/test_a.py::test_b[stopped-1]"));
+        let told = "ERROR tests/test_a.py";
+        assert_eq!(name(told).as_deref(), Some("tests/test_a.py"));
+        let told = "\u{1b}[31mFAILED\u{1b}[0m tests/test_a.py::\u{1b}[1mtest_b\u{1b}[0m - x";
+        assert_eq!(name(told).as_deref(), Some("tests/test_a.py::test_b"));
+        for line in ["FAILED to connect", "E   FAILED tests/a.py::b", "SKIPPED [1] tests/a.py:9"] {
+            assert_eq!(name(line), None, "{line}");
+        }
     }
 
     #[test]

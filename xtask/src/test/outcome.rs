@@ -154,7 +154,7 @@ impl fmt::Display for Failure {
 }
 
 /// What is said of the tests that failed, and passed alone.
-pub(super) fn told(passed_alone: &[&Failure]) -> String {
+pub(super) fn told(passed_alone: &[String]) -> String {
     if passed_alone.is_empty() {
         return String::new();
     }

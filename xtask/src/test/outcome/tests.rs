@@ -140,8 +140,8 @@ fn a_list_of_other_length_than_its_count_is_not_believed() {
 fn what_passed_alone_is_named() {
     assert_eq!(told(&[]), "");
     let (bad, it) = (failure(LIB, "tests::bad"), failure(TEST, "it"));
-    let text = told(&[&bad, &it]);
+    let text = told(&[bad.to_string(), it.to_string()]);
     assert!(text.contains("2 tests failed beside the others and passed alone"), "{text}");
     assert!(text.contains("    tests::bad (-p a --lib)\n    it (-p a --test t)\n"), "{text}");
-    assert!(told(&[&bad]).contains("1 test failed"));
+    assert!(told(&[bad.to_string()]).contains("1 test failed"));
 }
