@@ -23,7 +23,7 @@ import torch.distributed as dist
 import xdp_agg.torch  # torch 2.14 and later find the backend without it
 from torch import nn
 
-DIGITS = Path(__file__).resolve().parent.parent / "demo/data/digits.txt"
+DIGITS = Path(__file__).resolve().parent.parent / "lab/demo/data/digits.txt"
 #: Images that are kept for testing, as many as the Rust demo keeps.
 TEST_IMAGES = 360
 BATCH = 64

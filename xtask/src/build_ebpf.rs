@@ -96,7 +96,7 @@ fn directory() -> PathBuf {
 
 /// Brings the sources of the kernel programs there.
 fn stage() -> Result<()> {
-    for part in ["Cargo.toml", "tests/src/layout.rs", "xdp-agg-common", "xdp-agg-ebpf"] {
+    for part in ["Cargo.toml", "tests/src/layout.rs", "crates/common", "xdp-agg-ebpf"] {
         copy(&root().join(part), &Path::new(STAGE).join(part))?;
     }
     Ok(())

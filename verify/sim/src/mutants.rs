@@ -1,6 +1,6 @@
 //! Shows that the simulation bites: breaks the sources on purpose, and sees whether it notices.
 //!
-//! `sim/mutants.toml` lists edits of the sources. All of them are made in one copy, each behind a
+//! `verify/sim/mutants.toml` lists edits of the sources. All of them are made in one copy, each behind a
 //! switch that is thrown when the program runs, so that one build serves all. Mutant 0 is none of
 //! them, and has to be clean.
 
@@ -17,16 +17,16 @@ pub const SEEDS: u64 = 8000;
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
 const CRATES: [&str; 10] = [
-    "xdp-agg-common",
-    "numbers",
-    "tls",
+    "crates/common",
+    "crates/numbers",
+    "crates/tls",
     "xdp-agg",
-    "host",
-    "ps",
+    "crates/host",
+    "lab/ps",
     "client",
-    "sim",
-    "mesh",
-    "topology",
+    "verify/sim",
+    "crates/mesh",
+    "crates/topology",
 ];
 /// What an edit writes where the switch of its mutant is asked.
 const SWITCH: &str = "MUTANT";
@@ -98,8 +98,8 @@ pub fn run(seeds: u64) -> Result<Vec<Verdict>> {
 }
 
 fn root() -> &'static Path {
-    // The crate lies in the repository.
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+    // The crate lies in `verify`, and that in the repository.
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."))
 }
 
 /// Where copy and build go.
@@ -113,9 +113,9 @@ fn place() -> PathBuf {
 /// # Errors
 /// It cannot be read.
 pub fn load() -> Result<Vec<Mutant>> {
-    let path = root().join("sim/mutants.toml");
+    let path = root().join("verify/sim/mutants.toml");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let list: List = toml::from_str(&text).context("sim/mutants.toml")?;
+    let list: List = toml::from_str(&text).context("verify/sim/mutants.toml")?;
     Ok(list.mutant)
 }
 
@@ -128,7 +128,7 @@ fn copy(place: &Path, mutants: &[Mutant]) -> Result<()> {
         copy_directory(Path::new(name), &to, mutants, &mut misfits)?;
     }
     if !misfits.is_empty() {
-        bail!("correct sim/mutants.toml: {}", misfits.join("; "));
+        bail!("correct verify/sim/mutants.toml: {}", misfits.join("; "));
     }
     write(&to.join("Cargo.toml"), manifest()?.as_bytes())?;
     // Cargo drops from its copy what is not needed here; it must not be overwritten each time.
@@ -202,12 +202,12 @@ fn edit(
 ) -> Result<Vec<u8>> {
     let name = path.to_str().unwrap_or_default();
     match name {
-        "xdp-agg-common/src/lib.rs" => {
+        "crates/common/src/lib.rs" => {
             let mut text = String::from_utf8(bytes).context("lib.rs is no text")?;
             text.push_str(SWITCH_SOURCE);
             return Ok(text.into_bytes());
         }
-        "sim/src/switch.rs" => return Ok(CHOOSE_SOURCE.into()),
+        "verify/sim/src/switch.rs" => return Ok(CHOOSE_SOURCE.into()),
         _ => {}
     }
     let own = || (1..).zip(mutants).filter(|(_, mutant)| mutant.file == name);
@@ -248,7 +248,7 @@ pub mod mutant {
 }
 ";
 
-/// What stands in the copy instead of `sim/src/switch.rs`.
+/// What stands in the copy instead of `verify/sim/src/switch.rs`.
 const CHOOSE_SOURCE: &str = "//! Which mutant runs.
 
 /// Runs as this mutant from now on; 0: as none.

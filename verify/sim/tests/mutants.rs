@@ -1,4 +1,4 @@
-//! Shows that the simulation bites: each mutant of `sim/mutants.toml` is noticed.
+//! Shows that the simulation bites: each mutant of `verify/sim/mutants.toml` is noticed.
 
 use xdp_agg_sim::mutants;
 

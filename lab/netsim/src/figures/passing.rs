@@ -114,7 +114,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             assumptions: vec![
                 format!(
                     "an iteration computes as long as {:.1} gradients take over a link: what \
-                     PASSING's saving over SwitchML implies (workloads/src/claims.rs)",
+                     PASSING's saving over SwitchML implies (lab/workloads/src/claims.rs)",
                     compute_in_transfers(model)
                 ),
                 "one server on a host of its own; both directions of a link at once; processes of \

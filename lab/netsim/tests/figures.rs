@@ -50,7 +50,7 @@ fn verdicts(plan: &Plan) -> Vec<(String, String)> {
 /// The table in docs/netsim.md, claim by claim. `scale` has none there.
 #[test]
 fn the_documentation_has_the_verdicts_of_the_program() {
-    let text = include_str!("../../docs/netsim.md");
+    let text = include_str!("../../../docs/netsim.md");
     let (_, table) = text.split_once("| simulated | reproduced |\n").expect("the table");
     let mut documented = Vec::new();
     let mut figure = String::new();

@@ -4,7 +4,7 @@ use xdp_agg_topology::{Forest, Strategy, Topology};
 
 /// The blocks of a language in the documentation.
 fn blocks(language: &str) -> Vec<&'static str> {
-    let text = include_str!("../../docs/topology.md");
+    let text = include_str!("../../../docs/topology.md");
     let start = format!("\n```{language}\n");
     let found = text.split(start.as_str()).skip(1);
     found.map(|block| block.split("\n```").next().unwrap_or_default()).collect()
@@ -24,7 +24,7 @@ fn the_example_is_read_and_planned() {
 
 #[test]
 fn every_strategy_is_described() {
-    let text = include_str!("../../docs/topology.md");
+    let text = include_str!("../../../docs/topology.md");
     for strategy in Strategy::ALL {
         assert!(text.contains(&format!("| `{strategy}` |")), "{strategy} is missing");
     }
