@@ -9,13 +9,13 @@ use xdp_agg_numbers::{Element, Format, LaneWidth};
 use crate::blocks::{Blocks, Local, Purpose, Share};
 use crate::buffer::Buffer;
 use crate::call::Call;
-use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Begun, Patience, globally};
 use crate::together;
+use xdp_agg_numbers::Op;
 
 impl Communicator {
     /// Begins a call on memory that a caller lends.

@@ -15,7 +15,6 @@ use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 use crate::blocks::Purpose;
 use crate::buffer::Buffer;
 use crate::call::Report;
-use crate::collective::{BoxError, Collective, Op};
 use crate::collectives::{Kind, Side};
 use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
@@ -24,6 +23,7 @@ use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use crate::shared::Shared;
 use crate::stripe::{Stripe, in_turn};
+use xdp_agg_numbers::Op;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
 /// aggregators.
@@ -341,29 +341,5 @@ impl Drop for Communicator {
             return;
         }
         self.leave();
-    }
-}
-
-impl Collective for Communicator {
-    fn rank(&self) -> u16 {
-        self.place.rank
-    }
-
-    fn world_size(&self) -> u16 {
-        self.place.world_size
-    }
-
-    fn system(&self) -> &'static str {
-        "xdp-agg"
-    }
-
-    fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
-        self.all_reduce(data, op)?;
-        Ok(())
-    }
-
-    fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
-        self.all_reduce(data, op)?;
-        Ok(())
     }
 }

@@ -104,9 +104,6 @@ pub enum Error {
     /// What was called cannot be done with these settings.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The parameter servers of a baseline.
-    #[error("{0}")]
-    Ps(std::sync::Arc<xdp_agg_ps::Error>),
     /// The processes of this host.
     #[error(transparent)]
     Host(#[from] xdp_agg_host::Error),
@@ -243,12 +240,6 @@ impl Error {
 
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { what, reason: error.to_string() }
-    }
-}
-
-impl From<xdp_agg_ps::Error> for Error {
-    fn from(error: xdp_agg_ps::Error) -> Self {
-        Self::Ps(std::sync::Arc::new(error))
     }
 }
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Reduction;
 
-use crate::collective::Op;
 use crate::error::Error;
 use crate::machine::{Lanes, Seat};
 use crate::ring::{self, Occasion, Ring};
+use xdp_agg_numbers::Op;
 
 /// Lanes that are summed in one piece, at most, when members tell each other what they have: more
 /// than any pool can make of it.

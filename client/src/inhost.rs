@@ -12,19 +12,10 @@ use crate::settings::{Builder, Place};
 
 /// Meets the other processes of this host.
 pub(crate) fn join(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
-    let mut options = options(place, chunks, settings.aggregators.len());
-    options.job.clone_from(&settings.job);
-    if let Some(directory) = &settings.segment_dir {
-        options.place = xdp_agg_host::Place::Directory(directory.clone());
-    }
-    if let Some(bytes) = settings.segment {
-        options.segment = bytes;
-    }
+    let mut options = options(settings, place, chunks, settings.aggregators.len());
     let Builder { scaling, lanes, aggregators, .. } = settings;
     let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
     options.digest = digest(agreed.bytes());
-    options.join_within = settings.join_deadline;
-    options.wait_within = settings.deadline;
     Ok(Group::join(&options)?)
 }
 
@@ -36,11 +27,9 @@ pub(crate) fn join(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc
 /// (`xdp_agg_host`'s `call`), so the segment's size does not depend on the flows.
 ///
 /// [`looked_ahead`]: layout::looked_ahead
-fn options(place: &Place, chunks: u16, flows: usize) -> Options {
-    let mut options = Options::new("", place.local_rank.into(), place.local_size.into());
-    options.scan_ahead = layout::looked_ahead(layout::group_of(chunks)) as usize * flows;
-    options.segment = options.good_segment(usize::from(chunks) * CHUNK_LEN);
-    options
+fn options(settings: &Builder, place: &Place, chunks: u16, flows: usize) -> Options {
+    let ahead = layout::looked_ahead(layout::group_of(chunks)) as usize * flows;
+    settings.host_options(place, usize::from(chunks) * CHUNK_LEN, Some(ahead))
 }
 
 #[cfg(test)]
@@ -60,7 +49,7 @@ mod tests {
             host: 0,
             hosts: 2,
         };
-        options(&place, chunks, flows)
+        options(&Builder::default(), &place, chunks, flows)
     }
 
     #[test]

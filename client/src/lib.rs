@@ -3,20 +3,16 @@
 //! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings,
 //!   [`Handle`] a call in flight.
 //! * [`ring`]: the baseline, a TCP ring all-reduce.
-//! * [`baseline`]: parameter servers, PSRing and an ATP-like system, to compare with.
-//! * [`collective`]: what both offer: [`Collective`], [`Op`].
 //! * [`collectives`]: broadcast, reduce and others beside it, and how they are chosen.
 //! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //! * [`machine`]: the whole protocol of a worker, and [`flow`] in it: when to send which block (no
 //!   sockets, no clock).
 #![deny(unsafe_code)]
 
-pub mod baseline;
 mod begin;
 mod blocks;
 mod buffer;
 mod call;
-pub mod collective;
 pub mod collectives;
 mod communicator;
 mod digest;
@@ -43,14 +39,13 @@ mod together;
 mod udp;
 
 pub use call::{Path, Report};
-pub use collective::{Collective, Op};
 pub use communicator::Communicator;
 pub use error::{Error, host_ranks, in_world};
 pub use handle::Handle;
 pub use machine::{Counters, State};
-pub use settings::{Builder, Chosen, deadline_from_env, variable};
+pub use settings::{Builder, Chosen, Place, addresses, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
 pub use xdp_agg_numbers::{
-    Element, ElementType, Format, FormatError, LaneWidth, OutOfRange, Scaling, bf16, f16,
+    Element, ElementType, Format, FormatError, LaneWidth, Op, OutOfRange, Scaling, bf16, f16,
 };

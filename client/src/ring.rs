@@ -34,7 +34,6 @@ pub use error::Error;
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_mesh::MAX_DEADLINE;
 
-use crate::collective::{BoxError, Collective, Op};
 use call::Notice;
 use element::as_bytes;
 use element::sealed::Sealed;
@@ -43,6 +42,7 @@ use plan::Plan;
 use rendezvous::Meeting;
 pub(crate) use rendezvous::Occasion;
 use transfer::{CHUNK, Context, Transfer};
+use xdp_agg_numbers::Op;
 
 /// Largest world size.
 pub const MAX_WORLD: u16 = 1024;
@@ -84,6 +84,18 @@ impl Ring {
     /// Settings that are missing or wrong, and those of [`Builder::connect`].
     pub fn from_env() -> Result<Self, Error> {
         Self::from_values(std::env::var_os)
+    }
+
+    /// This worker's number.
+    #[must_use]
+    pub const fn rank(&self) -> u16 {
+        self.rank
+    }
+
+    /// Number of workers.
+    #[must_use]
+    pub const fn world_size(&self) -> u16 {
+        self.world_size
     }
 
     /// What is no text is an error, and not taken for a variable that is not set.
@@ -235,28 +247,6 @@ impl Drop for Ring {
         if let Some(links) = &self.links {
             links.notify(&Notice::Leaving);
         }
-    }
-}
-
-impl Collective for Ring {
-    fn rank(&self) -> u16 {
-        self.rank
-    }
-
-    fn world_size(&self) -> u16 {
-        self.world_size
-    }
-
-    fn system(&self) -> &'static str {
-        "tcp-ring"
-    }
-
-    fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
-        Ok(self.all_reduce(data, op)?)
-    }
-
-    fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
-        Ok(self.all_reduce(data, op)?)
     }
 }
 

@@ -37,8 +37,8 @@
 //! let meter = net.meter()?;
 //! let workers = (0..4)
 //!     .map(|rank| {
-//!         let mut worker = net.worker(rank).command(program("xdp-agg")?);
-//!         worker.arg("bench").env("RANK", rank.to_string()).env("WORLD_SIZE", "4");
+//!         let mut worker = net.worker(rank).command(program("xdp-agg-bench")?);
+//!         worker.env("RANK", rank.to_string()).env("WORLD_SIZE", "4");
 //!         worker.env("XDP_AGG_ADDR", format!("{}:9870", net.aggregator_addr()));
 //!         Process::spawn(format!("worker {rank}"), worker)
 //!     })

@@ -29,16 +29,21 @@ fn probe(fabric: &Fabric, directory: &Path, extra: &[&str]) -> PathBuf {
     let file = directory.join("measured.toml");
     let args = ["topology", "measure", "--write"].map(OsStr::new);
     let extra = extra.iter().map(OsStr::new);
-    run(fabric, &args.into_iter().chain([file.as_os_str()]).chain(extra).collect::<Vec<_>>(), None);
+    run(
+        fabric,
+        "xdp-agg",
+        &args.into_iter().chain([file.as_os_str()]).chain(extra).collect::<Vec<_>>(),
+        None,
+    );
     file
 }
 
 /// Runs `xdp-agg` with these arguments on all hosts, as ranks.
-fn run(fabric: &Fabric, args: &[&OsStr], plan: Option<&Path>) {
+fn run(fabric: &Fabric, name: &str, args: &[&OsStr], plan: Option<&Path>) {
     let topology = &fabric.topology;
     let count = topology.workers().len();
     let start = |rank: usize| {
-        let mut command = topology.worker(rank).command(program("xdp-agg").expect("it is built"));
+        let mut command = topology.worker(rank).command(program(name).expect("it is built"));
         command
             .args(args)
             .env("RANK", rank.to_string())
@@ -109,13 +114,13 @@ fn daemons_are_timed_and_a_file_is_kept() {
         (directory.path().join("table.toml"), directory.path().join("{rank}.json"));
     let tune = ["tune", "--collective", "all-reduce", "--bytes", "4K,64K", "--iters", "4"];
     let tune = tune.into_iter().map(OsStr::new).chain(["--write".as_ref(), table.as_os_str()]);
-    run(&fabric, &tune.collect::<Vec<_>>(), Some(&file));
+    run(&fabric, "xdp-agg", &tune.collect::<Vec<_>>(), Some(&file));
     let rules = fs::read_to_string(&table).expect("rank 0 wrote it");
     let rules = Tuning::parse(&rules).unwrap_or_else(|error| panic!("{error}: {rules}"));
     assert!(rules.all_reduce.iter().all(|rule| rule.ranks == Some(2)), "{rules:?}");
     assert!(!rules.all_reduce.is_empty());
-    let bench = ["bench", "--bytes", "4K", "--iters", "2", "--json"].map(OsStr::new);
-    run(&fabric, &[&bench[..], &[report.as_os_str()]].concat(), Some(&file));
+    let bench = ["--bytes", "4K", "--iters", "2", "--json"].map(OsStr::new);
+    run(&fabric, "xdp-agg-bench", &[&bench[..], &[report.as_os_str()]].concat(), Some(&file));
     let json = fs::read_to_string(directory.path().join("0.json")).expect("it is there");
     assert!(json.contains("auto by measured costs"), "{json}");
     // What people changed stays, and what was measured is new.

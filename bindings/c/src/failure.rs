@@ -160,7 +160,7 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
         Error::Closed => Code::XDP_AGG_ERROR_CLOSED,
         Error::AggregatorLost(_) | Error::Ring { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
         Error::Io { .. } => Code::XDP_AGG_ERROR_SYSTEM,
-        Error::NotJoined | Error::Ps(_) | Error::Protocol(_) => Code::XDP_AGG_ERROR_INTERNAL,
+        Error::NotJoined | Error::Protocol(_) => Code::XDP_AGG_ERROR_INTERNAL,
     };
     (code, ranks)
 }

@@ -13,7 +13,6 @@ use xdp_agg_numbers::{Element, ElementType};
 use super::queue::{Beginning, Queue, Turn};
 use super::{Choice, Scratch, Tuning};
 use crate::blocks::Purpose;
-use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::error::Error;
@@ -21,6 +20,7 @@ use crate::handle::{Handle, fail};
 use crate::session;
 use crate::settings::Builder;
 use crate::stripe::Stripe;
+use xdp_agg_numbers::Op;
 
 /// Longest wait for a route to the daemon.
 const ROUTE: Duration = Duration::from_secs(10);
@@ -288,14 +288,6 @@ pub(super) fn all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) ->
 pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
     let op = mesh_op(op);
     as_numbers!(data: T, |data| mesh.reduce_scatter(data, op).map(drop), Err(irreducible()))
-}
-
-/// Leaves all ranks' data, reduced, at all ranks, by rings inside and across the mesh's groups.
-pub(crate) fn hierarchical_all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
-    let ring = mesh_op(op);
-    as_numbers!(data: T, |data| mesh.hierarchical_all_reduce(data, ring), Err(irreducible()))?;
-    average(data, op, mesh.world_size());
-    Ok(())
 }
 
 fn irreducible() -> xdp_agg_mesh::Error {

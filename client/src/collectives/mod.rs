@@ -23,13 +23,13 @@ pub use xdp_agg_mesh::Algorithm;
 
 use crate::blocks::Purpose;
 use crate::call::{Path, Report, rank_bit};
-use crate::collective::Op;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::Handle;
 pub(crate) use bytes::Words;
+pub(crate) use mesh::Side;
 use mesh::reducible;
-pub(crate) use mesh::{Side, hierarchical_all_reduce};
+use xdp_agg_numbers::Op;
 
 impl Communicator {
     /// All-reduces by a way of the caller's choice, the same at all workers: through the

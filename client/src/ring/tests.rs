@@ -67,7 +67,7 @@ fn sums_and_averages_of_all_sizes() {
                 let average = |i| sum(i) / i32::from(world);
                 assert!(ints.iter().enumerate().all(|(i, v)| *v == average(i)), "{world} {count}");
                 let mut floats: Vec<f32> = (0..count).map(|i| value(rank, i) as f32).collect();
-                ring.all_reduce_f32(&mut floats, Op::Average).unwrap();
+                ring.all_reduce(&mut floats, Op::Average).unwrap();
                 let average = |i| sum(i) as f32 / f32::from(world);
                 assert!(floats.iter().enumerate().all(|(i, v)| *v == average(i)));
             }

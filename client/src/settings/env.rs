@@ -287,12 +287,12 @@ fn targets(name: &'static str, value: &str) -> Result<Vec<Target>, Error> {
     .collect()
 }
 
-/// Addresses, separated by commas: `host` or `host:port`.
-pub(crate) fn addresses(
-    name: &'static str,
-    value: &str,
-    port: u16,
-) -> Result<Vec<SocketAddr>, Error> {
+/// IPv4 addresses, separated by commas: `host` or `host:port`; `port` where none is given, and
+/// `name` is the variable that errors name.
+///
+/// # Errors
+/// [`Error::Config`]: a name that cannot be resolved, or has no IPv4 address.
+pub fn addresses(name: &'static str, value: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     let all = value.split(',').map(str::trim).filter(|part| !part.is_empty());
     all.map(|part| resolve(name, part, port)).collect()
 }

@@ -340,7 +340,7 @@ mod tests {
         assert!(error.contains("ring is a baseline") && !error.contains("line 4"), "{error}");
         let error = said(&RACKS.replace("\"rat\"", "\"h-ar\""), None);
         assert!(error.contains("f.toml: line 4: strategy h-ar is a baseline"), "{error}");
-        assert!(error.contains("`xdp-agg bench --strategy h-ar`"), "{error}");
+        assert!(error.contains("`xdp-agg-bench --strategy h-ar`"), "{error}");
         for (name, words) in
             [("ps", "ps is a baseline"), ("foo", "\"foo\" is no strategy of a job")]
         {

@@ -22,9 +22,8 @@ use crate::communicator::Communicator;
 use crate::error::Error;
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
-pub(crate) use env::addresses;
-pub use env::{deadline_from_env, variable};
-pub(crate) use place::Place;
+pub use env::{addresses, deadline_from_env, variable};
+pub use place::Place;
 pub(crate) use source::Source;
 
 /// An aggregator as it was named.
@@ -166,6 +165,45 @@ impl Builder {
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = name.into();
         self
+    }
+
+    /// The name of the job.
+    #[must_use]
+    pub fn get_job(&self) -> &str {
+        &self.job
+    }
+
+    /// The longest that a call may take, and the longest that workers may take to join.
+    #[must_use]
+    pub const fn get_deadlines(&self) -> (Duration, Duration) {
+        (self.deadline, self.join_deadline)
+    }
+
+    /// Slots of the job's pool, if they were chosen.
+    #[must_use]
+    pub const fn get_slots(&self) -> Option<u32> {
+        self.slots
+    }
+
+    /// How the processes of this host meet, with a segment for blocks of `block` bytes; their peaks
+    /// are known `ahead` own blocks before their data, if that is given.
+    #[must_use]
+    pub fn host_options(
+        &self,
+        place: &Place,
+        block: usize,
+        ahead: Option<usize>,
+    ) -> xdp_agg_host::Options {
+        let (rank, size) = (place.local_rank.into(), place.local_size.into());
+        let mut options = xdp_agg_host::Options::new(&self.job, rank, size);
+        options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
+        options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
+        if let Some(directory) = &self.segment_dir {
+            options.place = xdp_agg_host::Place::Directory(directory.clone());
+        }
+        options.join_within = self.join_deadline;
+        options.wait_within = self.deadline;
+        options
     }
 
     /// This worker's number, below the world size.

@@ -8,21 +8,27 @@ use crate::error::Error;
 
 /// This process in the world and on its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) rank: u16,
-    pub(crate) world_size: u16,
+pub struct Place {
+    /// This worker's number, below the world size.
+    pub rank: u16,
+    /// Number of workers.
+    pub world_size: u16,
     /// Among the processes that form a group; 0 of 1 without groups.
-    pub(crate) local_rank: u16,
-    pub(crate) local_size: u16,
+    pub local_rank: u16,
+    /// Processes of the group.
+    pub local_size: u16,
     /// Number of the group: the worker that it is at the aggregators.
-    pub(crate) host: u16,
+    pub host: u16,
     /// Groups.
-    pub(crate) hosts: u16,
+    pub hosts: u16,
 }
 
 impl Builder {
     /// Where this process is, checked.
-    pub(crate) fn place(&self) -> Result<Place, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a rank or a size is missing, or they do not fit together.
+    pub fn place(&self) -> Result<Place, Error> {
         let missing = |name, method| Error::Config {
             name,
             problem: format!("not set; launchers such as torchrun set it, or use {method}"),
@@ -56,7 +62,10 @@ impl Builder {
 
     /// Where this process is if each is a worker of its own, however many there are: for systems
     /// without a limit.
-    pub(crate) fn each_for_itself(&self) -> Result<Place, Error> {
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    pub fn each_for_itself(&self) -> Result<Place, Error> {
         let group = Self { local_size: None, ..self.clone() };
         let (rank, world_size) =
             (group.rank.unwrap_or_default(), group.world_size.unwrap_or_default());

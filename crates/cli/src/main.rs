@@ -2,11 +2,10 @@
 //!
 //! One file a sub-command: each has `Args` and `run`.
 
-mod bench;
 mod control;
 mod doctor;
 mod jobs;
-mod ps;
+mod quantile;
 mod serve;
 mod stats;
 mod table;
@@ -35,9 +34,7 @@ enum Command {
     Jobs(jobs::Args),
     Stats(stats::Args),
     Doctor(doctor::Args),
-    Bench(bench::Args),
     Tune(tune::Args),
-    Ps(ps::Args),
     Topology(topology::Args),
 }
 
@@ -64,9 +61,7 @@ fn main() -> ExitCode {
         Command::Jobs(args) => jobs::run(args),
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Bench(args) => bench::run(&args),
         Command::Tune(args) => tune::run(&args),
-        Command::Ps(args) => ps::run(args),
         Command::Topology(args) => topology::run(&args),
     };
     match done {

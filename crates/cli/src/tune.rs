@@ -15,15 +15,15 @@ use clap::ValueEnum;
 use xdp_agg_client::Builder;
 use xdp_agg_client::collectives::{Kind, Tuning};
 use xdp_agg_topology::file::bounded;
+use xdp_agg_topology::size;
 
-use crate::bench::size;
 use measure::{Bench, Measured};
 use report::Report;
 
 /// Measure every way that collectives can go, as one worker of a job, and write a table to choose
 /// by: broadcast, reduce, reduce-scatter, all-gather, all-reduce.
 ///
-/// Start it once per worker, with the environment of `xdp-agg bench`. Each time is the longest of
+/// Start it once per worker, with the environment of training. Each time is the longest of
 /// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and
 /// B fitted to these measurements, how far off they are, and for (6) the time of a copy in memory;
 /// and writes the table for XDP_AGG_TUNING. Exits with 1 where a
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_delimiter = ',',
-        value_parser = size::parse,
+        value_parser = size::of_vector,
         default_value = "4K,16K,64K,256K,1M,4M,16M,64M"
     )]
     bytes: Vec<usize>,

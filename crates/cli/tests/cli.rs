@@ -311,10 +311,10 @@ impl Guarded {
         Self { daemon, files, _directory: directory }
     }
 
-    /// A benchmark's worker that is given the first so many files.
-    fn bench(&self, rank: u16, files: usize) -> Command {
+    /// A worker that is given the first `files` files.
+    fn worker(&self, rank: u16, files: usize) -> Command {
         let mut command = program();
-        command.args(["bench", "--bytes", "4K", "--iters", "2", "--warmup", "0"]);
+        command.args(["tune", "--collective", "reduce", "--bytes", "4K", "--iters", "2"]);
         command.env("XDP_AGG_ADDR", self.daemon.control());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
         let names = ["XDP_AGG_TLS_CA", "XDP_AGG_TLS_CERT", "XDP_AGG_TLS_KEY", "XDP_AGG_TOKEN_FILE"];
@@ -349,19 +349,19 @@ fn workers_use_tls_and_the_token() {
     let guarded = Guarded::start();
     let start = Instant::now();
     let run = |mut command: Command| command.output().expect("it runs");
-    fails(&run(guarded.bench(0, 0)), 1, &["speaks TLS only", "XDP_AGG_TLS_CA"]);
-    fails(&run(guarded.bench(0, 1)), 1, &["TLS", "asks for a certificate"]);
-    fails(&run(guarded.bench(0, 2)), 2, &["tls-cert", "tls-key is not"]);
-    fails(&run(guarded.bench(0, 3)), 1, &["wants a token"]);
-    let mut renamed = guarded.bench(0, 4);
+    fails(&run(guarded.worker(0, 0)), 1, &["speaks TLS only", "XDP_AGG_TLS_CA"]);
+    fails(&run(guarded.worker(0, 1)), 1, &["TLS", "asks for a certificate"]);
+    fails(&run(guarded.worker(0, 2)), 2, &["tls-cert", "tls-key is not"]);
+    fails(&run(guarded.worker(0, 3)), 1, &["wants a token"]);
+    let mut renamed = guarded.worker(0, 4);
     renamed.env("XDP_AGG_TLS_NAME", "other");
     fails(&run(renamed), 1, &["TLS", "for another name"]);
     // What cannot become right is not tried for a minute.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-    let mut first = guarded.bench(0, 4);
+    let mut first = guarded.worker(0, 4);
     first.stdout(Stdio::piped()).stderr(Stdio::piped());
     let first = first.spawn().expect("the program runs");
-    let second = run(guarded.bench(1, 4));
+    let second = run(guarded.worker(1, 4));
     assert!(second.status.success(), "{}", stderr(&second));
     let first = first.wait_with_output().expect("it ends");
     assert!(first.status.success() && stdout(&first).contains("4096"), "{}", stderr(&first));
@@ -374,7 +374,7 @@ fn a_variable_that_is_no_text_is_refused_by_tools_and_not_shown() {
     let cases: [(&str, &[&str]); 3] = [
         ("XDP_AGG_TOKEN", &["jobs"]),
         ("RANK", &["topology", "measure"]),
-        ("XDP_AGG_DEADLINE", &["bench", "--strategy", "h-ar", "--bytes", "4K"]),
+        ("XDP_AGG_DEADLINE", &["tune", "--bytes", "4K"]),
     ];
     let daemon = Daemon::userspace();
     for (name, arguments) in cases {

@@ -73,7 +73,7 @@ fn settings_of_a_worker_that_are_wrong_are_wrong_configuration() {
     };
     let topology = file(&RACKS.replace("rank = 3", "rank = 2"));
     let table = file("[[broadcast]]\nalgorithm = \"knomial\"\nk = 1\n");
-    for action in ["bench", "tune"] {
+    for action in ["tune"] {
         for (name, file, said) in [
             ("XDP_AGG_TOPOLOGY", topology.path(), "line 32: rank 2 is used twice"),
             ("XDP_AGG_TOPOLOGY", Path::new("/dev/zero"), "line 1: the file has more than"),
@@ -199,7 +199,7 @@ fn a_job_names_the_host_whose_daemon_it_does_not_reach() {
                 aggregator = \"127.0.0.1:1\"\n";
     let mut file = NamedTempFile::new().expect("a temporary file");
     file.write_all(text.as_bytes()).expect("it is written");
-    let output = worker("bench", &[("XDP_AGG_TOPOLOGY", file.path())]);
+    let output = worker("tune", &[("XDP_AGG_TOPOLOGY", file.path())]);
     let err = String::from_utf8_lossy(&output.stderr);
     let place = format!("where that of host \"only\" of {} is to be", file.path().display());
     assert!(err.contains("no aggregator at 127.0.0.1:1 (") && err.contains(&place), "{err}");
@@ -239,7 +239,7 @@ fn auto_says_what_it_chose_and_why() {
     let (code, out, _) = topology(&RACKS.replace("\"rat\"", "\"ps\""), &["check"]);
     assert_eq!(code, 0);
     assert!(out.contains("strategy ps\na job would be refused: strategy ps is a base"), "{out}");
-    assert!(out.contains("`xdp-agg bench --strategy ps` measures it"), "{out}");
+    assert!(out.contains("`xdp-agg-bench --strategy ps` measures it"), "{out}");
     let (_, out, _) = topology(RACKS, &["plan", "--strategy", "h-ar", "--bytes", "1G"]);
     assert!(out.contains("least time, by the fullest links of 2 phases: 17179.87 ms"), "{out}");
     let (code, _, err) = topology(RACKS, &["plan", "--strategy", "passing"]);

@@ -205,7 +205,7 @@ impl fmt::Display for Strategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "strategy {0} is a baseline without aggregators, which no job sums by; expected auto, \
-     colocated, rat, rina, passing or atp; `xdp-agg bench --strategy {0}` measures it"
+     colocated, rat, rina, passing or atp; `xdp-agg-bench --strategy {0}` measures it"
 )]
 pub struct NotOfJobs(pub Strategy);
 

@@ -48,9 +48,33 @@ pub fn bytes(text: &str) -> Result<u64, BadSize> {
     Ok(bytes as u64)
 }
 
+/// Most bytes of a vector that is measured with.
+const MOST_OF_VECTOR: u64 = 16 << 30;
+
+/// Bytes of a vector to measure with: as [`bytes`] reads them, at most 16 GiB.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn of_vector(text: &str) -> Result<usize, String> {
+    let bytes = bytes(text).map_err(|error| error.to_string())?;
+    match usize::try_from(bytes) {
+        Ok(fits) if bytes <= MOST_OF_VECTOR => Ok(fits),
+        _ => Err(format!("{text:?} is more than the 16G that a benchmark allows")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vector_to_measure_with_has_a_largest_size() {
+        assert_eq!(of_vector("97M"), Ok(97 << 20));
+        assert_eq!(of_vector("97e6"), Ok(97_000_000));
+        assert_eq!(of_vector("16G"), Ok(16 << 30));
+        assert!(of_vector("17G").is_err_and(|error| error.contains("16G that a benchmark allows")));
+        assert!(of_vector("K").is_err_and(|error| error.contains("is no size")));
+    }
 
     #[test]
     fn sizes_are_1024_based_or_decimal() {

@@ -1,9 +1,10 @@
 //! How gradients become their average: over a network, or in one process.
 
-use xdp_agg_client::collective::BoxError;
+use xdp_agg_baselines::BoxError;
+use xdp_agg_baselines::Collective;
 use xdp_agg_client::collectives::{Choice, Way};
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Collective, Communicator, ElementType, Format, FormatError, Op, Scaling};
+use xdp_agg_client::{Communicator, ElementType, Format, FormatError, Op, Scaling};
 
 /// Where the gradients of a step are averaged.
 #[derive(Debug)]

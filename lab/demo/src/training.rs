@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use xdp_agg_client::collective::BoxError;
+use xdp_agg_baselines::BoxError;
 
 use crate::digits::{Images, Malformed};
 use crate::exchange::Exchange;

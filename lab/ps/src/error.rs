@@ -48,7 +48,7 @@ pub enum Error {
     /// A server does not answer.
     #[error(
         "no parameter server answers at {server} within {} s ({source}); start it with \
-         `xdp-agg ps --listen {server}`, and check the address", waited.as_secs_f32()
+         `xdp-agg-ps --listen {server}`, and check the address", waited.as_secs_f32()
     )]
     Unreachable {
         /// Its address.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod plot;
+mod quantile;
 mod report;
 
 use std::fs;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+pub use quantile::quantile;
 pub use report::Report;
 
 /// Why a plot or a report was not written.

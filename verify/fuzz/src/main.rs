@@ -19,8 +19,8 @@ const KERNEL: &str = "kernel";
 /// Fuzzes everything that reads what others wrote: packets, control messages, settings, plans for
 /// a new epoch, and the kernel program itself (as root).
 ///
-/// A failure is written to verify/fuzz/crashes/, made as short as it could be, with what was said; the
-/// exit status is then 1. `--replay FILE` runs one such file alone.
+/// A failure is written to verify/fuzz/crashes/, made as short as it could be, with what was said;
+/// the exit status is then 1. `--replay FILE` runs one such file alone.
 #[derive(Parser)]
 #[command(name = "cargo xtask fuzz", bin_name = "cargo xtask fuzz", version)]
 struct Cli {

@@ -41,7 +41,7 @@ struct Args {
     /// Stop at the first violation
     #[arg(long)]
     stop: bool,
-    /// Break the sources in each of the ways of verify/sim/mutants.toml, and show that it is noticed
+    /// Break the sources in each way of verify/sim/mutants.toml, and show that it is noticed
     #[arg(long)]
     mutants: bool,
     /// Run as this mutant (in the program that `--mutants` builds)

@@ -1,8 +1,8 @@
 //! Shows that the simulation bites: breaks the sources on purpose, and sees whether it notices.
 //!
-//! `verify/sim/mutants.toml` lists edits of the sources. All of them are made in one copy, each behind a
-//! switch that is thrown when the program runs, so that one build serves all. Mutant 0 is none of
-//! them, and has to be clean.
+//! `verify/sim/mutants.toml` lists edits of the sources. All of them are made in one copy, each
+//! behind a switch that is thrown when the program runs, so that one build serves all. Mutant 0 is
+//! none of them, and has to be clean.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,12 @@ pub const SEEDS: u64 = 8000;
 /// Seeds that the unchanged program has to pass.
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 9] = [
     "crates/common",
     "crates/numbers",
     "crates/tls",
     "xdp-agg",
     "crates/host",
-    "lab/ps",
     "client",
     "verify/sim",
     "crates/mesh",

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::thread;
 
 use super::*;
-use crate::collective::Op;
 use crate::ring::{Builder, Ring};
+use xdp_agg_numbers::Op;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const OCCASION: Occasion = Occasion { epoch: 7, cookie: 0xfeed_5eed, rings: 2 };

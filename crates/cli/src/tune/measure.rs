@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use xdp_agg_client::collectives::{Algorithm, Choice, Kind, Way};
 use xdp_agg_client::{Communicator, Op};
 
-use crate::bench::report::quantile;
+use crate::quantile::quantile;
 
 /// Turns in which every way is measured.
 const ROUNDS: u32 = 3;

@@ -9,7 +9,7 @@ use xdp_agg_client::collectives::{Algorithm, Kind, Rule, Tuning, Way};
 use xdp_agg_mesh::model::{self, Network};
 
 use super::measure::Measured;
-use crate::bench::report::quantile;
+use crate::quantile::quantile;
 use crate::table::columns;
 
 /// All of it.

@@ -299,7 +299,7 @@ fn baselines_are_strategies_of_no_job() {
             let said = error.to_string();
             assert!(said.starts_with(&format!("line 3: strategy {strategy} is a base")), "{said}");
             assert!(said.contains("expected auto, colocated, rat, rina, passing or atp"), "{said}");
-            assert!(said.contains(&format!("`xdp-agg bench --strategy {strategy}`")), "{said}");
+            assert!(said.contains(&format!("`xdp-agg-bench --strategy {strategy}`")), "{said}");
         } else {
             assert_eq!(file.check_job(), Ok(()));
         }

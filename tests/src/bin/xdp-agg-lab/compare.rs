@@ -11,9 +11,10 @@ use super::bound;
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
 use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
-use super::row::{Row, heading, quantile, write_json};
+use super::row::{Row, heading, write_json};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::workers::{self, Bench, Measured};
+use xdp_agg_report::quantile;
 
 /// From this size on OpenMPI is measured with the algorithms for long vectors.
 const LONG_BYTES: u64 = 1 << 20;
@@ -174,7 +175,7 @@ pub(crate) fn measure(lab: &Lab, system: System, calls: &Calls<'_>) -> Result<Ve
     }
 }
 
-/// `xdp-agg bench`, size by size: every size is metered by itself.
+/// `xdp-agg-bench`, size by size: every size is metered by itself.
 fn ours(lab: &Lab, system: &str, calls: &Calls<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &bytes in calls.bytes {

@@ -14,8 +14,9 @@ use xdp_agg_tests::flood::{Attacker, Flood, Rude, Secret, pin_to_cpu};
 use xdp_agg_tests::steady::input;
 
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
-use super::row::{quantile, write_json};
+use super::row::write_json;
 use super::setting::{Loss, Rate, parse_bytes};
+use xdp_agg_report::quantile;
 
 /// Scale, seed and limits of the calls.
 const SCALE: f64 = 1024.0;

@@ -10,8 +10,9 @@ use xdp_agg_tests::BpfFs;
 use xdp_agg_tests::steady::{Line, Steady, Verdict, Work, judge};
 
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
-use super::row::{quantile, write_json};
+use super::row::write_json;
 use super::setting::{Loss, Rate};
+use xdp_agg_report::quantile;
 
 /// In what time the others go on or are told.
 const PROMISED: Duration = Duration::from_secs(3);

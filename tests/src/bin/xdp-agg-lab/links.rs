@@ -4,9 +4,10 @@ use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common};
 use super::lab::{Lab, Plan, Privilege};
-use super::row::{Row, heading, quantile, write_json};
+use super::row::{Row, heading, write_json};
 use super::setting::{Loss, Rate, short_bytes};
 use xdp_agg_report::plot::{Bar, Labels, bars};
+use xdp_agg_report::quantile;
 
 /// Long vectors over links that are held to a rate: how close does each system come to what the
 /// links allow?

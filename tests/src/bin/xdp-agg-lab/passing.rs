@@ -277,7 +277,7 @@ impl<'a> Bench<'a> {
                 ("--json", file),
             ];
             let pairs = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-            ["bench".to_owned(), "--marks".to_owned()].into_iter().chain(pairs).collect()
+            ["--marks".to_owned()].into_iter().chain(pairs).collect()
         };
         let expected = self.run().cell_seconds(network, bytes, system, setting);
         let seconds = |seconds: f64| Duration::from_secs_f64(seconds);

@@ -132,7 +132,7 @@ impl Args {
         if self.lanes == "16" { 1 } else { 1024 }
     }
 
-    /// The timed calls, as `xdp-agg bench` takes them.
+    /// The timed calls, as `xdp-agg-bench` takes them.
     fn phase(&self) -> String {
         format!("{}x0{}", self.iters, if self.through { "+through" } else { "" })
     }
@@ -157,7 +157,7 @@ impl System {
         }
     }
 
-    /// What `xdp-agg bench --strategy` calls it.
+    /// What `xdp-agg-bench --strategy` calls it.
     const fn bench(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -322,8 +322,8 @@ fn write_plan(fabric: &Fabric, scratch: &Scratch, strategy: Strategy) -> Result<
 fn start_servers(fabric: &Fabric) -> Result<Vec<Process>> {
     let start = |worker: usize| {
         let at = format!("{}:{SERVER_PORT}", fabric.topology.worker_addr(worker));
-        let mut command = fabric.topology.worker(worker).command(program("xdp-agg")?);
-        command.args(["ps", "--listen", &at]).env("NO_COLOR", "1");
+        let mut command = fabric.topology.worker(worker).command(program("xdp-agg-ps")?);
+        command.args(["--listen", &at]).env("NO_COLOR", "1");
         let server = Process::spawn(format!("server {worker}"), command)?;
         server.wait_line("that it is ready", GRACE, |line| line.starts_with("ready "))?;
         Ok(server)
@@ -344,9 +344,9 @@ fn start_workers(
         .map(|worker| format!("{}:{SERVER_PORT}", topology.worker_addr(worker)))
         .collect();
     let start = |rank: usize| {
-        let mut command = topology.worker(rank).unprivileged_command(program("xdp-agg")?);
+        let mut command = topology.worker(rank).unprivileged_command(program("xdp-agg-bench")?);
         command
-            .args(["bench", "--strategy", system.bench(), "--bytes", &args.bytes.to_string()])
+            .args(["--strategy", system.bench(), "--bytes", &args.bytes.to_string()])
             .args(["--phase", &args.phase(), "--json"])
             .arg(scratch.file(format!("{rank}.json")))
             .env("RANK", rank.to_string())

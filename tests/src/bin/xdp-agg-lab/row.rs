@@ -132,21 +132,6 @@ pub(crate) fn heading() -> String {
     format!("{}\n{}", line(names), line(units))
 }
 
-/// The value below which a part `q` of the values lies (nearest rank); the median of an even number
-/// is the mean of the middle two. 0 where there are no values.
-pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let n = sorted.len();
-    if n == 0 {
-        return 0.0;
-    }
-    if q == 0.5 && n.is_multiple_of(2) {
-        return (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
-    }
-    sorted[((n as f64 * q).ceil() as usize).clamp(1, n) - 1]
-}
-
 /// Writes rows as a JSON array.
 pub(crate) fn write_json<T: Serialize>(file: &Path, rows: &[T]) -> Result<()> {
     let json = serde_json::to_string_pretty(rows)?;
@@ -166,15 +151,6 @@ pub(crate) fn make_parent(file: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_of_the_values_themselves() {
-        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!(quantile(&values, 0.5), 100.5);
-        assert_eq!(quantile(&values, 0.99), 198.0);
-        assert_eq!(quantile(&[7.0], 0.99), 7.0);
-        assert_eq!(quantile(&[], 0.5), 0.0);
-    }
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {

@@ -1,4 +1,4 @@
-//! `xdp-agg bench` as every worker, and its reports as one row.
+//! `xdp-agg-bench` as every worker, and its reports as one row.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::lab::{Lab, Program, wait_all};
 use super::scratch::Scratch;
 
-/// What to measure with `xdp-agg bench`.
+/// What to measure with `xdp-agg-bench`.
 #[derive(Clone, Debug)]
 pub(crate) struct Bench<'a> {
     /// `xdp-agg` or `tcp-ring`.
@@ -23,7 +23,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) limit: Duration,
 }
 
-/// What one worker reports (`xdp-agg bench --json`), as far as it is used here.
+/// What one worker reports (`xdp-agg-bench --json`), as far as it is used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Report {
     pub(crate) algorithm: String,
@@ -62,7 +62,7 @@ pub(crate) fn run(lab: &Lab, bench: &Bench<'_>) -> Result<Vec<Report>> {
     let sizes: Vec<String> = bench.bytes.iter().map(u64::to_string).collect();
     let file = |rank: u16| scratch.file(format!("{rank}.json"));
     let arguments = |rank: u16| {
-        let mut arguments = vec!["bench".to_owned()];
+        let mut arguments = Vec::new();
         for (name, value) in [
             ("--system", bench.system.to_owned()),
             ("--bytes", sizes.join(",")),
@@ -77,7 +77,7 @@ pub(crate) fn run(lab: &Lab, bench: &Bench<'_>) -> Result<Vec<Report>> {
     };
     let job = format!("bench-{}", bench.system);
     let program =
-        Program { name: "xdp-agg", job: &job, deadline: bench.deadline, shows_rank_0: false };
+        Program { name: "xdp-agg-bench", job: &job, deadline: bench.deadline, shows_rank_0: false };
     let workers = lab.start_workers(&program, arguments)?;
     wait_all(workers, bench.limit)?;
     (0..lab.plan().workers)

@@ -11,7 +11,7 @@ use xdp_agg_mesh::{Mesh, Op as MeshOp};
 use xdp_agg_topology::KnownCosts;
 
 use super::{Facts, gather};
-use crate::bench::report::quantile;
+use crate::quantile::quantile;
 
 /// Timed rounds of messages; of large vectors.
 const ROUNDS: usize = 100;

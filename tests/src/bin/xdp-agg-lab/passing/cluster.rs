@@ -85,8 +85,8 @@ impl Cluster {
 
     fn start_server(&self, server: u16) -> Result<Process> {
         let host = self.lab.topology().worker(usize::from(self.size.hosts + server));
-        let mut command = host.command(program("xdp-agg")?);
-        command.args(["ps", "--listen", &self.server_address(server)]).env("NO_COLOR", "1");
+        let mut command = host.command(program("xdp-agg-ps")?);
+        command.args(["--listen", &self.server_address(server)]).env("NO_COLOR", "1");
         let process = Process::spawn(format!("server {server}"), command)?;
         let limit = Duration::from_secs(30);
         process.wait_line("that it is ready", limit, |line| line.starts_with("ready"))?;
@@ -129,7 +129,7 @@ impl Cluster {
         (deadline, limit): (Duration, Duration),
         arguments: impl Fn(u16) -> Vec<String>,
     ) -> Result<Vec<Mark>> {
-        let path = program("xdp-agg")?;
+        let path = program("xdp-agg-bench")?;
         let (told, marks) = channel();
         let mut running = Vec::new();
         for rank in 0..self.size.world() {

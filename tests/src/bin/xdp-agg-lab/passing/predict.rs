@@ -53,7 +53,7 @@ pub(crate) struct Phase {
 }
 
 impl Phase {
-    /// As `xdp-agg bench --phase` reads it.
+    /// As `xdp-agg-bench --phase` reads it.
     pub(crate) fn argument(&self, network: Network, bytes: f64, link: f64) -> String {
         let seconds = self.compute.seconds(network, bytes, link);
         let overlap = if self.overlap { "+overlap" } else { "" };

@@ -6,8 +6,8 @@ use xdp_agg_workloads::Workload;
 use xdp_agg_workloads::model::{self, Setting, System};
 
 use super::super::bound::aggregated_wire_bytes;
-use super::super::row::quantile;
 use super::cluster::{Mark, Size};
+use xdp_agg_report::quantile;
 
 /// Below this share of idle processor time the machine is the limit, not the links.
 const IDLE_SHARE: f64 = 0.1;
@@ -17,7 +17,7 @@ const LINK_SHARES: [f64; 2] = [0.9, 0.8];
 /// Computation hides all communication that adds less than this share to it.
 const HIDDEN_SHARE: f64 = 0.05;
 
-/// What one process reports (`xdp-agg bench --strategy --json`), as far as it is used here.
+/// What one process reports (`xdp-agg-bench --strategy --json`), as far as it is used here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Report {
     pub(crate) algorithm: String,

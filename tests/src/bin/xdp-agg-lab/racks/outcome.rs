@@ -8,10 +8,10 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use xdp_agg_tests::{DelayReport, LinkReport};
 
-use super::super::row::quantile;
 use super::super::scratch::Scratch;
 use super::stall::Stall;
 use super::{Args, System};
+use xdp_agg_report::quantile;
 
 /// One system's result.
 #[derive(Clone, Debug, Serialize)]
@@ -80,7 +80,7 @@ impl fmt::Display for SocketLimits {
     }
 }
 
-/// What one worker writes (`xdp-agg bench --strategy … --json`), as far as it is used here.
+/// What one worker writes (`xdp-agg-bench --strategy … --json`), as far as it is used here.
 #[derive(Debug, Deserialize)]
 pub(super) struct Report {
     loads: Vec<Load>,

@@ -2,12 +2,11 @@
 
 use std::net::SocketAddr;
 
-use super::ps::Ps;
-use crate::blocks::Purpose;
-use crate::collective::{BoxError, Collective, Op};
-use crate::communicator::Communicator;
+use xdp_agg_client::{Builder, Communicator, Op};
+
+use crate::collective::{BoxError, Collective};
 use crate::error::Error;
-use crate::settings::Builder;
+use crate::ps::Ps;
 
 /// Slots of the aggregator unless set otherwise ([`Builder::slots`]).
 const SLOTS: u32 = 512;
@@ -73,7 +72,7 @@ impl Atp {
     /// Settings that are missing, an aggregator or servers that do not answer, others that do not
     /// come.
     pub fn connect(settings: Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
-        let slots = settings.slots.unwrap_or(SLOTS);
+        let slots = settings.get_slots().unwrap_or(SLOTS);
         let servers = Ps::connect(&settings, servers)?;
         let communicator = settings.slots(slots).in_host(false).connect()?;
         Ok(Self { communicator, servers, slots, fates: (0, Vec::new()) })
@@ -111,8 +110,7 @@ impl Collective for Atp {
             blocks.flat_map(|(block, _)| block).copied().collect()
         };
         let mut served = of(data, Fate::Server);
-        let handle =
-            self.communicator.start_for(of(data, Fate::Network), op, &Purpose::default())?;
+        let handle = self.communicator.start(of(data, Fate::Network), op)?;
         if !served.is_empty() {
             self.servers.all_reduce_f32(&mut served, op)?;
         }

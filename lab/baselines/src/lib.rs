@@ -1,6 +1,7 @@
-//! The systems that PASSING is compared with, as far as they are not elsewhere: [`crate::ring`] is
-//! a ring over all processes, and a [`crate::Communicator`] with [`crate::Builder::in_host`] off is
-//! SwitchML.
+//! The systems that xdp-agg is compared with, behind one trait with it: [`Collective`].
+//!
+//! [`ring`](xdp_agg_client::ring) is a ring over all processes, and a
+//! [`Communicator`](xdp_agg_client::Communicator) with `in_host` off is SwitchML. The others:
 //!
 //! * [`Ps`]: every process pushes its whole vector to the parameter servers.
 //! * [`PsRing`]: PASSING's first step (section 4.1): the processes of a host sum first, and push
@@ -11,19 +12,22 @@
 //! They sum floats, blocking, and are tuned as far as they go: full duplex, all servers at once.
 
 mod atp;
+mod collective;
+mod error;
 mod har;
 mod ps;
 mod psring;
 
 pub use atp::{Atp, Fate};
+pub use collective::{BoxError, Collective};
+pub use error::Error;
 pub use har::Har;
 pub use ps::Ps;
 pub use psring::PsRing;
 
 use std::net::SocketAddr;
 
-use crate::error::Error;
-use crate::settings::{addresses, variable};
+use xdp_agg_client::{addresses, variable};
 
 /// Where parameter servers listen unless an address says otherwise.
 pub const PS_PORT: u16 = 9880;
@@ -34,11 +38,11 @@ pub const PS_PORT: u16 = 9880;
 /// Not set, or not understood.
 pub fn servers_from_env() -> Result<Vec<SocketAddr>, Error> {
     const NAME: &str = "XDP_AGG_PS_ADDRS";
-    let missing = || Error::Config {
+    let missing = || xdp_agg_client::Error::Config {
         name: NAME,
-        problem: "not set; expected host:port of each parameter server (`xdp-agg ps`), separated \
+        problem: "not set; expected host:port of each parameter server (`xdp-agg-ps`), separated \
                   by commas"
             .into(),
     };
-    addresses(NAME, &variable(NAME)?.ok_or_else(missing)?, PS_PORT)
+    Ok(addresses(NAME, &variable(NAME)?.ok_or_else(missing)?, PS_PORT)?)
 }

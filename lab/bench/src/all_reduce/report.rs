@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use xdp_agg_client::Chosen;
+use xdp_agg_report::quantile;
 
 use super::usage::peak_memory;
 
@@ -62,19 +63,6 @@ fn to_nanosecond(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }
 
-/// The value below which a part `q` of the sorted values lies (nearest rank); the median of an even
-/// number is the mean of the middle two.
-pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let n = sorted.len();
-    if n == 0 {
-        return 0.0;
-    }
-    if q == 0.5 && n.is_multiple_of(2) {
-        return (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
-    }
-    sorted[((n as f64 * q).ceil() as usize).clamp(1, n) - 1]
-}
-
 impl Row {
     /// Keeps no more digits of the times than the clock has.
     pub(crate) fn rounded(mut self) -> Self {
@@ -86,9 +74,7 @@ impl Row {
 
     /// Median and 99th percentile of the calls in microseconds.
     fn median_and_p99(&self) -> (f64, f64) {
-        let mut sorted = self.mean_us.clone();
-        sorted.sort_by(f64::total_cmp);
-        (quantile(&sorted, 0.5), quantile(&sorted, 0.99))
+        (quantile(&self.mean_us, 0.5), quantile(&self.mean_us, 0.99))
     }
 }
 
@@ -195,16 +181,6 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_of_the_values_themselves() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!(quantile(&values, 0.5), 100.5);
-        assert_eq!(quantile(&values, 0.99), 198.0);
-        assert_eq!(quantile(&[7.0], 0.99), 7.0);
-        assert_eq!(quantile(&[], 0.5), 0.0);
-        assert_eq!(quantile(&[1.0, 2.0, 3.0], 0.5), 2.0);
-    }
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {

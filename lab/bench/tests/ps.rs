@@ -1,4 +1,4 @@
-//! `xdp-agg ps` as people run it: its output, its exit codes, its signals.
+//! `xdp-agg-ps` as people run it: its output, its exit codes, its signals.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use xdp_agg_ps::{Error, Op, PsClient};
 
 fn program(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg-ps"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("XDP_AGG_") {
             command.env_remove(name);
         }
     }
-    command.env_remove("RUST_LOG").arg("ps").args(args).stdin(Stdio::null());
+    command.env_remove("RUST_LOG").args(args).stdin(Stdio::null());
     command
 }
 

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 
 use xdp_agg_ps::PsClient;
 
-use crate::collective::{BoxError, Collective, Op};
+use xdp_agg_client::{Builder, Op};
+
+use crate::collective::{BoxError, Collective};
 use crate::error::Error;
-use crate::settings::Builder;
 
 /// Every process pushes its whole vector to `p` parameter servers, and takes the sums in:
 /// `T_PS` of PASSING's section 4.1.
@@ -22,18 +23,19 @@ impl Ps {
     /// Settings that are missing, servers that do not answer, others that do not come.
     pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
         let place = settings.each_for_itself()?;
+        let (deadline, join_deadline) = settings.get_deadlines();
         let options = xdp_agg_ps::Options {
-            deadline: settings.deadline.max(settings.join_deadline),
-            ..xdp_agg_ps::Options::new(settings.job.clone(), place.rank, place.world_size)
+            deadline: deadline.max(join_deadline),
+            ..xdp_agg_ps::Options::new(settings.get_job(), place.rank, place.world_size)
         };
         let mut client = PsClient::connect_with(servers, options)?;
-        client.set_deadline(settings.deadline);
+        client.set_deadline(deadline);
         Ok(Self { client })
     }
 }
 
 /// What the servers do of an operation.
-pub(super) fn operation(op: Op) -> Result<xdp_agg_ps::Op, BoxError> {
+pub(crate) fn operation(op: Op) -> Result<xdp_agg_ps::Op, BoxError> {
     match op {
         Op::Sum => Ok(xdp_agg_ps::Op::Sum),
         Op::Average => Ok(xdp_agg_ps::Op::Average),

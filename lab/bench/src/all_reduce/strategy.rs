@@ -5,19 +5,21 @@
 //! `LOCAL_WORLD_SIZE`, `XDP_AGG_*`, and `MASTER_ADDR` and `MASTER_PORT` for the ring.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use xdp_agg_client::baseline::{Atp, Har, Ps, PsRing, servers_from_env};
-use xdp_agg_client::collective::BoxError;
+use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, servers_from_env};
 use xdp_agg_client::ring::{DEFAULT_DEADLINE, Ring};
-use xdp_agg_client::{Builder, Chosen, Collective, Communicator, Handle, Op, deadline_from_env};
+use xdp_agg_client::{Builder, Chosen, Communicator, Handle, Op, deadline_from_env};
 
 use xdp_agg_mesh::Groups;
+use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::plan::{Lost, racks};
+use xdp_agg_topology::{Topology, TopologyFile};
 pub(crate) use xdp_agg_workloads::model::System as Strategy;
 
 /// All-reduces in flight, as training has them: several are started while the layers before them
@@ -91,12 +93,22 @@ pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
 fn har() -> Result<Har> {
     let mut mesh = xdp_agg_mesh::Builder::from_env()?.deadline(deadline()?);
     if let Some(file) = std::env::var_os("XDP_AGG_TOPOLOGY") {
-        let topology = crate::topology::read(Path::new(&file))?.inferred();
+        let topology = read(Path::new(&file))?.inferred();
         let racks = racks(&topology, &Lost::default());
         let groups = Groups::new(topology.world() as u16, racks).map_err(|text| anyhow!(text))?;
         mesh = mesh.groups(groups);
     }
     Ok(Har::new(mesh.open()?))
+}
+
+/// The topology of a file.
+fn read(file: &Path) -> Result<Topology> {
+    let text = File::open(file).and_then(bounded).map_err(|error| {
+        let name = file.display();
+        crate::WrongConfig(format!("cannot read the topology file {name}: {error}"))
+    })?;
+    let file_of = TopologyFile::parse(&text).with_context(|| file.display().to_string())?;
+    Ok(file_of.topology().clone())
 }
 
 /// The longest that one call may take, from `XDP_AGG_DEADLINE` as all strategies read it.

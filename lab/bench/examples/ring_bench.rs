@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use xdp_agg_client::Op;
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Collective, Op};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);

@@ -1,4 +1,4 @@
-//! `xdp-agg bench`: one worker of an all-reduce benchmark.
+//! One worker of an all-reduce benchmark.
 //!
 //! Runs in every worker, with rank and world size from the environment. All ranks agree on the
 //! result through the collective itself, so rank 0 prints the whole: the columns of nccl-tests.
@@ -7,8 +7,7 @@
 mod measure;
 mod pattern;
 mod replay;
-pub(crate) mod report;
-pub(crate) mod size;
+mod report;
 mod strategy;
 mod usage;
 
@@ -17,9 +16,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use xdp_agg_client::collective::BoxError;
+use xdp_agg_baselines::{BoxError, Collective};
 use xdp_agg_client::ring::Ring;
-use xdp_agg_client::{Builder, Chosen, Collective, Communicator};
+use xdp_agg_client::{Builder, Chosen, Communicator};
 use xdp_agg_workloads::{Network, Workload};
 
 use measure::Plan;
@@ -39,7 +38,7 @@ use strategy::Strategy;
 /// the last layer to the first, or each of --bytes as one bucket. LOCAL_RANK and LOCAL_WORLD_SIZE
 /// tell who shares a host; XDP_AGG_PS_ADDRS where parameter servers are.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value_t = System::XdpAgg)]
     system: System,
@@ -63,7 +62,12 @@ pub(crate) struct Args {
     marks: bool,
     /// Sizes of the vector, separated by commas: bytes, or with K, M, G (1024-based), as `-b` of
     /// nccl-tests; or 97e6.
-    #[arg(long, value_delimiter = ',', value_parser = size::parse, default_value = "4K,64K,1M,16M")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = xdp_agg_topology::size::of_vector,
+        default_value = "4K,64K,1M,16M"
+    )]
     bytes: Vec<usize>,
     /// Timed calls per size.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -149,7 +153,10 @@ impl Connected {
 }
 
 /// Runs the benchmark of this rank.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+///
+/// # Errors
+/// Settings, and what ends a call; wrong sums.
+pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(odd) = args.bytes.iter().find(|bytes| *bytes % 4 != 0) {
         let problem = "elements have four bytes, so a size is a multiple of 4";
         return Err(crate::WrongConfig(format!("--bytes {odd}: {problem}")).into());

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use xdp_agg_client::collective::BoxError;
-use xdp_agg_client::{Collective, Op};
+use xdp_agg_baselines::{BoxError, Collective};
+use xdp_agg_client::Op;
 
 use super::pattern::{Element, count_wrong, fill};
 use super::report::Row;

@@ -320,7 +320,7 @@ impl LoadReport {
         for measured in &self.phases {
             let mut sorted = measured.times_s.clone();
             sorted.sort_by(f64::total_cmp);
-            let median = super::report::quantile(&sorted, 0.5);
+            let median = xdp_agg_report::quantile(&sorted, 0.5);
             let Phase { compute_s, overlap, .. } = measured.phase;
             println!(
                 " {:>9} {:>10.3e} {:>10} {:>7.3} {:>7} {:>9.4} {:>9.4} {:>9.4} {:>9.4} {:>6}",
@@ -330,8 +330,8 @@ impl LoadReport {
                 compute_s,
                 if overlap { "yes" } else { "no" },
                 median,
-                super::report::quantile(&sorted, 0.0),
-                super::report::quantile(&sorted, 1.0),
+                xdp_agg_report::quantile(&sorted, 0.0),
+                xdp_agg_report::quantile(&sorted, 1.0),
                 median - compute_s,
                 measured.wrong,
             );
@@ -377,8 +377,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use xdp_agg_baselines::{BoxError, Collective};
     use xdp_agg_client::Op;
-    use xdp_agg_client::collective::{BoxError, Collective};
 
     use super::super::strategy::Threaded;
     use super::super::strategy::tests::Alone;

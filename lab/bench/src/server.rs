@@ -1,4 +1,4 @@
-//! `xdp-agg ps`: a parameter server.
+//! A parameter server.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -18,8 +18,7 @@ use xdp_agg_ps::{ServeOptions, Server};
 /// When workers may connect, one line goes to standard output: `ready ps=ADDR:PORT`. Logs go to
 /// standard error.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
-pub(crate) struct Args {
+pub struct Args {
     /// Where workers connect (TCP); port 0 takes a free one
     #[arg(
         long,
@@ -43,7 +42,11 @@ pub(crate) struct Args {
     log: String,
 }
 
-pub(crate) fn run(args: Args) -> Result<ExitCode> {
+/// Serves until it is interrupted.
+///
+/// # Errors
+/// An address that cannot be listened on; what the server ends with.
+pub fn run(args: &Args) -> Result<ExitCode> {
     let filter = EnvFilter::try_from_default_env().or_else(|_| EnvFilter::try_new(&args.log));
     let filter = filter.with_context(|| format!("--log {}", args.log))?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();

@@ -4,8 +4,8 @@
 //! `N (N + 1) / 2 · (i mod 127)`, at most 262 080 for 64 workers: exact in f32 as in i32, and, as
 //! whole numbers, in 16-bit lanes of 16 workers.
 
-use xdp_agg_client::collective::BoxError;
-use xdp_agg_client::{Collective, Op};
+use xdp_agg_baselines::{BoxError, Collective};
+use xdp_agg_client::Op;
 
 /// Values repeat after so many elements: a prime, so they drift against blocks and pages.
 const PERIOD: usize = 127;

@@ -1,20 +1,22 @@
-//! `xdp-agg bench --strategy` as people run it, on loopback.
+//! `xdp-agg-bench --strategy` as people run it, on loopback.
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStringExt;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
 /// One of two processes, with nothing of this machine's settings.
 fn process(strategy: &str, rank: usize, port: u16, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg-bench"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("XDP_AGG_") {
             command.env_remove(name);
         }
     }
-    command.args(["bench", "--strategy", strategy]).args(arguments);
+    command.args(["--strategy", strategy]).args(arguments);
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -81,8 +83,8 @@ fn sizes_are_replayed_as_one_bucket() {
 #[test]
 fn wrong_wishes_are_refused_in_words() {
     let refused = |arguments: &[&str], code: i32, words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
-        let output = command.arg("bench").args(arguments).output().expect("it runs");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg-bench"));
+        let output = command.args(arguments).output().expect("it runs");
         let text = said(&output);
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
@@ -93,4 +95,15 @@ fn wrong_wishes_are_refused_in_words() {
     refused(&["--strategy", "ring", "--phase", "3"], 2, &["no phase", "3x0.5"]);
     let huge = ["--strategy", "ring", "--workload", "bert", "--fraction", "2"];
     refused(&huge, 2, &["no share"]);
+}
+
+/// Taken for a variable that is not set, a deadline would be another one.
+#[test]
+fn a_deadline_that_is_no_text_is_refused_and_not_shown() {
+    let broken = OsString::from_vec(b"secret\xff".into());
+    let mut command = process("h-ar", 0, free_port(), &["--bytes", "4K"]);
+    let output = command.env("XDP_AGG_DEADLINE", broken).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("XDP_AGG_DEADLINE") && said(&output).contains("UTF-8"));
+    assert!(!said(&output).contains("secret"), "{}", said(&output));
 }

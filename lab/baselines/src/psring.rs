@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use xdp_agg_client::{Builder, Op, Place};
 use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Marks, Shape, Waker};
 use xdp_agg_numbers::{Element, Format, Scaling};
 use xdp_agg_ps::PsClient;
 
-use super::ps::operation;
-use crate::collective::{BoxError, Collective, Op};
+use crate::collective::{BoxError, Collective};
 use crate::error::Error;
-use crate::settings::{Builder, Place};
-use crate::sys::{self, Interest};
+use crate::ps::operation;
 
 /// Elements of a block: what one frame to a server carries.
 const BLOCK: usize = 4096;
 /// Longest sleep.
-const NAP: Duration = Duration::from_millis(100);
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// PASSING's first step, PSRing: the processes of a host sum over shared memory, each pushes the
 /// slices that it owns to `p` parameter servers, and all gather the results (section 4.1).
@@ -44,27 +44,17 @@ impl PsRing {
     /// Settings that are missing, servers that do not answer, others that do not come.
     pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
         let place = settings.place()?;
-        let mut options = xdp_agg_host::Options::new(
-            settings.job.clone(),
-            place.local_rank.into(),
-            place.local_size.into(),
-        );
         // Blocks are large, and calls come one at a time: a few blocks under way are enough.
-        options.segment = settings.segment.unwrap_or_else(|| options.good_segment(BLOCK / 2));
-        if let Some(directory) = &settings.segment_dir {
-            options.place = xdp_agg_host::Place::Directory(directory.clone());
-        }
-        options.join_within = settings.join_deadline;
-        options.wait_within = settings.deadline;
-        let group = Group::join(&options)?;
-        let job = format!("{}/{}", settings.job, place.local_rank);
+        let group = Group::join(&settings.host_options(&place, BLOCK / 2, None))?;
+        let job = format!("{}/{}", settings.get_job(), place.local_rank);
+        let (deadline, join_deadline) = settings.get_deadlines();
         let options = xdp_agg_ps::Options {
-            deadline: settings.deadline.max(settings.join_deadline),
+            deadline: deadline.max(join_deadline),
             ..xdp_agg_ps::Options::new(job, place.host, place.hosts)
         };
         let mut client = PsClient::connect_with(servers, options)?;
-        client.set_deadline(settings.deadline);
-        let (waker, deadline) = (group.waker()?, settings.deadline);
+        client.set_deadline(deadline);
+        let waker = group.waker()?;
         Ok(Self { place, group, waker, client, sequence: 0, deadline, sum: Vec::new() })
     }
 
@@ -156,10 +146,16 @@ impl PsRing {
     fn sleep(&self, feeder: &Feeder, exchange: &Exchange, pushed: u64) -> Result<(), Error> {
         self.waker.arm();
         if !feeder.can() && pushed >= exchange.staged() {
-            let mut interests = vec![Interest::read(self.waker.fd())];
-            let sockets = self.client.fds();
-            interests.extend(sockets.map(|(fd, write)| Interest::read(fd).also_write(write)));
-            sys::wait(&mut interests, NAP).map_err(Error::io("waiting for the servers"))?;
+            let mut fds = vec![PollFd::from_borrowed_fd(self.waker.fd(), PollFlags::IN)];
+            fds.extend(self.client.fds().map(|(fd, writes)| {
+                let write = if writes { PollFlags::OUT } else { PollFlags::empty() };
+                PollFd::from_borrowed_fd(fd, PollFlags::IN | write)
+            }));
+            match poll(&mut fds, Some(&NAP)) {
+                // Whatever interrupted it, this process looks around now.
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::Wait(error.into())),
+            }
         }
         self.waker.disarm();
         Ok(())

@@ -1,10 +1,9 @@
 //! H-AR: the hierarchical ring all-reduce that the Rina paper compares with.
 
+use xdp_agg_client::Op;
 use xdp_agg_mesh::{Error, Mesh};
-use xdp_agg_numbers::Element;
 
-use crate::collective::{BoxError, Collective, Op};
-use crate::collectives;
+use crate::collective::{BoxError, Collective};
 
 /// All-reduce by rings inside the hosts (or racks) and across them, over TCP.
 ///
@@ -29,10 +28,14 @@ impl Har {
     pub const fn new(mesh: Mesh) -> Self {
         Self { mesh }
     }
+}
 
-    fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), BoxError> {
-        collectives::hierarchical_all_reduce(&mut self.mesh, data, op)?;
-        Ok(())
+/// What the rings do of an operation; they divide by nothing.
+const fn of_rings(op: Op) -> xdp_agg_mesh::Op {
+    match op {
+        Op::Sum | Op::Average => xdp_agg_mesh::Op::Sum,
+        Op::Min => xdp_agg_mesh::Op::Min,
+        Op::Max => xdp_agg_mesh::Op::Max,
     }
 }
 
@@ -50,11 +53,19 @@ impl Collective for Har {
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
-        self.all_reduce(data, op)
+        self.mesh.hierarchical_all_reduce(data, of_rings(op))?;
+        if op == Op::Average {
+            data.iter_mut().for_each(|sum| *sum /= f32::from(self.mesh.world_size()));
+        }
+        Ok(())
     }
 
     fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
-        self.all_reduce(data, op)
+        self.mesh.hierarchical_all_reduce(data, of_rings(op))?;
+        if op == Op::Average {
+            data.iter_mut().for_each(|sum| *sum /= i32::from(self.mesh.world_size()));
+        }
+        Ok(())
     }
 }
 
