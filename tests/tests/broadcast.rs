@@ -9,7 +9,7 @@ use support::{ENGINES, LIMIT, Lab, at_all, element, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_tests::{Faults, Topology};
+use xdp_agg_testbed::{Faults, Topology};
 
 /// Bits that no arithmetic leaves alone: NaNs with payloads, negative zeros, the smallest numbers.
 fn bits(rank: u16, i: usize) -> u32 {

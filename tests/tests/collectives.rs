@@ -5,7 +5,7 @@ mod support;
 
 use support::{ENGINES, LIMIT, Lab, check_sums, element, network, on_all};
 use xdp_agg_client::{Communicator, Op, ResultMode};
-use xdp_agg_tests::Topology;
+use xdp_agg_testbed::Topology;
 
 /// Nothing, one element, a block and one more or less, more blocks than the window has, and a
 /// length that no boundary divides.
@@ -88,13 +88,13 @@ fn generic_mode_sums() {
     let mut command = lab
         .topology
         .aggregator()
-        .command(xdp_agg_tests::program("xdp-agg").expect("the tests' programs are built"));
+        .command(xdp_agg_testbed::program("xdp-agg").expect("the tests' programs are built"));
     command.args(["serve", "--engine", "xdp", "--xdp-mode", "generic"]);
     command.args(["--control", &lab.control().to_string()]);
     for interface in &interfaces {
         command.args(["--interface", interface]);
     }
-    let daemon = xdp_agg_tests::Process::spawn("xdp-agg serve", command).expect("it starts");
+    let daemon = xdp_agg_testbed::Process::spawn("xdp-agg serve", command).expect("it starts");
     daemon.wait_line("its readiness", LIMIT, |line| line.starts_with("ready ")).expect("ready");
     lab.daemon = Some(daemon);
     let workers = lab.connect("generic", 3, |settings| settings);

@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, network};
-use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 const RING: [(&str, &str); 3] = [
     ("XDP_AGG_ON_WORKER_LOSS", "shrink"),

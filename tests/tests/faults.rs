@@ -8,7 +8,7 @@ use support::{ENGINES, Lab, check_sums, network, on_all};
 use xdp_agg_client::{Error, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_tests::{Direction, Faults, Process, Topology};
+use xdp_agg_testbed::{Direction, Faults, Process, Topology};
 
 fn lossy(faults: Faults) -> Topology {
     let faults = faults.only_udp(DATA_PORT);
@@ -112,7 +112,7 @@ fn fanout_survives_loss() {
     let faults = Faults { loss: 0.02, ..Faults::NONE }.only_udp(DATA_PORT);
     let topology = Topology::builder()
         .workers(8)
-        .mode(xdp_agg_tests::Mode::OneNic)
+        .mode(xdp_agg_testbed::Mode::OneNic)
         .faults(faults)
         .build()
         .expect("a network");
@@ -180,7 +180,8 @@ fn a_dead_worker_is_named() {
     need_root!();
     for engine in ENGINES {
         let lab = Lab::start(network(3, "ports"), engine);
-        let mut command = lab.topology.worker(2).command(env!("CARGO_BIN_EXE_idle_worker"));
+        let idle = xdp_agg_testbed::program("idle_worker").expect("it is built");
+        let mut command = lab.topology.worker(2).command(idle);
         command
             .env("RANK", "2")
             .env("WORLD_SIZE", "3")

@@ -14,7 +14,7 @@ use xdp_agg::engine::{
 };
 use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction, flags};
-use xdp_agg_tests::{Faults, Mode, Namespace, Topology};
+use xdp_agg_testbed::{Faults, Mode, Namespace, Topology};
 
 const PORT: u16 = 0xBEE0;
 const WORKERS: u16 = 5;

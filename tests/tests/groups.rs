@@ -9,8 +9,8 @@ use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, LaneWidth, Op, Path, Scaling, bf16, f16,
 };
-use xdp_agg_tests::program;
-use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::program;
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 /// How long the others may take to say, or to go on, after a process was killed.
 const PROMISED: Duration = Duration::from_secs(3);

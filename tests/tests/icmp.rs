@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use support::{ENGINES, LIMIT, Lab, check_sums, network};
 use xdp_agg_client::{Communicator, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_tests::Namespace;
-use xdp_agg_tests::icmp::{IcmpStorm, Lie, all_kinds};
+use xdp_agg_testbed::Namespace;
+use xdp_agg_testbed::icmp::{IcmpStorm, Lie, all_kinds};
 
 /// The few ports that workers' sockets get here: an attacker tries all of them.
 const PORTS: RangeInclusive<u16> = 40_000..=40_015;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use xdp_agg_common::control::{
     CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
 };
-use xdp_agg_tests::{Process, is_root};
+use xdp_agg_testbed::{Process, is_root};
 
 use support::{LIMIT, Lab, network};
 

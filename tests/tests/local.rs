@@ -11,9 +11,9 @@ use support::{LIMIT, Lab, check_sums, network};
 use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT};
 use xdp_agg_common::maps::Reject;
-use xdp_agg_tests::flood::Rude;
-use xdp_agg_tests::traffic::udp_socket;
-use xdp_agg_tests::{BpfFs, Namespace, Process, Topology, program};
+use xdp_agg_testbed::flood::Rude;
+use xdp_agg_testbed::traffic::udp_socket;
+use xdp_agg_testbed::{BpfFs, Namespace, Process, Topology, program};
 
 /// A job whose first `remote` ranks have a host each, and whose others are on the aggregator's.
 fn connect(lab: &Lab, remote: u16, local: u16) -> Vec<Communicator> {

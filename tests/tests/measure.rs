@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use xdp_agg_client::collectives::Tuning;
-use xdp_agg_tests::{Fabric, Process, Sink, Spot, Topology, program};
+use xdp_agg_testbed::{Fabric, Process, Sink, Spot, Topology, program};
 use xdp_agg_topology::infer::infer;
 use xdp_agg_topology::{Rate, Topology as Plan};
 

@@ -1,5 +1,5 @@
 //! Workers and daemons that die in the middle of calls, as processes do: by SIGKILL, with their
-//! host, behind a cut cable. What a sum must be is known (`xdp_agg_tests::steady`), so what
+//! host, behind a cut cable. What a sum must be is known (`xdp_agg_testbed::steady`), so what
 //! must never happen, a wrong sum, is looked for in every call of every worker.
 //!
 //! `cargo xtask bench kill --times 50` does the same at random moments, many times.
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, network};
-use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 const FAIL: [(&str, &str); 2] =
     [("XDP_AGG_ON_WORKER_LOSS", "fail"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "fail")];

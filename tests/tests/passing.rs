@@ -18,7 +18,7 @@ fn number(row: &Value, name: &str) -> f64 {
 fn six_systems_are_compared() {
     need_root!();
     let directory = tempfile::tempdir().expect("a directory");
-    let lab = Command::new(env!("CARGO_BIN_EXE_xdp-agg-lab"))
+    let lab = Command::new(xdp_agg_testbed::program("xdp-agg-lab").expect("it is built"))
         .args(["bench", "passing", "--setting", "2x2"])
         .args(["--workload", "vgg19", "--fraction", "0.0005", "--rate", "100mbit"])
         .args(["--iters", "3", "--compute", "0,0.1", "--compute-iters", "2"])

@@ -11,7 +11,7 @@ use xdp_agg_client::{Error, Op};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, Reduction};
-use xdp_agg_tests::{Process, program};
+use xdp_agg_testbed::{Process, program};
 
 /// Calls that differ in length, type, operation or order are told apart from straggling and loss.
 #[test]
@@ -226,7 +226,7 @@ fn impossible_settings_of_the_daemon_are_refused() {
 fn an_mtu_beyond_the_drivers_limit_is_refused() {
     need_root!();
     let topology =
-        xdp_agg_tests::Topology::builder().workers(1).mtu(9000).build().expect("a network");
+        xdp_agg_testbed::Topology::builder().workers(1).mtu(9000).build().expect("a network");
     let lab = Lab::start(topology, "userspace");
     let mut command = lab
         .topology

@@ -8,9 +8,9 @@ use support::{LIMIT, Lab, check_sums, network, on_all};
 use xdp_agg_client::Communicator;
 use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_tests::flood::{Attacker, Flood, Rude, Secret};
-use xdp_agg_tests::steady::{Claim, SCALE, Shape, input};
-use xdp_agg_tests::{Direction, Faults, Topology};
+use xdp_agg_testbed::flood::{Attacker, Flood, Rude, Secret};
+use xdp_agg_testbed::steady::{Claim, SCALE, Shape, input};
+use xdp_agg_testbed::{Direction, Faults, Topology};
 
 /// One call of all workers; elements that are wrong, and the longest time that it took.
 fn call(workers: &[Communicator], seed: u64, sequence: u64, longest: usize) -> (u64, Duration) {
@@ -68,7 +68,7 @@ fn two_hundred_calls_in_a_storm() {
         longest = longest.max(time);
     }
     let total = start.elapsed();
-    let mut met = xdp_agg_tests::FaultCounters::default();
+    let mut met = xdp_agg_testbed::FaultCounters::default();
     for link in 0..4 {
         for direction in Direction::BOTH {
             let counters = lab.topology.fault_counters(link, direction).expect("they are there");

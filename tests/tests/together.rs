@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, check_sums, expected, input, network, on_all, second_daemon};
 use xdp_agg_client::{AggregatorLoss, Builder, Communicator, Error, Handle, Op, Path, WorkerLoss};
-use xdp_agg_tests::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 /// Elements of a call that is carried by its waiter, and of one that is not.
 const SHORT: usize = 3000;

@@ -9,8 +9,8 @@ use support::{ENGINES, LIMIT, at_all, check_sums};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_common::control::{JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
-use xdp_agg_tests::steady::{Line, Steady, Work, judge};
-use xdp_agg_tests::{Direction, Fabric, Faults, Process, Spot, Topology, program};
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::{Direction, Fabric, Faults, Process, Spot, Topology, program};
 use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
 
 /// In what time the others go on.

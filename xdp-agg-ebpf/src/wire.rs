@@ -24,7 +24,7 @@ use aya_ebpf::{
     programs::{TcContext, XdpContext},
 };
 
-#[path = "../../tests/src/layout.rs"]
+#[path = "../../lab/testbed/src/layout.rs"]
 mod layout;
 
 use layout::{Counters, HOLD_DEPTH, MAX_HELD, MAX_INTERFACES, Path, Seen};

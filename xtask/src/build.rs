@@ -8,7 +8,8 @@ use crate::setup;
 use crate::shell::{cargo, run, step};
 
 /// Packages whose programs demo, tests and benchmarks start.
-const PACKAGES: [&str; 3] = ["xdp-agg-cli", "xdp-agg-demo", "xdp-agg-tests"];
+const PACKAGES: [&str; 5] =
+    ["xdp-agg-cli", "xdp-agg-bench", "xdp-agg-demo", "xdp-agg-lab", "xdp-agg-testbed"];
 /// The extension module of the Python package.
 const EXTENSION: &str = "xdp-agg-python";
 /// A test program; which one does not matter. See [`for_tests`].
@@ -28,7 +29,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 /// Builds the programs of one profile.
 pub(crate) fn programs(release: bool) -> Result<()> {
-    step("building xdp-agg, xdp-agg-demo and xdp-agg-lab", || {
+    step("building xdp-agg and the programs of the laboratory", || {
         let mut command = cargo_build();
         if release {
             command.arg("--release");

@@ -23,7 +23,7 @@ pub(crate) struct Program {
 pub(crate) const PROGRAMS: [Program; 3] = [
     Program { name: "xdp-agg", object: "xdp-agg/bpf/xdp-agg.bpfel.o" },
     Program { name: "bench", object: "xdp-agg/bpf/bench.bpfel.o" },
-    Program { name: "wire", object: "tests/bpf/wire.bpfel.o" },
+    Program { name: "wire", object: "lab/testbed/bpf/wire.bpfel.o" },
 ];
 
 impl Program {
@@ -96,7 +96,7 @@ fn directory() -> PathBuf {
 
 /// Brings the sources of the kernel programs there.
 fn stage() -> Result<()> {
-    for part in ["Cargo.toml", "tests/src/layout.rs", "crates/common", "xdp-agg-ebpf"] {
+    for part in ["Cargo.toml", "lab/testbed/src/layout.rs", "crates/common", "xdp-agg-ebpf"] {
         copy(&root().join(part), &Path::new(STAGE).join(part))?;
     }
     Ok(())

@@ -33,7 +33,7 @@ struct Cli {
 enum Command {
     /// Find what the other commands need and is missing; install it where that is possible.
     Setup(setup::Args),
-    /// Build the programs: xdp-agg, xdp-agg-demo, xdp-agg-lab.
+    /// Build the programs: xdp-agg, and those of the laboratory.
     Build(build::Args),
     /// Rebuild the kernel programs and replace the compiled objects that are checked in.
     BuildEbpf,

@@ -17,8 +17,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
 use xdp_agg_common::control::{read_message, write_message};
-use xdp_agg_tests::steady::{Steady, Work};
-use xdp_agg_tests::{BpfFs, Mode, Process, Topology, program};
+use xdp_agg_testbed::steady::{Steady, Work};
+use xdp_agg_testbed::{BpfFs, Mode, Process, Topology, program};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ pub const ENGINES: [&str; 2] = ["xdp", "userspace"];
 #[macro_export]
 macro_rules! need_root {
     () => {
-        if !xdp_agg_tests::is_root() {
+        if !xdp_agg_testbed::is_root() {
             eprintln!("skipped: {} needs root for namespaces and XDP", module_path!());
             return;
         }

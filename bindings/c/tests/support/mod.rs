@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use xdp_agg_tests::{DIRECTORY_VARIABLE, Finished, Process, program};
+use xdp_agg_testbed::{DIRECTORY_VARIABLE, Finished, Process, program};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
 pub const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,361 @@
+//! `bench passing`: the paper's settings, with the systems that it compares.
+
+mod cluster;
+mod output;
+mod predict;
+mod row;
+mod table;
+
+use std::fs;
+use std::io::{IsTerminal as _, stderr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use xdp_agg_testbed::LinkMeter;
+use xdp_agg_workloads::model::{Setting, System};
+use xdp_agg_workloads::{Network, Workload};
+
+use super::compare;
+use super::lab::{Engine, Plan, Privilege, ResultMode};
+use super::machine::{self, Facts};
+use super::scratch::Scratch;
+use super::setting::{Loss, Rate};
+use cluster::{Cluster, Size};
+use output::Output;
+use predict::{Compute, Phase, Run};
+use row::{Ran, Report, Row};
+
+/// The paper's comparison: parameter servers, PSRing, SwitchML, ATP, a ring and PASSING, with 2 or
+/// 4 hosts of 2 or 4 processes each, replaying the gradients of real networks.
+///
+/// Every host and every parameter server is behind one link, shaped and counted in both
+/// directions; the aggregator is the switch. Networks are scaled down (--fraction) so that all of
+/// it ends within --limit; the time to be expected is computed first. Computation is slept: the
+/// processes of this test share the processors of one machine. A system that fails is reported and
+/// the others go on; then, and where a link carried more than its rate or a sum was wrong, the exit
+/// status is 1.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Whose gradients, separated by commas: resnet50, vgg16, vgg19 or bert.
+    #[arg(long, value_delimiter = ',', default_value = "vgg19,resnet50")]
+    workload: Vec<Network>,
+    /// Hosts and processes on each, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "2x2,2x4,4x2,4x4")]
+    setting: Vec<Place>,
+    /// Systems, separated by commas. Default: ps, psring, switchml, atp, ring, passing.
+    #[arg(long, value_delimiter = ',')]
+    system: Option<Vec<System>>,
+    /// Parameter servers, each on a host of its own.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    servers: u16,
+    /// Rate of every link in each direction, such as 200mbit or 1gbit.
+    #[arg(long, default_value = "200mbit")]
+    rate: Rate,
+    /// Scale every tensor to this share of its elements. Default: what fits --limit.
+    #[arg(long, value_parser = fraction)]
+    fraction: Option<f64>,
+    /// Iterations without computation.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iters: u32,
+    /// Computation of an iteration, separated by commas: seconds, or `paper` for the share that
+    /// follows from the paper's text.
+    #[arg(long, value_delimiter = ',', default_value = "0,paper")]
+    compute: Vec<Compute>,
+    /// Iterations with computation.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    compute_iters: u32,
+    /// With computation, only sum after all of it, or only during the backward pass. Default: both.
+    #[arg(long)]
+    overlap: Option<bool>,
+    /// Seconds that all of it may take.
+    #[arg(long, default_value_t = 600.0)]
+    limit: f64,
+    /// MTU of all links; XDP on veth takes at most 3506.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(256..=3506))]
+    mtu: u32,
+    /// What sums in the aggregator. Default: xdp where this is root.
+    #[arg(long, value_enum)]
+    engine: Option<Engine>,
+    /// Let every packet cross the links by itself, as on a cable, instead of TCP's super-packets of
+    /// 64 KiB in one piece.
+    #[arg(long)]
+    no_offloads: bool,
+    /// Write the rows here as a JSON array.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write rows, plots and a report (Markdown and HTML) into this directory.
+    #[arg(long, value_name = "DIR", default_value = "target/bench/passing")]
+    report: PathBuf,
+}
+
+/// Hosts and processes on each, as a person types them: `4x2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    hosts: u16,
+    processes: u16,
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers =
+            text.split_once('x').and_then(|(s, n)| Some((s.parse().ok()?, n.parse().ok()?)));
+        match numbers {
+            Some((hosts @ 1..=32, processes @ 1..=32)) if hosts * processes <= 64 => {
+                Ok(Self { hosts, processes })
+            }
+            _ => Err(format!(
+                "{text:?} is no setting; expected hosts and processes on each such as 4x2, at most \
+                 64 processes"
+            )),
+        }
+    }
+}
+
+/// A share above 0, at most 1.
+fn fraction(text: &str) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| format!("{text:?} is no share; expected a number above 0, at most 1"))
+}
+
+/// A system that did not come to an end.
+pub(crate) struct Failure {
+    pub(crate) system: System,
+    pub(crate) size: Size,
+    pub(crate) network: Network,
+    pub(crate) reason: String,
+}
+
+pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
+    compare::warn_if_busy()?;
+    let facts = Facts::gather();
+    let stolen = machine::steal_s();
+    let bench = Bench::new(args, privilege)?;
+    let workloads = bench.workloads()?;
+    let mut output = Output::new(args, &bench, facts);
+    for (workload, seconds) in &workloads {
+        output.begin(workload, *seconds);
+        for setting in &bench.settings {
+            for &system in &bench.systems {
+                let size = bench.size(setting);
+                bench.announce(workload, system, size);
+                match bench.measure(workload, system, setting) {
+                    Ok(rows) => output.rows(rows),
+                    Err(error) => {
+                        let (network, reason) = (workload.network, format!("{error:#}"));
+                        output.failure(Failure { system, size, network, reason });
+                    }
+                }
+            }
+        }
+    }
+    output.finish(machine::steal_s() - stolen)
+}
+
+/// What to measure, settled.
+struct Bench<'a> {
+    args: &'a Args,
+    plan: Plan,
+    systems: Vec<System>,
+    settings: Vec<Setting>,
+    phases: Vec<Phase>,
+    /// Bytes a second over a link.
+    link: f64,
+    started: Instant,
+}
+
+impl<'a> Bench<'a> {
+    fn new(args: &'a Args, privilege: Privilege) -> Result<Self> {
+        let Some(bits) = args.rate.bits else {
+            bail!("--rate none: this bench compares links that are the limit; give them a rate");
+        };
+        let (link, in_host) = (bits as f64 / 8.0, copy_rate());
+        let settings = args.setting.iter().map(|place| {
+            let Place { hosts, processes } = *place;
+            Setting { hosts, processes, servers: args.servers, link, in_host }
+        });
+        let engine = args.engine.unwrap_or(match privilege {
+            Privilege::Root => Engine::Xdp,
+            Privilege::UserNamespace => Engine::Userspace,
+        });
+        let plan = Plan {
+            workers: 0,
+            rate: args.rate,
+            mtu: args.mtu,
+            loss: Loss { ppm: 0 },
+            mode: ResultMode::Ports,
+            engine,
+            privilege,
+            offloads: !args.no_offloads,
+        };
+        let systems = args.system.clone().unwrap_or_else(|| System::ALL.to_vec());
+        let (settings, phases) = (settings.collect(), phases(args));
+        Ok(Self { args, plan, systems, settings, phases, link, started: Instant::now() })
+    }
+
+    fn run(&self) -> Run<'_> {
+        Run { systems: &self.systems, settings: &self.settings, phases: &self.phases }
+    }
+
+    /// The networks, scaled, with the seconds that each is expected to take.
+    fn workloads(&self) -> Result<Vec<(Workload, f64)>> {
+        let (args, run) = (self.args, self.run());
+        let limit = args.limit / args.workload.len().max(1) as f64;
+        let memory = machine::available_memory() as f64 / 2.0;
+        let mut workloads = Vec::new();
+        for &network in &args.workload {
+            let fraction = args.fraction.or_else(|| run.fraction(network, limit, memory));
+            let Some(fraction) = fraction else {
+                bail!(
+                    "--limit {}: starting all networks and processes alone takes {:.0} s; allow \
+                     more, or choose fewer systems, settings or workloads",
+                    args.limit,
+                    run.seconds(network, 0.0) * args.workload.len() as f64
+                );
+            };
+            let workload = Workload::new(network, fraction);
+            let bytes = workload.bytes() as f64;
+            let needed = run.memory_bytes(bytes);
+            if needed > memory {
+                bail!(
+                    "--fraction {fraction}: {network} would need about {:.1} GiB of memory, and \
+                     {:.1} GiB shall be used at most; choose a smaller one",
+                    needed / f64::from(1 << 30),
+                    memory / f64::from(1 << 30)
+                );
+            }
+            let seconds = run.seconds(network, bytes);
+            workloads.push((workload, seconds));
+        }
+        let all: f64 = workloads.iter().map(|(_, seconds)| seconds).sum();
+        if all > args.limit * 1.02 {
+            bail!(
+                "this would take about {all:.0} s by the models, more than --limit {}; choose a \
+                 smaller --fraction, a higher --rate, fewer iterations, or a higher --limit",
+                args.limit
+            );
+        }
+        Ok(workloads)
+    }
+
+    const fn size(&self, setting: &Setting) -> Size {
+        let Setting { hosts, processes, servers, .. } = *setting;
+        Size { hosts, processes, servers }
+    }
+
+    /// Says on a terminal what is going on.
+    fn announce(&self, workload: &Workload, system: System, size: Size) {
+        if stderr().is_terminal() {
+            let Size { hosts, processes, .. } = size;
+            let network = workload.network;
+            let elapsed = self.started.elapsed().as_secs();
+            eprintln!("[{elapsed} s] {network}, {hosts}x{processes}, {system} …");
+        }
+    }
+
+    /// One system in one setting, in a network of its own.
+    fn measure(&self, workload: &Workload, system: System, setting: &Setting) -> Result<Vec<Row>> {
+        let size = self.size(setting);
+        let servers = if system.uses_servers() { size.servers } else { 0 };
+        let cluster = Cluster::build(self.plan, Size { servers, ..size })?;
+        let services = cluster.serve(system)?;
+        let scratch = Scratch::new()?;
+        let (network, bytes) = (workload.network, workload.bytes() as f64);
+        let phases: Vec<_> =
+            self.phases.iter().map(|phase| phase.argument(network, bytes, self.link)).collect();
+        let arguments = |rank: u16| {
+            let file = scratch.file(format!("{rank}.json")).to_string_lossy().into_owned();
+            let fraction = format!("{:e}", workload.fraction);
+            let pairs = [
+                ("--strategy", system.name().to_owned()),
+                ("--workload", network.name().to_owned()),
+                ("--fraction", fraction),
+                ("--phase", phases.join(",")),
+                ("--json", file),
+            ];
+            let pairs = pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+            ["--marks".to_owned()].into_iter().chain(pairs).collect()
+        };
+        let expected = self.run().cell_seconds(network, bytes, system, setting);
+        let seconds = |seconds: f64| Duration::from_secs_f64(seconds);
+        let patience = (seconds(30.0 + expected), seconds(90.0 + 4.0 * expected));
+        let meter = cluster.lab().meter()?;
+        let marks = cluster.run(&format!("bench-{system}"), patience, arguments)?;
+        let links = meter.map(LinkMeter::finish).transpose()?;
+        for broken in links.iter().flatten().filter(|link| !link.kept) {
+            eprintln!("{broken}");
+        }
+        let reports = (0..size.world())
+            .map(|rank| {
+                let file = scratch.file(format!("{rank}.json"));
+                let json =
+                    fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+                serde_json::from_slice::<Report>(&json)
+                    .with_context(|| format!("the report of rank {rank} is not as expected"))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        services.stop()?;
+        let ran = Ran {
+            system,
+            workload,
+            size,
+            rate: self.plan.rate,
+            mtu: self.plan.mtu,
+            in_host: setting.in_host,
+        };
+        Ok(ran.rows(&reports, &marks, links.as_deref()))
+    }
+}
+
+/// Iterations without computation, then with each computation, summing after it and during it.
+fn phases(args: &Args) -> Vec<Phase> {
+    let mut phases = Vec::new();
+    for &compute in &args.compute {
+        if compute == Compute::Seconds(0.0) {
+            phases.push(Phase { iters: args.iters, compute, overlap: false });
+            continue;
+        }
+        for overlap in [false, true] {
+            if args.overlap.is_none_or(|wanted| wanted == overlap) {
+                phases.push(Phase { iters: args.compute_iters, compute, overlap });
+            }
+        }
+    }
+    phases
+}
+
+/// Bytes a second that one process copies from memory to memory: what a bus between the processes
+/// of a host is for equation (1).
+fn copy_rate() -> f64 {
+    const BYTES: usize = 32 << 20;
+    let (from, mut to) = (vec![1_u8; BYTES], vec![0_u8; BYTES]);
+    let mut best = f64::INFINITY;
+    for _ in 0..3 {
+        let start = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&to);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    BYTES as f64 / best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_hosts_and_processes() {
+        assert_eq!("4x2".parse(), Ok(Place { hosts: 4, processes: 2 }));
+        for text in ["4", "x4", "0x4", "4x0", "16x8", "4x2x1"] {
+            assert!(text.parse::<Place>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn copying_takes_a_time() {
+        assert!((1e7..1e13).contains(&copy_rate()));
+    }
+}

@@ -1,0 +1,216 @@
+//! Hosts with several processes each, parameter servers, and the aggregator between them.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use xdp_agg_testbed::{Direction, Process, Sink, program};
+use xdp_agg_workloads::model::System;
+
+use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT};
+
+/// Port of the parameter servers.
+const SERVER_PORT: u16 = 29_600;
+
+/// Sizes of a network: the paper's `s`, `n` and `p`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Hosts with workers.
+    pub(crate) hosts: u16,
+    /// Worker processes on each.
+    pub(crate) processes: u16,
+    /// Hosts with a parameter server.
+    pub(crate) servers: u16,
+}
+
+impl Size {
+    /// All worker processes.
+    pub(crate) const fn world(self) -> u16 {
+        self.hosts * self.processes
+    }
+}
+
+/// A network with hosts, servers behind links of the same kind, and the aggregator as the switch.
+/// Hosts are the first links, servers the rest.
+pub(crate) struct Cluster {
+    lab: Lab,
+    size: Size,
+}
+
+/// What the shapers of all links have sent, in bytes, up and down.
+pub(crate) type Carried = Vec<[u64; 2]>;
+
+/// A mark of the workers, and what the links had carried by then.
+pub(crate) struct Mark {
+    /// A phase begins; otherwise it ends.
+    pub(crate) begins: bool,
+    pub(crate) carried: Carried,
+}
+
+/// What a run needs apart from the workers. All of it ends with this value.
+pub(crate) struct Services<'a> {
+    daemon: Option<Daemon<'a>>,
+    servers: Vec<Process>,
+}
+
+impl Cluster {
+    /// Builds the network. `plan` is for one of its links; its number of workers is replaced.
+    pub(crate) fn build(plan: Plan, size: Size) -> Result<Self> {
+        let lab = Lab::build(Plan { workers: size.hosts + size.servers, ..plan })?;
+        Ok(Self { lab, size })
+    }
+
+    pub(crate) const fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    /// Starts what this system sums with, and waits until it is ready.
+    pub(crate) fn serve(&self, system: System) -> Result<Services<'_>> {
+        let mut services = Services { daemon: None, servers: Vec::new() };
+        if system.uses_aggregator() {
+            let mut interfaces = self.lab.topology().aggregator_interfaces();
+            // What goes to and from servers is nothing for the aggregator.
+            interfaces.truncate(self.size.hosts.into());
+            services.daemon = Some(self.lab.start_daemon_on(&interfaces, &[])?);
+        }
+        if system.uses_servers() {
+            for server in 0..self.size.servers {
+                services.servers.push(self.start_server(server)?);
+            }
+        }
+        Ok(services)
+    }
+
+    fn start_server(&self, server: u16) -> Result<Process> {
+        let host = self.lab.topology().worker(usize::from(self.size.hosts + server));
+        let mut command = host.command(program("xdp-agg-ps")?);
+        command.args(["--listen", &self.server_address(server)]).env("NO_COLOR", "1");
+        let process = Process::spawn(format!("server {server}"), command)?;
+        let limit = Duration::from_secs(30);
+        process.wait_line("that it is ready", limit, |line| line.starts_with("ready"))?;
+        Ok(process)
+    }
+
+    fn server_address(&self, server: u16) -> String {
+        let host = usize::from(self.size.hosts + server);
+        format!("{}:{SERVER_PORT}", self.lab.topology().worker_addr(host))
+    }
+
+    /// The environment of one process, in the words of launchers. Ranks go through the hosts one
+    /// after the other, so in a ring only one connection of a host leaves it.
+    fn environment(&self, rank: u16, job: &str) -> Vec<(&'static str, String)> {
+        let Size { processes, servers, .. } = self.size;
+        let addresses: Vec<_> = (0..servers).map(|server| self.server_address(server)).collect();
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", self.size.world().to_string()),
+            ("LOCAL_RANK", (rank % processes).to_string()),
+            ("LOCAL_WORLD_SIZE", processes.to_string()),
+            ("GROUP_RANK", (rank / processes).to_string()),
+            ("MASTER_ADDR", self.lab.topology().worker_addr(0).to_string()),
+            ("MASTER_PORT", RENDEZVOUS_PORT.to_string()),
+            ("XDP_AGG_ADDR", self.lab.control_address()),
+            ("XDP_AGG_JOB", job.to_owned()),
+            ("XDP_AGG_PS_ADDRS", addresses.join(",")),
+            ("NO_COLOR", "1".to_owned()),
+        ]
+    }
+
+    /// Runs a program as every process until all have ended, and reads the links' counters at
+    /// each mark of rank 0. `arguments` are those of a rank.
+    ///
+    /// # Errors
+    /// The first failure of a process, which ends the others; or the limit.
+    pub(crate) fn run(
+        &self,
+        job: &str,
+        (deadline, limit): (Duration, Duration),
+        arguments: impl Fn(u16) -> Vec<String>,
+    ) -> Result<Vec<Mark>> {
+        let path = program("xdp-agg-bench")?;
+        let (told, marks) = channel();
+        let mut running = Vec::new();
+        for rank in 0..self.size.world() {
+            let host = self.lab.topology().worker((rank / self.size.processes).into());
+            let mut command: Command = host.command(Path::new(&path));
+            command.args(arguments(rank)).envs(self.environment(rank, job));
+            command.env("XDP_AGG_DEADLINE", deadline.as_secs().to_string());
+            let told = told.clone();
+            let hook = move |line: &str| {
+                if let Some(mark) = line.strip_prefix("# mark ") {
+                    // Nobody listens any more where another process has failed.
+                    let _ = told.send(mark.starts_with("begin"));
+                }
+            };
+            let stdout = if rank == 0 { Sink::Lines(Box::new(hook)) } else { Sink::Capture };
+            let name = format!("process {rank}");
+            running.push(Process::spawn_with(name, command, stdout, Sink::Capture)?);
+        }
+        drop(told);
+        self.collect(running, &marks, limit)
+    }
+
+    fn collect(
+        &self,
+        mut running: Vec<Process>,
+        told: &Receiver<bool>,
+        limit: Duration,
+    ) -> Result<Vec<Mark>> {
+        let start = Instant::now();
+        let mut marks = Vec::new();
+        while !running.is_empty() {
+            match told.recv_timeout(Duration::from_millis(10)) {
+                Ok(begins) => marks.push(Mark { begins, carried: self.carried()? }),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            let mut still = Vec::new();
+            for mut process in running {
+                match process.try_wait()? {
+                    Some(_) => drop(process.wait(Duration::ZERO)?.success()?),
+                    None => still.push(process),
+                }
+            }
+            running = still;
+            if let Some(last) = running.last().filter(|_| start.elapsed() > limit) {
+                bail!(
+                    "{} processes have not ended in {limit:?}{}",
+                    running.len(),
+                    last.last_words()
+                );
+            }
+        }
+        Ok(marks)
+    }
+
+    /// What has left the shapers, or the interfaces where no rate is kept.
+    fn carried(&self) -> Result<Carried> {
+        let topology = self.lab.topology();
+        (0..topology.link_count())
+            .map(|link| {
+                let interface = topology.host_counters(link)?;
+                let mut carried = [interface.tx_bytes, interface.rx_bytes];
+                for (bytes, direction) in carried.iter_mut().zip(Direction::BOTH) {
+                    if let Some(queue) = topology.queue_counters(link, direction)? {
+                        *bytes = queue.bytes;
+                    }
+                }
+                Ok(carried)
+            })
+            .collect()
+    }
+}
+
+impl Services<'_> {
+    /// Ends all of it in good order.
+    pub(crate) fn stop(self) -> Result<()> {
+        for server in self.servers {
+            server.terminate().context("ending a parameter server")?;
+        }
+        self.daemon.map_or(Ok(()), Daemon::stop)
+    }
+}

@@ -1,0 +1,40 @@
+//! What a packet costs there and back through the test network, in processor time of the whole
+//! machine, the workers' own sending and receiving included. Needs root.
+//!
+//! `cargo run --release -p xdp-agg-testbed --example wire_cost`
+
+use std::time::Duration;
+
+use xdp_agg_testbed::traffic::echo_trains;
+use xdp_agg_testbed::{CpuMeter, Probe, Topology};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const WORKERS: usize = 4;
+    for rate in [None, Some(500_000_000)] {
+        let net = Topology::builder().workers(WORKERS).rate(rate).build()?;
+        for interface in net.aggregator_interfaces() {
+            net.attach_probe(&interface, Probe::Reflect)?;
+        }
+        let cpu = CpuMeter::start()?;
+        let packets: u64 = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..WORKERS)
+                .map(|i| {
+                    let net = &net;
+                    scope.spawn(move || echo_trains(net, i, Duration::from_secs(2)).unwrap_or(0))
+                })
+                .collect();
+            workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum()
+        });
+        let used = cpu.elapsed()?;
+        let per_packet = |time: Duration| time.as_secs_f64() * 1e9 / packets as f64;
+        println!(
+            "rate {rate:?}: {:.0} packets a second and link there and back, {:.0} ns each \
+             ({:.0} in soft interrupts), {:.2} processors busy",
+            packets as f64 / used.wall.as_secs_f64() / WORKERS as f64,
+            per_packet(used.busy),
+            per_packet(used.softirq),
+            used.busy.as_secs_f64() / used.wall.as_secs_f64()
+        );
+    }
+    Ok(())
+}
