@@ -1,8 +1,9 @@
 //! `cargo xtask tidy`: rules of style that no compiler checks.
 //!
 //! Errors: lines over 100 columns (rows of tables in comments may be longer), tabs and blanks at a
-//! line's end, leftovers (to-do notes); what ships built from what does not, and a table of the
-//! crates that is not true ([`graph`]).
+//! line's end, leftovers (to-do notes); lines of Markdown over 100 columns that are neither in a
+//! table nor in a block of code; what ships built from what does not, and a table of the crates
+//! that is not true ([`graph`]).
 //! Warnings: files over 500 lines, functions over 70 lines; a reader may have a reason to keep one.
 
 mod graph;
@@ -19,9 +20,13 @@ const FUNCTION_LINES: usize = 70;
 
 pub(crate) fn main() -> Result<()> {
     let mut findings = Findings::default();
-    for path in sources()? {
+    for path in files(&[".rs", ".md"])? {
         let text = fs::read_to_string(root().join(&path)).with_context(|| path.clone())?;
-        check(&path, &text, &mut findings);
+        if path.ends_with(".md") {
+            findings.errors.extend(wide_prose(&path, &text));
+        } else {
+            check(&path, &text, &mut findings);
+        }
     }
     findings.errors.extend(graph::findings()?);
     for warning in &findings.warnings {
@@ -36,8 +41,8 @@ pub(crate) fn main() -> Result<()> {
     Ok(())
 }
 
-/// Rust sources of the repository, as paths from its root.
-fn sources() -> Result<Vec<String>> {
+/// Files of the repository whose names end so, as paths from its root.
+fn files(endings: &[&str]) -> Result<Vec<String>> {
     let mut directories = vec![root().to_owned()];
     let mut sources = Vec::new();
     while let Some(directory) = directories.pop() {
@@ -49,7 +54,7 @@ fn sources() -> Result<Vec<String>> {
                 if name != "target" && !name.starts_with('.') {
                     directories.push(entry.path());
                 }
-            } else if name.ends_with(".rs") {
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
                 let path = entry.path();
                 let path = path.strip_prefix(root()).unwrap_or(&path);
                 sources.push(path.to_string_lossy().into_owned());
@@ -94,6 +99,20 @@ fn check(path: &str, text: &str, findings: &mut Findings) {
     for (line, name, length) in long_functions(text) {
         findings.warnings.push(format!("{path}:{line}: `{name}` has {length} lines"));
     }
+}
+
+/// Lines of prose over the limit.
+fn wide_prose(path: &str, text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let mut errors = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let (start, columns) = (line.trim_start(), line.chars().count());
+        is_code ^= start.starts_with("```");
+        if columns > WIDTH && !is_code && !start.starts_with('|') {
+            errors.push(format!("{path}:{}: {columns} columns; {WIDTH} are the limit", i + 1));
+        }
+    }
+    errors
 }
 
 /// Functions over the limit: line, name, length. Relies on rustfmt's layout: a function ends at the
@@ -152,6 +171,15 @@ mod tests {
         let mut findings = Findings::default();
         check("b.rs", &fine, &mut findings);
         assert!(findings.errors.is_empty(), "{findings:?}");
+    }
+
+    #[test]
+    fn prose_is_as_wide_as_code() {
+        let wide = "x".repeat(WIDTH + 1);
+        let fine = format!("{}\n| {wide} |\n```sh\n{wide}\n```\n", &wide[1..]);
+        assert!(wide_prose("a.md", &fine).is_empty());
+        let found = wide_prose("a.md", &format!("{fine}{wide}\n"));
+        assert_eq!(found, ["a.md:6: 101 columns; 100 are the limit"]);
     }
 
     #[test]
