@@ -9,7 +9,8 @@ use xdp_agg_common::maps::{MAX_JOBS, ResultMode};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use super::job::{Job, Phase, Wish};
+use super::job::{Job, Wish};
+use super::phase::Phase;
 use super::slots::SlotRanges;
 use super::{Limits, Peer};
 
@@ -132,8 +133,8 @@ pub(super) fn fit(
             ),
         ));
     }
-    let may_wait = job.shrinks() || matches!(job.phase, Phase::Returning(_));
-    if !may_wait && !matches!(job.phase, Phase::Forming(_)) {
+    let may_wait = job.shrinks() || matches!(job.phase(), Phase::Returning(_));
+    if !may_wait && !matches!(job.phase(), Phase::Forming(_)) {
         return Err((
             ErrorCode::Busy,
             format!(

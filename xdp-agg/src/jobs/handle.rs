@@ -12,7 +12,8 @@ use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
 use super::branch::{Done, Served};
 use super::checks::Refusal;
-use super::job::{Job, Phase, Wish, since};
+use super::job::{Job, Wish, since};
+use super::phase::Phase;
 use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
 use crate::engine::Started;
 
@@ -237,7 +238,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        job.phase = Phase::Probing(end);
+        job.enter(Phase::Probing(end));
         for member in job.life.members.values_mut() {
             // The plan is made, and told to all.
             member.progress = None;
@@ -257,7 +258,7 @@ impl Jobs {
         let Some(Started { mode, .. }) = job.life.trunk.started else {
             return;
         };
-        job.phase = Phase::Running;
+        job.enter(Phase::Running);
         job.life.mode = Some(mode);
         job.life.ran = true;
         job.life.left.clear();
@@ -278,7 +279,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        match job.phase {
+        match job.phase() {
             Phase::Probing(_) => {
                 if let Some(member) = job.life.members.get_mut(&rank) {
                     member.ready = true;

@@ -13,33 +13,8 @@ use xdp_agg_common::reform::SPAN_MAX;
 
 use super::ConnId;
 use super::numbers::is_later;
+use super::phase::{Current, Phase};
 use super::tree::Trunk;
-
-/// Where a job stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Ranks are missing. The time is the end of the wait, from the first member's join.
-    Forming(Option<Instant>),
-    /// Members of an epoch of another daemon come back, until then.
-    Returning(Instant),
-    /// Branches of the tree are being connected, until then.
-    Branching(Instant),
-    /// The engines are registering the members: those of branches, until then.
-    Preparing(Instant),
-    /// Members try their paths, until then.
-    Probing(Instant),
-    /// The engines are opening the data path: those of branches, until then.
-    Starting(Instant),
-    /// Contributions are summed.
-    Running,
-    /// As running; members are asked which call they would start next, since then.
-    Pausing(Instant),
-    /// As running, up to the call with this number. The time is when the first member had come
-    /// there: it has all sums, so all have contributed, and have no more to do than to say so.
-    RunningTo(u64, Option<Instant>),
-    /// The epoch is over; members are asked what they have, since then.
-    Collecting(Instant),
-}
 
 /// A worker that has joined.
 #[derive(Clone, Debug)]
@@ -202,13 +177,23 @@ pub(super) struct Job {
     pub(super) wanted: Option<ResultMode>,
     /// Asked for at its creation.
     pub(super) policy: Option<Policy>,
-    pub(super) phase: Phase,
+    pub(super) phase: Current,
     pub(super) life: Life,
     /// The engine's counters of this index when the job was created.
     pub(super) base: JobCounters,
 }
 
 impl Job {
+    /// Where it stands.
+    pub(super) const fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    /// Moves it on, along the table of [`phase`](super::phase).
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.phase.enter(phase);
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.life.members.len() == usize::from(self.world_size)
     }
@@ -226,15 +211,15 @@ impl Job {
 
     /// Contributions are summed.
     pub(super) const fn is_summing(&self) -> bool {
-        matches!(self.phase, Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..))
+        matches!(self.phase(), Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..))
     }
 
     pub(super) const fn is_preparing(&self) -> bool {
-        matches!(self.phase, Phase::Preparing(_))
+        matches!(self.phase(), Phase::Preparing(_))
     }
 
     pub(super) const fn is_starting(&self) -> bool {
-        matches!(self.phase, Phase::Starting(_))
+        matches!(self.phase(), Phase::Starting(_))
     }
 
     pub(super) fn is_member(&self, rank: u16, conn: ConnId) -> bool {
@@ -263,7 +248,7 @@ impl Job {
     /// ready, or did not tell what they have or which call they would start next.
     pub(super) fn awaited(&self) -> Vec<u16> {
         let life = &self.life;
-        let awaited = |rank: &u16| match (self.phase, life.members.get(rank)) {
+        let awaited = |rank: &u16| match (self.phase(), life.members.get(rank)) {
             (Phase::Forming(_), None) => true,
             (Phase::Returning(_), None) => {
                 // Whoever comes anew in its place shows that it is not going to come back.

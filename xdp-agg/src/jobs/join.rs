@@ -7,7 +7,8 @@ use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME};
 use xdp_agg_common::maps::JobCounters;
 
 use super::checks::{self, Refusal};
-use super::job::{Job, Life, Member, Phase, Wish};
+use super::job::{Job, Life, Member, Wish};
+use super::phase::{Current, Phase};
 use super::{ConnId, Effect, Jobs, Purpose, Session};
 
 impl Jobs {
@@ -65,10 +66,10 @@ impl Jobs {
         job.life.chosen = job.life.chosen.take().or_else(|| Some(join.chosen.as_ref()?.clipped()));
         job.plant(&join.tree);
         let member = Member::new(conn, data, local, join);
-        if let Phase::Forming(end) = job.phase {
+        if let Phase::Forming(end) = job.phase() {
             job.life.members.insert(join.rank, member);
             let end = end.unwrap_or(self.clock + self.limits.join_timeout);
-            job.phase = Phase::Forming(Some(end));
+            job.enter(Phase::Forming(Some(end)));
             info!(job = join.job, rank = join.rank, %data, "joined");
         } else {
             job.life.waiting.insert(join.rank, member);
@@ -104,7 +105,7 @@ impl Jobs {
             slots,
             wanted: mode,
             policy: policy.filter(|_| reserved),
-            phase: Phase::Forming(None),
+            phase: Current::first(Phase::Forming(None)),
             life: Life { policy, ..Life::default() },
             base: JobCounters::default(),
         };

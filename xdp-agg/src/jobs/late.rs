@@ -6,7 +6,8 @@
 use std::net::SocketAddrV4;
 
 use super::Jobs;
-use super::job::{Job, Phase};
+use super::job::Job;
+use super::phase::Phase;
 
 /// What a branch does until its job runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,7 @@ impl Job {
         let trunk = &self.life.trunk;
         trunk.tree.branches.iter().find_map(|branch| {
             let link = trunk.links.get(&branch.daemon)?;
-            let late = match self.phase {
+            let late = match self.phase() {
                 Phase::Branching(_) if !link.up => Some(Step::Connect),
                 Phase::Branching(_) => link.serving.is_none().then_some(Step::Serve),
                 Phase::Preparing(_) => (!link.prepared).then_some(Step::Prepare),
@@ -73,7 +74,7 @@ impl Jobs {
             return false;
         };
         // A worker that is late has not opened the way, whatever its branch did.
-        let by_workers = matches!(job.phase, Phase::Probing(_)) && !job.awaited().is_empty();
+        let by_workers = matches!(job.phase(), Phase::Probing(_)) && !job.awaited().is_empty();
         let Some((daemon, step)) = job.late_branch().filter(|_| !by_workers) else {
             return false;
         };

@@ -6,7 +6,8 @@ use std::time::Instant;
 use tracing::{info, warn};
 use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Reply};
 
-use super::job::{Job, Life, Member, Phase};
+use super::job::{Job, Life, Member};
+use super::phase::Phase;
 use super::tree::Trunk;
 use super::{ConnId, Effect, Formation, Jobs};
 
@@ -20,7 +21,7 @@ impl Jobs {
         if members.is_empty() {
             return;
         }
-        match job.phase {
+        match job.phase() {
             Phase::Forming(_) if job.is_full() => self.form(job_id),
             Phase::Returning(_) if job.awaited().is_empty() => self.replan(job_id),
             Phase::Branching(_) => self.form(job_id),
@@ -28,7 +29,7 @@ impl Jobs {
             Phase::Probing(_)
                 if members.values().all(|member| member.ready) && job.life.trunk.is_linked() =>
             {
-                job.phase = Phase::Starting(self.clock + self.limits.probe_timeout);
+                job.enter(Phase::Starting(self.clock + self.limits.probe_timeout));
                 let (epoch, mode) = (job.life.epoch, job.wanted);
                 self.effects.push_back(Effect::Start(Formation { job_id, epoch }, mode));
                 self.tell_branches(job_id, &BranchRequest::Start { epoch, mode });
@@ -40,7 +41,7 @@ impl Jobs {
             Phase::Pausing(_) => {
                 let paused: Option<Vec<_>> = members.values().map(|member| member.paused).collect();
                 if let Some(sequence) = paused.and_then(|paused| paused.into_iter().max()) {
-                    job.phase = Phase::RunningTo(sequence, None);
+                    job.enter(Phase::RunningTo(sequence, None));
                     self.tell_members(job_id, &Reply::RunTo { sequence });
                 }
             }
@@ -63,7 +64,7 @@ impl Jobs {
         if job.life.waiting.keys().any(taken) {
             return self.turn_away(job_id, "the member that had this rank has come back");
         }
-        job.phase = Phase::Pausing(self.clock);
+        job.enter(Phase::Pausing(self.clock));
         let joining: Vec<_> = job.life.waiting.keys().copied().collect();
         info!(job = job.name, ?joining, "pausing for ranks that want to join");
         self.tell_members(job_id, &Reply::Pause { joining });
@@ -97,7 +98,7 @@ impl Jobs {
             return;
         };
         info!(job = job.name, rank, "left");
-        let (phase, shrinks) = (job.phase, job.shrinks());
+        let (phase, shrinks) = (job.phase(), job.shrinks());
         self.detach(job_id, rank);
         match phase {
             Phase::Forming(_) => self.end_if_empty(job_id),
@@ -132,7 +133,7 @@ impl Jobs {
             return;
         };
         info!(job = job.name, rank, "connection lost");
-        match job.phase {
+        match job.phase() {
             // It may come (back) as long as the job waits for others anyway.
             Phase::Forming(_) | Phase::Returning(_) => {
                 self.detach(job_id, rank);
@@ -170,7 +171,7 @@ impl Jobs {
         if job.life.members.is_empty() {
             return self.end(job_id);
         }
-        match job.phase {
+        match job.phase() {
             Phase::Running
             | Phase::Pausing(_)
             | Phase::RunningTo(..)
@@ -255,7 +256,7 @@ impl Jobs {
         };
         let policy = job.life.policy;
         let Life { members, waiting, trunk, chosen, .. } = mem::take(&mut job.life);
-        job.phase = Phase::Forming(None);
+        job.enter(Phase::Forming(None));
         for member in members.into_values() {
             self.discharge(member.conn);
         }
@@ -264,7 +265,7 @@ impl Jobs {
         };
         if !waiting.is_empty() {
             info!(job = job.name, "forms again, of the ranks that waited");
-            job.phase = Phase::Forming(Some(self.clock + self.limits.join_timeout));
+            job.enter(Phase::Forming(Some(self.clock + self.limits.join_timeout)));
             let trunk = Trunk { asked: trunk.asked, ..Trunk::default() };
             job.life = Life { members: waiting, policy, chosen, trunk, ..Life::default() };
             self.advance(job_id);
@@ -284,7 +285,7 @@ impl Jobs {
     /// When a wait of this job ends.
     pub(super) fn deadline(&self, job: &Job) -> Option<Instant> {
         let straggler = self.limits.straggler_timeout;
-        let wait = match job.phase {
+        let wait = match job.phase() {
             Phase::Forming(end) => end,
             Phase::Returning(end) | Phase::Branching(end) | Phase::Probing(end) => Some(end),
             // This daemon's engine answers at once.
@@ -315,7 +316,7 @@ impl Jobs {
         let ranks = job.awaited();
         let limit = self.limits.straggler_timeout;
         let is_late = |since| limit.is_some_and(|limit| since + limit <= now);
-        match job.phase {
+        match job.phase() {
             Phase::Forming(Some(end)) if end <= now => {
                 self.abort(job_id, &AbortReason::Timeout { ranks, step: "join".into() });
             }

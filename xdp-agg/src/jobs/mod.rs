@@ -4,10 +4,10 @@
 //! [`Jobs::handle_timeout`]); effects come out ([`Jobs::next_effect`], to be taken until it is
 //! empty after each event); [`Jobs::poll_timeout`] says when time alone will matter.
 //!
-//! A job forms (ranks join), probes (members try their paths), runs, and ends: finished, when all
-//! members have left, or aborted, which each remaining member is told once. A job made by `Create`
-//! then forms again; one made by its first `Join` vanishes. A rank that leaves or dies while the
-//! job forms only frees its place.
+//! The table of a job's phases is in `phase`. A job forms (ranks join), probes (members try their
+//! paths), runs, and ends: finished, when all members have left, or aborted, which each remaining
+//! member is told once. A job made by `Create` then forms again; one made by its first `Join`
+//! vanishes. A rank that leaves or dies while the job forms only frees its place.
 //!
 //! A job that has run may get further epochs (`membership`): without a member that was lost, where
 //! its policy is to shrink; with the members of another daemon's job that come back (`resume`);
@@ -36,6 +36,7 @@ mod join;
 mod late;
 mod membership;
 mod numbers;
+mod phase;
 mod question;
 mod reform;
 mod resume;

@@ -5,8 +5,8 @@ use tracing::info;
 use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Plan, Progress, Reply};
 use xdp_agg_common::reform::PlanError;
 
-use super::job::Phase;
 use super::numbers::latest;
+use super::phase::Phase;
 use super::setup::group_of;
 use super::{ConnId, Effect, Formation, Jobs, Prepare};
 
@@ -37,7 +37,7 @@ impl Jobs {
         };
         info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
         // Who had come to the call of RunTo has said it already, once and for all of this epoch.
-        let all_said = matches!(job.phase, Phase::RunningTo(..));
+        let all_said = matches!(job.phase(), Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
         for (rank, member) in &mut job.life.members {
             let said = all_said || back == Some(*rank);
@@ -50,7 +50,7 @@ impl Jobs {
             }
         }
         job.life.reforms = job.life.reforms.saturating_add(1);
-        job.phase = Phase::Collecting(self.clock);
+        job.enter(Phase::Collecting(self.clock));
         self.advance(job_id);
     }
 
@@ -59,10 +59,10 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        match job.phase {
+        match job.phase() {
             Phase::RunningTo(..) | Phase::Collecting(_) => {
-                if let Phase::RunningTo(_, since) = &mut job.phase {
-                    since.get_or_insert(self.clock);
+                if let Phase::RunningTo(call, None) = job.phase() {
+                    job.enter(Phase::RunningTo(call, Some(self.clock)));
                 }
                 if let Some(member) = job.life.members.get_mut(&rank) {
                     member.progress = Some(progress);
@@ -80,7 +80,7 @@ impl Jobs {
     pub(super) fn paused(&mut self, job_id: u16, rank: u16, next_sequence: u64) {
         // In another phase: said before it heard of something that came between.
         if let Some(job) = self.jobs.get_mut(&job_id)
-            && matches!(job.phase, Phase::Pausing(_))
+            && matches!(job.phase(), Phase::Pausing(_))
             && let Some(member) = job.life.members.get_mut(&rank)
         {
             member.paused = Some(next_sequence);
@@ -100,7 +100,7 @@ impl Jobs {
         let plan = liar.map_or_else(|| Plan::new(&all), |rank| Err(PlanError::Impossible { rank }));
         match plan {
             Ok(plan) => {
-                let joined = matches!(job.phase, Phase::RunningTo(..));
+                let joined = matches!(job.phase(), Phase::RunningTo(..));
                 job.life.span = job.span_of(&plan);
                 job.life.plan = plan;
                 if joined {
@@ -161,9 +161,9 @@ impl Jobs {
         let end = self.clock + self.limits.probe_timeout;
         if !self.branches_are_there(job_id) {
             if let Some(job) = self.jobs.get_mut(&job_id)
-                && !matches!(job.phase, Phase::Branching(_))
+                && !matches!(job.phase(), Phase::Branching(_))
             {
-                job.phase = Phase::Branching(end);
+                job.enter(Phase::Branching(end));
             }
             return;
         }
@@ -198,7 +198,7 @@ impl Jobs {
         job.life.on_data_path = true;
         job.life.restored = None;
         job.life.looking = false;
-        job.phase = Phase::Preparing(end);
+        job.enter(Phase::Preparing(end));
         for member in job.life.members.values_mut() {
             member.ready = false;
             member.paused = None;

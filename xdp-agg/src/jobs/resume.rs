@@ -8,7 +8,8 @@ use xdp_agg_common::control::{AbortReason, ErrorCode, Join, Reply, Resume};
 use xdp_agg_common::reform::SPAN_MAX;
 
 use super::checks::{self, Refusal};
-use super::job::{Job, Life, Member, Phase, Wish};
+use super::job::{Job, Life, Member, Wish};
+use super::phase::Phase;
 use super::tree::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
@@ -37,7 +38,7 @@ impl Jobs {
         let rank = join.rank;
         let known = job.life.knows(resume);
         let is_member = job.life.members.contains_key(&rank);
-        match job.phase {
+        match job.phase() {
             Phase::Forming(_) => {
                 self.expect_return(job_id, join, resume);
                 return self.come_back(conn, job_id, rank, resume, back);
@@ -99,7 +100,7 @@ impl Jobs {
             trunk: Trunk { asked: join.tree.clone(), ..Trunk::default() },
             ..Life::default()
         };
-        job.phase = Phase::Returning(end);
+        job.enter(Phase::Returning(end));
         info!(
             job = job.name,
             epoch = resume.epoch,
@@ -195,7 +196,7 @@ impl Jobs {
         checks::same_job(join, job)?;
         checks::own_address(join.rank, data, job)?;
         let life = &job.life;
-        let may = match job.phase {
+        let may = match job.phase() {
             Phase::Forming(_) => true,
             Phase::Returning(_) => {
                 checks::same_return(join.rank, resume, job)?;
@@ -220,7 +221,7 @@ impl Jobs {
             self.take_place(conn, job_id, rank, back);
             return self.reform(job_id, Vec::new(), &again(rank), Some(rank));
         }
-        let (phase, said) = (job.phase, old.progress.is_some());
+        let (phase, said) = (job.phase(), old.progress.is_some());
         let joining = job.life.waiting.keys().copied().collect();
         let member = Member { conn: Some(conn), paused: None, ..old };
         self.take_place(conn, job_id, rank, member);

@@ -7,7 +7,8 @@ use xdp_agg_common::control::{Admitted, AggregatorLoss, JobInfo, MemberInfo};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::JobConf;
 
-use super::job::{Job, Phase, bits_of};
+use super::job::{Job, bits_of};
+use super::phase::Phase;
 use super::{ConnId, Limits};
 use crate::engine::JobSetup;
 
@@ -79,7 +80,7 @@ impl Job {
             contributed_ms: member.contributed.map(since),
         });
         let joined = life.members.iter().filter(|(_, member)| member.conn.is_some());
-        let phase = match self.phase {
+        let phase = match self.phase() {
             Phase::Forming(_) => "forming",
             Phase::Returning(_) => "resuming",
             Phase::Branching(_) => "connecting",

@@ -10,8 +10,9 @@ use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use super::job::{Job, Life, Member, Phase};
+use super::job::{Job, Life, Member};
 use super::numbers::latest;
+use super::phase::{Current, Phase};
 use super::tree::Trunk;
 use super::{Effect, Jobs};
 
@@ -175,7 +176,7 @@ impl JobSnapshot {
             slots: self.slots,
             wanted: self.wanted,
             policy: self.created_with,
-            phase: Phase::Running,
+            phase: Current::first(Phase::Running),
             life,
             base: self.base,
         }

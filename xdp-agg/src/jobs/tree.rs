@@ -16,8 +16,9 @@ use xdp_agg_common::control::{
 };
 
 use super::handle::agent_name;
-use super::job::{Job, Phase};
+use super::job::Job;
 use super::numbers::latest;
+use super::phase::Phase;
 use super::{Effect, Jobs, LinkEffect, LinkId};
 use crate::engine::Started;
 
@@ -295,13 +296,13 @@ impl Jobs {
                     );
                     return self.lose_branch(job_id, daemon, &why);
                 }
-                if let Phase::Preparing(end) = job.phase {
+                if let Phase::Preparing(end) = job.phase() {
                     self.form(job_id);
                     // However often others take the number first, it is one step.
                     if let Some(job) = self.jobs.get_mut(&job_id)
-                        && let Phase::Preparing(renewed) = &mut job.phase
+                        && matches!(job.phase(), Phase::Preparing(_))
                     {
-                        *renewed = end;
+                        job.enter(Phase::Preparing(end));
                     }
                     return;
                 }
@@ -435,7 +436,7 @@ impl Jobs {
         warn!(job = job.name, %daemon, "a branch is lost: {why}");
         let goes_on = job.life.ran && job.policy().aggregator_loss != AggregatorLoss::Fail;
         job.life.trunk.dead.insert(daemon);
-        let phase = job.phase;
+        let phase = job.phase();
         self.hang_up(link.id);
         if !goes_on {
             let reason = why.to_owned();

@@ -347,7 +347,7 @@ proptest! {
         }
         for job in world.jobs.jobs.values() {
             let idle = job.reserved && job.life.members.is_empty();
-            prop_assert!(idle || job.phase == job::Phase::Running, "{:?}", job);
+            prop_assert!(idle || job.phase() == phase::Phase::Running, "{:?}", job);
         }
     }
 }
