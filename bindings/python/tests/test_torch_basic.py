@@ -367,6 +367,36 @@ dist.destroy_process_group()
     torch_ranks.run(daemon, script)
 
 
+def test_a_span_of_the_profiler_ends_before_its_call(daemon: str) -> None:
+    """PyTorch frees the memory of spans when its profiler stops: a later end is a crash."""
+    script = """
+import time
+from torch.futures import Future
+begin()
+set_result = Future.set_result
+
+def late(future, value):
+    time.sleep(0.05)
+    set_result(future, value)
+
+Future.set_result = late
+for many in (1, 3):
+    with torch.autograd.profiler.profile() as profiler:
+        inputs = [torch.full((9, n + 1), rank + 0.5) for n in range(many)]
+        outputs = [[torch.empty_like(part) for part in inputs] for _ in range(world)]
+        work = dist.all_gather_coalesced(outputs, inputs, async_op=True)
+        sums = [dist.all_reduce(torch.ones(n + 1), async_op=True) for n in range(many)]
+        for one in [work, *sums]:
+            one.wait()
+    names = ("xdp-agg:all_gather", "xdp-agg:all_reduce")
+    spans = [one for one in profiler.function_events if one.name in names]
+    assert len(spans) == 2 * many, spans
+    assert all(one.time_range.elapsed_us() >= 50_000 for one in spans), spans
+dist.destroy_process_group()
+"""
+    torch_ranks.run(daemon, script)
+
+
 def test_functional_collectives_and_compile(daemon: str) -> None:
     script = """
 begin()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.futures import Future
 
 import xdp_agg
 
@@ -35,7 +36,9 @@ def _shown(call: Call, issue: Callable[[], Work]) -> Work:
         return issue()
     with torch.autograd.profiler.record_function(f"{SPANS}:{call.task}") as span:
         work = issue()
-        span._call_end_callbacks_on_future(work.get_future())
+        over: Future[None] = Future()
+        span._call_end_callbacks_on_future(over)
+        work.before_waits_end(lambda: over.set_result(None))
     return work
 
 

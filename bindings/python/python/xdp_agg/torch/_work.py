@@ -62,6 +62,8 @@ class Work(c10d.Work):
         self._raw: Future[Any] | None = None
         self._future: Future[Any] | None = None
         self._listeners: list[Callable[[], None]] = []
+        #: None: they are being called.
+        self._before: list[Callable[[], None]] | None = []
         #: Is told of an error.
         self.owner: Callable[[BaseException], None] | None = None
         #: What the streams of accelerators wait for once the call has ended.
@@ -102,6 +104,10 @@ class Work(c10d.Work):
         if error is not None and self.owner is not None:
             self.owner(error)
         with self._guard:
+            before, self._before = self._before or [], None
+        for listener in before:
+            listener()
+        with self._guard:
             self._error, self._over = error, True
             raw, self._raw = self._raw, None
             listeners, self._listeners = self._listeners, []
@@ -116,6 +122,18 @@ class Work(c10d.Work):
         with self._guard:
             if not self._over:
                 self._listeners.append(listener)
+                return
+        listener()
+
+    def before_waits_end(self, listener: Callable[[], None]) -> None:
+        """Calls when the call has ended, before anybody can know: at once if it has ended.
+
+        So ends what must not outlive a wait, such as a span of PyTorch's profiler: its memory is
+        freed by the thread that stops the profiler.
+        """
+        with self._guard:
+            if self._before is not None:
+                self._before.append(listener)
                 return
         listener()
 
@@ -186,6 +204,8 @@ class _Ended(Work):
 
     def when_over(self, listener: Callable[[], None]) -> None:
         listener()
+
+    before_waits_end = when_over
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
