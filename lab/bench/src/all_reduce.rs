@@ -2,7 +2,7 @@
 //!
 //! Runs in every worker, with rank and world size from the environment. All ranks agree on the
 //! result through the collective itself, so rank 0 prints the whole: the columns of nccl-tests.
-//! With a strategy it replays iterations of training instead ([`replay`]).
+//! With a strategy it replays iterations of training instead (`replay`).
 
 mod measure;
 mod pattern;
