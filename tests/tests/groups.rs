@@ -139,6 +139,9 @@ fn a_vector_is_split_over_aggregators() {
             assert_eq!(report.contributors, 0b111);
             assert!(sum.iter().enumerate().all(|(i, x)| *x == (3 * i + 3) as f32));
         }
+    });
+    // Only now: it ends the job, and another worker may still wait for a result that got lost.
+    on_all(&workers, |worker| {
         let error = worker.start(vec![0, i32::MAX], Op::Sum).expect_err("the sum would not fit");
         assert!(error.to_string().contains("element 1 is 2147483647"), "{error}");
     });
