@@ -11,10 +11,10 @@ use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::digest::digest;
+use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Begun, Patience, globally};
-use crate::together;
 use xdp_agg_numbers::Op;
 
 impl Communicator {
@@ -77,7 +77,7 @@ impl Communicator {
 
     /// Who waits for such a call drives all stripes itself.
     pub(crate) fn is_short<T: Element>(&self, buffer: &Buffer<T>) -> bool {
-        self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= together::LONGEST
+        self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= drive::LONGEST
     }
 
     /// One flow carries all blocks, as it likes to cut them.
@@ -131,8 +131,7 @@ impl Communicator {
     /// Why this membership has ended, if it has. The processes of the host may not know it, and say
     /// something else of a call.
     fn first_error(&self) -> Option<Error> {
-        let failure =
-            |stripe: &crate::stripe::Stripe| stripe.shared.lock().machine.failure().cloned();
+        let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
         self.stripes.iter().find_map(failure).map(|error| globally(error, &self.place))
     }
 

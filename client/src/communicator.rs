@@ -16,13 +16,13 @@ use crate::blocks::Purpose;
 use crate::buffer::Buffer;
 use crate::call::Report;
 use crate::collectives::{Kind, Side};
+use crate::driver::shared::Shared;
+use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
 use crate::inhost;
 use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
-use crate::shared::Shared;
-use crate::stripe::{Stripe, in_turn};
 use xdp_agg_numbers::Op;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
@@ -286,7 +286,7 @@ impl Communicator {
         let short = self.is_short(&buffer);
         let sequence = self.begin(buffer, op, purpose)?;
         if short {
-            in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
+            drive::in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
         } else {
             self.nudge(0);
         }
@@ -330,6 +330,17 @@ impl Communicator {
         if let Some(group) = &self.group {
             group.leave();
         }
+    }
+}
+
+impl Builder {
+    /// Joins the job and waits until all its workers are there.
+    ///
+    /// # Errors
+    /// A missing or impossible setting; no daemon; the daemon's refusal; no way through the data
+    /// path; another worker that does not come.
+    pub fn connect(self) -> Result<Communicator, Error> {
+        Communicator::connect(self)
     }
 }
 

@@ -12,11 +12,11 @@ use xdp_agg_numbers::Element;
 use crate::blocks::Local;
 use crate::buffer::Buffer;
 use crate::call::{Call, Report};
+use crate::driver::drive;
+use crate::driver::stripe::Stripe;
 use crate::error::Error;
 use crate::grouped::Grouped;
 use crate::settings::Place;
-use crate::stripe::Stripe;
-use crate::together;
 
 /// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
 /// and throws its result away.
@@ -37,7 +37,7 @@ enum Carrier<T> {
     /// The aggregators.
     Aggregators {
         place: Place,
-        /// Its waiter drives all stripes: see [`together`].
+        /// Its waiter drives all stripes: see [`drive`].
         short: bool,
     },
     /// A thread, over the workers' own connections.
@@ -152,7 +152,7 @@ impl<T: Element> Drop for Handle<T> {
 pub(crate) struct Begun {
     stripes: Arc<[Stripe]>,
     sequence: u64,
-    /// Who waits for it drives all stripes: see [`together`].
+    /// Who waits for it drives all stripes: see [`drive`].
     short: bool,
     since: Instant,
     /// The parts that have ended.
@@ -197,24 +197,17 @@ impl Begun {
     /// Drives one stripe after the other, or all; those whose turn is not yet have threads of their
     /// own. True: the call has ended.
     fn drive(&mut self, until: Instant) -> Result<bool, Error> {
-        if self.short {
-            return together::drive(&self.stripes, self.sequence, &mut self.calls, until);
-        }
-        for (stripe, call) in self.stripes.iter().zip(&mut self.calls) {
-            if call.is_none() {
-                *call = stripe.shared.drive(self.sequence, until)?;
-            }
-            if call.is_none() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let at_once = if self.short { self.stripes.len() } else { 1 }.max(1);
+        let mut groups = self.stripes.chunks(at_once).zip(self.calls.chunks_mut(at_once));
+        groups.try_fold(true, |ended, (stripes, calls)| {
+            Ok(ended && drive::drive(stripes, self.sequence, calls, until)?)
+        })
     }
 
     /// The time is over: the first stripe that has not ended says for whom it waits.
     fn end(&self, deadline: Duration) -> Error {
         let late = self.calls.iter().position(Option::is_none).unwrap_or(0);
-        self.fail(self.stripes[late].shared.end(self.sequence, deadline))
+        self.fail(drive::give_up(&self.stripes[late].shared, self.sequence, deadline))
     }
 
     fn fail(&self, error: Error) -> Error {

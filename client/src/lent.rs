@@ -27,6 +27,7 @@ mod copies;
 mod flight;
 mod floats;
 mod guess;
+mod inner;
 mod integers;
 mod memory;
 mod order;

@@ -5,68 +5,21 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
 use xdp_agg_numbers::{Element, ElementType};
 
-use super::queue::{Beginning, Queue, Turn};
-use super::{Choice, Scratch, Tuning};
+use super::queue::{Beginning, Turn};
+use super::tuning::Choice;
 use crate::blocks::Purpose;
 use crate::communicator::Communicator;
 use crate::digest::digest;
+use crate::driver::Stripe;
 use crate::error::Error;
 use crate::handle::{Handle, fail};
-use crate::session;
-use crate::settings::Builder;
-use crate::stripe::Stripe;
 use xdp_agg_numbers::Op;
-
-/// Longest wait for a route to the daemon.
-const ROUTE: Duration = Duration::from_secs(10);
-
-/// What a communicator needs besides for these collectives.
-#[derive(Debug)]
-pub(crate) struct Side {
-    pub(super) tuning: Tuning,
-    /// No worker is left out after it was lost: a mesh has all of them.
-    pub(super) mesh_may_serve: bool,
-    pub(super) words: Scratch,
-    /// This host's address on the way to the first aggregator.
-    address: Ipv4Addr,
-    pub(super) queue: Arc<Queue>,
-}
 
 /// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;
-
-impl Side {
-    /// By a communicator's settings.
-    pub(crate) fn new(settings: &Builder) -> Result<Self, Error> {
-        let patience = settings.join_deadline.min(ROUTE);
-        let address = match settings.aggregators.first() {
-            Some(target) => session::path(target.address, settings.mtu, patience)?.0,
-            None => Ipv4Addr::UNSPECIFIED,
-        };
-        Ok(Self {
-            tuning: settings.tuning.clone(),
-            mesh_may_serve: settings.policy.worker_loss == WorkerLoss::Fail,
-            words: Mutex::default(),
-            address,
-            queue: Arc::default(),
-        })
-    }
-
-    /// What must outlive a copy of the communicator in another process.
-    pub(crate) fn keep(&self) -> impl Sized + use<> {
-        Arc::clone(&self.queue)
-    }
-
-    /// The communicator is going.
-    pub(crate) fn close(&self) {
-        self.queue.close();
-    }
-}
 
 impl Communicator {
     /// Carries out a call among the workers. `what`: what they must agree on.

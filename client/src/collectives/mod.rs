@@ -9,12 +9,12 @@
 mod bytes;
 mod mesh;
 mod queue;
+mod side;
 mod tuning;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use xdp_agg_mesh::schedule::part;
 use xdp_agg_numbers::Element;
 
@@ -27,8 +27,8 @@ use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::Handle;
 pub(crate) use bytes::Words;
-pub(crate) use mesh::Side;
 use mesh::reducible;
+pub(crate) use side::Side;
 use xdp_agg_numbers::Op;
 
 impl Communicator {
@@ -310,6 +310,3 @@ impl Communicator {
         if ranks.is_empty() { Ok(()) } else { Err(Error::DataLost { what, ranks }) }
     }
 }
-
-/// Words that are used again from call to call.
-type Scratch = Mutex<Words>;

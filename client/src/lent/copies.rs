@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use xdp_agg_numbers::Op;
 
-use super::caller::{Inner, Rest};
+use super::inner::{Inner, Rest};
 use super::{Memory, Outcome};
 use crate::blocks::Purpose;
 use crate::call::Report;

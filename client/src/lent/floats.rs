@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_numbers::{Element, Op};
 
-use super::caller::{Inner, Rest, Sum};
 use super::guess::Guesses;
+use super::inner::{Inner, Rest, Sum};
 use super::{Memory, Outcome, Precision};
 use crate::blocks::Purpose;
 use crate::call::{Call, Report};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 
-use super::caller::{Inner, Rest, Sum};
 use super::floats::keys;
+use super::inner::{Inner, Rest, Sum};
 use super::{DataType, Memory, Outcome, Reduction};
 use crate::blocks::Purpose;
 use crate::call::Report;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::caller::{Call, Inner, Rest};
+use super::inner::{Call, Inner, Rest};
 use super::{InFlight, Precision, Task};
 use crate::error::Error;
 use crate::handle::Patience;

@@ -2,11 +2,9 @@
 
 use serde::Serialize;
 use xdp_agg_common::control;
-use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_topology::choose::Crossing;
 
-use super::{Builder, Place};
-use crate::collectives::{Rule, Way};
+use crate::collectives::Rule;
 
 /// By which strategy a communicator sums, and why. The same at all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -40,113 +38,4 @@ pub(crate) enum Chooser {
     File,
     /// `auto`: for which sizes a ring is faster, or why that was not asked.
     Auto(Result<Crossing, String>),
-}
-
-impl Builder {
-    /// Settles how all-reduces go, as far as the tuning table leaves it open, and says so in the
-    /// log. Once aggregators are known.
-    pub(crate) fn settle(&mut self, place: &Place) -> Chosen {
-        let mut chosen = self.chosen.clone();
-        if chosen.strategy.is_empty() {
-            let (strategy, reason) = if self.has_named_aggregators {
-                ("aggregators", "they were named")
-            } else {
-                ("colocated", "no aggregator was named, so every host's daemon sums a share")
-            };
-            (chosen.strategy, chosen.reason) = (strategy.into(), reason.into());
-        }
-        let sizes = match &self.chooser {
-            Chooser::Caller => {
-                self.tuning.all_reduce.clear();
-                String::new()
-            }
-            _ if self.policy.worker_loss != WorkerLoss::Fail => String::new(),
-            _ if !self.tuning.all_reduce.is_empty() => {
-                "all-reduces by size as the tuning table says".into()
-            }
-            Chooser::Auto(_) if place.local_size > 1 => {
-                "all sizes: hosts of several processes have no ring to compare with".into()
-            }
-            Chooser::Auto(Ok(crossing)) => {
-                let (rules, text) = rules(*crossing);
-                self.tuning.all_reduce = rules;
-                text
-            }
-            Chooser::Auto(Err(reason)) => format!("all sizes: {reason}"),
-            Chooser::Nobody | Chooser::File => String::new(),
-        };
-        if !sizes.is_empty() {
-            chosen.reason = format!("{}; {sizes}", chosen.reason);
-        }
-        chosen.all_reduce.clone_from(&self.tuning.all_reduce);
-        tracing::info!(strategy = chosen.strategy, "chosen: {}", chosen.reason);
-        chosen
-    }
-}
-
-/// All-reduce's rules where a ring is faster for some sizes.
-fn rules(crossing: Crossing) -> (Vec<Rule>, String) {
-    let whole = |bytes: f64| bytes.clamp(0.0, 1e18) as u64;
-    let all = |way| Rule::new(None, None, way);
-    let up_to = |bytes, way| Rule::new(None, Some(bytes), way);
-    let rules = match crossing {
-        Crossing::Never => Vec::new(),
-        Crossing::Always => vec![all(Way::Ring)],
-        Crossing::UpTo(bytes) => vec![up_to(whole(bytes), Way::Ring), all(Way::Aggregator)],
-        Crossing::From(bytes) => vec![up_to(whole(bytes), Way::Aggregator), all(Way::Ring)],
-    };
-    (rules, crossing.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::collectives::{Kind, Tuning};
-
-    const ALONE: Place =
-        Place { rank: 0, world_size: 4, local_rank: 0, local_size: 1, host: 0, hosts: 4 };
-
-    fn auto(crossing: Crossing) -> Builder {
-        Builder {
-            chosen: Chosen { strategy: "rat".into(), reason: "why".into(), all_reduce: vec![] },
-            chooser: Chooser::Auto(Ok(crossing)),
-            ..Builder::default()
-        }
-    }
-
-    fn way(builder: &Builder, bytes: u64) -> Way {
-        builder.tuning.choose(Kind::AllReduce, 4, bytes).way
-    }
-
-    #[test]
-    fn auto_takes_the_ring_for_the_sizes_where_it_is_faster() {
-        let mut builder = auto(Crossing::From(1e6));
-        let chosen = builder.settle(&ALONE);
-        assert_eq!(chosen.strategy, "rat");
-        assert_eq!(chosen.reason, "why; a ring of the workers above 1000000 bytes");
-        assert_eq!(chosen.all_reduce.len(), 2);
-        assert_eq!(
-            (way(&builder, 1_000_000), way(&builder, 1_000_001)),
-            (Way::Aggregator, Way::Ring)
-        );
-        let mut builder = auto(Crossing::UpTo(500.0));
-        builder.settle(&ALONE);
-        assert_eq!((way(&builder, 500), way(&builder, 501)), (Way::Ring, Way::Aggregator));
-        let mut builder = auto(Crossing::Always);
-        builder.settle(&Place { local_size: 2, world_size: 8, ..ALONE });
-        assert_eq!(way(&builder, 1), Way::Aggregator, "in-host groups stay together");
-    }
-
-    #[test]
-    fn a_table_is_asked_before_auto_and_the_caller_before_both() {
-        let table = "[[all-reduce]]\nup-to = 4096\nalgorithm = \"ring\"\n\
-                     [[all-reduce]]\nalgorithm = \"aggregator\"\n";
-        let tuning = Tuning::parse(table).expect("it is one");
-        let mut builder = auto(Crossing::From(1e6)).tuning(tuning);
-        assert!(builder.settle(&ALONE).reason.contains("as the tuning table says"));
-        assert_eq!((way(&builder, 4096), way(&builder, 1 << 30)), (Way::Ring, Way::Aggregator));
-        builder.chooser = Chooser::Caller;
-        assert_eq!(builder.settle(&ALONE).reason, "why");
-        assert_eq!(way(&builder, 1), Way::Aggregator);
-    }
 }

@@ -12,8 +12,8 @@ use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
 use super::{Builder, Chooser, Chosen, Place, Source, Target};
+use crate::driver::session;
 use crate::error::Error;
-use crate::session;
 
 /// Slots of a tree that are assumed where none are asked for: the daemon's default.
 const SLOTS: u32 = 1024;

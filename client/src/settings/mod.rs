@@ -4,6 +4,7 @@ mod chosen;
 mod env;
 mod forest;
 mod place;
+mod settle;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,6 @@ use xdp_agg_numbers::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
 use crate::collectives::Tuning;
-use crate::communicator::Communicator;
 use crate::error::Error;
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Settings of a [`Communicator`]; `connect` makes it.
+/// Settings of a [`Communicator`](crate::Communicator); `connect` makes it.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
@@ -183,27 +183,6 @@ impl Builder {
     #[must_use]
     pub const fn get_slots(&self) -> Option<u32> {
         self.slots
-    }
-
-    /// How the processes of this host meet, with a segment for blocks of `block` bytes; their peaks
-    /// are known `ahead` own blocks before their data, if that is given.
-    #[must_use]
-    pub fn host_options(
-        &self,
-        place: &Place,
-        block: usize,
-        ahead: Option<usize>,
-    ) -> xdp_agg_host::Options {
-        let (rank, size) = (place.local_rank.into(), place.local_size.into());
-        let mut options = xdp_agg_host::Options::new(&self.job, rank, size);
-        options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
-        options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
-        if let Some(directory) = &self.segment_dir {
-            options.place = xdp_agg_host::Place::Directory(directory.clone());
-        }
-        options.join_within = self.join_deadline;
-        options.wait_within = self.deadline;
-        options
     }
 
     /// This worker's number, below the world size.
@@ -396,15 +375,6 @@ impl Builder {
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.tuning = tuning;
         self
-    }
-
-    /// Joins the job and waits until all its workers are there.
-    ///
-    /// # Errors
-    /// A missing or impossible setting; no daemon; the daemon's refusal; no way through the data
-    /// path; another worker that does not come.
-    pub fn connect(self) -> Result<Communicator, Error> {
-        Communicator::connect(self)
     }
 
     /// TLS, if it is wanted.

@@ -24,6 +24,27 @@ pub struct Place {
 }
 
 impl Builder {
+    /// How the processes of this host meet, with a segment for blocks of `block` bytes; their peaks
+    /// are known `ahead` own blocks before their data, if that is given.
+    #[must_use]
+    pub fn host_options(
+        &self,
+        place: &Place,
+        block: usize,
+        ahead: Option<usize>,
+    ) -> xdp_agg_host::Options {
+        let (rank, size) = (place.local_rank.into(), place.local_size.into());
+        let mut options = xdp_agg_host::Options::new(&self.job, rank, size);
+        options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
+        options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
+        if let Some(directory) = &self.segment_dir {
+            options.place = xdp_agg_host::Place::Directory(directory.clone());
+        }
+        options.join_within = self.join_deadline;
+        options.wait_within = self.deadline;
+        options
+    }
+
     /// Where this process is, checked.
     ///
     /// # Errors

@@ -1,14 +1,10 @@
-//! Where a plan comes from, and what of it can be checked on a worker's host.
+//! Where a plan comes from.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::{Strategy, Topology, TopologyFile};
-
-use super::{Builder, Place};
-use crate::error::Error;
 
 /// The network that a job sums on.
 #[derive(Clone, Debug)]
@@ -57,7 +53,7 @@ impl Source {
     }
 
     /// What is wrong, with the file and the line if there is one.
-    fn interface(&self, host: u16, known: &[String]) -> Result<(), String> {
+    pub(super) fn interface(&self, host: u16, known: &[String]) -> Result<(), String> {
         match self {
             Self::File(path, file) => {
                 let checked = file.check_interface(host, known);
@@ -83,7 +79,7 @@ impl fmt::Display for Source {
 
 impl Source {
     /// Whose daemon has this control address.
-    fn whose(&self, control: SocketAddr) -> Option<String> {
+    pub(super) fn whose(&self, control: SocketAddr) -> Option<String> {
         let SocketAddr::V4(control) = control else { return None };
         let Topology { hosts, regions, .. } = self.topology();
         let host = hosts.iter().find(|host| host.daemon == Some(control));
@@ -92,35 +88,5 @@ impl Source {
             region.aggregator.as_ref().is_some_and(|aggregator| aggregator.control == control)
         });
         host.or_else(|| region.map(|region| format!("region {:?} of {self}", region.name)))
-    }
-}
-
-impl Builder {
-    /// Adds whose daemon it is that cannot be reached.
-    pub(crate) fn explain(&self, error: Error) -> Error {
-        match (error, &self.source) {
-            (Error::Unreachable { address, reason, .. }, Some(source)) => {
-                Error::Unreachable { address, reason, of: source.whose(address) }
-            }
-            (other, _) => other,
-        }
-    }
-
-    /// The interface that the topology gives this host exists.
-    pub(crate) fn check_own_host(&self, place: &Place) -> Result<(), Error> {
-        let source = self.source.as_ref();
-        // Of another number of hosts nobody knows which one this is; that is refused later.
-        let Some(source) = source.filter(|source| source.hosts() == usize::from(place.hosts))
-        else {
-            return Ok(());
-        };
-        // The thread's network namespace; /sys has that of whoever mounted it.
-        let Ok(text) = std::fs::read_to_string("/proc/thread-self/net/dev") else {
-            tracing::debug!("/proc has no list of interfaces: the topology's is not checked");
-            return Ok(());
-        };
-        source
-            .interface(place.host, &interfaces(&text))
-            .map_err(|problem| Error::Config { name: "XDP_AGG_TOPOLOGY", problem })
     }
 }

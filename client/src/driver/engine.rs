@@ -6,20 +6,20 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddrV4;
-use std::ops::DerefMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use xdp_agg_common::control::Progress;
 use xdp_agg_host::Waker;
 use xdp_agg_tls::OpenError;
 
+use crate::driver::session::{Dial, Session};
+use crate::driver::sys::{BATCH, Interest, Receiver};
+use crate::driver::udp::{self, DataSocket, Sent};
 use crate::error::Error;
 use crate::machine::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
-use crate::session::{Dial, Session};
-use crate::sys::{self, BATCH, Interest, Receiver};
-use crate::udp::{self, DataSocket, Sent};
 
 /// Most blocks under way that are waited for without sleeping at once: 90 KiB at MTU 1500.
 const YIELD_BLOCKS: u32 = 64;
@@ -144,17 +144,6 @@ impl Engine {
         self.session.as_ref().map(Session::watched)
     }
 
-    /// Takes in what has arrived, sends what may be sent, and sleeps at most `patience` if there
-    /// was neither; `wake` ends the sleep early. True if it did.
-    pub(crate) fn step(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> bool {
-        if self.advance() || receive_soon(&mut [&mut *self]) {
-            return false;
-        }
-        let woken = !self.arm() && self.sleep(patience, wake);
-        self.disarm();
-        woken
-    }
-
     /// Takes in what has arrived and sends what may be sent. True: there is more to do, or to look
     /// at, before anybody sleeps.
     pub(crate) fn advance(&mut self) -> bool {
@@ -190,16 +179,6 @@ impl Engine {
         if let Some(waker) = &self.waker {
             waker.disarm();
         }
-    }
-
-    /// Sleeps until something may have happened. True: `wake` was rung.
-    fn sleep(&mut self, patience: Duration, wake: BorrowedFd<'_>) -> bool {
-        let patience = self.patience(patience);
-        let mut watch = self.watch_for(wake);
-        let slept = sys::wait(&mut watch, patience).map_err(Error::io("waiting for packets"));
-        let [woken, told, ..] = watch.map(|interest| interest.ready);
-        self.slept(slept, told);
-        woken
     }
 
     /// What ends a sleep: `wake`, what the daemon says, and others.
@@ -391,7 +370,7 @@ impl Engine {
 
 /// While little is under way, its results are a round trip away: gives the processor to whoever
 /// brings them, and looks again, before it goes to sleep. True if something came.
-pub(crate) fn receive_soon(engines: &mut [impl DerefMut<Target = Engine>]) -> bool {
+pub(crate) fn receive_soon(engines: &mut [MutexGuard<'_, Engine>]) -> bool {
     let under_way: u32 = engines.iter().map(|engine| engine.machine.under_way()).sum();
     if !(1..=YIELD_BLOCKS).contains(&under_way) {
         return false;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What each stripe has said last.
 #[derive(Debug)]
 pub(crate) struct Roll {
+    first: usize,
     entries: Vec<Entry>,
 }
 
@@ -20,8 +21,18 @@ struct Entry {
 }
 
 impl Roll {
-    pub(crate) fn new(stripes: usize) -> Self {
-        Self { entries: (0..stripes).map(|_| Entry::default()).collect() }
+    /// Of the stripes of the worker of this rank. Each worker begins its rounds with another
+    /// stripe. If all began with the same aggregator, that one's link and slots would be contended
+    /// for while those of the others stood idle, and then the next one's. Where hosts are
+    /// aggregators, each ends with its own.
+    pub(crate) fn new(stripes: usize, rank: u16) -> Self {
+        let first = (usize::from(rank) + 1) % stripes.max(1);
+        Self { first, entries: (0..stripes).map(|_| Entry::default()).collect() }
+    }
+
+    /// The stripe that this worker serves first; the others follow in a circle.
+    pub(crate) const fn first_served(&self) -> usize {
+        self.first
     }
 
     /// The members of a stripe's latest epoch, and how many blocks it has left.
@@ -56,18 +67,23 @@ mod tests {
 
     #[test]
     fn the_last_of_the_others_counts() {
-        let roll = Roll::new(3);
+        let roll = Roll::new(3, 0);
         assert_eq!(roll.most_left(0), 0);
         roll.publish(0, 0, 90);
         roll.publish(1, 0, 40);
         roll.publish(2, 0, 60);
         assert_eq!([0, 1, 2].map(|stripe| roll.most_left(stripe)), [60, 90, 90]);
-        assert_eq!(Roll::new(1).most_left(0), 0, "alone, it waits for nobody");
+        assert_eq!(Roll::new(1, 0).most_left(0), 0, "alone, it waits for nobody");
+    }
+
+    #[test]
+    fn each_rank_begins_with_another_stripe() {
+        assert_eq!([0, 1, 2, 3].map(|rank| Roll::new(3, rank).first_served()), [1, 2, 0, 1]);
     }
 
     #[test]
     fn what_others_go_on_without_is_lost() {
-        let roll = Roll::new(3);
+        let roll = Roll::new(3, 0);
         assert_eq!(roll.lost(0), 0, "nothing is known");
         roll.publish(0, 0b1111, 0);
         roll.publish(1, 0b0111, 0);

@@ -12,9 +12,9 @@ use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
+use crate::driver::route;
+use crate::driver::sys;
 use crate::error::Error;
-use crate::route;
-use crate::sys;
 
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);

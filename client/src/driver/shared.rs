@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
@@ -19,28 +19,24 @@ use xdp_agg_host::Group;
 use xdp_agg_tls::OpenError;
 
 use crate::blocks::Blocks;
-use crate::call::Call;
-use crate::engine::{Engine, Errand};
+use crate::driver::drive::Driver;
+use crate::driver::engine::{Engine, Errand};
+use crate::driver::roll::Roll;
+use crate::driver::session::{Dial, Session};
+use crate::driver::sys::{self, Interest, Timer};
 use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::machine::{Lanes, Seat, State};
-use crate::roll::Roll;
-use crate::session::{Dial, Session};
-use crate::sys::{self, Interest, Timer};
 
 /// Longest sleep of a thread that drives the calls.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
 /// How often a thread looks that waits for other threads: one that carries a ring for a call's
 /// input, one that is ahead of the other stripes for these.
 const GLANCE: Duration = Duration::from_millis(1);
-/// Attempts to hand the engine to who wants it, before the next step.
-const COURTESY: u32 = 20;
 /// How long a call that was sent off is left to whoever may wait for it.
 const SOON: Duration = Duration::from_micros(200);
 /// How long a thread that has handed on the engine leaves it to others before it asks for it.
 const TURN: Duration = Duration::from_millis(1);
-/// Longest wait for the daemon's word on who is missing.
-const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// What the threads share: the engine, and how to get at it.
 pub(crate) struct Shared {
@@ -95,13 +91,9 @@ impl Bell {
     }
 }
 
-/// Who rang for an engine that was handed on may not have come to the lock yet.
-pub(crate) fn wait_for_takers(are_there: impl Fn() -> bool) {
-    for _ in 0..COURTESY {
-        if !are_there() {
-            return;
-        }
-        std::thread::yield_now();
+impl AsRef<Self> for Shared {
+    fn as_ref(&self) -> &Self {
+        self
     }
 }
 
@@ -186,33 +178,16 @@ impl Shared {
         }
     }
 
-    /// One step of the engine, then a chance for those who want it.
-    fn step<'a>(
-        &'a self,
-        mut engine: MutexGuard<'a, Engine>,
-        patience: Duration,
-    ) -> MutexGuard<'a, Engine> {
-        let patience = self.keep_abreast(&mut engine, patience);
-        let woken = engine.step(patience, self.wake());
-        self.publish(&engine);
-        if !woken && !self.is_wanted() {
-            return engine;
-        }
-        self.give_way(engine);
-        wait_for_takers(|| self.is_wanted());
-        let engine = self.lock_again();
-        if self.is_wanted() {
-            // The next sleep must not be a long one.
-            self.wake.ring();
-        }
-        engine
-    }
-
     /// Lets the machine know how far the other stripes are; how long it may sleep.
     pub(crate) fn keep_abreast(&self, engine: &mut Engine, patience: Duration) -> Duration {
         let (roll, stripe) = &self.roll;
         let waits = engine.machine.hold_back(roll.most_left(*stripe));
         if waits { patience.min(GLANCE) } else { patience }
+    }
+
+    /// Which of the communicator's stripes is served first.
+    pub(super) fn first_served(&self) -> usize {
+        self.roll.0.first_served()
     }
 
     /// Lets the other stripes know how far this one is.
@@ -271,57 +246,6 @@ impl Shared {
         needed
     }
 
-    /// Drives all calls until this one has ended, or until then: None.
-    pub(crate) fn drive(&self, sequence: u64, until: Instant) -> Result<Option<Call>, Error> {
-        self.enter();
-        let mut engine = self.lock();
-        let outcome = loop {
-            if let Some(outcome) = engine.machine.take(sequence) {
-                break outcome.map(Some);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break Ok(None);
-            }
-            if self.nudge_if_needed(&engine) {
-                // The progress thread may have given way to this one in the middle of a step.
-                MutexGuard::bump(&mut engine);
-            }
-            engine = self.step(engine, left.min(NAP));
-        };
-        self.leave(engine);
-        outcome
-    }
-
-    /// The time of this call, which was as long as that, is over.
-    pub(crate) fn end(&self, sequence: u64, deadline: Duration) -> Error {
-        self.enter();
-        let (engine, error) = self.give_up(self.lock(), sequence, deadline);
-        self.leave(engine);
-        error
-    }
-
-    /// The time is over: lets the daemon, or another process of this host, say whom the oldest
-    /// block waits for, and ends the membership.
-    fn give_up<'a>(
-        &'a self,
-        mut engine: MutexGuard<'a, Engine>,
-        sequence: u64,
-        deadline: Duration,
-    ) -> (MutexGuard<'a, Engine>, Error) {
-        let until = Instant::now() + LAST_WORD;
-        let asks = engine.machine.ask_for_missing();
-        let mut waits = asks || engine.machine.depends_on_fellows(sequence);
-        while waits && Instant::now() < until {
-            engine = self.step(engine, NAP);
-            let is_told = engine.machine.failure().is_some();
-            waits = !is_told && engine.machine.missing().is_none();
-        }
-        let error = engine.machine.give_up(sequence, deadline);
-        engine.machine.remove(sequence);
-        (engine, error)
-    }
-
     /// Leaves the job. True if the progress thread ends now; false if it is busy, and ends later.
     pub(crate) fn close(&self) -> bool {
         self.closing.store(true, Ordering::Release);
@@ -345,13 +269,13 @@ impl Shared {
                 drop(engine);
                 self.sleep(None);
             } else if engine.has_work() {
-                drop(self.step(engine, NAP));
+                Driver::background(self, engine).step(NAP);
             } else {
                 let watched = engine.watched();
                 let patience = engine.patience(NAP);
                 drop(engine);
                 if self.sleep_for(watched.as_ref().map(AsFd::as_fd), patience) {
-                    self.lock().step(Duration::ZERO, self.wake.rx.as_fd());
+                    Driver::background(self, self.lock()).step(Duration::ZERO);
                 }
             }
         }

@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
 use xdp_agg_mesh::MAX_DEADLINE;
 
-use crate::engine::Engine;
+use crate::driver::engine::Engine;
+use crate::driver::roll::Roll;
+use crate::driver::session::{self, Dial};
+use crate::driver::shared::Shared;
+use crate::driver::udp::DataSocket;
 use crate::error::Error;
 use crate::fork::Origin;
 use crate::machine::Config;
-use crate::roll::Roll;
-use crate::session::{self, Dial};
 use crate::settings::{Builder, Place, Source, Target};
-use crate::shared::Shared;
-use crate::udp::DataSocket;
 
 /// Longest wait for a route to the daemon.
 const ROUTE: Duration = Duration::from_secs(10);
@@ -27,8 +27,6 @@ const ROUTE: Duration = Duration::from_secs(10);
 pub(crate) struct Stripe {
     pub(crate) shared: Arc<Shared>,
     origin: Origin,
-    /// This worker's rank in the job.
-    rank: u16,
     progress: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -64,7 +62,7 @@ impl Stripe {
                 return Err(wrong(problem));
             }
         }
-        let roll = Arc::new(Roll::new(targets.len()));
+        let roll = Arc::new(Roll::new(targets.len(), place.host));
         let open = |index| Self::open(settings, place, (roll.clone(), index));
         (0..targets.len()).map(open).collect()
     }
@@ -116,12 +114,7 @@ impl Stripe {
             .name("xdp-agg progress".into())
             .spawn(move || progress.progress())
             .map_err(Error::io("starting the progress thread"))?;
-        Ok(Self {
-            shared,
-            origin: Origin::here(),
-            rank: place.host,
-            progress: Mutex::new(Some(progress)),
-        })
+        Ok(Self { shared, origin: Origin::here(), progress: Mutex::new(Some(progress)) })
     }
 
     /// This process is a copy of the one whose stripe it is: it must not touch the engine.
@@ -140,19 +133,16 @@ impl Stripe {
     }
 }
 
+impl AsRef<Shared> for Stripe {
+    fn as_ref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
 impl Drop for Stripe {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// The order in which a worker serves its stripes: each begins with another one. If all began with
-/// the same aggregator, that one's link and slots would be contended for while those of the others
-/// stood idle, and then the next one's. Where hosts are aggregators, each ends with its own.
-pub(crate) fn in_turn(stripes: &[Stripe]) -> impl Iterator<Item = usize> + use<> {
-    let (rank, count) = (stripes.first().map_or(0, |stripe| stripe.rank), stripes.len());
-    let first = (usize::from(rank) + 1) % count.max(1);
-    (first..count).chain(0..first)
 }
 
 /// How many of the targets before this one have the same root.

@@ -2,10 +2,11 @@
 
 use std::net::Ipv4Addr;
 use std::thread;
+use std::time::Instant;
 
 use super::*;
+use crate::driver::udp::DataSocket;
 use crate::machine::Config;
-use crate::udp::DataSocket;
 
 /// A worker of a daemon at an address; nothing is done for it yet.
 fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
@@ -13,7 +14,7 @@ fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
     let dial = Dial { address, dead_after: Duration::from_secs(8), tls: None };
     let config = Config { aggregator: address, ..Config::new("job", 0, 2) };
     let engine = Engine::new(config, dial, socket);
-    let roll = (Arc::new(Roll::new(1)), 0);
+    let roll = (Arc::new(Roll::new(1, 0)), 0);
     Arc::new(Shared::new(engine, None, Duration::from_secs(30), roll).expect("sockets"))
 }
 

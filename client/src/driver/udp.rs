@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::sys;
+use crate::driver::sys;
 
 /// What the kernel charges a receive buffer for one packet: a page for the data and the
 /// bookkeeping around it.

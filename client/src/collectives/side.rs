@@ -1,0 +1,59 @@
+//! What a communicator keeps for the collectives among the workers themselves.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use xdp_agg_common::control::WorkerLoss;
+
+use super::bytes::Words;
+use super::queue::Queue;
+use super::tuning::Tuning;
+use crate::driver::session;
+use crate::error::Error;
+use crate::settings::Builder;
+
+/// Longest wait for a route to the daemon.
+const ROUTE: Duration = Duration::from_secs(10);
+
+/// What a communicator needs besides for these collectives.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub(super) tuning: Tuning,
+    /// No worker is left out after it was lost: a mesh has all of them.
+    pub(super) mesh_may_serve: bool,
+    /// Words that are used again from call to call.
+    pub(super) words: Mutex<Words>,
+    /// This host's address on the way to the first aggregator.
+    pub(super) address: Ipv4Addr,
+    pub(super) queue: Arc<Queue>,
+}
+
+impl Side {
+    /// By a communicator's settings.
+    pub(crate) fn new(settings: &Builder) -> Result<Self, Error> {
+        let patience = settings.join_deadline.min(ROUTE);
+        let address = match settings.aggregators.first() {
+            Some(target) => session::path(target.address, settings.mtu, patience)?.0,
+            None => Ipv4Addr::UNSPECIFIED,
+        };
+        Ok(Self {
+            tuning: settings.tuning.clone(),
+            mesh_may_serve: settings.policy.worker_loss == WorkerLoss::Fail,
+            words: Mutex::default(),
+            address,
+            queue: Arc::default(),
+        })
+    }
+
+    /// What must outlive a copy of the communicator in another process.
+    pub(crate) fn keep(&self) -> impl Sized + use<> {
+        Arc::clone(&self.queue)
+    }
+
+    /// The communicator is going.
+    pub(crate) fn close(&self) {
+        self.queue.close();
+    }
+}
