@@ -12,6 +12,7 @@ use crate::errors::{World, exception_in};
 use crate::handle::Handle;
 use crate::memory::Loan;
 use crate::open::Open;
+use crate::pool::SLICE;
 use crate::report::Report;
 
 fn unknown(error: UnknownName) -> PyErr {
@@ -218,7 +219,7 @@ pub(crate) fn wait<T: Send>(
     let give_up = at_most.map(|time| std::time::Instant::now() + time);
     loop {
         let rest = give_up.map(|end| end.saturating_duration_since(std::time::Instant::now()));
-        let next = rest.unwrap_or(crate::SLICE).min(crate::SLICE);
+        let next = rest.unwrap_or(SLICE).min(SLICE);
         if let Some(found) = py.detach(|| slice(next)) {
             return Ok(Some(found));
         }

@@ -19,12 +19,7 @@ mod pool;
 mod report;
 mod settings;
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
-
-/// Whoever waits asks this often whether there is a signal to handle.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// What `xdp_agg` is made of; not an interface of its own.
 #[pymodule]

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+/// A thread that waits asks this often whether there is a signal to handle.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
 /// How long a job keeps others from being taken: most are done long before, and one thread is
 /// enough for them.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -82,7 +84,7 @@ impl Pool {
         if IS_OF_A_POOL.get() {
             return Ok(());
         }
-        while !py.detach(|| self.shared.has_ended(crate::SLICE)) {
+        while !py.detach(|| self.shared.has_ended(SLICE)) {
             py.check_signals()?;
         }
         let all: Vec<_> = self.shared.lock().threads.drain(..).collect();

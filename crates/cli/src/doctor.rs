@@ -14,7 +14,7 @@ use xdp_agg_common::wire::DATA_PORT;
 /// `ok`: nothing to do. `warn`: it works, but slower, or could not be seen. `fail`: the XDP engine
 /// cannot run like this. The exit code is 0 if nothing fails, otherwise 1.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
+#[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
     /// Interface that workers are behind; repeat it for several
     #[arg(short, long, env = "XDP_AGG_INTERFACE", value_name = "IF", value_delimiter = ',')]
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     } else {
         checks.iter().try_for_each(|check| writeln!(io::stdout(), "{}", line(check)))?;
     }
-    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(crate::FAILED) })
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::from(crate::exit::FAILED) })
 }
 
 fn line(check: &Check) -> String {

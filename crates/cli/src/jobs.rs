@@ -19,7 +19,7 @@ use crate::table::{columns, row};
 /// next epoch; REFORMS counts the epochs that began because a member was lost. ON LOSS tells what
 /// happens when a worker and when the aggregator is lost.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
+#[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,

@@ -22,7 +22,7 @@ use xdp_agg::server::{Listener, Server};
 /// When workers may connect, one line goes to standard output:
 /// `ready control=ADDR:PORT data_port=PORT engine=ENGINE`. Logs go to standard error.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
+#[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
     /// Interface that workers are behind; repeat it for several
     #[arg(short, long, env = "XDP_AGG_INTERFACE", value_name = "IF", value_delimiter = ',')]

@@ -25,7 +25,7 @@ use crate::table::{columns, row};
 /// handed down, `late` those that were not needed any more, `relays` its other answers that were
 /// handed on. A job whose workers follow a topology has a line with its strategy, and why.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
+#[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,

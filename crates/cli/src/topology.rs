@@ -1,9 +1,9 @@
 //! `xdp-agg topology`: check a description of a network, and plan on it.
 
+mod input;
 mod measure;
 mod text;
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,19 +15,21 @@ use xdp_agg_topology::analysis::{
     Comparison, Demand, Traffic, demands, least_crossing, shortfall, table1,
 };
 use xdp_agg_topology::choose::{Choice, Costs, JobChoice, choose, for_job};
-use xdp_agg_topology::file::{bounded, interfaces};
+use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
 use xdp_agg_topology::occupation::StepCosts;
 use xdp_agg_topology::plan::{Lost, racks, ring_order};
 use xdp_agg_topology::{Forest, Strategy, Topology, TopologyFile, size};
 
+use input::{open, read};
+
 /// Check a description of a network, print it, plan the sums on it, or measure a network
 ///
 /// A topology file (TOML) names regions (racks, pods) with their uplinks, and hosts with their
 /// ranks; docs/topology.md describes it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = crate::EXIT_CODES)]
+#[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
@@ -191,21 +193,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn read(file: &Path) -> Result<Topology> {
-    Ok(open(file)?.topology().clone())
-}
-
-fn open(file: &Path) -> Result<TopologyFile> {
-    let text = File::open(file).and_then(bounded).map_err(|error| {
-        let name = file.display();
-        crate::WrongConfig(format!("cannot read the topology file {name}: {error}"))
-    })?;
-    TopologyFile::parse(&text).with_context(|| file.display().to_string())
-}
-
 /// The interface that the file gives this host exists in this network namespace.
 fn check_here(path: &Path, file: &TopologyFile, here: &str) -> Result<()> {
-    let wrong = |problem: String| crate::WrongConfig(format!("{}: {problem}", path.display()));
+    let wrong =
+        |problem: String| crate::exit::WrongConfig(format!("{}: {problem}", path.display()));
     let Some(host) = file.topology().hosts.iter().find(|host| host.name == here) else {
         let expected = "--here wants the name of one of its [[host]]s";
         return Err(wrong(format!("there is no host {here:?}; {expected}")).into());

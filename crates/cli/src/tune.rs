@@ -97,7 +97,7 @@ impl What {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(odd) = args.bytes.iter().find(|bytes| **bytes == 0 || *bytes % 4 != 0) {
         let problem = "elements have four bytes, so a size is a multiple of 4 above 0";
-        return Err(crate::WrongConfig(format!("--bytes {odd}: {problem}")).into());
+        return Err(crate::exit::WrongConfig(format!("--bytes {odd}: {problem}")).into());
     }
     let mut settings = Builder::from_env()?;
     if let Some(file) = &args.tuning {
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let (rank, world) = (communicator.rank(), communicator.world_size());
     if args.root >= world {
         let problem = format!("--root {}: ranks count from 0 to {}", args.root, world - 1);
-        return Err(crate::WrongConfig(problem).into());
+        return Err(crate::exit::WrongConfig(problem).into());
     }
     let mut bytes = args.bytes.clone();
     bytes.sort_unstable();
@@ -149,7 +149,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn read(file: &PathBuf) -> Result<Tuning> {
-    let wrong = |problem| crate::WrongConfig(format!("{}: {problem}", file.display()));
+    let wrong = |problem| crate::exit::WrongConfig(format!("{}: {problem}", file.display()));
     let text = File::open(file).and_then(bounded).map_err(|error| wrong(error.to_string()))?;
     Ok(Tuning::parse(&text).map_err(wrong)?)
 }

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::core::Core;
 use crate::keys::Key;
 use crate::layout::LINE;
-use crate::plan::Plan;
+use crate::plan::{COUNTERS, Plan};
 use crate::record::{Claim, Shared};
 use crate::{Error, Geometry, Group};
 
@@ -200,9 +200,6 @@ impl Call {
         self.shared.fail(ABANDONED, "gave the call up");
     }
 }
-
-/// Bytes of one process's counters.
-pub(crate) const COUNTERS: usize = 2 * LINE;
 
 fn check_shape(core: &Core, shape: &Shape, geometry: &Geometry) -> Result<(), Error> {
     if shape.sequence >= 1 << 63 {

@@ -4,14 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::call::{Call, Shape};
 use crate::core::Core;
-use crate::feeder::Feeder;
-use crate::plan::Plan;
-use crate::record::{Claim, Shared};
 use crate::segment::Segment;
 use crate::watch::Watch;
-use crate::{Error, Exchange, Geometry, Options, Waker, layout, rendezvous};
+use crate::{Error, Options, layout, rendezvous};
 
 /// The processes of a job on this host, and their shared segment. Dropping it (and what was made of
 /// it) is leaving in good order.
@@ -21,7 +17,7 @@ pub struct Group {
     /// Collectives of one process take turns.
     pub(crate) turn: Mutex<()>,
     /// Areas for collectives that were opened.
-    areas: AtomicU64,
+    pub(crate) areas: AtomicU64,
     watch: Option<Watch>,
 }
 
@@ -85,14 +81,6 @@ impl Group {
         self.core.arena.capacity()
     }
 
-    /// Blocks of `block_bytes` (of the caller's elements) that a slice of a full chunk has: as many
-    /// as let two calls run at a time, at most [`Options::slice_blocks`]. It follows from options
-    /// alone, so all hosts with the same options get the same.
-    #[must_use]
-    pub fn slice_blocks(&self, block_bytes: usize) -> usize {
-        Plan::slice_blocks(&self.core.options, self.room(), block_bytes)
-    }
-
     /// Leaves in good order, as the drop does: this process contributes nothing more, and what it
     /// has done stands. Whoever still needs more of it gets [`Error::PeerLeft`].
     pub fn leave(&self) {
@@ -105,22 +93,6 @@ impl Group {
     /// [`Error::PeerLost`].
     pub fn check(&self) -> Result<(), Error> {
         self.core.check()
-    }
-
-    /// Opens a call. The first process to come makes room, the others join in. Waits for room, up
-    /// to [`Options::wait_within`]: other calls of this process have to be driven meanwhile by
-    /// other threads; see [`Self::try_begin`].
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] at every process if their shapes or geometries differ,
-    /// [`Error::TooLarge`], [`Error::Busy`] when that time is over, [`Error::PeerLost`],
-    /// [`Error::Config`] of what makes no sense.
-    pub fn begin(
-        self: &Arc<Self>,
-        shape: &Shape,
-        geometry: Geometry,
-    ) -> Result<(Feeder, Arc<Exchange>), Error> {
-        self.when_there_is_room(|| self.try_begin(shape, geometry))
     }
 
     /// Tries until there is room.
@@ -138,35 +110,6 @@ impl Group {
                 done => return done,
             }
         }
-    }
-
-    /// Opens an area for collectives: a claim that all processes make in the same order.
-    pub(crate) fn area(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Shared, Error> {
-        let number = self.areas.fetch_add(1, Ordering::Relaxed);
-        let claim = Claim { key: 1 << 63 | number, ..*claim };
-        self.when_there_is_room(|| Shared::claim(self, &claim))
-    }
-
-    /// As [`Self::begin`], but does not wait.
-    ///
-    /// # Errors
-    /// As there, and [`Error::Busy`].
-    pub fn try_begin(
-        self: &Arc<Self>,
-        shape: &Shape,
-        geometry: Geometry,
-    ) -> Result<(Feeder, Arc<Exchange>), Error> {
-        let call = Arc::new(Call::open(self, shape, geometry)?);
-        let exchange = Exchange::new(Arc::clone(&call));
-        Ok((Feeder::new(call, Arc::clone(&exchange)), exchange))
-    }
-
-    /// A way to sleep in `poll(2)`, one a thread.
-    ///
-    /// # Errors
-    /// [`Error::System`].
-    pub fn waker(self: &Arc<Self>) -> Result<Waker, Error> {
-        Waker::new(self)
     }
 
     /// Waits until all processes have come here.

@@ -12,6 +12,7 @@
 
 pub mod add;
 mod arena;
+mod begin;
 mod buffer;
 mod call;
 mod cgroup;
@@ -26,6 +27,7 @@ mod geometry;
 mod group;
 mod keys;
 mod layout;
+mod marks;
 mod message;
 mod options;
 mod plan;
@@ -45,11 +47,12 @@ mod watch;
 pub use buffer::Buffer;
 pub use call::{ABANDONED, Shape};
 pub use error::Error;
-pub use exchange::{Exchange, Inputs, Marks};
+pub use exchange::{Exchange, Inputs};
 pub use feeder::{Feeder, Progress};
 pub use geometry::Geometry;
 pub use group::Group;
 pub use keys::Key;
+pub use marks::Marks;
 pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
 pub use wake::Waker;
 

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::plan::RING_BLOCKS;
 
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
+
+/// Own blocks whose peaks the ring of peaks holds at least: so far ahead of the slowest the other
+/// processes scan.
+pub(crate) const RING_BLOCKS: usize = 128;
 
 /// Bytes of a segment, where nothing asks for more.
 const DEFAULT_SEGMENT: usize = 32 << 20;

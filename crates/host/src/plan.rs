@@ -1,16 +1,15 @@
 //! How much of the segment a call takes, and so how deep its pipeline is.
 
-use crate::call::COUNTERS;
 use crate::core::Core;
 use crate::layout::LINE;
+use crate::options::RING_BLOCKS;
 use crate::{Error, Geometry, Options, Shape};
 
 /// Own blocks of a chunk below which depth is given up rather than more of them.
 const SLICE_BLOCKS_GOOD: usize = 16;
 
-/// Own blocks whose peaks the ring of peaks holds at least: so far ahead of the slowest the other
-/// processes scan.
-pub(crate) const RING_BLOCKS: usize = 128;
+/// Bytes of one process's counters.
+pub(crate) const COUNTERS: usize = 2 * LINE;
 
 /// Where what is in a call's room, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

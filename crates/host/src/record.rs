@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::exchange::Marks;
 use crate::layout::{RECORD, RECORD_COUNT, RECORDS};
+use crate::marks::Marks;
 use crate::{Error, Group};
 
 /// Bytes of a description, of each process.

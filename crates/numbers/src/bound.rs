@@ -1,11 +1,9 @@
 //! Bounds of sums and of errors: what `docs/numerics.md` derives.
 
-use crate::element::ElementType;
-use crate::format::Format;
-use crate::types::{Op, Scaling};
+use crate::types::ElementType;
 
 /// Half of the distance from 1 to the next float: what one rounding adds, at most, to a magnitude.
-fn unit(element: ElementType) -> f64 {
+pub(crate) fn unit(element: ElementType) -> f64 {
     let bits = match element {
         ElementType::F64 => 53,
         ElementType::F32 => 24,
@@ -17,12 +15,12 @@ fn unit(element: ElementType) -> f64 {
 }
 
 /// What one rounding of a host's own sum adds: 16-bit floats are summed as f32.
-fn sum_unit(element: ElementType) -> f64 {
+pub(crate) fn sum_unit(element: ElementType) -> f64 {
     unit(element).min(unit(ElementType::F32))
 }
 
 /// Half of the smallest subnormal: what rounding adds where there are no more exponents.
-fn least(element: ElementType) -> f64 {
+pub(crate) fn least(element: ElementType) -> f64 {
     let bits = match element {
         ElementType::F64 => return f64::from_bits(1),
         ElementType::F32 => 150,
@@ -42,35 +40,6 @@ pub(crate) fn of_local_sum(element: ElementType, peaks: &[f64]) -> f64 {
         // Sums of subnormals are exact.
         n => sum * (1.0 + 4.0 * n as f64 * sum_unit(element)),
     }
-}
-
-pub(crate) fn of_error(
-    format: &Format,
-    key: u16,
-    contributors: u32,
-    processes: u32,
-    magnitude: f64,
-) -> f64 {
-    let Some(scaling) = format.scaling() else {
-        return 0.0;
-    };
-    let element = format.element();
-    let unit_64 = unit(ElementType::F64);
-    let parts = processes.div_ceil(contributors.max(1));
-    // Each host's sum of its processes' elements.
-    let local = f64::from(parts.saturating_sub(1)) * sum_unit(element) * magnitude * 1.001;
-    // Each host's rounding to an integer; a factor that is no power of two rounds once before.
-    let steps = 0.5 * f64::from(contributors) * format.step(key);
-    let factor = match scaling {
-        Scaling::Block => 0.0,
-        Scaling::Fixed(_) => unit_64 * magnitude,
-    };
-    let quantised = local + steps + factor;
-    // Out of integers: the conversion (64-bit lanes), the factor and its product, then the result.
-    let sum = (magnitude + quantised) * (1.0 + 4.0 * unit_64);
-    let decoded = 4.0 * unit_64 * sum + unit(element) * sum;
-    let divisor = if format.op() == Op::Average { f64::from(processes.max(1)) } else { 1.0 };
-    (quantised + decoded) / divisor * 1.001 + least(element)
 }
 
 #[cfg(test)]

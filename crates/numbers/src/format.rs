@@ -4,11 +4,12 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction};
 
 use crate::bound;
-use crate::element::{Element, ElementType};
+use crate::element::{Element, Encoded};
 use crate::keys::{key_of, parts_of};
-use crate::range::{self, OutOfRange};
+use crate::range::OutOfRange;
 use crate::scale::{LaneBias, Scale, exponent_for};
 use crate::simd::Simd;
+use crate::types::ElementType;
 use crate::types::{LaneWidth, Op, Scaling};
 
 /// Factors of `fixed` lie between this and its reciprocal: both are ordinary floats.
@@ -29,17 +30,6 @@ pub struct Format {
     contributors: u16,
     bias: LaneBias,
     simd: Simd,
-}
-
-/// What happened while a block was encoded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    /// Finite elements that did not fit and were clamped. None with [`Scaling::Block`] and the
-    /// right key.
-    pub saturated: u32,
-    /// A NaN was among the elements; in sums, a NaN or an infinity, or the host's own sum became
-    /// one. The block has to come back as NaN at every worker ([`Element::fill_nan`]).
-    pub non_finite: bool,
 }
 
 /// Why there is no such format.
@@ -212,7 +202,26 @@ impl Format {
     /// over all `processes`. 0 for integers, minima and maxima.
     #[must_use]
     pub fn error_bound(&self, key: u16, contributors: u32, processes: u32, magnitude: f64) -> f64 {
-        bound::of_error(self, key, contributors, processes, magnitude)
+        let Some(scaling) = self.scaling else {
+            return 0.0;
+        };
+        let unit_64 = bound::unit(ElementType::F64);
+        let parts = processes.div_ceil(contributors.max(1));
+        // Each host's sum of its processes' elements.
+        let unit = bound::sum_unit(self.element);
+        let local = f64::from(parts.saturating_sub(1)) * unit * magnitude * 1.001;
+        // Each host's rounding to an integer; a factor that is no power of two rounds once before.
+        let steps = 0.5 * f64::from(contributors) * self.step(key);
+        let factor = match scaling {
+            Scaling::Block => 0.0,
+            Scaling::Fixed(_) => unit_64 * magnitude,
+        };
+        let quantised = local + steps + factor;
+        // Out of integers: the conversion (64-bit lanes), the factor and its product, the result.
+        let sum = (magnitude + quantised) * (1.0 + 4.0 * unit_64);
+        let decoded = 4.0 * unit_64 * sum + bound::unit(self.element) * sum;
+        let divisor = if self.op == Op::Average { f64::from(processes.max(1)) } else { 1.0 };
+        (quantised + decoded) / divisor * 1.001 + bound::least(self.element)
     }
 
     /// Smallest and largest integer that each of `parts` processes of each host may contribute to a
@@ -229,7 +238,21 @@ impl Format {
     /// # Errors
     /// The first one, and what fits.
     pub fn check<T: Element>(&self, data: &[T], parts: u16) -> Result<(), OutOfRange> {
-        range::check(self, data, parts)
+        if T::TYPE.is_float() || !self.op().adds() {
+            return Ok(());
+        }
+        let (min, max) = self.integer_range(parts);
+        let fits = |value: &T| value.integer().is_none_or(|value| (min..=max).contains(&value));
+        match data.iter().position(|value| !fits(value)) {
+            None => Ok(()),
+            Some(index) => Err(OutOfRange {
+                index,
+                value: data[index].integer().unwrap_or_default(),
+                processes: u32::from(self.contributors()) * u32::from(parts.max(1)),
+                min,
+                max,
+            }),
+        }
     }
 
     /// Reduces the sources element by element, in their order, straight into lanes. `key` is the

@@ -25,10 +25,10 @@ pub mod simd;
 pub mod throughput;
 mod types;
 
-pub use element::{Element, ElementType, UnknownElement};
-pub use format::{Encoded, Format, FormatError};
+pub use element::{Element, Encoded};
+pub use format::{Format, FormatError};
 pub use half::{bf16, f16};
 pub use keys::{KEY_REDUCTION, KEYS_PER_CHUNK, decode_keys, encode_keys, keys_payload};
 pub use range::OutOfRange;
-pub use types::{LaneWidth, Op, Scaling, UnknownName};
+pub use types::{ElementType, LaneWidth, Op, Scaling, UnknownElement, UnknownName};
 pub use xdp_agg_common::wire::Reduction;

@@ -1,8 +1,5 @@
 //! Which integers can be summed.
 
-use crate::element::Element;
-use crate::format::Format;
-
 /// An integer that is too large, or too small, for a sum of so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -20,22 +17,4 @@ pub struct OutOfRange {
     pub min: i64,
     /// Largest value that always fits.
     pub max: i64,
-}
-
-pub(crate) fn check<T: Element>(format: &Format, data: &[T], parts: u16) -> Result<(), OutOfRange> {
-    if T::TYPE.is_float() || !format.op().adds() {
-        return Ok(());
-    }
-    let (min, max) = format.integer_range(parts);
-    let fits = |value: &T| value.integer().is_none_or(|value| (min..=max).contains(&value));
-    match data.iter().position(|value| !fits(value)) {
-        None => Ok(()),
-        Some(index) => Err(OutOfRange {
-            index,
-            value: data[index].integer().unwrap_or_default(),
-            processes: u32::from(format.contributors()) * u32::from(parts.max(1)),
-            min,
-            max,
-        }),
-    }
 }

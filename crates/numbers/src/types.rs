@@ -1,9 +1,96 @@
-//! Operations, scalings and widths: the words in which a format is chosen.
+//! Element types, operations, scalings and widths: the words in which a format is chosen.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+/// Element types that can be all-reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats of IEEE 754: 5 bits of exponent.
+    F16,
+    /// 16-bit floats with the 8 bits of exponent of 32-bit ones.
+    Bf16,
+    /// 64-bit floats.
+    F64,
+    /// 32-bit integers.
+    I32,
+    /// 64-bit integers.
+    I64,
+}
+
+impl ElementType {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::Bf16, Self::F64, Self::I32, Self::I64];
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+
+    /// Not an integer.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        !matches!(self, Self::I32 | Self::I64)
+    }
+
+    /// The name in options, messages and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F64 => "f64",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+        }
+    }
+
+    /// The name in the tables of nccl-tests.
+    #[must_use]
+    pub const fn nccl_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F16 => "half",
+            Self::Bf16 => "bfloat16",
+            Self::F64 => "double",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no element type has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no element type: choose f32, f16, bf16, f64, i32 or i64")]
+pub struct UnknownElement(String);
+
+impl FromStr for ElementType {
+    type Err = UnknownElement;
+
+    fn from_str(name: &str) -> Result<Self, UnknownElement> {
+        Self::ALL
+            .into_iter()
+            .find(|element| element.name() == name)
+            .ok_or_else(|| UnknownElement(name.into()))
+    }
+}
 
 /// How the processes' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -175,6 +262,15 @@ impl UnknownName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn element_types_are_read_as_they_are_written() {
+        for element in ElementType::ALL {
+            assert_eq!(element.to_string().parse(), Ok(element));
+        }
+        let wrong = "f8".parse::<ElementType>().unwrap_err().to_string();
+        assert!(wrong.contains("choose f32, f16"), "{wrong}");
+    }
 
     #[test]
     fn names_are_read_as_they_are_written() {

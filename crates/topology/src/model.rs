@@ -9,7 +9,6 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use crate::plan::Site;
 use crate::units::Rate;
 
 /// A network and the job that is to run on it.
@@ -223,6 +222,16 @@ impl FromStr for Strategy {
         let known = Self::ALL.into_iter().find(|strategy| strategy.name() == text);
         known.ok_or_else(|| BadStrategy(text.into()))
     }
+}
+
+/// Where an aggregator runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Site {
+    /// The daemon on a worker's host, as an index into [`Topology::hosts`].
+    Host(usize),
+    /// A region's aggregator, as an index into [`Topology::regions`].
+    Region(usize),
 }
 
 impl Topology {

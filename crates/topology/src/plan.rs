@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::agents::remedy;
+pub use crate::model::Site;
 use crate::model::{Strategy, Topology};
 
 use scope::Scopes;
@@ -36,16 +37,6 @@ pub struct Node {
     pub parent: Option<usize>,
     /// The ranks that send to it directly, ascending.
     pub ranks: Vec<u16>,
-}
-
-/// Where an aggregator runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Site {
-    /// The daemon on a worker's host, as an index into [`Topology::hosts`].
-    Host(usize),
-    /// A region's aggregator, as an index into [`Topology::regions`].
-    Region(usize),
 }
 
 /// Ranks that a ring is to leave out.

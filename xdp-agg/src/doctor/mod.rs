@@ -3,72 +3,14 @@
 //! Facts are gathered first (`host`, `interface`), then judged by pure functions, so that every
 //! verdict can be tested without the machine that deserves it.
 
+mod check;
 mod drivers;
 mod host;
 mod interface;
 
 use std::net::SocketAddr;
 
-use serde::Serialize;
-
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// Nothing to do.
-    Ok,
-    /// It works, but slower, or could not be seen in full.
-    Warn,
-    /// The XDP engine cannot run like this.
-    Fail,
-}
-
-impl Status {
-    /// The word in front of a line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-        }
-    }
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
-    /// What it is about: `kernel`, `eth0: MTU`.
-    pub subject: String,
-    /// How it came out.
-    pub status: Status,
-    /// What is, and what was expected.
-    pub finding: String,
-    /// What to do, where something is to be done.
-    pub remedy: Option<String>,
-}
-
-impl Check {
-    fn new(subject: impl Into<String>, status: Status, finding: impl Into<String>) -> Self {
-        Self { subject: subject.into(), status, finding: finding.into(), remedy: None }
-    }
-
-    fn ok(subject: impl Into<String>, finding: impl Into<String>) -> Self {
-        Self::new(subject, Status::Ok, finding)
-    }
-
-    fn warn(subject: impl Into<String>, finding: impl Into<String>) -> Self {
-        Self::new(subject, Status::Warn, finding)
-    }
-
-    fn fail(subject: impl Into<String>, finding: impl Into<String>) -> Self {
-        Self::new(subject, Status::Fail, finding)
-    }
-
-    fn mend(self, remedy: impl Into<String>) -> Self {
-        Self { remedy: Some(remedy.into()), ..self }
-    }
-}
+pub use check::{Check, Status};
 
 /// What to look at.
 #[derive(Clone, Debug)]

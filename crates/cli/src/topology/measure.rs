@@ -246,7 +246,7 @@ fn round(mbit: f64) -> f64 {
 
 /// The file that is there, if it is of these hosts.
 fn keep(file: &Path, hosts: &[Facts]) -> Result<Topology> {
-    let topology = super::read(file)?;
+    let topology = super::input::read(file)?;
     let theirs = topology.hosts.iter().map(|host| host.address);
     if !theirs.eq(hosts.iter().map(|host| host.address)) {
         let found: Vec<_> = hosts.iter().map(|host| host.address.to_string()).collect();

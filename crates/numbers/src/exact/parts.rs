@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::element::{Element, ElementType};
+use crate::element::Element;
+use crate::types::ElementType;
 
 /// What a float is.
 #[derive(Clone, Copy, Debug, PartialEq)]

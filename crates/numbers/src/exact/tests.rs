@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Format;
-use crate::element::ElementType;
+use crate::types::ElementType;
 use crate::types::{Op, Scaling};
 
 /// All workers' parts as the aggregator would sum them: digits of one span, added.

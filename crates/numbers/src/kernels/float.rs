@@ -8,10 +8,12 @@ use super::convert::{Float, Ordered, Sum};
 use super::lane::{Lane, decode_lanes};
 use super::tiles::{zip_map, zip_map_many};
 use super::{order, single};
-use crate::element::{ElementType, sealed};
-use crate::format::{Encoded, Format};
+use crate::element::Encoded;
+use crate::element::sealed;
+use crate::format::Format;
 use crate::scale::{LaneBias, Scale};
 use crate::simd::{Kernel, Path};
+use crate::types::ElementType;
 use crate::types::{LaneWidth, Op};
 
 /// 1.5 * 2^52: adding it to a 64-bit float below 2^51 leaves the nearest integer (ties to even) in

@@ -4,8 +4,9 @@ use super::convert::{Integer, Ordered};
 use super::lane::{Lane, decode_lanes};
 use super::order;
 use super::tiles::zip_map;
+use crate::element::Encoded;
 use crate::element::{Element, sealed};
-use crate::format::{Encoded, Format};
+use crate::format::Format;
 use crate::simd::{Kernel, Path};
 use crate::types::Op;
 

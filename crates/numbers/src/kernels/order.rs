@@ -4,7 +4,7 @@
 use super::convert::Ordered;
 use super::lane::{Lane, decode_lanes};
 use super::tiles::{fold, zip_map};
-use crate::format::Encoded;
+use crate::element::Encoded;
 use crate::simd::{Kernel, Path, Simd};
 use crate::types::Op;
 

@@ -2,10 +2,11 @@
 //! 32 bits all through, with a path's own instructions. Same bits as [`super::float`].
 
 use super::tiles::each_tile;
-use crate::element::{Element, ElementType};
+use crate::element::Element;
 use crate::format::Format;
 use crate::scale::Scale;
 use crate::simd::{Kernel, Path, Peaks};
+use crate::types::ElementType;
 use crate::types::LaneWidth;
 
 /// Most sources for which there is a loop.

@@ -1,9 +1,9 @@
 //! How the trees of each strategy grow.
 
-use crate::model::Strategy;
+use crate::model::{Site, Strategy};
 
 use super::scope::Scopes;
-use super::{Lost, Node, Site, Tree};
+use super::{Lost, Node, Tree};
 
 /// One tree of one node for each aggregator: `colocated` and `passing`.
 pub(super) fn flat(scopes: &Scopes<'_>, strategy: Strategy) -> Vec<Tree> {

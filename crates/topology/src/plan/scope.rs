@@ -1,8 +1,6 @@
 //! The regions that matter to a strategy, without those that do not.
 
-use crate::model::{Strategy, Topology};
-
-use super::Site;
+use crate::model::{Site, Strategy, Topology};
 
 /// The tree of what is aggregated together: the first scope is the core, the others are regions.
 #[derive(Debug)]

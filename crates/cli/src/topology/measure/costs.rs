@@ -50,7 +50,7 @@ pub(super) fn measure(mesh: &mut Mesh, hosts: &[Facts], no_daemons: bool) -> Res
 fn noted(mesh: &Mesh, what: &str, measured: Result<f64>) -> Option<f64> {
     measured
         .inspect_err(|error| {
-            eprintln!("host {}: no {what}, {}", mesh.rank(), crate::sentence(error));
+            eprintln!("host {}: no {what}, {}", mesh.rank(), crate::exit::sentence(error));
         })
         .ok()
 }

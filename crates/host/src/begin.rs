@@ -1,0 +1,64 @@
+//! What a group's processes begin together: calls, and areas for collectives.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::call::{Call, Shape};
+use crate::plan::Plan;
+use crate::record::{Claim, Shared};
+use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
+
+impl Group {
+    /// Blocks of `block_bytes` (of the caller's elements) that a slice of a full chunk has: as many
+    /// as let two calls run at a time, at most [`Options::slice_blocks`]. It follows from options
+    /// alone, so all hosts with the same options get the same.
+    #[must_use]
+    pub fn slice_blocks(&self, block_bytes: usize) -> usize {
+        Plan::slice_blocks(&self.core().options, self.room(), block_bytes)
+    }
+
+    /// Opens a call. The first process to come makes room, the others join in. Waits for room, up
+    /// to [`Options::wait_within`]: other calls of this process have to be driven meanwhile by
+    /// other threads; see [`Self::try_begin`].
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] at every process if their shapes or geometries differ,
+    /// [`Error::TooLarge`], [`Error::Busy`] when that time is over, [`Error::PeerLost`],
+    /// [`Error::Config`] of what makes no sense.
+    pub fn begin(
+        self: &Arc<Self>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<(Feeder, Arc<Exchange>), Error> {
+        self.when_there_is_room(|| self.try_begin(shape, geometry))
+    }
+
+    /// Opens an area for collectives: a claim that all processes make in the same order.
+    pub(crate) fn area(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Shared, Error> {
+        let number = self.areas.fetch_add(1, Ordering::Relaxed);
+        let claim = Claim { key: 1 << 63 | number, ..*claim };
+        self.when_there_is_room(|| Shared::claim(self, &claim))
+    }
+
+    /// As [`Self::begin`], but does not wait.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Busy`].
+    pub fn try_begin(
+        self: &Arc<Self>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<(Feeder, Arc<Exchange>), Error> {
+        let call = Arc::new(Call::open(self, shape, geometry)?);
+        let exchange = Exchange::new(Arc::clone(&call));
+        Ok((Feeder::new(call, Arc::clone(&exchange)), exchange))
+    }
+
+    /// A way to sleep in `poll(2)`, one a thread.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn waker(self: &Arc<Self>) -> Result<Waker, Error> {
+        Waker::new(self)
+    }
+}
