@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::Progress;
 use xdp_agg_host::Waker;
+use xdp_agg_protocol::worker::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use xdp_agg_tls::OpenError;
 
-use crate::error::Error;
-use crate::machine::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
+use crate::error::{Error, JobError};
 use crate::session::{Dial, Session};
 use crate::sys::{self, BATCH, Interest, Receiver};
 use crate::udp::{self, DataSocket, Sent};
@@ -226,7 +226,7 @@ impl Engine {
     /// The members of a ring have met, and this is what they have.
     pub(crate) fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
         let now = self.now();
-        self.machine.enter_ring(progress, now)
+        Ok(self.machine.enter_ring(progress, now)?)
     }
 
     /// What a ring made of a batch. True: this worker has left the ring.
@@ -374,7 +374,9 @@ impl Engine {
     fn hang_up(&mut self, error: Error) {
         self.session = None;
         match error {
-            Error::AggregatorLost(reason) => self.machine.disconnected(reason, self.now()),
+            Error::Job(JobError::AggregatorLost(reason)) => {
+                self.machine.disconnected(reason, self.now())
+            }
             // In the middle of a job: somebody meddles with the connection, or the daemon was
             // started again with other certificates.
             Error::Tls(reason) if self.machine.endpoint().is_some() => {

@@ -12,7 +12,7 @@ use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::route;
 use crate::sys;
 
@@ -91,7 +91,7 @@ impl Session {
             match self.stream.read(&mut part) {
                 Ok(0) => {
                     let reason = "its control connection ended without a word";
-                    return Err(Error::AggregatorLost(reason.into()));
+                    return Err(Error::Job(JobError::AggregatorLost(reason.into())));
                 }
                 Ok(len) => self.received.extend_from_slice(&part[..len]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -123,7 +123,7 @@ fn lost(error: &std::io::Error) -> Error {
     match error.kind() {
         // What came was not what this side or the other accepts.
         ErrorKind::InvalidData => Error::Tls(error.to_string()),
-        _ => Error::AggregatorLost(error.to_string()),
+        _ => Error::Job(JobError::AggregatorLost(error.to_string())),
     }
 }
 
@@ -152,7 +152,11 @@ pub(crate) fn path(
             Ok(socket) => break socket,
             Err(error) if Instant::now() >= give_up => {
                 let reason = error.to_string();
-                return Err(Error::Unreachable { address: aggregator, reason, of: None });
+                return Err(Error::Job(JobError::Unreachable {
+                    address: aggregator,
+                    reason,
+                    of: None,
+                }));
             }
             Err(_) => std::thread::sleep(RETRY),
         }
@@ -160,7 +164,7 @@ pub(crate) fn path(
     let SocketAddr::V4(local) =
         socket.local_addr().map_err(Error::io("reading the local address"))?
     else {
-        return Err(Error::Protocol("an IPv6 address of an IPv4 socket".into()));
+        return Err(Error::Job(JobError::Protocol("an IPv6 address of an IPv4 socket".into())));
     };
     let path = match aggregator.ip() {
         IpAddr::V4(to) => route::mtu(*local.ip(), to),

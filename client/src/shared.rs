@@ -16,14 +16,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_host::Group;
+use xdp_agg_protocol::worker::{Blocks, Call, Lanes, Seat, State};
 use xdp_agg_tls::OpenError;
 
-use crate::blocks::Blocks;
-use crate::call::Call;
 use crate::engine::{Engine, Errand};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::fallback::Fallback;
-use crate::machine::{Lanes, Seat, State};
 use crate::roll::Roll;
 use crate::session::{Dial, Session};
 use crate::sys::{self, Interest, Timer};
@@ -156,7 +154,7 @@ impl Shared {
     }
 
     pub(crate) fn start(&self, blocks: Box<dyn Blocks>) -> Result<u64, Error> {
-        self.lock().machine.start(blocks)
+        Ok(self.lock().machine.start(blocks)?)
     }
 
     /// Sends what a call that was started has to send. If nobody drives it soon, the progress
@@ -181,7 +179,7 @@ impl Shared {
         drop(joined);
         let engine = self.lock();
         match engine.machine.failure() {
-            Some(error) => Err(error.clone()),
+            Some(error) => Err(error.clone().into()),
             None => Ok(engine.machine.result_mode().unwrap_or(ResultMode::Ports)),
         }
     }
@@ -277,7 +275,7 @@ impl Shared {
         let mut engine = self.lock();
         let outcome = loop {
             if let Some(outcome) = engine.machine.take(sequence) {
-                break outcome.map(Some);
+                break outcome.map(Some).map_err(Error::from);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -319,7 +317,7 @@ impl Shared {
         }
         let error = engine.machine.give_up(sequence, deadline);
         engine.machine.remove(sequence);
-        (engine, error)
+        (engine, error.into())
     }
 
     /// Leaves the job. True if the progress thread ends now; false if it is busy, and ends later.
@@ -405,7 +403,7 @@ impl Shared {
             let all = ring.gather(&own)?;
             Ok((ring, all))
         });
-        let (ring, all) = built.unwrap_or(Err(Error::Closed))?;
+        let (ring, all) = built.unwrap_or(Err(Error::Job(JobError::Closed)))?;
         self.lock().enter_ring(&all)?;
         Ok(ring)
     }

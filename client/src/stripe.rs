@@ -8,11 +8,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
 use xdp_agg_mesh::MAX_DEADLINE;
+use xdp_agg_protocol::worker::Config;
 
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::fork::Origin;
-use crate::machine::Config;
 use crate::roll::Roll;
 use crate::session::{self, Dial};
 use crate::settings::{Builder, Place, Source, Target};

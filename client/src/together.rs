@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use crate::call::Call;
+use xdp_agg_protocol::worker::Call;
+
 use crate::engine::{self, Engine, WATCHED};
 use crate::error::Error;
 use crate::shared::{self, NAP};

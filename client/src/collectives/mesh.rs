@@ -12,15 +12,15 @@ use xdp_agg_numbers::{Element, ElementType};
 
 use super::queue::{Beginning, Queue, Turn};
 use super::{Choice, Scratch, Tuning};
-use crate::blocks::Purpose;
 use crate::communicator::Communicator;
 use crate::digest::digest;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::{Handle, fail};
 use crate::session;
 use crate::settings::Builder;
 use crate::stripe::Stripe;
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::Purpose;
 
 /// Longest wait for a route to the daemon.
 const ROUTE: Duration = Duration::from_secs(10);
@@ -210,7 +210,7 @@ fn same(what: &str, seen: &[i64]) -> Result<(), Error> {
         return Ok(());
     }
     let theirs = "at least one other worker made another one".into();
-    Err(Error::CallMismatch { ours: what.into(), theirs })
+    Err(Error::Job(JobError::CallMismatch { ours: what.into(), theirs }))
 }
 
 /// A number that nobody can guess: the hasher is seeded by the system's random numbers.

@@ -11,15 +11,15 @@ use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_numbers::exact::Digits;
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling, bf16, f16};
+use xdp_agg_protocol::worker::Purpose;
 
 use super::guess::Guesses;
 use super::order::Order;
 use super::started::Threads;
 use super::{DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Settings, Stats};
 use super::{Task, copies, floats, integers};
-use crate::blocks::Purpose;
 use crate::communicator::Communicator;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::{Patience, fail};
 use crate::settings::Builder;
 
@@ -200,7 +200,7 @@ impl Caller {
         }
     }
 
-    /// Leaves the job in good order. Calls in flight end with [`Error::Closed`].
+    /// Leaves the job in good order. Calls in flight end with [`JobError::Closed`].
     pub fn close(&self) {
         if !self.is_forked() {
             self.0.close();
@@ -242,7 +242,7 @@ impl Inner {
             return Err(Error::Forked);
         }
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::Closed);
+            return Err(Error::Job(JobError::Closed));
         }
         if call.options.precision == Some(Precision::Exact) && !self.repeats {
             return Err(no_exact("precision"));
@@ -377,7 +377,7 @@ impl Inner {
         let opened = Arc::new(opened.inspect_err(|error| self.abort_main(error))?);
         *side = Some(Arc::clone(&opened));
         if self.closed.load(Ordering::Acquire) {
-            fail(&opened.stripes(), &Error::Closed);
+            fail(&opened.stripes(), &Error::Job(JobError::Closed));
         }
         Ok(opened)
     }

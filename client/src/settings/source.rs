@@ -8,7 +8,7 @@ use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::{Strategy, Topology, TopologyFile};
 
 use super::{Builder, Place};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 
 /// The network that a job sums on.
 #[derive(Clone, Debug)]
@@ -99,8 +99,8 @@ impl Builder {
     /// Adds whose daemon it is that cannot be reached.
     pub(crate) fn explain(&self, error: Error) -> Error {
         match (error, &self.source) {
-            (Error::Unreachable { address, reason, .. }, Some(source)) => {
-                Error::Unreachable { address, reason, of: source.whose(address) }
+            (Error::Job(JobError::Unreachable { address, reason, .. }), Some(source)) => {
+                Error::Job(JobError::Unreachable { address, reason, of: source.whose(address) })
             }
             (other, _) => other,
         }

@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::thread;
 
 use super::*;
-use crate::machine::Config;
+use xdp_agg_protocol::worker::Config;
+
 use crate::udp::DataSocket;
 
 /// A worker of a daemon at an address; nothing is done for it yet.

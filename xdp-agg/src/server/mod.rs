@@ -32,13 +32,13 @@ use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
-use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 use crate::state::StateFile;
 use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 
 /// How long a connection that is no member may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use xdp_agg::engine::sum::{Answer, Sums};
-use xdp_agg::engine::{JobSetup, Uplink};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::JobConf;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::engine::{JobSetup, Uplink};
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::everywhere;
 use crate::script::Script;

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use xdp_agg::engine::JobSetup;
-use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::{Source, check_job, check_member};
 use xdp_agg_common::frame::{IP_LEN, Ipv4};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, Member, Reject};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::engine::JobSetup;
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::everywhere;
 use crate::script::Script;

@@ -1,8 +1,8 @@
 //! The connections of a tree's root to its branches, as a server keeps them: it tries to open each
 //! a few times, and tells the jobs what comes of that.
 
-use xdp_agg::jobs::{Jobs, LinkEffect, LinkId};
 use xdp_agg_common::control::Reply;
+use xdp_agg_protocol::daemon::{Jobs, LinkEffect, LinkId};
 
 use super::control::{Client, End};
 use super::{Event, World};

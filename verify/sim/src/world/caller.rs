@@ -1,9 +1,9 @@
 //! Who uses a worker: makes calls, waits for them, and loses patience.
 
 use rand::Rng;
-use xdp_agg_client::Error;
-use xdp_agg_client::machine::{Blocks, Buffer, Local, State};
-use xdp_agg_client::{Element, Format, Scaling};
+use xdp_agg_numbers::{Element, Format, Scaling};
+use xdp_agg_protocol::worker::Error;
+use xdp_agg_protocol::worker::{Blocks, Buffer, Local, State};
 
 use super::World;
 use crate::reference::{Inputs, SCALE, Shape};

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use xdp_agg::engine::sum::Sums;
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, LinkId, Peer, Prepare, Snapshot};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request, decode};
 use xdp_agg_common::maps::{MAX_JOBS, Phase};
+use xdp_agg_protocol::daemon::{
+    Answer, ConnId, Effect, Jobs, Limits, LinkId, Peer, Prepare, Snapshot,
+};
+use xdp_agg_protocol::sum::Sums;
 
 use super::branch::Line;
 use super::control::Client;

@@ -4,10 +4,10 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use rand::Rng;
-use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::place::{DATA_PORT, Place};
 use super::{Event, World, place};

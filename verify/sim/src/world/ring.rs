@@ -5,11 +5,11 @@
 //! say that they can reach the daemon, each leaves the ring as it takes in that batch.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rand::Rng;
-use xdp_agg_client::Error;
-use xdp_agg_client::machine::{Batch, Lanes, State};
 use xdp_agg_common::control::Progress;
+use xdp_agg_protocol::worker::{Batch, CallerError, Error, Lanes, State};
 
 use super::World;
 use super::control::End;
@@ -299,7 +299,7 @@ impl World {
     fn lose_ring(&mut self, worker: usize, index: usize) {
         let ranks = self.rings[index].lost.clone();
         let Some(process) = &mut self.workers[worker].process else { return };
-        process.machine.fail(Error::Ring { ranks, reason: "it is lost".into() });
+        process.machine.fail(Error::Caller(Arc::new(RingLost { ranks })));
     }
 
     /// A wait is over.
@@ -320,6 +320,15 @@ impl World {
         self.break_ring(index);
     }
 }
+
+/// What a ring's driver says of it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the ring is lost at ranks {ranks:?}")]
+struct RingLost {
+    ranks: Vec<u16>,
+}
+
+impl CallerError for RingLost {}
 
 /// A member's word on whether its daemon would take it back.
 fn can_return(lanes: &Lanes) -> bool {

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg_client::machine::{Config, Control, Machine, State};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_protocol::worker::{Config, Control, Machine, State};
 
 use super::caller::InFlight;
 use super::control::{self, Client, End};

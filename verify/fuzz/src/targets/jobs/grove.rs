@@ -14,12 +14,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg::jobs::{LinkEffect, LinkId};
 use xdp_agg_common::control::{
     AggregatorLoss, Branch, BranchReply, BranchRequest, BranchSetup, CONTROL_PORT, Join, Policy,
     Progress, Reply, Request, Resume, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
 
 use super::world::World;
 

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use xdp_agg::engine::{JobSetup, Started};
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
 use xdp_agg_common::control::{
     AbortReason, Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
+use xdp_agg_protocol::engine::{JobSetup, Started};
 
 use super::grove::Grove;
 use crate::Outcome;

@@ -8,9 +8,8 @@ use xdp_agg_common::maps::{JobConf, Reject, Uplink};
 use xdp_agg_common::slot::{Contribution, take_result};
 use xdp_agg_common::wire::{Header, Kind};
 
-use super::{Answer, Sums, copies};
-use crate::engine::bytes::chunks_mut;
-use crate::engine::{EngineError, uplink};
+use super::bytes::chunks_mut;
+use super::{Answer, Error, Sums, copies, uplink};
 
 /// A sum of `len` bytes, whose header it would have as a result, goes up.
 pub(super) fn up(uplink: &Uplink, job_id: u16, sum: &Header, len: usize) -> Answer {
@@ -27,23 +26,17 @@ impl Sums {
     }
 
     /// The probe that a job's way up needs, and where it goes: what
-    /// [`crate::engine::Engine::probe_uplink`] sends. None: nothing is to be learned (any more).
+    /// `Engine::probe_uplink` sends. None: nothing is to be learned (any more).
     ///
     /// # Errors
     /// The job is not on the data path.
-    pub fn probe_up(
-        &mut self,
-        job_id: u16,
-    ) -> Result<Option<(SocketAddrV4, Vec<u8>)>, EngineError> {
+    pub fn probe_up(&mut self, job_id: u16) -> Result<Option<(SocketAddrV4, Vec<u8>)>, Error> {
         let unlearned = self.unlearned(job_id)?;
         Ok(unlearned.map(|(conf, up)| (uplink::address(&up), uplink::probe(&conf, &up))))
     }
 
     /// Configuration and parent of a job whose parent has not answered a probe.
-    pub(in crate::engine) fn unlearned(
-        &mut self,
-        job_id: u16,
-    ) -> Result<Option<(JobConf, Uplink)>, EngineError> {
+    pub fn unlearned(&mut self, job_id: u16) -> Result<Option<(JobConf, Uplink)>, Error> {
         let job = self.running(job_id)?;
         let learned = uplink::is_learned(&job.conf, &job.uplink);
         Ok((!learned).then_some((job.conf, job.uplink)))

@@ -11,11 +11,11 @@ use xdp_agg_numbers::KEYS_PER_CHUNK;
 /// How far ahead of its group an exponent block travels at least, in data blocks: where it is half
 /// of the job's pool or more, the pool's own rule (a worker sends block `b` when it has the results
 /// up to `b - P/2`) says that it is there. Part of the protocol: all workers of a call must agree.
-pub(crate) const AHEAD: u64 = 1024;
+pub const AHEAD: u64 = 1024;
 
 /// What a block of a call holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// Keys of the exponents of group `k`.
     Keys(u64),
     /// Data block `j`.
@@ -24,7 +24,7 @@ pub(crate) enum Part {
 
 /// Which block of a call is what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// Data blocks.
     data: u64,
     /// Data blocks of a group; 0 without exponents.
@@ -36,19 +36,19 @@ pub(crate) struct Layout {
 }
 
 /// Data blocks of a group, where blocks have so many chunks: as many as their keys fit a block.
-pub(crate) const fn group_of(chunks: u16) -> u64 {
+pub const fn group_of(chunks: u16) -> u64 {
     chunks as u64 * KEYS_PER_CHUNK as u64
 }
 
 /// How many data blocks of a flow must be known ahead of the one that is sent, so that no exponent
 /// block waits for what the worker has not looked at.
-pub(crate) const fn looked_ahead(group: u64) -> u64 {
+pub const fn looked_ahead(group: u64) -> u64 {
     AHEAD + 3 * group
 }
 
 impl Layout {
     /// `data` blocks, whose exponents go `group` (0: none do) to a block.
-    pub(crate) const fn new(data: u64, group: u64) -> Self {
+    pub const fn new(data: u64, group: u64) -> Self {
         if group == 0 {
             return Self { data, group, groups: 0, first: 0 };
         }
@@ -58,29 +58,29 @@ impl Layout {
     }
 
     /// Blocks in all.
-    pub(crate) const fn blocks(&self) -> u64 {
+    pub const fn blocks(&self) -> u64 {
         self.data + self.groups
     }
 
     /// Exponent blocks.
-    pub(crate) const fn groups(&self) -> u64 {
+    pub const fn groups(&self) -> u64 {
         self.groups
     }
 
     /// The group of a data block.
-    pub(crate) const fn group_of(&self, data: u64) -> u64 {
+    pub const fn group_of(&self, data: u64) -> u64 {
         data / self.group
     }
 
     /// The data blocks of a group: from, and to.
-    pub(crate) const fn group_range(&self, group: u64) -> (u64, u64) {
+    pub const fn group_range(&self, group: u64) -> (u64, u64) {
         let (from, to) = (group * self.group, (group + 1) * self.group);
         (from, if to < self.data { to } else { self.data })
     }
 
     /// What the `index`-th block holds. First come `first` blocks of keys, then each group, and
     /// behind it the keys of the group `first` further on.
-    pub(crate) const fn part(&self, index: u64) -> Part {
+    pub const fn part(&self, index: u64) -> Part {
         if index < self.first {
             return Part::Keys(index);
         }

@@ -1,14 +1,21 @@
 //! Calls that cannot end well.
 
-use xdp_agg_host::Error as Host;
+use std::sync::Arc;
+
 use xdp_agg_numbers::{ElementType, Encoded, Format, Op, Scaling};
 
 use super::by_hand::Alone;
-use crate::error::Error;
-use crate::machine::Blocks;
+use crate::worker::{Blocks, CallerError, Error};
 
 /// Elements of a call.
 const LEN: usize = 16;
+
+/// A process of the host has left.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("local rank {0} left")]
+struct Left(usize);
+
+impl CallerError for Left {}
 
 /// A call that cannot end well after some looks at it.
 #[derive(Debug)]
@@ -60,7 +67,7 @@ impl Blocks for Breaking {
                 self.well = well;
                 Ok(false)
             }
-            None => Err(Error::Host(Host::PeerLeft { local_rank: self.left })),
+            None => Err(Error::Caller(Arc::new(Left(self.left)))),
         }
     }
     fn finished(&self) -> bool {
@@ -82,7 +89,6 @@ fn the_first_call_that_broke_says_why() {
         }
         assert!(!alone.machine.work());
         let reason = alone.machine.failure();
-        let first = matches!(reason, Some(Error::Host(Host::PeerLeft { local_rank: 1 })));
-        assert!(first, "{reason:?}");
+        assert_eq!(reason.map(ToString::to_string).as_deref(), Some("local rank 1 left"));
     }
 }

@@ -11,7 +11,7 @@ use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 
-use crate::machine::{Blocks, Buffer, Config, Control, Lanes, Local, Machine, Path, State};
+use crate::worker::{Blocks, Buffer, Config, Control, Lanes, Local, Machine, Path, State};
 
 pub(super) const SLOTS: u32 = 16;
 pub(super) const CHUNKS: u16 = 2;

@@ -56,7 +56,7 @@ impl<T> Buffer<T> {
     /// # Safety
     /// The memory must stay borrowed until the returned value and all that it is shared to are
     /// dropped: the lender waits for that, also while unwinding.
-    pub(crate) unsafe fn lend(memory: &mut [T]) -> Self {
+    pub unsafe fn lend(memory: &mut [T]) -> Self {
         Self { memory: memory.as_mut_ptr(), len: memory.len(), owner: None }
     }
 
@@ -65,7 +65,7 @@ impl<T> Buffer<T> {
     /// # Safety
     /// No element is reached through both while one of them writes it: each part has blocks of its
     /// own.
-    pub(crate) unsafe fn share(&self) -> Self {
+    pub unsafe fn share(&self) -> Self {
         Self { memory: self.memory, len: self.len, owner: self.owner.clone() }
     }
 

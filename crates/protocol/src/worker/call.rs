@@ -1,14 +1,16 @@
 //! One all-reduce in flight: its blocks, and what is left of it.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use xdp_agg_common::control::{self, Held};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{Reduction, flags};
 use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
-use crate::blocks::Blocks;
-use crate::error::Error;
-use crate::layout::{Layout, Part, group_of};
+use super::blocks::Blocks;
+use super::error::Error;
+use super::layout::{Layout, Part, group_of};
 
 /// Over what a call's blocks were summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -54,14 +56,16 @@ impl Report {
     ///
     /// A part without blocks knows who was a member when it began. That differs between workers
     /// where one is being lost, and nobody's contribution is in it: only the others count.
-    pub(crate) fn of_parts(parts: &[Call]) -> Self {
+    #[must_use]
+    pub fn of_parts(parts: &[Call]) -> Self {
         let telling = parts.iter().filter(|part| part.knows_contributors());
         let joined = telling.map(|part| part.report).reduce(Self::joined);
         joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
     }
 
     /// What became of two parts of one call.
-    pub(crate) fn joined(self, other: Self) -> Self {
+    #[must_use]
+    pub fn joined(self, other: Self) -> Self {
         let all = self.contributors & other.contributors;
         let any = self.contributors | self.partial | other.contributors | other.partial;
         Self {
@@ -86,7 +90,8 @@ impl Report {
 }
 
 /// The bit of a rank in a bitmap of members.
-pub(crate) const fn rank_bit(rank: u16) -> u64 {
+#[must_use]
+pub const fn rank_bit(rank: u16) -> u64 {
     1 << (rank & 63)
 }
 
@@ -299,8 +304,13 @@ impl Call {
     }
 
     /// See [`Blocks::awaited`].
-    pub(crate) fn awaited(&self, is_last_word: bool) -> Vec<usize> {
-        self.blocks.awaited(is_last_word)
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        self.blocks.awaited()
+    }
+
+    /// See [`Blocks::overdue`].
+    pub(crate) fn overdue(&self, waited: Duration) -> Option<Error> {
+        self.blocks.overdue(waited)
     }
 
     /// It will not end well.
@@ -464,7 +474,8 @@ impl Call {
 }
 
 /// How a format's numbers travel, in words.
-pub(crate) fn numbers(format: &Format) -> String {
+#[must_use]
+pub fn numbers(format: &Format) -> String {
     let width = format.width();
     match format.scaling() {
         Some(scaling) => format!("{scaling} in {width}-bit lanes"),

@@ -1,6 +1,6 @@
 //! A worker's whole protocol without sockets, clocks or threads.
 //!
-//! Membership ([`Control`] and replies), calls, blocks ([`crate::flow`]) and what a new epoch does
+//! Membership ([`Control`] and replies), calls, blocks ([`crate::worker::flow`]) and what a new epoch does
 //! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never
 //! go back.
 //!
@@ -34,14 +34,11 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::HEADER_LEN;
 
-pub use crate::blocks::{Blocks, Local, Share};
-pub use crate::buffer::Buffer;
-pub use crate::call::{Call, Path, Report};
 pub use config::{Config, Control, Counters, Endpoint, State};
 pub use ring::{Batch, Lanes, Seat};
 
-use crate::error::Error;
-use crate::flow;
+use super::call::{Call, Path, Report};
+use super::{Error, flow};
 use back::WayBack;
 use early::Early;
 use epoch::Epoch;
@@ -331,9 +328,7 @@ impl Machine {
     pub fn depends_on_fellows(&self, sequence: u64) -> bool {
         let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         let call = self.calls.iter().find(|call| call.sequence == sequence);
-        self.config.local_size > 1
-            && is_idle
-            && call.is_some_and(|call| call.awaited(false).is_empty())
+        self.config.local_size > 1 && is_idle && call.is_some_and(|call| call.awaited().is_empty())
     }
 
     /// The daemon's answer, if there is one.
@@ -349,26 +344,23 @@ impl Machine {
         }
         let ranks = self.missing.take().unwrap_or_default();
         let call = self.calls.iter().find(|call| call.sequence == sequence);
-        let waiting_for = call.map_or_else(Vec::new, |call| call.awaited(true));
         let fails = self.config.policy.worker_loss == WorkerLoss::Fail;
-        let error = if ranks.is_empty() && !waiting_for.is_empty() && fails {
-            let (what, after) = ("a call", waited);
-            Error::Host(xdp_agg_host::Error::Deadline { what, after, waiting_for })
-        } else {
+        let call = call.filter(|_| ranks.is_empty() && fails);
+        let error = call.and_then(|call| call.overdue(waited)).unwrap_or_else(|| {
             let known = self.what_is_known();
             Error::Deadline { sequence: Some(sequence), waited, ranks, known }
-        };
+        });
         self.fail(error.clone());
         error
     }
 
     /// Ends the membership, and tells the others why.
-    pub fn fail(&mut self, error: Error) {
+    pub fn fail(&mut self, error: impl Into<Error>) {
         if self.failed.is_some() {
             return;
         }
-        let only_here = matches!(error, Error::Host(_) | Error::Io { .. });
-        if only_here && self.config.policy.worker_loss == WorkerLoss::Shrink {
+        let error = error.into();
+        if error.is_local() && self.config.policy.worker_loss == WorkerLoss::Shrink {
             // As if this process were dead: the others go on without it, and without its host's
             // other processes, which are one worker with it.
             self.disconnect = true;

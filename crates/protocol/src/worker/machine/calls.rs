@@ -5,9 +5,8 @@ use std::time::Duration;
 use xdp_agg_common::control::Admitted;
 
 use super::{Call, Freeze, Machine, NO_CALL, Path, Phase, Report};
-use crate::blocks::Blocks;
-use crate::error::Error;
-use crate::flow::Part;
+use crate::worker::flow::Part;
+use crate::worker::{Blocks, Error};
 
 impl Machine {
     /// Adds a call; its blocks go out as soon as the job lets them. Returns its number.

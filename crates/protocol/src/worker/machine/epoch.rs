@@ -6,8 +6,8 @@ use xdp_agg_common::reform::{BlockMap, SPAN_MAX};
 use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::history::History;
-use crate::error::Error;
-use crate::flow::{Flow, Part};
+use crate::worker::Error;
+use crate::worker::flow::{Flow, Part};
 
 /// A membership of the job, from [`Admitted`] to the next one.
 #[derive(Debug)]

@@ -5,16 +5,17 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use xdp_agg_numbers::{Element, Encoded, Format};
 
-use crate::buffer::Buffer;
-use crate::call::Report;
-use crate::error::Error;
+use super::buffer::Buffer;
+use super::call::Report;
+use super::error::Error;
 
 /// What a call is, where it is more than an all-reduce.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Purpose {
+pub struct Purpose {
     what: Option<Arc<str>>,
     root: Option<u16>,
     leaves_out: bool,
@@ -22,30 +23,39 @@ pub(crate) struct Purpose {
 
 impl Purpose {
     /// In words, on which the workers must agree.
-    pub(crate) fn of(what: &Arc<str>) -> Self {
+    #[must_use]
+    pub fn of(what: &Arc<str>) -> Self {
         Self { what: Some(Arc::clone(what)), ..Self::default() }
     }
 
     /// All get the elements of this worker; nobody else has any.
-    pub(crate) fn with_root(self, root: Option<u16>) -> Self {
+    #[must_use]
+    pub fn with_root(self, root: Option<u16>) -> Self {
         Self { root, ..self }
     }
 
     /// Blocks whose result is no number keep their input, for who sums them in another way: see
     /// [`Blocks::left_out`].
-    pub(crate) fn leaving_out(self) -> Self {
+    #[must_use]
+    pub fn leaving_out(self) -> Self {
         Self { leaves_out: true, ..self }
     }
 
-    pub(crate) const fn leaves_out(&self) -> bool {
+    /// See [`Self::leaving_out`].
+    #[must_use]
+    pub const fn leaves_out(&self) -> bool {
         self.leaves_out
     }
 
-    pub(crate) fn what(&self) -> Option<&str> {
+    /// See [`Self::of`].
+    #[must_use]
+    pub fn what(&self) -> Option<&str> {
         self.what.as_deref()
     }
 
-    pub(crate) const fn root(&self) -> Option<u16> {
+    /// See [`Self::with_root`].
+    #[must_use]
+    pub const fn root(&self) -> Option<u16> {
         self.root
     }
 }
@@ -151,10 +161,15 @@ pub trait Blocks: Debug + Send {
     /// The call has failed here.
     fn abort(&mut self, _error: &Error) {}
 
-    /// Processes of this host that it waits for, by their local ranks: those that owe it something
-    /// of their own; or, as the last word, all that it has nothing from.
-    fn awaited(&self, _is_last_word: bool) -> Vec<usize> {
+    /// Processes of this host that owe it something of their own, by their local ranks.
+    fn awaited(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// The caller has waited for the call so long, and does not any longer: the error, where
+    /// processes of this host are to blame.
+    fn overdue(&self, _waited: Duration) -> Option<Error> {
+        None
     }
 
     /// The caller's elements, for who knows their type.
@@ -175,7 +190,8 @@ impl Share {
     pub const ALL: Self = Self { index: 0, of: 1 };
 
     /// For people, who count from 1. None: all of them.
-    pub(crate) fn in_words(self) -> Option<String> {
+    #[must_use]
+    pub fn in_words(self) -> Option<String> {
         (self.of > 1).then(|| format!("part {} of {}", self.index + 1, self.of))
     }
 
@@ -235,13 +251,15 @@ impl<T: Element> Local<T> {
     }
 
     /// The same as a part of something that is more than an all-reduce.
-    pub(crate) fn with_purpose(mut self, purpose: &Purpose) -> Self {
+    #[must_use]
+    pub fn with_purpose(mut self, purpose: &Purpose) -> Self {
         self.purpose = purpose.clone();
         self
     }
 
     /// Some blocks of so many chunks of a vector.
-    pub(crate) const fn part(buffer: Buffer<T>, format: Format, share: Share, chunks: u16) -> Self {
+    #[must_use]
+    pub const fn part(buffer: Buffer<T>, format: Format, share: Share, chunks: u16) -> Self {
         Self::cut_as(buffer, format, share, Some(chunks))
     }
 
@@ -346,7 +364,10 @@ impl<T: Element> Blocks for Local<T> {
 }
 
 /// Elements of a block: of the chunks that were agreed upon, if any were.
-pub(crate) fn block_len(format: &Format, agreed: Option<u16>, chunks: u16) -> Result<usize, Error> {
+///
+/// # Errors
+/// These are more than the path takes.
+pub fn block_len(format: &Format, agreed: Option<u16>, chunks: u16) -> Result<usize, Error> {
     match agreed {
         Some(agreed) if agreed > chunks => Err(Error::Protocol(format!(
             "blocks of {chunks} chunks in a job of {agreed}; the MTU on the way has become smaller"

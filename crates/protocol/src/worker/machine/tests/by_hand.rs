@@ -11,8 +11,7 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 
 use super::world::integers;
-use crate::error::Error;
-use crate::machine::{Buffer, Config, Control, Lanes, Local, Machine, RETRY, State};
+use crate::worker::{Buffer, Config, Control, Error, Lanes, Local, Machine, RETRY, State};
 
 const NOW: Duration = Duration::from_secs(5);
 /// Elements of a block of one chunk.

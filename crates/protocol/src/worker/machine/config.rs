@@ -9,7 +9,7 @@ use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
 
-use crate::flow;
+use crate::worker::flow;
 
 /// Settings of a [`super::Machine`].
 #[derive(Clone, Debug)]

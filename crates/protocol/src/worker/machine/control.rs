@@ -14,9 +14,9 @@ use super::epoch::Epoch;
 use super::{
     Control, Freeze, GRACE, Link, Machine, NO_CALL, PROBES, Phase, RETRY, State, packet_len,
 };
-use crate::call::rank_bit;
-use crate::error::Error;
-use crate::flow::{self, Flow};
+use crate::worker::Error;
+use crate::worker::call::rank_bit;
+use crate::worker::flow::{self, Flow};
 
 /// Blocks under way before the first result: enough for a fast link, little enough for any queue.
 const INITIAL_WINDOW: u32 = 32;

@@ -4,8 +4,7 @@ use xdp_agg_common::lanes::{Bias, Lane, Pick, extreme};
 use xdp_agg_numbers::{Element, ElementType, Op, Scaling};
 
 use super::*;
-use crate::blocks::{Local, Share};
-use crate::buffer::Buffer;
+use crate::worker::{Buffer, Local, Share};
 
 fn of<T: Element>(data: Vec<T>, op: Op, scaling: Scaling, world: u16) -> Box<dyn Blocks> {
     let format = Format::new(T::TYPE, op, scaling, None, world).expect("it makes sense");

@@ -4,6 +4,11 @@
 //! program runs. One thread at a time calls in (the engine holds a lock around a [`Sums`]), and
 //! says what time it is: there is no clock in here.
 
+mod bytes;
+mod error;
+mod parent;
+pub mod uplink;
+
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
@@ -15,8 +20,9 @@ use xdp_agg_common::maps::{
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in};
 use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};
 
-use super::bytes::chunks_mut;
-use super::{EngineError, JobSetup, Started, uplink};
+use crate::engine::{JobSetup, Started};
+use bytes::chunks_mut;
+pub use error::Error;
 use parent::up;
 
 /// Most events kept until they are taken; beyond that, the counters tell.
@@ -153,8 +159,8 @@ impl Sums {
         std::mem::take(&mut self.events)
     }
 
-    /// See [`super::Engine::prepare`].
-    pub fn prepare(&mut self, setup: &JobSetup) -> Result<(), EngineError> {
+    /// See `Engine::prepare`.
+    pub fn prepare(&mut self, setup: &JobSetup) -> Result<(), Error> {
         let forwards = setup.uplink.is_some();
         let phase = Phase::Probing as u16;
         let conf = JobConf { phase, mode: 0, forwards: forwards.into(), ..setup.conf };
@@ -163,7 +169,7 @@ impl Sums {
         });
         let place = self.jobs.get_mut(usize::from(setup.job_id));
         let (Some(pool), Some(place)) = (pool, place) else {
-            return Err(wrong_setup(format!(
+            return Err(Error::Setup(format!(
                 "job {} with {} slots from {} does not fit {} slots and {MAX_JOBS} jobs",
                 setup.job_id,
                 conf.slots,
@@ -172,7 +178,7 @@ impl Sums {
             )));
         };
         if !setup.is_consistent() || usize::from(conf.max_chunks) > self.max_chunks {
-            return Err(wrong_setup(format!(
+            return Err(Error::Setup(format!(
                 "{} members for {} workers that are not the ones named, or blocks of {} \
                  chunks where {} fit",
                 setup.members.len(),
@@ -194,17 +200,13 @@ impl Sums {
         Ok(())
     }
 
-    /// See [`super::Engine::start`].
-    pub fn start(
-        &mut self,
-        job_id: u16,
-        wanted: Option<ResultMode>,
-    ) -> Result<Started, EngineError> {
+    /// See `Engine::start`.
+    pub fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, Error> {
         let job = self.running(job_id)?;
         let epoch = job.conf.epoch;
         let unheard = job.members.iter().position(|m| m.addr != 0 && m.learned_epoch != epoch);
         if let Some(rank) = unheard {
-            return Err(EngineError::NoPath(rank as u16));
+            return Err(Error::NoPath(rank as u16));
         }
         uplink::check(&job.conf, &job.uplink, |_| true)?;
         let mode = wanted.unwrap_or(ResultMode::Fanout);
@@ -215,35 +217,35 @@ impl Sums {
         Ok(Started { mode, group: (mode == ResultMode::Multicast).then_some(group) })
     }
 
-    /// See [`super::Engine::stop`].
+    /// See `Engine::stop`.
     pub fn stop(&mut self, job_id: u16) {
         if let Some(place) = self.jobs.get_mut(usize::from(job_id)) {
             *place = None;
         }
     }
 
-    /// See [`super::Engine::missing`].
-    pub fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
+    /// See `Engine::missing`.
+    pub fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, Error> {
         let Job { conf, pool, .. } = self.running(job_id)?;
         let slot = conf.slot_base + pool.slot_of(block);
         let (epoch, members) = (conf.epoch, conf.members);
         Ok(self.slots[slot as usize].missing(epoch, members, block))
     }
 
-    /// See [`super::Engine::heard`].
+    /// See `Engine::heard`.
     pub fn heard(
         &mut self,
         job_id: u16,
         now: Duration,
-    ) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+    ) -> Result<Vec<(u16, Option<Duration>)>, Error> {
         let members = (0..).zip(&self.running(job_id)?.members);
         let members = members.filter(|(_, member)| member.addr != 0);
         Ok(members.map(|(rank, member)| (rank, since(member.heard, now))).collect())
     }
 
-    fn running(&mut self, job_id: u16) -> Result<&mut Job, EngineError> {
+    fn running(&mut self, job_id: u16) -> Result<&mut Job, Error> {
         let job = self.jobs.get_mut(usize::from(job_id)).and_then(Option::as_mut);
-        job.ok_or_else(|| wrong_setup(format!("job {job_id} is not on the data path")))
+        job.ok_or_else(|| Error::Setup(format!("job {job_id} is not on the data path")))
     }
 
     /// Takes in one packet, header and payload, at the time `now` of a clock that does not go back.
@@ -398,7 +400,7 @@ fn nanos(now: Duration) -> u64 {
 }
 
 /// How long ago a [`Member`] was heard; None: not in this epoch.
-pub(super) fn since(heard: u64, now: Duration) -> Option<Duration> {
+pub fn since(heard: u64, now: Duration) -> Option<Duration> {
     (heard != 0).then(|| now.saturating_sub(Duration::from_nanos(heard)))
 }
 
@@ -411,10 +413,5 @@ fn short_answer(header: &Header, kind: Kind, packet: &mut [Chunk], word: u64) ->
     Answer::Sender { header: Header { kind, ..*header }, len: CHUNK_LEN }
 }
 
-fn wrong_setup(what: String) -> EngineError {
-    EngineError::Other { what: "user-space engine".into(), source: what.into() }
-}
-
-mod parent;
 #[cfg(test)]
 mod tests;

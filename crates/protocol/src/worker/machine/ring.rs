@@ -17,8 +17,8 @@ use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
 use super::data::{COPY_TAG, copy};
 use super::{Freeze, Machine, Phase};
-use crate::call::rank_bit;
-use crate::error::Error;
+use crate::worker::Error;
+use crate::worker::call::rank_bit;
 
 /// Most blocks of a batch: some 3 MB at MTU 1500.
 const BATCH: u64 = 2048;

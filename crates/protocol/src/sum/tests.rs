@@ -176,9 +176,9 @@ fn a_flood_is_told_logarithmically() {
 #[test]
 fn a_job_starts_only_when_all_paths_are_open() {
     let mut sums = two_ranks();
-    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(0))));
+    assert!(matches!(sums.start(3, None), Err(Error::NoPath(0))));
     send(&mut sums, Kind::Probe, 0, 0, 0);
-    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(1))));
+    assert!(matches!(sums.start(3, None), Err(Error::NoPath(1))));
     assert_eq!(send(&mut sums, Kind::Contribution, 0, 0, 1), Answer::Nothing);
     assert_eq!(sums.counters()[3].rejects[Reject::Epoch as usize], 1);
     send(&mut sums, Kind::Probe, 1, 0, 0);
@@ -192,7 +192,7 @@ fn a_new_epoch_starts_clean_and_a_stopped_job_is_gone() {
     let mut sums = running();
     send(&mut sums, Kind::Contribution, 0, 0, 1);
     sums.prepare(&setup(2)).expect("it fits");
-    assert!(matches!(sums.start(3, None), Err(EngineError::NoPath(0))));
+    assert!(matches!(sums.start(3, None), Err(Error::NoPath(0))));
     assert_eq!(sums.missing(3, 0).expect("it is there"), 0b11);
     sums.stop(3);
     assert_eq!(send(&mut sums, Kind::Contribution, 0, 0, 1), Answer::Nothing);

@@ -9,7 +9,7 @@ use xdp_agg_common::slot::{Contribution, Outcome, Pool, SlotState, Verdict, take
 use xdp_agg_common::wire::Reduction;
 
 use super::{CONFIG, MS, US, send_all};
-use crate::flow::{Config, Counters, Flow, Part, Role};
+use crate::worker::flow::{Config, Counters, Flow, Part, Role};
 use std::time::Duration;
 
 const POOL: Pool = match Pool::new(64) {

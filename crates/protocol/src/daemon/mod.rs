@@ -194,16 +194,16 @@ pub enum Effect {
     Reply(ConnId, Reply),
     /// End the connection when all replies are sent; no [`Jobs::closed`] is needed for it.
     Close(ConnId),
-    /// Call [`crate::engine::Engine::prepare`] and answer [`Answer::Prepared`].
+    /// Call `Engine::prepare` and answer [`Answer::Prepared`].
     Prepare(Prepare),
-    /// Call [`crate::engine::Engine::start`] and answer [`Answer::Started`].
+    /// Call `Engine::start` and answer [`Answer::Started`].
     Start(Formation, Option<ResultMode>),
-    /// Call [`crate::engine::Engine::stop`].
+    /// Call `Engine::stop`.
     Stop {
         /// Index of the job.
         job_id: u16,
     },
-    /// Call [`crate::engine::Engine::missing`] and answer [`Answer::Missing`], as far as it is of
+    /// Call `Engine::missing` and answer [`Answer::Missing`], as far as it is of
     /// these ranks.
     Missing {
         /// Who asks.
@@ -215,16 +215,16 @@ pub enum Effect {
         /// Bitmap of the ranks that are asked about.
         of: u64,
     },
-    /// Call [`crate::engine::Engine::counters`] and answer [`Answer::Counters`].
+    /// Call `Engine::counters` and answer [`Answer::Counters`].
     Counters(Purpose),
-    /// Call [`crate::engine::Engine::heard`] for each of these jobs and answer [`Answer::Heard`].
+    /// Call `Engine::heard` for each of these jobs and answer [`Answer::Heard`].
     Heard {
         /// Why.
         look: Look,
         /// Indexes of the jobs.
         jobs: Vec<u16>,
     },
-    /// Call [`crate::engine::Engine::probe_uplink`] and answer [`Answer::Uplink`].
+    /// Call `Engine::probe_uplink` and answer [`Answer::Uplink`].
     ProbeUplink(Formation),
     /// Do this with a connection to a branch.
     Link(LinkEffect),

@@ -7,9 +7,9 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
 use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
-use crate::call::{Call, rank_bit};
-use crate::error::Error;
-use crate::flow::Role;
+use crate::worker::Error;
+use crate::worker::call::{Call, rank_bit};
+use crate::worker::flow::Role;
 
 /// Tag of a block that is handed on: its call may be over at some members. The plan, which is the
 /// same at all members, says which blocks these are.
