@@ -116,13 +116,13 @@ impl Engine {
         match outcome {
             Ok(session) => {
                 self.session = Some(session);
-                self.machine.connected(now);
+                self.machine.handle_connected(now);
             }
             // As long as nothing is at stake, a setting that is wrong is told at once.
             Err(OpenError::Refused(reason)) if self.machine.endpoint().is_none() => {
                 self.machine.fail(Error::Tls(reason));
             }
-            Err(error) => self.machine.connect_failed(error.to_string(), now),
+            Err(error) => self.machine.handle_connect_failed(error.to_string(), now),
         }
     }
 
@@ -168,9 +168,9 @@ impl Engine {
         let arrived = self.receive()?;
         let now = self.now();
         while let Some(packet) = self.machine.poll_early(now) {
-            self.machine.on_packet(&packet, now);
+            self.machine.handle_packet(&packet, now);
         }
-        self.machine.on_timeout(self.now());
+        self.machine.handle_timeout(self.now());
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
@@ -226,13 +226,13 @@ impl Engine {
     /// The members of a ring have met, and this is what they have.
     pub(crate) fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
         let now = self.now();
-        Ok(self.machine.enter_ring(progress, now)?)
+        Ok(self.machine.handle_ring_formed(progress, now)?)
     }
 
     /// What a ring made of a batch. True: this worker has left the ring.
     pub(crate) fn ring_result(&mut self, batch: Batch, lanes: &Lanes) -> bool {
         let now = self.now();
-        self.machine.ring_result(batch, lanes, now);
+        self.machine.handle_ring_result(batch, lanes, now);
         self.machine.state() != State::OnRing
     }
 
@@ -258,7 +258,7 @@ impl Engine {
             };
             let now = self.now();
             for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
-                self.machine.on_packet(packet, now);
+                self.machine.handle_packet(packet, now);
                 arrived += 1;
             }
         }
@@ -359,7 +359,7 @@ impl Engine {
         while let Some(session) = &mut self.session {
             match session.poll() {
                 Ok(Some(reply)) => {
-                    self.machine.on_reply(reply, self.started.elapsed());
+                    self.machine.handle_reply(reply, self.started.elapsed());
                     // It may want to hang up, whatever follows on this connection.
                     self.control();
                 }
@@ -375,16 +375,16 @@ impl Engine {
         self.session = None;
         match error {
             Error::Job(JobError::AggregatorLost(reason)) => {
-                self.machine.disconnected(reason, self.now())
+                self.machine.handle_disconnected(reason, self.now())
             }
             // In the middle of a job: somebody meddles with the connection, or the daemon was
             // started again with other certificates.
             Error::Tls(reason) if self.machine.endpoint().is_some() => {
-                self.machine.disconnected(reason, self.now());
+                self.machine.handle_disconnected(reason, self.now());
             }
             // Whatever listens there now: the ring goes on.
             other if self.machine.state() == State::OnRing => {
-                self.machine.disconnected(other.to_string(), self.now());
+                self.machine.handle_disconnected(other.to_string(), self.now());
             }
             other => self.machine.fail(other),
         }

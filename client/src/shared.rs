@@ -274,7 +274,7 @@ impl Shared {
         self.enter();
         let mut engine = self.lock();
         let outcome = loop {
-            if let Some(outcome) = engine.machine.take(sequence) {
+            if let Some(outcome) = engine.machine.poll_call(sequence) {
                 break outcome.map(Some).map_err(Error::from);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -367,7 +367,7 @@ impl Shared {
             return;
         }
         let mut lanes = Lanes::default();
-        let Some(batch) = engine.machine.ring_batch(&mut lanes) else {
+        let Some(batch) = engine.machine.poll_ring_batch(&mut lanes) else {
             // Other processes of the host do not ring here.
             let patience = if engine.machine.has_calls() { GLANCE } else { NAP };
             drop(engine);

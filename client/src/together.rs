@@ -68,7 +68,7 @@ impl<'a> Together<'a> {
         let mut all = true;
         for (call, engine) in self.calls.iter_mut().zip(&mut self.engines) {
             if call.is_none() {
-                *call = engine.machine.take(sequence).transpose()?;
+                *call = engine.machine.poll_call(sequence).transpose()?;
                 all &= call.is_some();
             }
         }

@@ -189,10 +189,10 @@ impl Server {
             let mut offset = message.offset;
             // An empty datagram has no segments, but is a packet all the same.
             if message.bytes.is_empty() {
-                guard.packet(source, &mut [], now);
+                guard.handle_packet(source, &mut [], now);
             }
             for packet in message.bytes.chunks_mut(message.segment) {
-                let answer = guard.packet(source, packet, now);
+                let answer = guard.handle_packet(source, packet, now);
                 self.queue(&guard, answer, from, offset);
                 offset += packet.len();
             }

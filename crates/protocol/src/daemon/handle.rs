@@ -155,7 +155,7 @@ impl Jobs {
     }
 
     /// The engine has answered. An answer to a formation that is over is ignored.
-    pub fn answer(&mut self, answer: Answer, now: Instant) {
+    pub fn handle_answer(&mut self, answer: Answer, now: Instant) {
         self.clock = now.max(self.clock);
         match answer {
             Answer::Prepared(formation, answer) if self.served.contains_key(&formation.job_id) => {
@@ -354,7 +354,7 @@ impl Jobs {
     pub(super) fn refuse_and_close(&mut self, conn: ConnId, code: ErrorCode, why: &str) {
         self.refuse(conn, (code, why.into()));
         self.effects.push_back(Effect::Close(conn));
-        self.closed(conn);
+        self.handle_closed(conn);
     }
 }
 

@@ -1,8 +1,7 @@
-//! Jobs: who is a member of what, as a state machine without sockets, clocks or threads.
+//! Jobs: who is a member of what.
 //!
-//! Events go in ([`Jobs::connected`], [`Jobs::request`], [`Jobs::closed`], [`Jobs::answer`],
-//! [`Jobs::handle_timeout`]); effects come out ([`Jobs::next_effect`], to be taken until it is
-//! empty after each event); [`Jobs::poll_timeout`] says when time alone will matter.
+//! It is driven as [the crate](crate) says: what is to be done comes out of [`Jobs::poll_effect`],
+//! and what came of it goes in by [`Jobs::handle_answer`].
 //!
 //! The table of a job's phases is in `phase`. A job forms (ranks join), probes (members try their
 //! paths), runs, and ends: finished, when all members have left, or aborted, which each remaining
@@ -80,11 +79,11 @@ pub struct LinkId(pub u64);
 /// What the caller is to do with a connection to a branch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinkEffect {
-    /// Connect to this control address; then [`Jobs::link_up`] or [`Jobs::link_lost`].
+    /// Connect to this control address; then [`Jobs::handle_link_up`] or [`Jobs::handle_link_lost`].
     Dial(LinkId, SocketAddrV4),
     /// Send this.
     Say(LinkId, Request),
-    /// End it when all is sent; no [`Jobs::link_lost`] is needed for it.
+    /// End it when all is sent; no [`Jobs::handle_link_lost`] is needed for it.
     HangUp(LinkId),
 }
 
@@ -192,7 +191,7 @@ pub type Heard = Vec<(u16, Option<Duration>)>;
 pub enum Effect {
     /// Send this.
     Reply(ConnId, Reply),
-    /// End the connection when all replies are sent; no [`Jobs::closed`] is needed for it.
+    /// End the connection when all replies are sent; no [`Jobs::handle_closed`] is needed for it.
     Close(ConnId),
     /// Call `Engine::prepare` and answer [`Answer::Prepared`].
     Prepare(Prepare),
@@ -363,7 +362,7 @@ impl Jobs {
     }
 
     /// A connection came in.
-    pub fn connected(&mut self, conn: ConnId, peer: Peer) {
+    pub fn handle_connected(&mut self, conn: ConnId, peer: Peer) {
         let session = Session {
             peer,
             greeted: false,
@@ -376,7 +375,7 @@ impl Jobs {
     }
 
     /// A connection said something.
-    pub fn request(&mut self, conn: ConnId, request: Request, now: Instant) {
+    pub fn handle_request(&mut self, conn: ConnId, request: Request, now: Instant) {
         self.clock = now.max(self.clock);
         // A connection that was told to close may have said more before it heard that.
         if let Some(session) = self.sessions.get(&conn).copied() {
@@ -385,7 +384,7 @@ impl Jobs {
     }
 
     /// A connection said something that is no message: `why` says what was wrong.
-    pub fn garbled(&mut self, conn: ConnId, why: &str) {
+    pub fn handle_garbled(&mut self, conn: ConnId, why: &str) {
         if self.sessions.contains_key(&conn) {
             self.refuse_and_close(conn, ErrorCode::Protocol, why);
         }
@@ -399,7 +398,7 @@ impl Jobs {
     }
 
     /// A connection ended.
-    pub fn closed(&mut self, conn: ConnId) {
+    pub fn handle_closed(&mut self, conn: ConnId) {
         let Some(session) = self.sessions.remove(&conn) else {
             return;
         };
@@ -464,7 +463,7 @@ impl Jobs {
     }
 
     /// The next thing to do; None when all is done.
-    pub fn next_effect(&mut self) -> Option<Effect> {
+    pub fn poll_effect(&mut self) -> Option<Effect> {
         let effect = self.effects.pop_front();
         effect.or_else(|| std::mem::take(&mut self.changed).then_some(Effect::Persist))
     }

@@ -239,7 +239,7 @@ impl Jobs {
         self.discharge(Some(conn));
         self.reply(conn, Reply::Aborted(AbortReason::Expelled));
         self.effects.push_back(Effect::Close(conn));
-        self.closed(conn);
+        self.handle_closed(conn);
     }
 }
 

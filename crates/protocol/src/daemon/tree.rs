@@ -216,7 +216,7 @@ impl Job {
 
 impl Jobs {
     /// The connection to a branch is open.
-    pub fn link_up(&mut self, link: LinkId) {
+    pub fn handle_link_up(&mut self, link: LinkId) {
         let Some((job_id, daemon)) = self.links.get(&link) else {
             return;
         };
@@ -241,14 +241,14 @@ impl Jobs {
     }
 
     /// A branch cannot be reached, or its connection has ended.
-    pub fn link_lost(&mut self, link: LinkId, why: &str) {
+    pub fn handle_link_lost(&mut self, link: LinkId, why: &str) {
         if let Some((job_id, daemon)) = self.links.remove(&link) {
             self.lose_branch(job_id, daemon, why);
         }
     }
 
     /// A branch has said something.
-    pub fn link_said(&mut self, link: LinkId, reply: Reply) {
+    pub fn handle_link_reply(&mut self, link: LinkId, reply: Reply) {
         let Some((job_id, daemon)) = self.links.get(&link).copied() else {
             return;
         };

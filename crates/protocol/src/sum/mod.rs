@@ -249,7 +249,7 @@ impl Sums {
     }
 
     /// Takes in one packet, header and payload, at the time `now` of a clock that does not go back.
-    pub fn packet(&mut self, source: Source, packet: &mut [u8], now: Duration) -> Answer {
+    pub fn handle_packet(&mut self, source: Source, packet: &mut [u8], now: Duration) -> Answer {
         let version = packet.first().map_or(0, |byte| byte >> 4);
         let Some((header, payload)) = packet.split_first_chunk_mut::<HEADER_LEN>() else {
             let event = Event { version, job: u16::MAX, ..Event::default() };

@@ -57,7 +57,7 @@ fn source(rank: u16) -> Source {
 }
 
 fn send(sums: &mut Sums, kind: Kind, rank: u16, block: u64, value: u32) -> Answer {
-    sums.packet(source(rank), &mut bytes(kind, rank, block, value), NOW)
+    sums.handle_packet(source(rank), &mut bytes(kind, rank, block, value), NOW)
 }
 
 fn payload_word(packet: &[u8]) -> u32 {
@@ -71,14 +71,14 @@ fn a_block_is_summed_resent_and_named_while_pending() {
     assert_eq!(sums.missing(3, 1).expect("running"), 0b10);
 
     let mut again = bytes(Kind::Contribution, 0, 1, 5);
-    let Answer::Sender { header, len } = sums.packet(source(0), &mut again, NOW) else {
+    let Answer::Sender { header, len } = sums.handle_packet(source(0), &mut again, NOW) else {
         panic!("a repetition is answered");
     };
     assert_eq!((header.kind, header.rank, len), (Kind::Pending, 0, CHUNK_LEN));
     assert_eq!(payload_word(&again), 0b01);
 
     let mut last = bytes(Kind::Contribution, 1, 1, 7);
-    let Answer::Members { header, len } = sums.packet(source(1), &mut last, NOW) else {
+    let Answer::Members { header, len } = sums.handle_packet(source(1), &mut last, NOW) else {
         panic!("the block is complete");
     };
     assert_eq!((header.kind, header.block, header.tag, len), (Kind::Result, 1, 9, 128));
@@ -86,7 +86,7 @@ fn a_block_is_summed_resent_and_named_while_pending() {
     assert_eq!(sums.missing(3, 1).expect("running"), 0);
 
     let mut late = bytes(Kind::Contribution, 0, 1, 5);
-    let Answer::Sender { header, len } = sums.packet(source(0), &mut late, NOW) else {
+    let Answer::Sender { header, len } = sums.handle_packet(source(0), &mut late, NOW) else {
         panic!("the result is sent again");
     };
     assert_eq!((header.kind, header.rank, len), (Kind::Result, 0, 128));
@@ -111,7 +111,7 @@ fn another_call_is_told_which_tag_the_slot_holds() {
     send(&mut sums, Kind::Contribution, 0, 0, 1);
     let mut other = bytes(Kind::Contribution, 1, 0, 1);
     other[21] = 8;
-    let Answer::Sender { header, len } = sums.packet(source(1), &mut other, NOW) else {
+    let Answer::Sender { header, len } = sums.handle_packet(source(1), &mut other, NOW) else {
         panic!("a mismatch is answered");
     };
     assert_eq!((header.kind, len, payload_word(&other)), (Kind::Mismatch, CHUNK_LEN, 9));
@@ -151,7 +151,7 @@ fn what_is_refused_changes_nothing_and_is_counted() {
     let mut expected = sums.counters().to_vec();
     let state = sums.slots.clone();
     for (i, (mut packet, reason, attributed)) in cases.into_iter().enumerate() {
-        assert_eq!(sums.packet(source(1), &mut packet, NOW), Answer::Nothing, "case {i}");
+        assert_eq!(sums.handle_packet(source(1), &mut packet, NOW), Answer::Nothing, "case {i}");
         expected[if attributed { 3 } else { MAX_JOBS }].rejects[reason as usize] += 1;
         assert_eq!(sums.counters(), expected, "case {i}");
         assert_eq!(sums.slots, state, "case {i}");
@@ -167,7 +167,7 @@ fn what_is_refused_changes_nothing_and_is_counted() {
 fn a_flood_is_told_logarithmically() {
     let mut sums = Sums::new(8, 2);
     for _ in 0..1000 {
-        sums.packet(source(0), &mut [0x20], NOW);
+        sums.handle_packet(source(0), &mut [0x20], NOW);
     }
     assert_eq!(sums.take_events().len(), 10);
     assert_eq!(sums.counters()[MAX_JOBS].rejects[Reject::Truncated as usize], 1000);
@@ -226,7 +226,7 @@ fn contributions_that_count_are_heard_and_no_others() {
     assert_eq!(sums.heard(3, at(9)).expect("running"), [(0, None), (1, None)]);
     let mut say = |block, value, now| {
         let mut packet = bytes(Kind::Contribution, 0, block, value);
-        sums.packet(source(0), &mut packet, at(now))
+        sums.handle_packet(source(0), &mut packet, at(now))
     };
     say(0, 1, 10); // new
     say(0, 1, 11); // a repetition: it contributes still
@@ -248,14 +248,14 @@ fn beyond_the_quota_nothing_changes() {
         for rank in 0..2 {
             let mut probe = bytes(Kind::Probe, rank, 0, 0);
             probe[2] = job.job_id as u8;
-            sums.packet(source(rank), &mut probe, Duration::from_secs(1));
+            sums.handle_packet(source(rank), &mut probe, Duration::from_secs(1));
         }
         sums.start(job.job_id, None).expect("both were heard");
     }
     let mut from = |rank: u16, claimed: u16, job: u8| {
         let mut packet = bytes(Kind::Contribution, claimed, 0, 1);
         packet[2] = job;
-        sums.packet(source(rank), &mut packet, NOW)
+        sums.handle_packet(source(rank), &mut packet, NOW)
     };
     // A stranger, who does not come from the rank's address, does not use it up.
     (0..100).for_each(|_| assert_eq!(from(1, 0, 3), Answer::Nothing));
@@ -271,6 +271,6 @@ fn beyond_the_quota_nothing_changes() {
     assert_eq!(sums.missing(3, 0).expect("running"), 0b10);
     // Later there is room again.
     let mut last = bytes(Kind::Contribution, 1, 0, 1);
-    let later = sums.packet(source(1), &mut last, NOW + Duration::from_micros(9));
+    let later = sums.handle_packet(source(1), &mut last, NOW + Duration::from_micros(9));
     assert!(matches!(later, Answer::Members { .. }));
 }

@@ -132,7 +132,7 @@ impl World {
     fn receive(&mut self, from: Source, bytes: &[u8]) {
         let before = self.sums.clone();
         let mut out = bytes.to_vec();
-        let answer = self.sums.packet(from, &mut out, Duration::ZERO);
+        let answer = self.sums.handle_packet(from, &mut out, Duration::ZERO);
         let Some(said) = belongs(from, bytes) else {
             self.outcome.note(10);
             assert!(self.sums.is_as(&before), "refused, and it changed something: {bytes:02x?}");

@@ -153,7 +153,7 @@ impl World {
                 tag: 0,
             };
             let mut probe = packet(&header, 1, 0);
-            let answer = self.sums.packet(source(*at), &mut probe, self.now);
+            let answer = self.sums.handle_packet(source(*at), &mut probe, self.now);
             assert!(matches!(answer, Answer::Sender { .. }), "a probe was not answered");
         }
         self.sums.start(job.setup.job_id, None).expect("all paths are known");
@@ -184,7 +184,7 @@ impl World {
         let before = self.sums.clone();
         let counted = self.counters();
         let mut packet = bytes.to_vec();
-        let answer = self.sums.packet(from, &mut packet, self.now);
+        let answer = self.sums.handle_packet(from, &mut packet, self.now);
         let now = self.counters();
         let refused: Vec<usize> =
             (0..Reject::COUNT).filter(|i| now.rejects[*i] != counted.rejects[*i]).collect();

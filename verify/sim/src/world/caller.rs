@@ -40,7 +40,7 @@ impl World {
         let Some(process) = &mut self.workers[worker].process else { return false };
         let ended = (0..process.calls.len()).find_map(|index| {
             let sequence = process.calls[index].sequence;
-            process.machine.take(sequence).map(|result| (index, result))
+            process.machine.poll_call(sequence).map(|result| (index, result))
         });
         if let Some((index, result)) = ended {
             let InFlight { sequence, .. } = process.calls.remove(index);

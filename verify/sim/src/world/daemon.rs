@@ -233,7 +233,7 @@ impl World {
     /// A connection comes in.
     pub(super) fn daemon_meets(&mut self, daemon: usize, conn: ConnId, peer: Peer) {
         if let Some(jobs) = &mut self.daemons[daemon].jobs {
-            jobs.connected(conn, peer);
+            jobs.handle_connected(conn, peer);
         }
         self.settle(daemon);
     }
@@ -254,7 +254,7 @@ impl World {
                     }
                     _ => {}
                 }
-                jobs.request(ConnId(index as u64), request, now);
+                jobs.handle_request(ConnId(index as u64), request, now);
             }
             other => self.checker.fail(|| format!("a request is not understood: {other:?}")),
         }
@@ -269,7 +269,7 @@ impl World {
             Client::Root { daemon: root, .. } => self.checker.parted(root, daemon),
         }
         if let Some(jobs) = &mut self.daemons[daemon].jobs {
-            jobs.closed(ConnId(index as u64));
+            jobs.handle_closed(ConnId(index as u64));
         }
         self.settle(daemon);
     }
@@ -291,7 +291,7 @@ impl World {
     /// Does what the jobs ask for, until they are content.
     pub(super) fn settle(&mut self, daemon: usize) {
         let now = self.instant();
-        while let Some(effect) = self.daemons[daemon].jobs.as_mut().and_then(Jobs::next_effect) {
+        while let Some(effect) = self.daemons[daemon].jobs.as_mut().and_then(Jobs::poll_effect) {
             if let Some(Death { effects, pinned, down }) = &mut self.daemons[daemon].dies {
                 if *effects == 0 {
                     let (pinned, down) = (*pinned, *down);
@@ -301,7 +301,7 @@ impl World {
             }
             let answer = self.effect(daemon, effect);
             if let (Some(jobs), Some(answer)) = (&mut self.daemons[daemon].jobs, answer) {
-                jobs.answer(answer, now);
+                jobs.handle_answer(answer, now);
             }
         }
         let zero = self.zero;

@@ -139,7 +139,7 @@ impl World {
         }
         let Some(mut sums) = self.daemons[daemon].sums.take() else { return };
         let before = self.checker.before(daemon, &sums, source, &bytes, origin);
-        let answer = sums.packet(source, &mut bytes, Duration::from_nanos(self.now));
+        let answer = sums.handle_packet(source, &mut bytes, Duration::from_nanos(self.now));
         self.checker.after(&before, &sums, &answer, &bytes, origin);
         if origin != Origin::Foreign {
             self.stats.count_answer(&answer, before.is_from_above());

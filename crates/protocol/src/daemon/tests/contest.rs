@@ -26,13 +26,13 @@ impl Root {
         let now = Instant::now();
         let jobs = Jobs::new(limits(), StdRng::seed_from_u64(seed), now);
         let mut root = Self { jobs, now, link: None, wants: None, aborted: None };
-        root.jobs.connected(ConnId(0), PEER);
-        root.jobs.request(ConnId(0), hello(None), now);
+        root.jobs.handle_connected(ConnId(0), PEER);
+        root.jobs.handle_request(ConnId(0), hello(None), now);
         let join = Join { tree: tree(), policy: SHRINK, ..wish("woods", 0, 1) };
-        root.jobs.request(ConnId(0), Request::Join(join), now);
+        root.jobs.handle_request(ConnId(0), Request::Join(join), now);
         root.settle();
         let link = root.link.expect("it connects to its branch");
-        root.jobs.link_up(link);
+        root.jobs.handle_link_up(link);
         let data = SocketAddrV4::new(*BRANCH.ip(), 48864);
         let (job_id, max_chunks, last_epoch, daemon) = (0, 22, 7, 1);
         root.said(BranchReply::Serving { job_id, data, max_chunks, last_epoch, daemon });
@@ -42,12 +42,12 @@ impl Root {
     fn said(&mut self, reply: BranchReply) {
         self.wants = None;
         let link = self.link.expect("it is connected");
-        self.jobs.link_said(link, Reply::Branch(reply));
+        self.jobs.handle_link_reply(link, Reply::Branch(reply));
         self.settle();
     }
 
     fn settle(&mut self) {
-        while let Some(effect) = self.jobs.next_effect() {
+        while let Some(effect) = self.jobs.poll_effect() {
             match effect {
                 Effect::Link(LinkEffect::Dial(link, _)) => self.link = Some(link),
                 Effect::Link(LinkEffect::Say(
@@ -56,7 +56,7 @@ impl Root {
                 )) => self.wants = Some(setup.epoch),
                 Effect::Reply(_, Reply::Aborted(reason)) => self.aborted = Some(reason),
                 Effect::Prepare(Prepare { formation, .. }) => {
-                    self.jobs.answer(Answer::Prepared(formation, Ok(None)), self.now);
+                    self.jobs.handle_answer(Answer::Prepared(formation, Ok(None)), self.now);
                 }
                 _ => {}
             }

@@ -98,7 +98,7 @@ fn a_running_job_goes_on_without_a_stuck_branch() {
         let mut woods = Woods::new(2);
         let conns = woods.run(&path(), 5, GO_ON);
         woods.daemons[2].stuck_at = Some(step);
-        woods.daemons[0].jobs.closed(conns[4]);
+        woods.daemons[0].jobs.handle_closed(conns[4]);
         woods.settle();
         let left = &conns[..4];
         woods.progress(left, 8);
@@ -129,7 +129,7 @@ fn a_contest_without_end_is_one_step() {
     for _ in 0..4 {
         let epoch = woods.daemons[0].setup().conf.epoch;
         let used = BranchReply::Used { epoch, last_epoch: epoch };
-        woods.daemons[0].jobs.link_said(link, Reply::Branch(used));
+        woods.daemons[0].jobs.handle_link_reply(link, Reply::Branch(used));
         woods.settle();
         assert_ne!(woods.daemons[0].setup().conf.epoch, epoch, "it tries another number");
         woods.wait_for(limits().probe_timeout / 4);

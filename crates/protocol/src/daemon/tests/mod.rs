@@ -109,7 +109,7 @@ impl World {
     fn connect(&mut self) -> ConnId {
         let conn = ConnId(self.next);
         self.next += 1;
-        self.jobs.connected(conn, PEER);
+        self.jobs.handle_connected(conn, PEER);
         assert!(matches!(self.say(conn, hello(None))[..], [Reply::Welcome { .. }]));
         conn
     }
@@ -117,7 +117,7 @@ impl World {
     /// Says something and returns what this connection hears at once.
     fn say(&mut self, conn: ConnId, request: Request) -> Vec<Reply> {
         self.told.entry(conn).or_default().says(&request);
-        self.jobs.request(conn, request, self.now);
+        self.jobs.handle_request(conn, request, self.now);
         self.settle();
         self.heard.remove(&conn).unwrap_or_default()
     }
@@ -129,7 +129,7 @@ impl World {
     fn close(&mut self, conn: ConnId) {
         self.gone.insert(conn);
         self.told.remove(&conn);
-        self.jobs.closed(conn);
+        self.jobs.handle_closed(conn);
         self.settle();
     }
 
@@ -146,12 +146,12 @@ impl World {
 
     /// Does all effects, with the engine's answers.
     fn settle(&mut self) {
-        while let Some(effect) = self.jobs.next_effect() {
+        while let Some(effect) = self.jobs.poll_effect() {
             if let Some(answer) = self.effect(effect) {
                 if self.slow {
                     self.answers.push_back(answer);
                 } else {
-                    self.jobs.answer(answer, self.now);
+                    self.jobs.handle_answer(answer, self.now);
                 }
             }
         }
@@ -160,7 +160,7 @@ impl World {
     /// The engine has got round to it.
     fn engine_answers(&mut self) {
         while let Some(answer) = self.answers.pop_front() {
-            self.jobs.answer(answer, self.now);
+            self.jobs.handle_answer(answer, self.now);
             self.settle();
         }
     }

@@ -47,7 +47,7 @@ fn two_addresses_of_the_aggregator_are_refused() {
     let first = world.connect();
     world.say(first, join("train", 0, 2));
     let conn = ConnId(99);
-    world.jobs.connected(conn, Peer { local: Some(Ipv4Addr::LOCALHOST), ..PEER });
+    world.jobs.handle_connected(conn, Peer { local: Some(Ipv4Addr::LOCALHOST), ..PEER });
     world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });
     let heard = world.say(conn, join("train", 1, 2));
     assert_eq!(refused(&heard, &["127.0.0.1", "10.0.0.254", "--data-addr"]), ErrorCode::Invalid);
@@ -57,7 +57,7 @@ fn two_addresses_of_the_aggregator_are_refused() {
 fn a_first_join_that_is_refused_leaves_no_job() {
     let mut world = World::new();
     let conn = ConnId(99);
-    world.jobs.connected(conn, Peer { local: None, ..PEER });
+    world.jobs.handle_connected(conn, Peer { local: None, ..PEER });
     world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });
     let heard = world.say(conn, join("train", 0, 2));
     assert_eq!(refused(&heard, &["IPv6", "--data-addr"]), ErrorCode::Invalid);
@@ -96,17 +96,17 @@ fn slots_run_out_with_numbers() {
 fn what_breaks_the_protocol_is_told_and_closed() {
     let mut world = World::new();
     let early = ConnId(90);
-    world.jobs.connected(early, PEER);
+    world.jobs.handle_connected(early, PEER);
     let heard = world.say(early, Request::Jobs);
     assert_eq!(refused(&heard, &["Hello"]), ErrorCode::Protocol);
     let other = ConnId(91);
-    world.jobs.connected(other, PEER);
+    world.jobs.handle_connected(other, PEER);
     let heard =
         world.say(other, Request::Hello { version: 99, agent: "old 0.0".into(), token: None });
     let ours = format!("version {CONTROL_VERSION}");
     assert_eq!(refused(&heard, &["99", &ours, "same release"]), ErrorCode::Version);
     let foreign = world.connect();
-    world.jobs.garbled(foreign, "not JSON");
+    world.jobs.handle_garbled(foreign, "not JSON");
     world.settle();
     assert_eq!(refused(&world.hear(foreign), &["not JSON"]), ErrorCode::Protocol);
     let hasty = world.connect();

@@ -164,7 +164,7 @@ fn nonsense_is_left_out_and_ended_on_the_data_path() {
     let count = jobs.len();
     jobs_of_next.restore(Snapshot { last_epoch: 9, jobs }, world.now);
     assert_eq!(jobs_of_next.snapshot(), Snapshot { last_epoch: 9, jobs: vec![good] });
-    let effects: Vec<_> = std::iter::from_fn(|| jobs_of_next.next_effect()).collect();
+    let effects: Vec<_> = std::iter::from_fn(|| jobs_of_next.poll_effect()).collect();
     let stops = effects.iter().filter(|e| matches!(e, Effect::Stop { .. })).count();
     assert_eq!((stops, effects.last()), (count - 1, Some(&Effect::Persist)));
 }

@@ -178,7 +178,7 @@ fn a_new_connection_takes_the_old_ones_place() {
             assert_eq!(world.hear(other), [], "nobody else notices");
         }
         // The daemon hears of the old one's end later, or never.
-        world.jobs.closed(members[1]);
+        world.jobs.handle_closed(members[1]);
         world.settle();
         assert_eq!(world.phase("train"), "running");
         // Another's cookie, or another epoch: it is not that worker.

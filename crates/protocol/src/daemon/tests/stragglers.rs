@@ -123,7 +123,7 @@ fn a_question_of_an_earlier_epoch_shows_no_straggler() {
     woods.daemons[0].missing = 0b11;
     woods.daemons[1].stuck_at = Some(Stuck::Missing);
     woods.say(conns[3], Request::Missing { block: 3, of: None });
-    woods.daemons[0].jobs.closed(conns[4]);
+    woods.daemons[0].jobs.handle_closed(conns[4]);
     woods.wait_for(Duration::from_millis(100));
     woods.progress(&conns[..4], 8);
     assert_eq!(woods.ready(&conns[..4]).len(), 4);

@@ -19,7 +19,7 @@ fn workers_beside_their_aggregator_are_told_another_address() {
     // In the next epoch it may be another one, or none.
     woods.daemons[0].local = None;
     woods.daemons[1].local = Some(LocalMembers { ranks: 0b10, data: local(3) });
-    woods.daemons[0].jobs.closed(conns[4]);
+    woods.daemons[0].jobs.handle_closed(conns[4]);
     woods.settle();
     woods.progress(&conns[..4], 8);
     let told: Vec<_> = woods.ready(&conns[..4]).iter().map(|admitted| admitted.data).collect();
@@ -31,8 +31,8 @@ fn all_aggregators_of_a_tree_learn_their_part() {
     let mut woods = Woods::new(2);
     // Jobs before it move the indexes.
     let stranger = woods.daemons[1].connect(address(8));
-    woods.daemons[1].jobs.request(stranger, hello(None), woods.now);
-    woods.daemons[1].jobs.request(stranger, join("another", 0, 2), woods.now);
+    woods.daemons[1].jobs.handle_request(stranger, hello(None), woods.now);
+    woods.daemons[1].jobs.handle_request(stranger, join("another", 0, 2), woods.now);
     woods.settle();
     let conns: Vec<_> =
         (0..5).map(|rank| woods.join(Join { tree: path(), ..wish("trees", rank, 5) })).collect();
@@ -141,7 +141,7 @@ fn a_worker_that_is_lost_leaves_its_branch() {
     let mut woods = Woods::new(2);
     let conns = woods.run(&path(), 5, GO_ON);
     // The lowest rank of the middle branch: it contributes under another one from now on.
-    woods.daemons[0].jobs.closed(conns[1]);
+    woods.daemons[0].jobs.handle_closed(conns[1]);
     woods.settle();
     let left = [conns[0], conns[2], conns[3], conns[4]];
     woods.progress(&left, 7);
@@ -151,7 +151,7 @@ fn a_worker_that_is_lost_leaves_its_branch() {
     assert_eq!(woods.daemons[1].setup().uplink.expect("a parent").rank, 2);
     // A branch whose last worker goes is needed no more.
     for conn in [conns[3], conns[4]] {
-        woods.daemons[0].jobs.closed(conn);
+        woods.daemons[0].jobs.handle_closed(conn);
     }
     woods.settle();
     woods.progress(&left[..2], 9);
@@ -218,10 +218,10 @@ fn a_way_up_is_not_tried_for_ever() {
     for request in
         [hello(None), Request::Branch(serve), Request::Branch(BranchRequest::Prepare(setup))]
     {
-        branch.jobs.request(root, request, now);
-        while let Some(effect) = branch.jobs.next_effect() {
+        branch.jobs.handle_request(root, request, now);
+        while let Some(effect) = branch.jobs.poll_effect() {
             if let Some(answer) = branch.effect(effect) {
-                branch.jobs.answer(answer, now);
+                branch.jobs.handle_answer(answer, now);
             }
         }
     }
@@ -229,10 +229,10 @@ fn a_way_up_is_not_tried_for_ever() {
     for step in 1..3000 {
         let now = now + Duration::from_millis(20 * step);
         branch.jobs.handle_timeout(now);
-        while let Some(effect) = branch.jobs.next_effect() {
+        while let Some(effect) = branch.jobs.poll_effect() {
             probes += u64::from(matches!(effect, Effect::ProbeUplink(_)));
             if let Some(answer) = branch.effect(effect) {
-                branch.jobs.answer(answer, now);
+                branch.jobs.handle_answer(answer, now);
             }
         }
     }

@@ -135,7 +135,7 @@ fn a_token_is_asked_for_where_one_is_set() {
     let cases = [(None, "wants a token"), (Some("sesam"), "not this daemon's"), (Some(""), "not")];
     for (id, (token, words)) in (0..).zip(cases) {
         let conn = ConnId(id);
-        world.jobs.connected(conn, PEER);
+        world.jobs.handle_connected(conn, PEER);
         let heard = world.say(conn, hello(token));
         let code = refused(&heard, &[words, "XDP_AGG_TOKEN_FILE"]);
         assert_eq!(code, ErrorCode::Unauthorised);
@@ -143,7 +143,7 @@ fn a_token_is_asked_for_where_one_is_set() {
         assert!(!format!("{heard:?}").contains("sesame"));
     }
     let conn = ConnId(9);
-    world.jobs.connected(conn, PEER);
+    world.jobs.handle_connected(conn, PEER);
     assert!(matches!(world.say(conn, hello(Some("sesame")))[..], [Reply::Welcome { .. }]));
 }
 

@@ -105,7 +105,7 @@ impl Daemon {
     pub(super) fn connect(&mut self, remote: Ipv4Addr) -> ConnId {
         let conn = ConnId(self.next);
         self.next += 1;
-        self.jobs.connected(conn, Peer { local: Some(self.at), remote: Some(remote) });
+        self.jobs.handle_connected(conn, Peer { local: Some(self.at), remote: Some(remote) });
         conn
     }
 
@@ -181,14 +181,14 @@ impl Woods {
         loop {
             let mut did = false;
             for index in 0..self.daemons.len() {
-                while let Some(effect) = self.daemons[index].jobs.next_effect() {
+                while let Some(effect) = self.daemons[index].jobs.poll_effect() {
                     did = true;
                     match effect {
                         Effect::Link(effect) => self.link(effect),
                         effect => {
                             let answer = self.daemons[index].effect(effect);
                             if let Some(answer) = answer {
-                                self.daemons[index].jobs.answer(answer, self.now);
+                                self.daemons[index].jobs.handle_answer(answer, self.now);
                             }
                         }
                     }
@@ -200,7 +200,7 @@ impl Woods {
                         continue;
                     }
                     did = true;
-                    self.daemons[0].jobs.link_said(link, reply);
+                    self.daemons[0].jobs.handle_link_reply(link, reply);
                 }
             }
             if !did {
@@ -214,23 +214,23 @@ impl Woods {
             LinkEffect::Dial(link, to) => {
                 let index = usize::from(to.ip().octets()[3]) - 1;
                 if self.daemons[index].is_dead {
-                    return self.daemons[0].jobs.link_lost(link, "nobody is there");
+                    return self.daemons[0].jobs.handle_link_lost(link, "nobody is there");
                 }
                 if self.daemons[index].stuck_at == Some(Stuck::Connect) {
                     return;
                 }
                 let conn = self.daemons[index].connect(address(0));
                 self.links.insert(link, (index, conn));
-                self.daemons[0].jobs.link_up(link);
+                self.daemons[0].jobs.handle_link_up(link);
             }
             LinkEffect::Say(link, request) => {
                 if let Some((to, conn)) = self.links.get(&link) {
-                    self.daemons[*to].jobs.request(*conn, request, self.now);
+                    self.daemons[*to].jobs.handle_request(*conn, request, self.now);
                 }
             }
             LinkEffect::HangUp(link) => {
                 if let Some((to, conn)) = self.links.remove(&link) {
-                    self.daemons[to].jobs.closed(conn);
+                    self.daemons[to].jobs.handle_closed(conn);
                 }
             }
         }
@@ -249,14 +249,14 @@ impl Woods {
         let dead: Vec<_> = self.links.extract_if(.., |_, (to, _)| *to == index).collect();
         self.daemons[index].is_dead = true;
         for (link, (_, conn)) in dead {
-            self.daemons[0].jobs.link_lost(link, "its connection ended");
-            self.daemons[index].jobs.closed(conn);
+            self.daemons[0].jobs.handle_link_lost(link, "its connection ended");
+            self.daemons[index].jobs.handle_closed(conn);
         }
         self.settle();
     }
 
     pub(super) fn say(&mut self, conn: ConnId, request: Request) -> Vec<Reply> {
-        self.daemons[0].jobs.request(conn, request, self.now);
+        self.daemons[0].jobs.handle_request(conn, request, self.now);
         self.settle();
         self.daemons[0].heard.remove(&conn).unwrap_or_default()
     }
@@ -327,7 +327,7 @@ impl Woods {
         let tool = self.daemons[0].connect(address(9));
         self.say(tool, hello(None));
         let heard = self.say(tool, Request::Jobs);
-        self.daemons[0].jobs.closed(tool);
+        self.daemons[0].jobs.handle_closed(tool);
         match &heard[..] {
             [Reply::Jobs(all)] if all.len() == 1 => all[0].clone(),
             other => panic!("{other:?}"),

@@ -31,7 +31,7 @@ impl Losses {
 
 impl Flow {
     /// Time has passed: repeats the oldest block if its timer has run out.
-    pub fn on_timeout(&mut self, now: Duration) {
+    pub fn handle_timeout(&mut self, now: Duration) {
         if self.blocks.is_empty() || now < self.timer_from + self.timeout() {
             return;
         }
@@ -60,7 +60,7 @@ impl Flow {
             if self.timed_out.replace(self.base) != Some(self.base) {
                 self.window.confirm_timeout();
             }
-            self.window.on_timeout();
+            self.window.handle_timeout();
         }
     }
 
@@ -94,7 +94,7 @@ impl Flow {
     /// The transmission of this block that was taken for lost was not.
     pub(super) fn acquit(&mut self, number: u64) {
         self.counters.losses = self.counters.losses.saturating_sub(1);
-        self.window.on_acquittal();
+        self.window.handle_acquittal();
         if self.timed_out == Some(number) {
             self.timed_out = None;
             self.window.undo_timeout();
@@ -160,6 +160,6 @@ impl Flow {
         }
         self.counters.losses += u64::from(losses.count());
         self.lose(&losses);
-        self.window.on_losses(losses.own);
+        self.window.handle_losses(losses.own);
     }
 }

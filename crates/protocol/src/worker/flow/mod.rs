@@ -1,13 +1,9 @@
 //! When to send which block: window, acknowledgement, loss, pace. No sockets, no clock.
 //!
 //! A result is acknowledgement and credit at once. The machine knows blocks only by number; blocks
-//! are numbered through the life of a communicator. Times are [`Duration`]s since any fixed moment
-//! and never go back.
+//! are numbered through the life of a communicator.
 //!
-//! Call order: [`Flow::extend`] when a call adds blocks; [`Flow::on_result`] and
-//! [`Flow::on_pending`] for what arrives; then [`Flow::poll_transmit`] until it returns `None`;
-//! then sleep until something arrives or [`Flow::poll_timeout`], and [`Flow::on_timeout`] when that
-//! has passed.
+//! It is driven as [the crate](crate) says; a call adds blocks by [`Flow::extend`].
 //!
 //! # Rules
 //! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here,
@@ -251,7 +247,7 @@ impl Flow {
 
     /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
     /// no block that is waited for, and must not be looked at.
-    pub fn on_result(&mut self, number: u64, now: Duration) -> bool {
+    pub fn handle_result(&mut self, number: u64, now: Duration) -> bool {
         self.open(now);
         let Some(block) = self.waited_for(number) else {
             // The repetition was not needed: this worker's packets were not lost.
@@ -277,10 +273,10 @@ impl Flow {
         // A repeated block's result cannot be told from the first one's (Karn).
         let trip = (own && was.attempts == 1).then(|| now.saturating_sub(was.sent_at));
         if let Some(trip) = trip {
-            self.window.on_trip(trip);
+            self.window.handle_trip(trip);
         }
         if own {
-            self.window.on_result(self.in_use() + 1);
+            self.window.handle_result(self.in_use() + 1);
         }
         if let Some(trip) = trip {
             // A trip that is many times the shortest waited for another worker's timer, not for a
@@ -308,7 +304,7 @@ impl Flow {
     }
 
     /// The aggregator holds our contribution to this block and waits for others.
-    pub fn on_pending(&mut self, number: u64, now: Duration) {
+    pub fn handle_pending(&mut self, number: u64, now: Duration) {
         self.counters.pendings += 1;
         let Some(block) = self.waited_for(number) else { return };
         if block.state == State::Awaited {
@@ -357,7 +353,7 @@ impl Flow {
         index.and_then(|index| self.blocks.get(index)).is_some_and(|block| block.attempts == 1)
     }
 
-    /// When [`Self::on_timeout`] or the pace wants the next turn. `None`: not before something else
+    /// When [`Self::handle_timeout`] or the pace wants the next turn. `None`: not before something else
     /// happens.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {

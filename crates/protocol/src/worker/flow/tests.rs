@@ -31,9 +31,9 @@ fn a_result_is_acknowledgement_and_credit() {
     let mut flow = Flow::new(CONFIG);
     assert_eq!(flow.extend(100, Part::All), 0);
     assert_eq!(send_all(&mut flow, US), (0..16).collect::<Vec<_>>());
-    assert!(flow.on_result(0, US * 10));
-    assert!(!flow.on_result(0, US * 10), "a copy is not delivered twice");
-    assert!(!flow.on_result(50, US * 10), "a block that was not sent has no result");
+    assert!(flow.handle_result(0, US * 10));
+    assert!(!flow.handle_result(0, US * 10), "a copy is not delivered twice");
+    assert!(!flow.handle_result(50, US * 10), "a block that was not sent has no result");
     // One credit, one more because of slow start.
     assert_eq!(send_all(&mut flow, US * 10), [16, 17]);
     assert_eq!(flow.base(), 1);
@@ -45,32 +45,32 @@ fn a_gap_is_repeated_before_the_timer() {
     flow.extend(16, Part::All);
     send_all(&mut flow, US);
     for block in [1, 2] {
-        flow.on_result(block, US * 20);
+        flow.handle_result(block, US * 20);
         assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     }
-    flow.on_result(3, US * 20);
+    flow.handle_result(3, US * 20);
     // Overtaken, but not for longer than trips vary: 19 us, give or take 9.5.
     assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     // Trips stay as they are, and the block is still missing: well before the timer, it is sent.
     flow.extend(8, Part::All);
     assert_eq!(send_all(&mut flow, US * 20), [16, 17, 18, 19, 20, 21]);
     for block in 4..16 {
-        flow.on_result(block, US * 21);
+        flow.handle_result(block, US * 21);
     }
     assert_eq!(send_all(&mut flow, US * 40), [22, 23]);
     for block in 16..23 {
-        flow.on_result(block, US * 41);
+        flow.handle_result(block, US * 41);
     }
     let now = US * 60;
-    flow.on_result(23, now);
+    flow.handle_result(23, now);
     assert_eq!(send_all(&mut flow, now), [0]);
     assert_eq!(flow.counters().gap_retransmissions, 1);
     assert_eq!(flow.counters().losses, 1);
     // The aggregator had it: a straggler, not a loss.
-    flow.on_pending(0, US * 70);
+    flow.handle_pending(0, US * 70);
     assert_eq!(flow.counters().losses, 0);
     assert_eq!(send_all(&mut flow, US * 70), [0_u64; 0]);
-    flow.on_result(0, US * 80);
+    flow.handle_result(0, US * 80);
     assert!(flow.is_idle());
     assert_eq!(flow.poll_timeout(), None);
 }
@@ -85,7 +85,7 @@ fn anothers_timer_does_not_lengthen_this_one() {
         let block = flow.extend(1, Part::All);
         assert_eq!(send_all(&mut flow, now), [block]);
         let trip = if round % 10 == 9 { MS * 90 } else { US * 50 };
-        assert!(flow.on_result(block, now + trip));
+        assert!(flow.handle_result(block, now + trip));
         now += trip + US;
     }
     let block = flow.extend(1, Part::All);
@@ -100,13 +100,13 @@ fn the_timer_asks_for_the_oldest_and_then_for_more() {
     flow.extend(12, Part::All);
     send_all(&mut flow, Duration::ZERO);
     let first = flow.poll_timeout().expect("blocks are under way");
-    flow.on_timeout(first - US);
+    flow.handle_timeout(first - US);
     assert_eq!(send_all(&mut flow, first - US), [0_u64; 0]);
-    flow.on_timeout(first);
+    flow.handle_timeout(first);
     assert_eq!(send_all(&mut flow, first), [0]);
-    flow.on_result(0, first + US);
+    flow.handle_result(0, first + US);
     assert_eq!(send_all(&mut flow, first + US), [1, 2]);
-    flow.on_result(1, first + US * 2);
+    flow.handle_result(1, first + US * 2);
     assert_eq!(send_all(&mut flow, first + US * 2), [3, 4, 5, 6]);
 }
 
@@ -121,15 +121,15 @@ fn a_straggler_is_asked_for_ever_more_slowly() {
         let next = flow.poll_timeout().expect("blocks are under way");
         waits.push(next - now);
         now = next;
-        flow.on_timeout(now);
+        flow.handle_timeout(now);
         assert_eq!(send_all(&mut flow, now), [0]);
-        flow.on_pending(0, now);
+        flow.handle_pending(0, now);
     }
     assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
     assert_eq!(waits[5], CONFIG.rto_max);
     // It wakes up: all results come at once, and nothing is repeated for it.
     for block in 0..12 {
-        flow.on_result(block, now);
+        flow.handle_result(block, now);
         assert_eq!(send_all(&mut flow, now), [0_u64; 0]);
     }
 }
@@ -142,13 +142,13 @@ fn a_wrong_timeout_costs_no_window() {
         send_all(&mut flow, Duration::ZERO);
         let (block, before) = (flow.base(), flow.window());
         let now = flow.poll_timeout().expect("blocks are under way");
-        flow.on_timeout(now);
+        flow.handle_timeout(now);
         assert_eq!(send_all(&mut flow, now), [block]);
         assert_eq!(flow.window(), (before / 2).max(8));
-        assert!(flow.on_result(block, now + US));
+        assert!(flow.handle_result(block, now + US));
         if wrong {
             // The first one's result was late; this is the second one's.
-            assert!(!flow.on_result(block, now + US * 2));
+            assert!(!flow.handle_result(block, now + US * 2));
             assert_eq!(flow.window(), before);
         } else {
             assert!(flow.window() < before);
@@ -165,11 +165,11 @@ fn results_behind_a_timeout_show_that_it_was_wrong() {
     send_all(&mut flow, Duration::ZERO);
     let before = flow.window();
     let now = flow.poll_timeout().expect("blocks are under way");
-    flow.on_timeout(now);
+    flow.handle_timeout(now);
     assert_eq!(send_all(&mut flow, now), [0]);
     assert!(flow.window() < before);
     for block in 0..12 {
-        assert!(flow.on_result(block, now + US));
+        assert!(flow.handle_result(block, now + US));
     }
     assert!(flow.window() >= before, "{} of {before}", flow.window());
     // The oldest one's alone stays: which of its two transmissions was answered is not known.
@@ -187,7 +187,7 @@ fn nobody_is_far_ahead_of_the_other_flows() {
     while let [_, ..] = send_all(&mut ahead, now)[..] {
         while block < ahead.sent_end() {
             now += US;
-            assert!(ahead.on_result(block, now));
+            assert!(ahead.handle_result(block, now));
             block += 1;
         }
     }
@@ -209,9 +209,9 @@ fn late_results_end_recovery() {
     flow.extend(4, Part::All);
     send_all(&mut flow, Duration::ZERO);
     let now = flow.poll_timeout().expect("blocks are under way");
-    flow.on_timeout(now);
+    flow.handle_timeout(now);
     for block in 0..4 {
-        flow.on_result(block, now); // the answers were only late
+        flow.handle_result(block, now); // the answers were only late
     }
     flow.extend(3, Part::All);
     assert_eq!(send_all(&mut flow, now), [4, 5, 6]);
@@ -223,11 +223,11 @@ fn the_pool_is_a_hard_limit() {
     flow.extend(100, Part::All);
     assert_eq!(send_all(&mut flow, US).len(), 8);
     for block in 1..8 {
-        flow.on_result(block, US);
+        flow.handle_result(block, US);
     }
     // All credit is back, but block 8 would take the slot that block 0's neighbours may need.
     assert!(send_all(&mut flow, US).iter().all(|block| *block < 8));
-    flow.on_result(0, US);
+    flow.handle_result(0, US);
     assert_eq!(send_all(&mut flow, US).first(), Some(&8));
 }
 
@@ -240,7 +240,7 @@ fn the_pace_is_kept() {
     while now < MS * 20 {
         sent += send_all(&mut flow, now).len();
         for block in flow.base()..flow.base() + 16 {
-            flow.on_result(block, now);
+            flow.handle_result(block, now);
         }
         now = flow.poll_timeout().expect("more to send").max(now + US);
     }
@@ -341,7 +341,7 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
             return (now, flows.iter().map(|flow| *flow.counters()).collect());
         }
         for (rank, flow) in (0..).zip(&mut flows) {
-            flow.on_timeout(now);
+            flow.handle_timeout(now);
             while let Some(block) = flow.poll_transmit(now) {
                 assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
                 wire.put(now, Packet::Up(contribution(rank, block), value(rank, block)));
@@ -359,12 +359,12 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
                     }
                 }
                 Packet::Down { rank, block, sum: Some(sum) } => {
-                    if flows[rank].on_result(block, now) {
+                    if flows[rank].handle_result(block, now) {
                         let expected: u64 = (0..workers).map(|rank| value(rank, block)).sum();
                         assert_eq!(sum, expected, "block {block}");
                     }
                 }
-                Packet::Down { rank, block, sum: None } => flows[rank].on_pending(block, now),
+                Packet::Down { rank, block, sum: None } => flows[rank].handle_pending(block, now),
             }
         }
     }

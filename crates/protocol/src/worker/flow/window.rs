@@ -89,8 +89,8 @@ impl Window {
         self.blocks as u32
     }
 
-    /// The trip of a block that was sent once; before [`Self::on_result`].
-    pub fn on_trip(&mut self, trip: Duration) {
+    /// The trip of a block that was sent once; before [`Self::handle_result`].
+    pub fn handle_trip(&mut self, trip: Duration) {
         let least = |shortest: Option<Duration>| shortest.map_or(trip, |other| other.min(trip));
         self.shortest = Some(least(self.shortest));
         self.shortest_ever = Some(least(self.shortest_ever));
@@ -101,7 +101,7 @@ impl Window {
     }
 
     /// A new result. `in_use`: blocks that were under way; an idle window does not grow.
-    pub fn on_result(&mut self, in_use: u32) {
+    pub fn handle_result(&mut self, in_use: u32) {
         self.results += 1;
         if f64::from(in_use) * 2.0 >= self.blocks {
             let slow_start = self.blocks < self.slow_start_until && !self.queues_grow();
@@ -114,17 +114,17 @@ impl Window {
     }
 
     /// So many more transmissions are taken for lost.
-    pub fn on_losses(&mut self, count: u32) {
+    pub fn handle_losses(&mut self, count: u32) {
         self.losses += count;
     }
 
     /// One of them was not lost after all.
-    pub fn on_acquittal(&mut self) {
+    pub fn handle_acquittal(&mut self) {
         self.losses = self.losses.saturating_sub(1);
     }
 
     /// Nothing came back for a whole timeout.
-    pub fn on_timeout(&mut self) {
+    pub fn handle_timeout(&mut self) {
         self.before_timeout.get_or_insert((self.blocks, self.slow_start_until));
         self.shrink(0.5);
     }
@@ -189,9 +189,9 @@ mod tests {
 
     fn round(window: &mut Window, losses: u32) {
         let blocks = window.blocks();
-        window.on_losses(losses);
+        window.handle_losses(losses);
         for _ in 0..blocks - losses {
-            window.on_result(blocks);
+            window.handle_result(blocks);
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
         }
         assert!((8..50).contains(&window.blocks()), "{}", window.blocks());
         for _ in 0..100 {
-            window.on_timeout();
+            window.handle_timeout();
         }
         assert_eq!(window.blocks(), 8);
     }
@@ -255,8 +255,8 @@ mod tests {
         let one = |_| {
             let blocks = window.blocks();
             for _ in 0..blocks {
-                window.on_trip(trip);
-                window.on_result(blocks);
+                window.handle_trip(trip);
+                window.handle_result(blocks);
             }
             window.blocks()
         };
@@ -276,7 +276,7 @@ mod tests {
         assert!(back[6] > 900, "{back:?}");
         // One trip of a round that did not wait for another worker is enough.
         let before = window.blocks();
-        window.on_trip(short);
+        window.handle_trip(short);
         rounds(&mut window, long, 1);
         assert!(window.blocks() >= before, "{} of {before}", window.blocks());
     }
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn slow_start_pauses_while_queues_grow() {
         let mut window = Window::new(100, 1000, 1000);
-        window.on_trip(LONGEST_QUEUE / 100);
+        window.handle_trip(LONGEST_QUEUE / 100);
         let paused = rounds(&mut window, LONGEST_QUEUE * 3 / 4, 4);
         assert!(paused[3] < 120, "{paused:?}");
         assert!(rounds(&mut window, LONGEST_QUEUE / 4, 1)[0] > 200);
@@ -296,19 +296,19 @@ mod tests {
         assert_eq!(rounds(&mut window, LONGEST_QUEUE * 9, 2), [200, 400]);
         // Nor is what its trips vary by.
         let mut window = Window::new(100, 1000, 1000);
-        window.on_trip(LONGEST_QUEUE);
+        window.handle_trip(LONGEST_QUEUE);
         assert_eq!(rounds(&mut window, LONGEST_QUEUE * 5 / 4, 2), [200, 400]);
     }
 
     #[test]
     fn a_wrong_timeout_is_undone() {
         let mut window = Window::new(100, 1000, 1000);
-        window.on_timeout();
-        window.on_timeout();
+        window.handle_timeout();
+        window.handle_timeout();
         assert_eq!(window.blocks(), 25);
         window.undo_timeout();
         assert_eq!(window.blocks(), 100);
-        window.on_timeout();
+        window.handle_timeout();
         window.confirm_timeout();
         window.undo_timeout();
         assert_eq!(window.blocks(), 50);
@@ -318,7 +318,7 @@ mod tests {
     fn an_idle_window_does_not_grow() {
         let mut window = Window::new(32, 1000, 250);
         for _ in 0..1000 {
-            window.on_result(3);
+            window.handle_result(3);
         }
         assert_eq!(window.blocks(), 32);
     }

@@ -69,7 +69,7 @@ impl Machine {
     }
 
     /// What a daemon says to a worker that is on a ring. None of it can end the membership.
-    pub(super) fn on_reply_on_ring(&mut self, reply: Reply, now: Duration) {
+    pub(super) fn handle_reply_on_ring(&mut self, reply: Reply, now: Duration) {
         let refusal = match reply {
             Reply::Welcome { version, engine, .. } if version == CONTROL_VERSION => {
                 self.engine = engine;

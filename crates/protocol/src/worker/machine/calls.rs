@@ -89,7 +89,7 @@ impl Machine {
     /// the host has come further.
     pub fn look_again(&mut self, now: Duration) -> bool {
         let before = self.released;
-        self.on_timeout(now);
+        self.handle_timeout(now);
         self.released != before || self.work()
     }
 
@@ -121,7 +121,7 @@ impl Machine {
     }
 
     /// A call's end, once: its elements and report, or why there will be none.
-    pub fn take(&mut self, sequence: u64) -> Option<Result<Call, Error>> {
+    pub fn poll_call(&mut self, sequence: u64) -> Option<Result<Call, Error>> {
         let index = self.calls.iter().position(|call| call.sequence == sequence)?;
         if self.calls[index].is_done() {
             let call = self.calls.remove(index)?;

@@ -105,8 +105,8 @@ impl Config {
 /// What the caller shall do with the control connection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Control {
-    /// Open one; tell how it went by [`super::Machine::connected`] or
-    /// [`super::Machine::connect_failed`].
+    /// Open one; tell how it went by [`super::Machine::handle_connected`] or
+    /// [`super::Machine::handle_connect_failed`].
     Connect,
     /// Close it, without telling.
     Disconnect,

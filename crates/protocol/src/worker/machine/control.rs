@@ -42,7 +42,7 @@ impl Machine {
     }
 
     /// The control connection is open.
-    pub fn connected(&mut self, _now: Duration) {
+    pub fn handle_connected(&mut self, _now: Duration) {
         if self.failed.is_some() {
             self.hang_up();
             return;
@@ -60,7 +60,7 @@ impl Machine {
     }
 
     /// No control connection could be opened.
-    pub fn connect_failed(&mut self, reason: String, now: Duration) {
+    pub fn handle_connect_failed(&mut self, reason: String, now: Duration) {
         if self.failed.is_some() {
             self.link = Link::Closed;
         } else if matches!(self.phase, Phase::Ring(_)) {
@@ -75,7 +75,7 @@ impl Machine {
     }
 
     /// The control connection has ended.
-    pub fn disconnected(&mut self, reason: String, now: Duration) {
+    pub fn handle_disconnected(&mut self, reason: String, now: Duration) {
         if std::mem::take(&mut self.disconnect) {
             // This worker wanted to hang up, and knows what follows.
             return;
@@ -132,12 +132,12 @@ impl Machine {
     }
 
     /// What the daemon says.
-    pub fn on_reply(&mut self, reply: Reply, now: Duration) {
+    pub fn handle_reply(&mut self, reply: Reply, now: Duration) {
         if self.failed.is_some() || self.link != Link::Up {
             return;
         }
         if matches!(self.phase, Phase::Ring(_)) {
-            return self.on_reply_on_ring(reply, now);
+            return self.handle_reply_on_ring(reply, now);
         }
         self.greeted = true;
         match reply {
@@ -145,22 +145,22 @@ impl Machine {
                 self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
             }
             Reply::Welcome { engine, .. } => self.engine = engine,
-            Reply::Admitted(admitted) => self.on_admitted(admitted, now),
-            Reply::Go { mode, group } => self.on_go(mode, group),
-            Reply::Aborted(reason) => self.on_aborted(reason, now),
+            Reply::Admitted(admitted) => self.handle_admitted(admitted, now),
+            Reply::Go { mode, group } => self.handle_go(mode, group),
+            Reply::Aborted(reason) => self.handle_aborted(reason, now),
             Reply::Heartbeat => self.say(Request::Heartbeat),
-            Reply::Reform { lost, reason } => self.on_reform(&lost, &reason),
-            Reply::Resumed => self.on_resumed(now),
-            Reply::Pause { joining } => self.on_pause(&joining),
-            Reply::RunTo { sequence } => self.on_run_to(sequence),
+            Reply::Reform { lost, reason } => self.handle_reform(&lost, &reason),
+            Reply::Resumed => self.handle_resumed(now),
+            Reply::Pause { joining } => self.handle_pause(&joining),
+            Reply::RunTo { sequence } => self.handle_run_to(sequence),
             Reply::Missing { ranks, .. } => self.missing = Some(ranks),
             Reply::Done => {} // an answer that came too late
-            Reply::Error { code, message } => self.on_error(code, message, now),
+            Reply::Error { code, message } => self.handle_error(code, message, now),
             other => self.fail(Error::Protocol(format!("{other:?}"))),
         }
     }
 
-    fn on_admitted(&mut self, admitted: Admitted, now: Duration) {
+    fn handle_admitted(&mut self, admitted: Admitted, now: Duration) {
         if let Err(error) = self.enter(admitted, now) {
             self.fail(error);
         }
@@ -234,7 +234,7 @@ impl Machine {
         }))
     }
 
-    fn on_go(&mut self, mode: ResultMode, group: Option<SocketAddrV4>) {
+    fn handle_go(&mut self, mode: ResultMode, group: Option<SocketAddrV4>) {
         if !matches!(self.phase, Phase::Ready | Phase::Running) {
             self.fail(Error::Protocol("a start before this worker's path was tried".into()));
             return;
@@ -252,7 +252,7 @@ impl Machine {
         self.begin_calls();
     }
 
-    fn on_aborted(&mut self, reason: AbortReason, now: Duration) {
+    fn handle_aborted(&mut self, reason: AbortReason, now: Duration) {
         let others_may_be_on_ring =
             matches!(reason, AbortReason::MemberLost { .. } | AbortReason::Timeout { .. });
         if others_may_be_on_ring && self.fall_back_at().is_some() {
@@ -282,7 +282,7 @@ impl Machine {
 
     /// The epoch is over: what comes of it from now on is not taken in, so that what the daemon is
     /// told stays true.
-    fn on_reform(&mut self, lost: &[u16], reason: &str) {
+    fn handle_reform(&mut self, lost: &[u16], reason: &str) {
         if self.epoch.is_none() {
             return; // not a member yet
         }
@@ -302,7 +302,7 @@ impl Machine {
     }
 
     /// The epoch goes on as it is.
-    fn on_resumed(&mut self, now: Duration) {
+    fn handle_resumed(&mut self, now: Duration) {
         if self.epoch.is_none() || self.lost_since.is_none() {
             return;
         }
@@ -329,7 +329,7 @@ impl Machine {
         self.gate_until = None;
     }
 
-    fn on_pause(&mut self, joining: &[u16]) {
+    fn handle_pause(&mut self, joining: &[u16]) {
         if self.gate_until.take().is_some() {
             self.freeze = Freeze::No;
         }
@@ -343,7 +343,7 @@ impl Machine {
         self.say(Request::Paused { next_sequence });
     }
 
-    fn on_run_to(&mut self, sequence: u64) {
+    fn handle_run_to(&mut self, sequence: u64) {
         if self.gate_until.take().is_some() {
             self.freeze = Freeze::No;
         }
@@ -365,7 +365,7 @@ impl Machine {
         }
     }
 
-    fn on_error(&mut self, code: ErrorCode, message: String, now: Duration) {
+    fn handle_error(&mut self, code: ErrorCode, message: String, now: Duration) {
         let resuming = self.lost_since.is_some();
         // Rejoining: the daemon may not have noticed yet that this rank's last life is over.
         let taken = self.epoch.is_none()
@@ -393,7 +393,7 @@ impl Machine {
         }
     }
 
-    /// When [`Self::on_timeout`], [`Self::poll_control`] or [`Self::poll_transmit`] wants the next
+    /// When [`Self::handle_timeout`], [`Self::poll_control`] or [`Self::poll_transmit`] wants the next
     /// turn. `None`: not before something else happens.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
@@ -417,7 +417,7 @@ impl Machine {
     }
 
     /// Time has passed.
-    pub fn on_timeout(&mut self, now: Duration) {
+    pub fn handle_timeout(&mut self, now: Duration) {
         if self.failed.is_some() {
             return;
         }
@@ -436,7 +436,7 @@ impl Machine {
             _ if self.freeze != Freeze::No => {}
             Phase::Running => {
                 if let Some(epoch) = &mut self.epoch {
-                    epoch.flow.on_timeout(now);
+                    epoch.flow.handle_timeout(now);
                 }
                 self.ask_if_stuck(now);
             }

@@ -17,7 +17,7 @@ pub(super) const COPY_TAG: u16 = 0;
 
 impl Machine {
     /// One UDP payload from the aggregator.
-    pub fn on_packet(&mut self, packet: &[u8], now: Duration) {
+    pub fn handle_packet(&mut self, packet: &[u8], now: Duration) {
         if self.failed.is_some() {
             // No call's memory is touched any more.
             return;
@@ -55,7 +55,7 @@ impl Machine {
             return false;
         }
         if self.phase != Phase::Running || self.freeze != Freeze::No {
-            return self.on_probe_reply(header, payload);
+            return self.handle_probe_reply(header, payload);
         }
         let number = header.block;
         let (block, kind) = epoch.locate(number);
@@ -74,7 +74,7 @@ impl Machine {
         }
         match header.kind {
             Kind::Result if payload.len() == call.payload_len(block) => {
-                if epoch.flow.on_result(number, now) {
+                if epoch.flow.handle_result(number, now) {
                     let members = epoch.admitted.members;
                     call.goes_over_aggregator();
                     call.decode(block, header.flags, payload, members);
@@ -86,7 +86,7 @@ impl Machine {
                     self.release();
                 }
             }
-            Kind::Pending => epoch.flow.on_pending(number, now),
+            Kind::Pending => epoch.flow.handle_pending(number, now),
             Kind::Mismatch if self.mismatch => {}
             Kind::Mismatch => {
                 self.mismatch = true;
@@ -104,7 +104,7 @@ impl Machine {
         self.end_epoch_if_done();
     }
 
-    fn on_probe_reply(&mut self, header: &Header, payload: &[u8]) -> bool {
+    fn handle_probe_reply(&mut self, header: &Header, payload: &[u8]) -> bool {
         let full = self.probe().is_some_and(|(expected, len)| {
             *header == Header { kind: Kind::ProbeReply, ..expected }
                 && HEADER_LEN + payload.len() == len
@@ -209,7 +209,7 @@ impl Machine {
     }
 
     /// A packet that came before its call, and whose turn it is now: it is to be given to
-    /// [`Self::on_packet`] once more.
+    /// [`Self::handle_packet`] once more.
     pub fn poll_early(&mut self, now: Duration) -> Option<Box<[u8]>> {
         let epoch = self.epoch.as_mut().filter(|_| !self.early.is_empty())?;
         epoch.flow.open(now);
@@ -297,14 +297,14 @@ fn on_copy(
     }
     let block = epoch.locate(number).0;
     match header.kind {
-        Kind::Pending => epoch.flow.on_pending(number, now),
+        Kind::Pending => epoch.flow.handle_pending(number, now),
         Kind::Result if epoch.is_mine(block) => {
-            epoch.flow.on_result(number, now);
+            epoch.flow.handle_result(number, now);
         }
         Kind::Result => {
             let fits = call.filter(|call| payload.len() == call.payload_len(block));
             if let Some(call) = fits
-                && epoch.flow.on_result(number, now)
+                && epoch.flow.handle_result(number, now)
             {
                 call.goes_over_aggregator();
                 call.decode(block, header.flags, payload, members);

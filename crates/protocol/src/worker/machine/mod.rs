@@ -1,14 +1,9 @@
-//! A worker's whole protocol without sockets, clocks or threads.
+//! A worker's whole protocol: membership ([`Control`] and replies), calls, blocks ([`flow`]) and
+//! what a new epoch does to them ([`xdp_agg_common::reform`]).
 //!
-//! Membership ([`Control`] and replies), calls, blocks ([`crate::worker::flow`]) and what a new epoch does
-//! to them ([`xdp_agg_common::reform`]). Times are [`Duration`]s since any fixed moment and never
-//! go back.
-//!
-//! Call order: tell what happened ([`Machine::on_reply`], [`Machine::on_packet`] also with what
-//! [`Machine::poll_early`] gives, [`Machine::connected`], …); [`Machine::on_timeout`]; do what
-//! [`Machine::poll_control`] and [`Machine::poll_transmit`] want until both want nothing; then
-//! sleep until something happens or [`Machine::poll_timeout`]. Before packets are sent, look at
-//! [`Machine::endpoint`]: it changes with the epoch.
+//! It is driven as [the crate](crate) says. What [`Machine::poll_early`] gives is a packet that
+//! comes in once more. Before packets are sent, look at [`Machine::endpoint`]: it changes with the
+//! epoch.
 //!
 //! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
 

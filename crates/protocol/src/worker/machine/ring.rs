@@ -1,7 +1,7 @@
 //! Going on without an aggregator: the same blocks, summed over a ring of the members.
 //!
-//! The ring is the caller's: it gathers what all members have ([`Machine::enter_ring`]), and then
-//! reduces lanes, batch by batch ([`Machine::ring_batch`], [`Machine::ring_result`]). All members
+//! The ring is the caller's: it gathers what all members have ([`Machine::handle_ring_formed`]), and then
+//! reduces lanes, batch by batch ([`Machine::poll_ring_batch`], [`Machine::handle_ring_result`]). All members
 //! cut the same batches, because blocks, plan and calls are the same at all, and so is what may be
 //! sent.
 
@@ -116,7 +116,11 @@ impl Machine {
     ///
     /// # Errors
     /// They do not fit together; this worker is no member any more.
-    pub fn enter_ring(&mut self, progress: &[(u16, Progress)], now: Duration) -> Result<(), Error> {
+    pub fn handle_ring_formed(
+        &mut self,
+        progress: &[(u16, Progress)],
+        now: Duration,
+    ) -> Result<(), Error> {
         let entered = self.try_enter_ring(progress, now);
         if let Err(error) = &entered {
             self.fail(error.clone());
@@ -141,7 +145,7 @@ impl Machine {
     }
 
     /// The next blocks to sum over the ring: their lanes go to `lanes`. None: no call has any.
-    pub fn ring_batch(&mut self, lanes: &mut Lanes) -> Option<Batch> {
+    pub fn poll_ring_batch(&mut self, lanes: &mut Lanes) -> Option<Batch> {
         let Phase::Ring(Some(first)) = self.phase else { return None };
         // Nobody else looks whether input has come in place meanwhile.
         self.release();
@@ -217,7 +221,7 @@ impl Machine {
     }
 
     /// The results of a batch.
-    pub fn ring_result(&mut self, batch: Batch, lanes: &Lanes, now: Duration) {
+    pub fn handle_ring_result(&mut self, batch: Batch, lanes: &Lanes, now: Duration) {
         if self.phase != Phase::Ring(Some(batch.first)) || self.failed.is_some() {
             return;
         }

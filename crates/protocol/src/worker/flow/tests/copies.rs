@@ -115,7 +115,7 @@ impl World {
 
     fn transmit(&mut self) {
         for rank in 0..self.flows.len() {
-            self.flows[rank].on_timeout(self.now);
+            self.flows[rank].handle_timeout(self.now);
             for block in send_all(&mut self.flows[rank], self.now) {
                 let role = self.flows[rank].role(block);
                 self.copies += u64::from(role == Role::Copy);
@@ -183,10 +183,12 @@ impl World {
             while self.queue.first_key_value().is_some_and(|((at, _), _)| *at <= self.now) {
                 match self.queue.pop_first().expect("there is a first").1 {
                     Packet::Up(c, value) => self.sum(c, value),
-                    Packet::Down(rank, block, None) => self.flows[rank].on_pending(block, self.now),
+                    Packet::Down(rank, block, None) => {
+                        self.flows[rank].handle_pending(block, self.now)
+                    }
                     Packet::Down(rank, block, Some(sum)) => {
                         let expected = self.result(block);
-                        if self.flows[rank].on_result(block, self.now) {
+                        if self.flows[rank].handle_result(block, self.now) {
                             assert_eq!(sum, expected, "block {block} at rank {rank}");
                         }
                     }
@@ -219,15 +221,15 @@ fn a_listener_asks_for_what_a_gap_shows_to_be_missing() {
     flow.extend(16, Part::Listener);
     assert_eq!(send_all(&mut flow, US), [0], "the full block");
     for block in [0, 1, 3, 4] {
-        assert!(flow.on_result(block, US * 50));
+        assert!(flow.handle_result(block, US * 50));
     }
     assert_eq!(send_all(&mut flow, US * 300), [0_u64; 0]);
-    assert!(flow.on_result(5, US * 300));
+    assert!(flow.handle_result(5, US * 300));
     assert_eq!(send_all(&mut flow, US * 300), [0_u64; 0], "overtaken just now");
-    assert!(flow.on_result(6, US * 450));
+    assert!(flow.handle_result(6, US * 450));
     assert_eq!(send_all(&mut flow, US * 450), [2]);
     assert_eq!(flow.counters().questions, 1);
-    assert!(flow.on_result(2, US * 500));
+    assert!(flow.handle_result(2, US * 500));
     assert_eq!(flow.base(), 7);
 }
 
@@ -238,15 +240,15 @@ fn a_listener_acknowledges_what_it_holds_and_no_more() {
     assert_eq!(send_all(&mut flow, US), [0, 16]);
     let window = flow.window();
     for block in (0..16).filter(|block| *block != 7) {
-        flow.on_result(block, US * 50);
+        flow.handle_result(block, US * 50);
     }
     // As long as block 7 is missing, the full block after next is not sent; nothing comes that
     // would show a gap, so the timer asks.
     assert_eq!(send_all(&mut flow, US * 50), [0_u64; 0]);
-    flow.on_timeout(US * 1100);
+    flow.handle_timeout(US * 1100);
     assert_eq!(send_all(&mut flow, US * 1100), [7]);
     assert_eq!(flow.window(), window, "nothing of ours was lost");
-    flow.on_result(7, US * 1200);
+    flow.handle_result(7, US * 1200);
     // The loss was real: what is as old is asked for, too, and what is held is acknowledged.
     assert_eq!(send_all(&mut flow, US * 1200), [16, 17, 32]);
 }

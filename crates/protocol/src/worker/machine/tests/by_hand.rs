@@ -31,7 +31,7 @@ impl Alone {
         let config = Config { policy, ..Config::new("alone", 1, 3) };
         let mut alone = Self { machine: Machine::new(config, NOW) };
         assert_eq!(alone.machine.poll_control(NOW), Some(Control::Connect));
-        alone.machine.connected(NOW);
+        alone.machine.handle_connected(NOW);
         alone.said();
         alone
     }
@@ -55,7 +55,7 @@ impl Alone {
             plan,
             ring: vec!["10.0.0.1:1".parse().expect("an address"); 3],
         };
-        self.machine.on_reply(Reply::Admitted(admitted), NOW);
+        self.machine.handle_reply(Reply::Admitted(admitted), NOW);
     }
 
     fn enter(&mut self, epoch: u16, plan: Option<Plan>) {
@@ -66,7 +66,7 @@ impl Alone {
         header.kind = Kind::ProbeReply;
         self.deliver(header, payload);
         assert_eq!(self.said(), [Request::Ready]);
-        self.machine.on_reply(Reply::Go { mode: ResultMode::Ports, group: None }, NOW);
+        self.machine.handle_reply(Reply::Go { mode: ResultMode::Ports, group: None }, NOW);
         assert_eq!(self.machine.state(), State::Running);
     }
 
@@ -95,7 +95,7 @@ impl Alone {
         let mut packet = vec![0; HEADER_LEN];
         header.emit(packet.first_chunk_mut().expect("long enough"));
         packet.extend_from_slice(payload);
-        self.machine.on_packet(&packet, NOW);
+        self.machine.handle_packet(&packet, NOW);
     }
 
     /// The result of a contribution of its own, as if all three had contributed the same.
@@ -112,7 +112,7 @@ impl Alone {
 
     fn reform_unanswered(&mut self) {
         let reply = Reply::Reform { lost: vec![2], reason: "a test".into() };
-        self.machine.on_reply(reply, NOW);
+        self.machine.handle_reply(reply, NOW);
     }
 
     fn reform(&mut self) -> Request {
@@ -152,9 +152,9 @@ fn a_result_after_the_progress_is_not_taken_in() {
     let sent = alone.sent();
     let blocks: Vec<_> = sent.iter().map(|packet| parse(packet).0.block).collect();
     assert_eq!(blocks, [0, 1], "the second block of the call has no number");
-    assert!(alone.machine.take(sequence).is_none());
+    assert!(alone.machine.poll_call(sequence).is_none());
     sent.iter().for_each(|packet| alone.result(packet));
-    let call = alone.machine.take(sequence).expect("it has ended").expect("well");
+    let call = alone.machine.poll_call(sequence).expect("it has ended").expect("well");
     assert_eq!(call.report().reforms, 1);
     assert_eq!(call.contributors(), [Held { from: 0, len: 3, members: 0b111 }]);
 }
@@ -169,7 +169,7 @@ fn a_sum_is_handed_on_after_its_call() {
         let sequence = alone.call(1);
         let sent = alone.sent();
         alone.result(&sent[0]);
-        drop(alone.machine.take(sequence).expect("it has ended").expect("well"));
+        drop(alone.machine.poll_call(sequence).expect("it has ended").expect("well"));
         alone.reform();
         alone.enter(2, plan(0, &[copy(source)]));
         let [packet] = &alone.sent()[..] else { panic!("one block") };
@@ -195,7 +195,7 @@ fn who_joins_a_running_job_starts_where_the_others_are() {
     let sent = alone.sent();
     assert_eq!(parse(&sent[0]).0.block, 0);
     sent.iter().for_each(|packet| alone.result(packet));
-    let call = alone.machine.take(7).expect("it has ended").expect("well");
+    let call = alone.machine.poll_call(7).expect("it has ended").expect("well");
     assert_eq!((call.first_block(), call.report().contributors), (50, 0b111));
 }
 
@@ -203,12 +203,12 @@ fn who_joins_a_running_job_starts_where_the_others_are() {
 #[test]
 fn a_pause_holds_later_calls_back() {
     let mut alone = Alone::running();
-    alone.machine.on_reply(Reply::Pause { joining: vec![2] }, NOW);
+    alone.machine.handle_reply(Reply::Pause { joining: vec![2] }, NOW);
     assert_eq!(alone.said(), [Request::Paused { next_sequence: 0 }]);
     alone.call(1);
     alone.call(1);
     assert!(alone.sent().is_empty());
-    alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+    alone.machine.handle_reply(Reply::RunTo { sequence: 1 }, NOW);
     let [packet] = &alone.sent()[..] else { panic!("one call may go") };
     assert!(alone.said().is_empty());
     alone.result(packet);
@@ -228,14 +228,14 @@ fn who_holds_up_a_pause_is_asked() {
     let ask = |alone: &mut Alone, block: u64| {
         assert!(alone.machine.ask_for_missing());
         assert_eq!(alone.said(), [Request::Missing { block, of: Some(0) }]);
-        alone.machine.on_reply(Reply::Missing { block, ranks: vec![2] }, NOW);
+        alone.machine.handle_reply(Reply::Missing { block, ranks: vec![2] }, NOW);
         assert_eq!(alone.machine.missing(), Some(&vec![2]));
     };
-    alone.machine.on_reply(Reply::Pause { joining: vec![0] }, NOW);
+    alone.machine.handle_reply(Reply::Pause { joining: vec![0] }, NOW);
     alone.said();
     alone.call(1);
     ask(&mut alone, 0);
-    alone.machine.on_reply(Reply::RunTo { sequence: 2 }, NOW);
+    alone.machine.handle_reply(Reply::RunTo { sequence: 2 }, NOW);
     let [packet] = &alone.sent()[..] else { panic!("one call may go") };
     assert!(alone.machine.ask_for_missing());
     assert_eq!(alone.said(), [Request::Missing { block: 0, of: None }]);
@@ -254,24 +254,24 @@ fn who_holds_up_a_pause_is_asked() {
 fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
     for named_again in [false, true] {
         let mut alone = Alone::running();
-        alone.machine.on_reply(Reply::Pause { joining: vec![2] }, NOW);
+        alone.machine.handle_reply(Reply::Pause { joining: vec![2] }, NOW);
         alone.call(1);
         alone.call(1);
-        alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+        alone.machine.handle_reply(Reply::RunTo { sequence: 1 }, NOW);
         let [packet] = &alone.sent()[..] else { panic!("one call may go") };
-        alone.machine.disconnected("a test".into(), NOW);
+        alone.machine.handle_disconnected("a test".into(), NOW);
         while alone.machine.poll_control(NOW) != Some(Control::Connect) {}
-        alone.machine.connected(NOW);
+        alone.machine.handle_connected(NOW);
         alone.said();
-        alone.machine.on_reply(Reply::Resumed, NOW);
+        alone.machine.handle_reply(Reply::Resumed, NOW);
         if named_again {
-            alone.machine.on_reply(Reply::RunTo { sequence: 1 }, NOW);
+            alone.machine.handle_reply(Reply::RunTo { sequence: 1 }, NOW);
         }
         alone.result(packet);
         let said = alone.said();
         assert_eq!(matches!(said[..], [Request::Progress(_)]), named_again, "{said:?}");
         let later = NOW + Duration::from_secs(2);
-        alone.machine.on_timeout(later);
+        alone.machine.handle_timeout(later);
         let mut packet = [0; 2048];
         let next = alone.machine.poll_transmit(later, &mut packet).is_some();
         assert_eq!(next, !named_again, "nobody waits to join any more");
@@ -336,7 +336,7 @@ fn probes_end() {
         let mut packet = [0; 2048];
         probes += u32::from(alone.machine.poll_transmit(now, &mut packet).is_some());
         now = alone.machine.poll_timeout().expect("a timer").max(now);
-        alone.machine.on_timeout(now);
+        alone.machine.handle_timeout(now);
     }
     assert_eq!(probes, super::super::PROBES);
     assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
@@ -348,8 +348,8 @@ fn probes_end() {
 fn who_is_turned_away_before_the_job_comes_again() {
     let mut alone = Alone::with(AggregatorLoss::Fail);
     let turned_away = Reply::Error { code: ErrorCode::Limit, message: "too many".into() };
-    alone.machine.on_reply(turned_away, NOW);
-    alone.machine.disconnected("connection reset".into(), NOW);
+    alone.machine.handle_reply(turned_away, NOW);
+    alone.machine.handle_disconnected("connection reset".into(), NOW);
     assert!(alone.machine.failure().is_none(), "{:?}", alone.machine.failure());
     assert_eq!(alone.machine.poll_control(NOW), None);
     assert_eq!(alone.machine.poll_control(NOW + RETRY), Some(Control::Connect));
@@ -366,11 +366,11 @@ fn an_absent_daemon_is_named_at_the_deadline() {
         while machine.failure().is_none() {
             if machine.poll_control(now) == Some(Control::Connect) {
                 tried += 1;
-                machine.connect_failed("refused".into(), now);
+                machine.handle_connect_failed("refused".into(), now);
             }
             let Some(next) = machine.poll_timeout() else { break };
             now = next.max(now);
-            machine.on_timeout(now);
+            machine.handle_timeout(now);
         }
         let failure = machine.failure();
         assert!(matches!(failure, Some(Error::Unreachable { .. })), "{failure:?}");
@@ -390,51 +390,51 @@ fn a_ring_is_left_behind_what_it_hands_on() {
     let sent = alone.sent();
     let (header, lanes) = parse(&sent[1]);
     alone.deliver(Header { kind: Kind::Result, ..header }, lanes);
-    alone.machine.disconnected("a test".into(), NOW);
+    alone.machine.handle_disconnected("a test".into(), NOW);
     let later = NOW + Duration::from_secs(3);
-    alone.machine.on_timeout(later);
+    alone.machine.handle_timeout(later);
     let seat = alone.machine.ring_seat(0).expect("no daemon came");
     assert_eq!((seat.epoch, seat.rings), ((1, 1001), 0));
     let own = alone.machine.progress();
     assert_eq!((own.base, own.held.len()), (0, 1));
     let others = Progress { next_sequence: 1, ..Progress::default() };
     let all = [(0, others.clone()), (1, own), (2, others)];
-    alone.machine.enter_ring(&all, later).expect("they fit");
+    alone.machine.handle_ring_formed(&all, later).expect("they fit");
     // The daemon is there.
     let soon = later + Duration::from_secs(1);
     while alone.machine.poll_control(soon) != Some(Control::Connect) {}
-    alone.machine.connected(soon);
+    alone.machine.handle_connected(soon);
     let said = alone.said();
     assert!(matches!(&said[..], [Request::Hello { .. }, Request::Offer(_)]), "{said:?}");
-    alone.machine.on_reply(Reply::Done, soon);
+    alone.machine.handle_reply(Reply::Done, soon);
     let mut lanes = Lanes::default();
     // What to redo, what to hand on, and what was sent by nobody.
     for (blocks, says, sum) in [(0..1, 0, 3), (1..2, 1, 2), (2..4, 1, 3)] {
-        let batch = alone.machine.ring_batch(&mut lanes).expect("it has one");
+        let batch = alone.machine.poll_ring_batch(&mut lanes).expect("it has one");
         assert_eq!(batch.blocks(), blocks);
         let [back, tags] = lanes.marks.last_chunk_mut().expect("two at least");
         assert_eq!(*back, says);
         // Nobody can say it of the first.
         (*back, *tags) = (if says == 0 { 0 } else { sum }, tags.wrapping_mul(3));
         if blocks == (2..4) {
-            alone.machine.disconnected("again".into(), soon);
+            alone.machine.handle_disconnected("again".into(), soon);
             alone.call(2);
         }
         assert_eq!(alone.machine.state(), State::OnRing);
-        alone.machine.ring_result(batch, &lanes, soon);
+        alone.machine.handle_ring_result(batch, &lanes, soon);
     }
     assert_eq!(alone.machine.state(), State::Reconnecting);
     assert!(alone.sent().is_empty(), "its blocks have other numbers there");
     let progress = alone.machine.progress();
     assert_eq!((progress.base, progress.held.len()), (4, 0));
     while alone.machine.poll_control(soon) != Some(Control::Connect) {}
-    alone.machine.connected(soon);
+    alone.machine.handle_connected(soon);
     let said = alone.said();
     let [Request::Hello { .. }, Request::Join(join)] = &said[..] else { panic!("{said:?}") };
     let resume = join.resume.as_ref().expect("it was a member");
     assert_eq!((resume.epoch, resume.rings, &resume.progress), (1, 1, &progress));
     // An epoch that is over is not gone on with.
-    alone.machine.on_reply(Reply::Resumed, soon);
+    alone.machine.handle_reply(Reply::Resumed, soon);
     assert_eq!(alone.machine.state(), State::Reconnecting);
     assert!(alone.sent().is_empty());
 }

@@ -89,7 +89,7 @@ impl World {
         let (_, reply) = self.replies.remove(first);
         let now = self.now;
         if let Some(machine) = &mut self.machines[usize::from(rank)] {
-            machine.on_reply(reply, now);
+            machine.handle_reply(reply, now);
         }
         true
     }
@@ -249,7 +249,7 @@ impl World {
         self.drop_connection(rank);
         let now = self.now;
         if let Some(machine) = &mut self.machines[usize::from(rank)] {
-            machine.disconnected("cut".into(), now);
+            machine.handle_disconnected("cut".into(), now);
         }
     }
 

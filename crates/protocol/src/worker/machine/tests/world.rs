@@ -201,18 +201,18 @@ impl World {
 
     fn serve(&mut self, rank: u16) -> bool {
         let now = self.now;
-        self.at(rank).on_timeout(now);
+        self.at(rank).handle_timeout(now);
         let mut moved = false;
         while let Some(control) = self.at(rank).poll_control(now) {
             moved = true;
             match control {
                 Control::Connect if self.dead || self.apart & 1 << rank != 0 => {
-                    self.at(rank).connect_failed("refused".into(), now);
+                    self.at(rank).handle_connect_failed("refused".into(), now);
                     moved = false;
                 }
                 Control::Connect => {
                     self.connected |= 1 << rank;
-                    self.at(rank).connected(now);
+                    self.at(rank).handle_connected(now);
                 }
                 Control::Disconnect => self.drop_connection(rank),
                 Control::Send(request) => self.on_request(rank, request),
@@ -240,7 +240,7 @@ impl World {
             None => self.sum(packet),
             Some(rank) => {
                 if let Some(machine) = &mut self.machines[usize::from(rank)] {
-                    machine.on_packet(&packet, now);
+                    machine.handle_packet(&packet, now);
                 }
             }
         }
@@ -250,7 +250,7 @@ impl World {
         let mut calls = std::mem::take(&mut self.calls);
         calls.retain(|(rank, sequence)| {
             let Some(machine) = &mut self.machines[usize::from(*rank)] else { return false };
-            let Some(ended) = machine.take(*sequence) else { return true };
+            let Some(ended) = machine.poll_call(*sequence) else { return true };
             let call = ended.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
             self.paths.insert((*sequence, *rank), call.report().path);
             let contributors = call.contributors();
@@ -293,7 +293,7 @@ impl World {
         for rank in &alive {
             let seat = self.at(*rank).ring_seat(0).expect("it wants a ring");
             assert_eq!(seat.members, alive);
-            self.at(*rank).enter_ring(&progress, now).expect("it fits");
+            self.at(*rank).handle_ring_formed(&progress, now).expect("it fits");
         }
         self.ring = true;
     }
@@ -304,7 +304,7 @@ impl World {
         let mut sums = Lanes::default();
         for rank in self.alive() {
             let mut lanes = Lanes::default();
-            let Some(batch) = self.at(rank).ring_batch(&mut lanes) else { return false };
+            let Some(batch) = self.at(rank).poll_ring_batch(&mut lanes) else { return false };
             assert_eq!(batch.reduction, Reduction::Add, "integers are summed");
             sums.words.resize(lanes.words.len(), 0);
             sums.marks.resize(lanes.marks.len(), 0);
@@ -321,7 +321,7 @@ impl World {
         }
         let now = self.now;
         for (rank, batch) in &batches {
-            self.at(*rank).ring_result(*batch, &sums, now);
+            self.at(*rank).handle_ring_result(*batch, &sums, now);
         }
         self.ring = self.all(State::OnRing);
         if !self.ring {
