@@ -6,16 +6,14 @@ use std::sync::Arc;
 use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Key, Shape};
 use xdp_agg_numbers::{Element, Format, LaneWidth};
 
-use crate::blocks::{Blocks, Local, Purpose, Share};
-use crate::buffer::Buffer;
-use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::{Stripe, drive};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Begun, Patience, globally};
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Share};
 
 impl Communicator {
     /// Begins a call on memory that a caller lends.
@@ -132,7 +130,7 @@ impl Communicator {
     /// something else of a call.
     fn first_error(&self) -> Option<Error> {
         let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
-        self.stripes.iter().find_map(failure).map(|error| globally(error, &self.place))
+        self.stripes.iter().find_map(failure).map(|error| globally(error.into(), &self.place))
     }
 
     /// The configured width, where this type has a choice.
@@ -150,11 +148,11 @@ impl Communicator {
         if all.all(|next| next == first) {
             return Ok(first);
         }
-        let error = Error::Protocol(
+        let error = Error::Job(JobError::Protocol(
             "the aggregators are at different calls: a worker cannot join a running job over \
              several aggregators while calls begin; connect again"
                 .into(),
-        );
+        ));
         self.fail(&error);
         Err(error)
     }
@@ -203,7 +201,9 @@ impl Communicator {
             sequence,
             len: buffer.len(),
             element_size: size_of::<T>(),
-            digest: digest(format!("{description}, {}", crate::call::numbers(&format)).bytes()),
+            digest: digest(
+                format!("{description}, {}", xdp_agg_protocol::worker::numbers(&format)).bytes(),
+            ),
             description,
             key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
         };

@@ -12,18 +12,15 @@ use xdp_agg_host::Group;
 use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
 
-use crate::blocks::Purpose;
-use crate::buffer::Buffer;
-use crate::call::Report;
 use crate::collectives::{Kind, Side};
 use crate::driver::shared::Shared;
 use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
 use crate::inhost;
-use crate::machine::{Counters, State};
 use crate::settings::{Builder, Chosen, Place};
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::{Buffer, Counters, Purpose, Report, State};
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
 /// aggregators.
@@ -311,7 +308,7 @@ impl Communicator {
         Arc::clone(&self.stripes)
     }
 
-    /// Leaves the job in good order; calls in flight end with [`Error::Closed`].
+    /// Leaves the job in good order; calls in flight end with [`JobError::Closed`](crate::JobError::Closed).
     pub(crate) fn leave(&self) {
         self.side.close();
         for stripe in &*self.stripes {

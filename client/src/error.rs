@@ -1,12 +1,14 @@
 //! What can go wrong for a worker, and what to do about it.
 
+use std::any::Any;
 use std::io;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
 
-use xdp_agg_common::control::{AbortReason, Cause, ErrorCode, FrameError};
+use xdp_agg_common::control::{Cause, FrameError};
 use xdp_agg_numbers::simd::{self, SimdError};
 use xdp_agg_numbers::{FormatError, OutOfRange};
+use xdp_agg_protocol::worker::CallerError;
+pub use xdp_agg_protocol::worker::Error as JobError;
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
@@ -22,85 +24,9 @@ pub enum Error {
         /// What was wrong and what is expected.
         problem: String,
     },
-    /// The daemon does not answer.
-    #[error("no aggregator at {address} ({reason}){}", advice(.of))]
-    Unreachable {
-        /// Where.
-        address: SocketAddr,
-        /// The system's words.
-        reason: String,
-        /// Whose it is to be, and by which topology; None: it was named by its address.
-        of: Option<String>,
-    },
-    /// The daemon speaks another version.
-    #[error(
-        "the aggregator speaks version {theirs} of the control protocol, this library version \
-         {ours}; install the same release on all hosts"
-    )]
-    Version {
-        /// This library's.
-        ours: u32,
-        /// The daemon's.
-        theirs: u32,
-    },
-    /// The daemon refused.
-    #[error("the aggregator refused: {message}")]
-    Refused {
-        /// For programs.
-        code: ErrorCode,
-        /// For people.
-        message: String,
-    },
-    /// The data path is closed.
-    #[error(
-        "the aggregator's data path at {address} did not answer {probes} probes of {bytes} bytes; \
-         the control connection works, so look for a firewall (UDP), an interface that \
-         `xdp-agg serve` does not serve, an MTU below {bytes} on the way, or, on veth, a peer \
-         without NAPI (`xdp-agg doctor` on the aggregator names all of these)"
-    )]
-    DataPath {
-        /// Where the probes went.
-        address: SocketAddr,
-        /// How many.
-        probes: u32,
-        /// IP packet size of a probe.
-        bytes: usize,
-    },
-    /// The deadline passed.
-    #[error(
-        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks, .known)
-    )]
-    Deadline {
-        /// The call's number, if it was a call.
-        sequence: Option<u64>,
-        /// How long it was waited for.
-        waited: Duration,
-        /// The ranks whose contribution is missing at the aggregator. Empty: it did not say.
-        ranks: Vec<u16>,
-        /// What else is known about why; may be empty.
-        known: String,
-    },
-    /// A call before this worker became a member.
-    #[error("this worker is no member of its job yet; wait until it has joined")]
-    NotJoined,
-    /// The job ended.
-    #[error("the job has ended: {0}")]
-    Aborted(AbortReason),
-    /// This worker's call differs from the others'.
-    #[error(
-        "the workers' calls differ: this one made {ours}; {theirs}; every worker must make the \
-         same calls in the same order with the same lengths, types and scale, name several \
-         aggregators in the same order, and have the same XDP_AGG_SEGMENT"
-    )]
-    CallMismatch {
-        /// This worker's call.
-        ours: String,
-        /// What is known of the others'.
-        theirs: String,
-    },
-    /// An integer is too large for the sum to stay within its bits.
+    /// What ended this worker's membership in its job, or refused a call.
     #[error(transparent)]
-    OutOfRange(#[from] OutOfRange),
+    Job(JobError),
     /// What was called cannot be done with these settings.
     #[error(transparent)]
     Format(#[from] FormatError),
@@ -109,7 +35,7 @@ pub enum Error {
     Host(#[from] xdp_agg_host::Error),
     /// A collective among the workers themselves.
     #[error("{0}")]
-    Mesh(std::sync::Arc<xdp_agg_mesh::Error>),
+    Mesh(Arc<xdp_agg_mesh::Error>),
     /// A collective wanted data of workers that are lost.
     #[error(
         "the {what} ended without the data of ranks {ranks:?}: they are lost, and the job goes on \
@@ -130,15 +56,6 @@ pub enum Error {
          alone; make one of its own here, or start the process without fork (spawn, forkserver)"
     )]
     Forked,
-    /// The communicator is closed.
-    #[error("the communicator was closed while this call was in flight; wait for it before")]
-    Closed,
-    /// The control connection ended.
-    #[error(
-        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back, or \
-         let calls outlive it (XDP_AGG_ON_AGGREGATOR_LOSS)"
-    )]
-    AggregatorLost(String),
     /// No aggregator could be reached, and the ring that was to take its place failed.
     #[error(
         "no aggregator can be reached, and the TCP ring in its place failed{}: {reason}",
@@ -161,47 +78,17 @@ pub enum Error {
         /// The system's words.
         reason: String,
     },
-    /// The daemon said something that does not fit.
-    #[error("the aggregator sent something unexpected: {0}; are both of one release?")]
-    Protocol(String),
 }
 
 impl Error {
-    /// The same in ranks of the world, where it names workers that are hosts with `local_size`
-    /// processes each. This process is number `local_rank` of its host. A host whose contribution
-    /// is missing stands for all its processes.
+    /// The same in ranks of the world: see [`JobError::in_ranks`].
     pub(crate) fn in_ranks(self, local_size: u16, local_rank: u16) -> Self {
         match self {
-            Self::Deadline { sequence: Some(number), waited, ranks, known } => {
-                let processes = |host: u16| host * local_size..(host + 1) * local_size;
-                let ranks = ranks.into_iter().flat_map(processes).collect();
-                Self::Deadline { sequence: Some(number), waited, ranks, known }
+            Self::Job(error) => error.in_ranks(local_size, local_rank).into(),
+            Self::Ring { ranks, reason } => {
+                let ranks = ranks.into_iter().map(|host| host * local_size + local_rank).collect();
+                Self::Ring { ranks, reason }
             }
-            other => other.map_ranks(|host| host * local_size + local_rank),
-        }
-    }
-
-    /// The same with other numbers for the ranks that it names.
-    fn map_ranks(self, map: impl Fn(u16) -> u16) -> Self {
-        let all = |ranks: Vec<u16>| ranks.into_iter().map(&map).collect();
-        match self {
-            Self::Deadline { sequence, waited, ranks, known } => {
-                Self::Deadline { sequence, waited, ranks: all(ranks), known }
-            }
-            Self::Ring { ranks, reason } => Self::Ring { ranks: all(ranks), reason },
-            Self::Aborted(reason) => Self::Aborted(match reason {
-                AbortReason::MemberLost { rank } => AbortReason::MemberLost { rank: map(rank) },
-                AbortReason::CallMismatch { rank, call } => {
-                    AbortReason::CallMismatch { rank: map(rank), call }
-                }
-                AbortReason::Member { rank, reason, cause } => {
-                    AbortReason::Member { rank: map(rank), reason, cause }
-                }
-                AbortReason::Timeout { ranks, step } => {
-                    AbortReason::Timeout { ranks: all(ranks), step }
-                }
-                other => other,
-            }),
             other => other,
         }
     }
@@ -216,25 +103,9 @@ impl Error {
             Self::Host(error @ (Host::PeerLost { .. } | Host::PeerLeft { .. })) => {
                 host_ranks(error, first).first().copied().map(Cause::Lost)
             }
-            Self::Host(Host::Mismatch { .. })
-            | Self::CallMismatch { .. }
-            | Self::Aborted(AbortReason::CallMismatch { .. }) => Some(Cause::Mismatch),
-            Self::Aborted(
-                AbortReason::MemberLost { rank }
-                | AbortReason::Member { rank, cause: Some(Cause::Left), .. },
-            ) => Some(Cause::Lost(*rank)),
-            Self::Aborted(AbortReason::Member { cause, .. }) => *cause,
+            Self::Host(Host::Mismatch { .. }) => Some(Cause::Mismatch),
+            Self::Job(error) => error.cause(first),
             _ => None,
-        }
-    }
-
-    /// In words for other workers, who count ranks in the world; `first` as for [`Self::cause`].
-    pub(crate) fn told(&self, first: u16) -> String {
-        match self {
-            // By whom they are told.
-            Self::Interrupted(why) => why.clone(),
-            Self::Host(error) => in_world(error, first),
-            other => other.to_string(),
         }
     }
 
@@ -243,9 +114,57 @@ impl Error {
     }
 }
 
+impl CallerError for Error {
+    fn is_local(&self) -> bool {
+        matches!(self, Self::Host(_) | Self::Io { .. })
+    }
+
+    fn blames(&self, first: u16) -> Option<Cause> {
+        self.cause(first)
+    }
+
+    fn told(&self, first: u16) -> String {
+        match self {
+            // By whom they are told.
+            Self::Interrupted(why) => why.clone(),
+            Self::Host(error) => in_world(error, first),
+            other => other.to_string(),
+        }
+    }
+
+    fn in_ranks(&self, local_size: u16, local_rank: u16) -> Option<Arc<dyn CallerError>> {
+        Some(Arc::new(self.clone().in_ranks(local_size, local_rank)))
+    }
+}
+
+impl From<Error> for JobError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Job(error) => error,
+            other => Self::Caller(Arc::new(other)),
+        }
+    }
+}
+
+impl From<JobError> for Error {
+    fn from(error: JobError) -> Self {
+        let own = match &error {
+            JobError::Caller(caller) => (&**caller as &dyn Any).downcast_ref::<Self>().cloned(),
+            _ => None,
+        };
+        own.unwrap_or(Self::Job(error))
+    }
+}
+
+impl From<OutOfRange> for Error {
+    fn from(error: OutOfRange) -> Self {
+        Self::Job(error.into())
+    }
+}
+
 impl From<xdp_agg_mesh::Error> for Error {
     fn from(error: xdp_agg_mesh::Error) -> Self {
-        Self::Mesh(std::sync::Arc::new(error))
+        Self::Mesh(Arc::new(error))
     }
 }
 
@@ -262,8 +181,8 @@ impl From<SimdError> for Error {
 impl From<FrameError> for Error {
     fn from(error: FrameError) -> Self {
         match error {
-            FrameError::Io(error) => Self::AggregatorLost(error.to_string()),
-            other => Self::Protocol(other.to_string()),
+            FrameError::Io(error) => JobError::AggregatorLost(error.to_string()).into(),
+            other => JobError::Protocol(other.to_string()).into(),
         }
     }
 }
@@ -311,61 +230,10 @@ fn of_code(code: u32) -> Option<Cause> {
     }
 }
 
-fn advice(of: &Option<String>) -> String {
-    let start = "start one there with `xdp-agg serve`";
-    match of {
-        Some(of) => format!(
-            ", where that of {of} is to be; {start}, or correct its address in the topology: \
-             `aggregator`, or a host's `address`"
-        ),
-        None => {
-            format!("; {start}, or set XDP_AGG_ADDR to the address and port of its control service")
-        }
-    }
-}
-
-fn call_name(sequence: Option<u64>) -> String {
-    sequence.map_or_else(String::new, |number| format!("call {number}: "))
-}
-
 fn at_ranks(ranks: &[u16]) -> String {
     match ranks {
         [] => String::new(),
         [one] => format!(" at rank {one}"),
         many => format!(" at ranks {many:?}"),
-    }
-}
-
-fn missing(ranks: &[u16], known: &str) -> String {
-    let ranks = match ranks {
-        [] if !known.is_empty() => return known.into(),
-        [] => {
-            "the aggregator did not say whose contribution is missing; is it still running?".into()
-        }
-        [one] => format!("the contribution of rank {one} is missing; is that worker alive?"),
-        many => {
-            format!("the contributions of ranks {many:?} are missing; are those workers alive?")
-        }
-    };
-    if known.is_empty() { ranks } else { format!("{ranks} ({known})") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_names_the_missing_ranks() {
-        let error = Error::Deadline {
-            sequence: Some(7),
-            waited: Duration::from_millis(1500),
-            ranks: vec![2, 5],
-            known: String::new(),
-        };
-        assert_eq!(
-            error.to_string(),
-            "call 7: no result after 1.5s: the contributions of ranks [2, 5] are missing; \
-             are those workers alive?"
-        );
     }
 }

@@ -1,4 +1,4 @@
-//! The ring that takes a lost aggregator's place: it carries what [`crate::machine`] cuts for it.
+//! The ring that takes a lost aggregator's place: it carries what [`xdp_agg_protocol::worker::Machine`] cuts for it.
 //!
 //! Ring positions count the members of the last epoch, in order of their ranks; errors name ranks.
 
@@ -10,9 +10,9 @@ use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Reduction;
 
 use crate::error::Error;
-use crate::machine::{Lanes, Seat};
 use crate::ring::{self, Occasion, Ring};
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::{Lanes, Seat};
 
 /// Lanes that are summed in one piece, at most, when members tell each other what they have: more
 /// than any pool can make of it.

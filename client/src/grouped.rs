@@ -8,14 +8,13 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
 use xdp_agg_numbers::{Element, Encoded, Format};
+use xdp_agg_protocol::worker::{Blocks, Buffer, Path, Purpose, Report, Share, block_len};
 
-use crate::blocks::{Blocks, Purpose, Share, block_len};
-use crate::buffer::Buffer;
-use crate::call::{Path, Report};
-use crate::error::{Error, code_of};
+use crate::error::{Error, JobError, code_of};
 
 /// This process's slices of a vector that is summed by several hosts, or the part of them that one
 /// of several aggregators sums.
@@ -103,6 +102,14 @@ impl<T: Element> Grouped<T> {
     fn blocks(&self) -> u64 {
         self.share.count(self.geometry.own_blocks(self.place.local_rank))
     }
+
+    /// Other processes of the host, of those that the feeder names.
+    fn others(&self, named: impl Fn(&Feeder) -> Vec<usize>) -> Vec<usize> {
+        let feeder = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref());
+        let mut others = feeder.map_or_else(Vec::new, named);
+        others.retain(|local_rank| *local_rank != self.place.local_rank);
+        others
+    }
 }
 
 impl<T: Element> Blocks for Grouped<T> {
@@ -134,13 +141,13 @@ impl<T: Element> Blocks for Grouped<T> {
         self.purpose.root()
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), JobError> {
         let Some(Feed { buffer, .. }) = &self.feed else { return Ok(()) };
         let data = buffer.slice(0..buffer.len());
         Ok(self.format.check(data, self.place.local_size as u16)?)
     }
 
-    fn cut(&mut self, chunks: u16) -> Result<u64, Error> {
+    fn cut(&mut self, chunks: u16) -> Result<u64, JobError> {
         block_len(&self.format, Some(self.place.chunks), chunks)?;
         Ok(self.blocks())
     }
@@ -221,10 +228,10 @@ impl<T: Element> Blocks for Grouped<T> {
         exchange.finish(last, marks);
     }
 
-    fn work(&mut self) -> Result<bool, Error> {
+    fn work(&mut self) -> Result<bool, JobError> {
         let Some(Feed { feeder: Some(feeder), buffer }) = &mut self.feed else {
             if let Some(exchange) = &self.exchange {
-                exchange.check()?;
+                exchange.check().map_err(Error::Host)?;
             }
             return Ok(false);
         };
@@ -245,7 +252,8 @@ impl<T: Element> Blocks for Grouped<T> {
             }
             is_number
         };
-        let progress = feeder.poll_choosing(data, &mut scan, &mut wanted)?;
+        let progress = feeder.poll_choosing(data, &mut scan, &mut wanted);
+        let progress = progress.map_err(Error::Host)?;
         if progress.done {
             self.marks = Some(feeder.marks());
             if let Some(feed) = &mut self.feed {
@@ -282,18 +290,20 @@ impl<T: Element> Blocks for Grouped<T> {
         &self.left_out
     }
 
-    fn awaited(&self, is_last_word: bool) -> Vec<usize> {
-        let Some(feeder) = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref()) else {
-            return Vec::new();
-        };
+    fn awaited(&self) -> Vec<usize> {
         // A process that has staged its part, but not summed its slices, may wait for another host.
         // It says so then, unless it is not able to.
-        let mut awaited = if is_last_word { feeder.waiting_for() } else { feeder.unstaged() };
-        awaited.retain(|local_rank| *local_rank != self.place.local_rank);
-        awaited
+        self.others(Feeder::unstaged)
     }
 
-    fn abort(&mut self, error: &Error) {
+    fn overdue(&self, after: Duration) -> Option<JobError> {
+        let waiting_for = self.others(Feeder::waiting_for);
+        let is_theirs = !waiting_for.is_empty();
+        let error = xdp_agg_host::Error::Deadline { what: "a call", after, waiting_for };
+        is_theirs.then(|| Error::Host(error).into())
+    }
+
+    fn abort(&mut self, error: &JobError) {
         if self.left > 0 || self.last.is_some() || !self.finished() {
             // The job of a slice numbers hosts; the other processes are told of ranks.
             let Place { local_rank, local_size, .. } = self.place;

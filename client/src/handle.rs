@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_numbers::Element;
+use xdp_agg_protocol::worker::{Buffer, Call, Local, Report};
 
-use crate::blocks::Local;
-use crate::buffer::Buffer;
-use crate::call::{Call, Report};
 use crate::driver::drive;
 use crate::driver::stripe::Stripe;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::grouped::Grouped;
 use crate::settings::Place;
 
@@ -85,7 +83,7 @@ impl<T: Element> Handle<T> {
                 Ok((outcome?, report))
             }
             // Unreachable: waiting takes the handle.
-            None => Err(Error::Closed),
+            None => Err(Error::Job(JobError::Closed)),
         }
     }
 
@@ -104,13 +102,18 @@ impl<T: Element> Handle<T> {
     /// Why there is no outcome.
     fn without(&self, why: RecvTimeoutError, deadline: Duration) -> Error {
         if why == RecvTimeoutError::Disconnected {
-            return Error::Closed;
+            return Error::Job(JobError::Closed);
         }
         let known =
             "it goes round a ring of the workers, behind the calls that were started before; \
                      wait longer, or see which worker is late"
                 .into();
-        let error = Error::Deadline { sequence: None, waited: deadline, ranks: vec![], known };
+        let error = Error::Job(JobError::Deadline {
+            sequence: None,
+            waited: deadline,
+            ranks: vec![],
+            known,
+        });
         fail(&self.stripes, &error);
         error
     }

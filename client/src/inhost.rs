@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_host::{Group, Options};
+use xdp_agg_protocol::worker::layout;
 
 use crate::digest::digest;
 use crate::error::Error;
-use crate::layout;
 use crate::settings::{Builder, Place};
 
 /// Meets the other processes of this host.
@@ -35,10 +35,10 @@ fn options(settings: &Builder, place: &Place, chunks: u16, flows: usize) -> Opti
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use xdp_agg_protocol::worker::Share;
+    use xdp_agg_protocol::worker::layout::{Layout, Part};
 
     use super::*;
-    use crate::blocks::Share;
-    use crate::layout::{Layout, Part};
 
     fn of(processes: u16, flows: usize, chunks: u16) -> Options {
         let place = Place {

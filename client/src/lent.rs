@@ -37,12 +37,11 @@ mod types;
 use std::time::Duration;
 
 use serde::Serialize;
+use xdp_agg_protocol::worker::{Counters, Report};
 
-use crate::call::Report;
 #[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::error::Error;
-use crate::machine::Counters;
 use crate::settings::variable;
 
 pub use caller::Caller;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, Lab, at_all, element, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
-use xdp_agg_client::{Communicator, Error, Op, WorkerLoss};
+use xdp_agg_client::{Communicator, Error, JobError, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::{Faults, Topology};
 
@@ -112,7 +112,7 @@ fn a_deadline_names_the_root_alone() {
     let errors: Vec<Error> =
         results.into_iter().flatten().map(|result| result.expect_err("rank 2 is late")).collect();
     // The first one to lose patience ends the job for all.
-    let named = |error: &Error| matches!(error, Error::Deadline { ranks, .. } if ranks == &[2]);
+    let named = |error: &Error| matches!(error, Error::Job(JobError::Deadline { ranks, .. }) if ranks == &[2]);
     assert!(errors.iter().any(named), "{errors:?}");
     assert!(!errors.iter().any(|e| e.to_string().contains("rank 1, ")), "{errors:?}");
 }

@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{ENGINES, Lab, check_sums, network, on_all};
-use xdp_agg_client::{Error, Op};
+use xdp_agg_client::{Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::{Direction, Faults, Process, Topology};
@@ -140,9 +140,9 @@ fn a_deadline_names_the_missing_ranks() {
         assert!(start.elapsed() < deadline + Duration::from_secs(5));
         for error in errors.into_iter().flatten() {
             match &error {
-                Error::Deadline { ranks, .. } => assert_eq!(ranks, &[1, 3]),
+                Error::Job(JobError::Deadline { ranks, .. }) => assert_eq!(ranks, &[1, 3]),
                 // The other one's deadline may have passed first; it tells why it gave up.
-                Error::Aborted(AbortReason::Member { reason, .. }) => {
+                Error::Job(JobError::Aborted(AbortReason::Member { reason, .. })) => {
                     assert!(reason.contains("ranks [1, 3]"), "{reason}");
                 }
                 other => panic!("{other}"),
@@ -200,7 +200,10 @@ fn a_dead_worker_is_named() {
             std::thread::sleep(Duration::from_millis(200));
             dying.kill().expect("it was running");
             for error in waiting.join().expect("no panic") {
-                let lost = matches!(error, Error::Aborted(AbortReason::MemberLost { rank: 2 }));
+                let lost = matches!(
+                    error,
+                    Error::Job(JobError::Aborted(AbortReason::MemberLost { rank: 2 }))
+                );
                 assert!(lost, "{error}");
             }
         });
@@ -250,7 +253,7 @@ fn the_daemon_is_killed_and_restarted() {
             std::thread::sleep(Duration::from_millis(200));
             daemon.kill().expect("it was running");
             for error in waiting.join().expect("no panic") {
-                assert!(matches!(error, Error::AggregatorLost(_)), "{error}");
+                assert!(matches!(error, Error::Job(JobError::AggregatorLost(_))), "{error}");
             }
         });
         drop(workers);

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use support::LIMIT;
 use xdp_agg::engine::{
-    self, Engine, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, Uplink, XdpMode,
+    self, Engine, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, SumError, Uplink,
+    XdpMode,
 };
 use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction, flags};
@@ -366,7 +367,10 @@ fn a_forwarder_does_not_start_without_its_parent_or_by_multicast() {
         Worker::new(&net, 4, &nodes[0]).probe();
         let parent = nodes[0].addr;
         let error = nodes[1].run(|engine| engine.start(job_of(1), None)).expect_err("no answer");
-        assert!(matches!(error, EngineError::NoUplink(addr) if addr == parent), "{error}");
+        assert!(
+            matches!(error, EngineError::Sum(SumError::NoUplink(addr)) if addr == parent),
+            "{error}"
+        );
         for at in [1, 2] {
             let end = Instant::now() + LIMIT;
             while !nodes[at].run(|engine| engine.probe_uplink(job_of(at))).expect("it goes out") {
@@ -376,7 +380,10 @@ fn a_forwarder_does_not_start_without_its_parent_or_by_multicast() {
         }
         let wanted = Some(ResultMode::Multicast);
         let error = nodes[0].run(|engine| engine.start(job_of(0), wanted)).expect_err("forwarders");
-        assert!(matches!(error, EngineError::Mode { mode: "multicast", .. }), "{error}");
+        assert!(
+            matches!(error, EngineError::Sum(SumError::Mode { mode: "multicast", .. })),
+            "{error}"
+        );
         nodes[0].run(|engine| engine.start(job_of(0), None)).expect("each has a copy of its own");
         nodes[1].run(|engine| engine.start(job_of(1), None)).expect("its parent has answered");
     }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
 use xdp_agg_client::{
-    AggregatorLoss, Builder, Communicator, Element, Error, LaneWidth, Op, Path, Scaling, bf16, f16,
+    AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
+    bf16, f16,
 };
 use xdp_agg_testbed::program;
 use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
@@ -311,7 +312,12 @@ fn calls_that_differ_within_a_host_are_refused() {
             worker.all_reduce(&mut vec![1.0_f32; len], Op::Sum).expect_err("it differs")
         });
         let said = |error: &Error| {
-            matches!(error, Error::CallMismatch { .. } | Error::Host(_) | Error::Aborted(_))
+            matches!(
+                error,
+                Error::Job(JobError::CallMismatch { .. })
+                    | Error::Host(_)
+                    | Error::Job(JobError::Aborted(_))
+            )
         };
         assert!(errors.iter().all(said), "{errors:?}");
         let named = |error: &&Error| {
@@ -349,7 +355,12 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
         });
         // Whoever stops first may say so before it has heard what the other one's call was.
         let said = |error: &Error| {
-            matches!(error, Error::CallMismatch { .. } | Error::Host(_) | Error::Aborted(_))
+            matches!(
+                error,
+                Error::Job(JobError::CallMismatch { .. })
+                    | Error::Host(_)
+                    | Error::Job(JobError::Aborted(_))
+            )
         };
         assert!(errors.iter().all(said), "{errors:?}");
         assert!(errors.iter().any(|error| error.to_string().contains(words)), "{errors:?}");

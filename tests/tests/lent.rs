@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::lent::{Job, SUM, call, close, everywhere, mixed, sums};
 use support::{LIMIT, Lab, network};
 use xdp_agg_client::lent::{DataType, Memory, Options, Precision, Reduction, Task};
-use xdp_agg_client::{Builder, Error, WorkerLoss, bf16, f16};
+use xdp_agg_client::{Builder, Error, JobError, WorkerLoss, bf16, f16};
 use xdp_agg_common::control::AbortReason;
 
 /// Every type and reduction, with sums that wrap, short and long.
@@ -253,7 +253,8 @@ fn an_interruption_ends_a_call() {
     assert!(matches!(ended, Err(Error::Interrupted(_))), "{ended:?}");
     assert!(took < Duration::from_millis(450), "{took:?}");
     let late = call(&job.callers[1], &mut [1.0_f32], DataType::F32, SUM, None);
-    let told = matches!(&late, Err(Error::Aborted(AbortReason::Member { rank: 0, .. })));
+    let told =
+        matches!(&late, Err(Error::Job(JobError::Aborted(AbortReason::Member { rank: 0, .. }))));
     assert!(told, "{late:?}");
     // And who closes has its calls in flight ended.
     job = Job::start(&lab, (2, 1), |settings| settings.job("another"));
@@ -261,9 +262,9 @@ fn an_interruption_ends_a_call() {
     let flight = unsafe { job.callers[0].start(memory, SUM, options) }.expect("it starts");
     assert!(flight.wait(Duration::from_millis(50)).is_none());
     job.callers[0].close();
-    assert!(matches!(flight.wait(LIMIT), Some(Err(Error::Closed))), "{flight:?}");
+    assert!(matches!(flight.wait(LIMIT), Some(Err(Error::Job(JobError::Closed)))), "{flight:?}");
     let after = call(&job.callers[0], &mut [1.0_f32], DataType::F32, SUM, None);
-    assert!(matches!(after, Err(Error::Closed)), "{after:?}");
+    assert!(matches!(after, Err(Error::Job(JobError::Closed))), "{after:?}");
 }
 
 /// A forked child has the communicator's memory and descriptors, and may do nothing with them.

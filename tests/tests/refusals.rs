@@ -7,7 +7,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
 use support::{LIMIT, Lab, check_sums, network, on_all};
-use xdp_agg_client::{Error, Op};
+use xdp_agg_client::{Error, JobError, Op};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, Reduction};
@@ -28,7 +28,9 @@ fn calls_that_differ_are_an_error_on_every_rank() {
                 worker.all_reduce(&mut data, if odd { op } else { Op::Sum }).expect_err("differs")
             });
             for error in errors {
-                let Error::CallMismatch { ours, theirs } = &error else { panic!("{error}") };
+                let Error::Job(JobError::CallMismatch { ours, theirs }) = &error else {
+                    panic!("{error}")
+                };
                 assert!(ours.contains("call 0") && !theirs.is_empty(), "{error}");
             }
             check_sums(&neighbour, 5000);
@@ -44,9 +46,15 @@ fn two_workers_cannot_have_one_rank() {
         let first = scope.spawn(|| lab.connect_one(0, lab.worker("rank", 0, 2)));
         std::thread::sleep(Duration::from_millis(300));
         let error = lab.connect_one(1, lab.worker("rank", 0, 2)).expect_err("rank 0 is taken");
-        assert!(matches!(error, Error::Refused { code: ErrorCode::RankTaken, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Job(JobError::Refused { code: ErrorCode::RankTaken, .. })),
+            "{error}"
+        );
         let error = lab.connect_one(1, lab.worker("rank", 1, 3)).expect_err("it is a job of 2");
-        assert!(matches!(error, Error::Refused { code: ErrorCode::WorldSize, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Job(JobError::Refused { code: ErrorCode::WorldSize, .. })),
+            "{error}"
+        );
         assert!(error.to_string().contains('2') && error.to_string().contains('3'), "{error}");
         // The refused ones have not disturbed the forming of the job.
         let second = lab.connect_one(1, lab.worker("rank", 1, 2)).expect("it is welcome");
@@ -297,6 +305,6 @@ fn no_daemon_is_an_error() {
     drop(lab.daemon.take());
     let settings = lab.worker("nobody", 0, 1).join_deadline(Duration::from_millis(300));
     let error = lab.connect_one(0, settings).expect_err("nobody is there");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(matches!(error, Error::Job(JobError::Unreachable { .. })), "{error}");
     assert!(error.to_string().contains("xdp-agg serve"), "{error}");
 }

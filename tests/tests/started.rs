@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, at_all, expected, input, network};
 use xdp_agg_client::collectives::{Choice, Tuning, Way};
-use xdp_agg_client::{Communicator, Error, Handle, Op, Path, f16};
+use xdp_agg_client::{Communicator, Error, Handle, JobError, Op, Path, f16};
 
 /// The longest that a call of 4-byte elements may be to go round the ring.
 const SHORT: usize = 10_000;
@@ -147,11 +147,17 @@ fn nobody_waits_for_ever() {
     let late = |choice| workers[0].start_by(vec![1_i32; 50], Op::Sum, choice).expect("it starts");
     let [first, second] = [late(RING.unchecked()), late(RING.unchecked())];
     let error = first.wait(Duration::from_millis(300)).expect_err("rank 1 is late");
-    assert!(matches!(error, Error::Deadline { .. }), "{error}");
+    assert!(matches!(error, Error::Job(JobError::Deadline { .. })), "{error}");
     assert!(error.to_string().contains("ring of the workers"), "{error}");
     drop(workers.remove(1));
     let error = second.wait(LIMIT).expect_err("rank 1 is gone");
-    assert!(matches!(error, Error::Mesh(_) | Error::Closed | Error::Deadline { .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Mesh(_) | Error::Job(JobError::Closed) | Error::Job(JobError::Deadline { .. })
+        ),
+        "{error}"
+    );
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 
     let mut workers = lab.connect("dropped", 2, |settings| patient(settings).tuning(table()));

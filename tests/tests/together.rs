@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, check_sums, expected, input, network, on_all, second_daemon};
-use xdp_agg_client::{AggregatorLoss, Builder, Communicator, Error, Handle, Op, Path, WorkerLoss};
+use xdp_agg_client::{
+    AggregatorLoss, Builder, Communicator, Error, Handle, JobError, Op, Path, WorkerLoss,
+};
 use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 /// Elements of a call that is carried by its waiter, and of one that is not.
@@ -110,7 +112,7 @@ fn a_deadline_holds_whoever_drives() {
             let since = Instant::now();
             let error = then.wait(Duration::from_millis(500)).map(drop).expect_err("alone");
             assert!(since.elapsed() < Duration::from_millis(500) + SLACK, "{:?}", since.elapsed());
-            assert!(matches!(error, Error::Deadline { .. }), "{error}");
+            assert!(matches!(error, Error::Job(JobError::Deadline { .. })), "{error}");
             // The membership is over, for all its calls.
             other.join().expect("no panic").expect_err("alone");
             assert!(since.elapsed() < Duration::from_millis(500) + SLACK, "{:?}", since.elapsed());
@@ -141,8 +143,7 @@ fn a_stopped_aggregator_is_waited_for_until_the_deadline() {
         worker.all_reduce(&mut vec![1; SHORT], Op::Sum).expect_err("half of it has no aggregator")
     });
     assert!(since.elapsed() < deadline + SLACK, "{:?}", since.elapsed());
-    let late =
-        |error: &Error| matches!(error, Error::Deadline { waited, .. } if *waited == deadline);
+    let late = |error: &Error| matches!(error, Error::Job(JobError::Deadline { waited, .. }) if *waited == deadline);
     assert!(errors.iter().any(late), "{errors:?}");
     daemon.signal(libc::SIGCONT).expect("it is there");
 }

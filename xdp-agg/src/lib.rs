@@ -1,7 +1,6 @@
-//! The aggregator: engines that sum, the jobs they sum for, and the daemon around both.
+//! The aggregator: engines that sum, and the daemon around them and [`xdp_agg_protocol::daemon`].
 //!
 //! * [`engine`]: what sums contributions: the XDP program in the kernel, or user space.
-//! * [`jobs`]: who is a member of what: a state machine without sockets.
 //! * [`server`]: the control connections around both.
 //! * [`state`]: the file in which a daemon leaves its running jobs to the next one.
 //! * [`config`]: the daemon's settings and where they come from.
@@ -12,7 +11,6 @@
 pub mod config;
 pub mod doctor;
 pub mod engine;
-pub mod jobs;
 pub mod link;
 pub mod process;
 pub mod server;

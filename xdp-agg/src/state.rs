@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::jobs::Snapshot;
+use xdp_agg_protocol::daemon::Snapshot;
 
 /// Version of its contents.
 const VERSION: u32 = 1;

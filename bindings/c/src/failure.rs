@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use xdp_agg_client::lent::Outcome;
-use xdp_agg_client::{Error, host_ranks, in_world};
+use xdp_agg_client::{Error, JobError, host_ranks, in_world};
 use xdp_agg_common::control::{AbortReason, Cause};
 
 use crate::names::xdp_agg_result_t as Code;
@@ -122,7 +122,7 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
     // Told by somebody whose doing it is not.
     let cause = match error {
         Error::Host(xdp_agg_host::Error::Elsewhere { .. })
-        | Error::Aborted(AbortReason::Member { .. }) => error.cause(first),
+        | Error::Job(JobError::Aborted(AbortReason::Member { .. })) => error.cause(first),
         _ => None,
     };
     match cause {
@@ -131,11 +131,11 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
         Some(Cause::Left) | None => {}
     }
     let ranks = match error {
-        Error::Deadline { ranks, .. }
+        Error::Job(JobError::Deadline { ranks, .. })
         | Error::Ring { ranks, .. }
         | Error::DataLost { ranks, .. }
-        | Error::Aborted(AbortReason::Timeout { ranks, .. }) => ranks.clone(),
-        Error::Aborted(AbortReason::MemberLost { rank }) => vec![*rank],
+        | Error::Job(JobError::Aborted(AbortReason::Timeout { ranks, .. })) => ranks.clone(),
+        Error::Job(JobError::Aborted(AbortReason::MemberLost { rank })) => vec![*rank],
         Error::Mesh(error) => error.ranks(),
         Error::Host(error) => host_ranks(error, first),
         _ => Vec::new(),
@@ -144,25 +144,32 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
         // Lower case: what a call was given, not a variable of the environment.
         Error::Config { name: "op" | "root" | "data", .. } => Code::XDP_AGG_ERROR_ARGUMENT,
         Error::Config { .. } => Code::XDP_AGG_ERROR_CONFIG,
-        Error::Unreachable { .. } | Error::DataPath { .. } => Code::XDP_AGG_ERROR_UNREACHABLE,
-        Error::Version { .. } | Error::Tls(_) | Error::Refused { .. } => {
-            Code::XDP_AGG_ERROR_REFUSED
-        }
-        Error::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
-        Error::Aborted(reason) => of_abort(reason),
-        Error::CallMismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
-        Error::OutOfRange(_) | Error::Format(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
+        Error::Job(error) => of_job(error),
+        Error::Tls(_) => Code::XDP_AGG_ERROR_REFUSED,
+        Error::Format(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
         Error::Host(error) => of_host(error),
         Error::Mesh(error) => of_mesh(error),
         Error::DataLost { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
         Error::Interrupted(_) => Code::XDP_AGG_ERROR_ABORTED,
         Error::Forked => Code::XDP_AGG_ERROR_FORKED,
-        Error::Closed => Code::XDP_AGG_ERROR_CLOSED,
-        Error::AggregatorLost(_) | Error::Ring { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
+        Error::Ring { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
         Error::Io { .. } => Code::XDP_AGG_ERROR_SYSTEM,
-        Error::NotJoined | Error::Protocol(_) => Code::XDP_AGG_ERROR_INTERNAL,
     };
     (code, ranks)
+}
+
+fn of_job(error: &JobError) -> Code {
+    match error {
+        JobError::Unreachable { .. } | JobError::DataPath { .. } => Code::XDP_AGG_ERROR_UNREACHABLE,
+        JobError::Version { .. } | JobError::Refused { .. } => Code::XDP_AGG_ERROR_REFUSED,
+        JobError::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        JobError::Aborted(reason) => of_abort(reason),
+        JobError::CallMismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
+        JobError::OutOfRange(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
+        JobError::Closed => Code::XDP_AGG_ERROR_CLOSED,
+        JobError::AggregatorLost(_) => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
+        _ => Code::XDP_AGG_ERROR_INTERNAL,
+    }
 }
 
 fn of_abort(reason: &AbortReason) -> Code {

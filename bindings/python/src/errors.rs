@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use xdp_agg_client::Error;
+use xdp_agg_client::{Error, JobError};
 use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
 
 /// An attribute of an exception.
@@ -69,31 +69,42 @@ fn try_make(py: Python<'_>, text: &str, (class, attributes): Described) -> PyRes
 }
 
 fn describe(error: &Error) -> Described {
-    use Value::{Ranks, Seconds, Text};
+    use Value::Text;
     match error {
         Error::Config { name, problem } => {
             ("Config", vec![("name", Text((*name).into())), ("problem", Text(problem.clone()))])
         }
-        Error::Unreachable { address, .. } | Error::DataPath { address, .. } => {
-            ("Unreachable", vec![("address", Text(address.to_string()))])
-        }
-        Error::Version { .. } => refused("version"),
+        Error::Job(error) => of_job(error),
         Error::Tls(_) => refused("tls"),
-        Error::Refused { code, .. } => refused(name_of(*code)),
-        Error::Deadline { waited, ranks, .. } => (
-            "Deadline",
-            vec![("ranks", Ranks(ranks.clone())), ("waited", Seconds(waited.as_secs_f64()))],
-        ),
-        Error::Aborted(reason) => of_abort(reason),
-        Error::CallMismatch { .. } => ("CallMismatch", rank(None)),
-        Error::OutOfRange(_) | Error::Format(_) => ("Unsupported", vec![]),
+        Error::Format(_) => ("Unsupported", vec![]),
         Error::Host(error) => of_host(error, vec![]),
         Error::Mesh(error) => of_mesh(error),
         Error::DataLost { ranks, .. } => lost(ranks.first().copied(), ranks.clone()),
         // Of an earlier call; the one that was interrupted raised what the signal's handler did.
-        Error::Closed | Error::Interrupted(_) => ("Closed", vec![]),
+        Error::Interrupted(_) => ("Closed", vec![]),
         Error::Forked => ("Forked", vec![]),
-        Error::AggregatorLost(_) | Error::Ring { .. } => ("AggregatorLost", vec![]),
+        Error::Ring { .. } => ("AggregatorLost", vec![]),
+        Error::Io { .. } => ("Error", vec![]),
+    }
+}
+
+fn of_job(error: &JobError) -> Described {
+    use Value::{Ranks, Seconds, Text};
+    match error {
+        JobError::Unreachable { address, .. } | JobError::DataPath { address, .. } => {
+            ("Unreachable", vec![("address", Text(address.to_string()))])
+        }
+        JobError::Version { .. } => refused("version"),
+        JobError::Refused { code, .. } => refused(name_of(*code)),
+        JobError::Deadline { waited, ranks, .. } => (
+            "Deadline",
+            vec![("ranks", Ranks(ranks.clone())), ("waited", Seconds(waited.as_secs_f64()))],
+        ),
+        JobError::Aborted(reason) => of_abort(reason),
+        JobError::CallMismatch { .. } => ("CallMismatch", rank(None)),
+        JobError::OutOfRange(_) => ("Unsupported", vec![]),
+        JobError::Closed => ("Closed", vec![]),
+        JobError::AggregatorLost(_) => ("AggregatorLost", vec![]),
         _ => ("Error", vec![]),
     }
 }
@@ -128,7 +139,7 @@ fn of_abort(reason: &AbortReason) -> Described {
         AbortReason::MemberLost { rank } => lost(Some(*rank), vec![*rank]),
         AbortReason::CallMismatch { rank: by, .. } => ("CallMismatch", rank(Some(*by))),
         AbortReason::Member { rank: by, .. } => {
-            let error = Error::Aborted(reason.clone());
+            let error = Error::Job(JobError::Aborted(reason.clone()));
             of_others(&error, 0).unwrap_or_else(|| ("Aborted", rank(Some(*by))))
         }
         AbortReason::Timeout { ranks, .. } => late(ranks.clone()),

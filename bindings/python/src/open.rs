@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use xdp_agg_client::Error;
 use xdp_agg_client::lent::Caller;
+use xdp_agg_client::{Error, JobError};
 
 use crate::errors::{World, exception, forked};
 use crate::pool::Pool;
@@ -106,7 +106,7 @@ impl Open {
     pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<(&Caller, Underway)> {
         let caller = self.caller(py)?;
         if self.is_closed() {
-            return Err(exception(py, &Error::Closed));
+            return Err(exception(py, &Error::Job(JobError::Closed)));
         }
         self.underway.fetch_add(1, Ordering::Relaxed);
         Ok((caller, Underway(Arc::clone(&self.underway))))

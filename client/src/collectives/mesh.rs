@@ -10,13 +10,13 @@ use xdp_agg_numbers::{Element, ElementType};
 
 use super::queue::{Beginning, Turn};
 use super::tuning::Choice;
-use crate::blocks::Purpose;
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::Stripe;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::{Handle, fail};
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::Purpose;
 
 /// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;
@@ -163,7 +163,7 @@ fn same(what: &str, seen: &[i64]) -> Result<(), Error> {
         return Ok(());
     }
     let theirs = "at least one other worker made another one".into();
-    Err(Error::CallMismatch { ours: what.into(), theirs })
+    Err(Error::Job(JobError::CallMismatch { ours: what.into(), theirs }))
 }
 
 /// A number that nobody can guess: the hasher is seeded by the system's random numbers.

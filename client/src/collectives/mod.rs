@@ -21,8 +21,6 @@ use xdp_agg_numbers::Element;
 pub use tuning::{Choice, Kind, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
-use crate::blocks::Purpose;
-use crate::call::{Path, Report, rank_bit};
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::Handle;
@@ -30,6 +28,7 @@ pub(crate) use bytes::Words;
 use mesh::reducible;
 pub(crate) use side::Side;
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::{Path, Purpose, Report, rank_bit};
 
 impl Communicator {
     /// All-reduces by a way of the caller's choice, the same at all workers: through the

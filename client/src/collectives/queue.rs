@@ -8,7 +8,7 @@ use std::thread;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_mesh::Mesh;
 
-use crate::error::Error;
+use crate::error::{Error, JobError};
 
 /// What the thread does.
 type Task = Box<dyn FnOnce() + Send>;
@@ -70,8 +70,10 @@ impl Queue {
         }
         match &*tasks {
             // It ends when nobody has the sender any more.
-            Tasks::Thread(to_do) => to_do.send(task).map_err(|unsent| (Error::Closed, unsent.0)),
-            Tasks::None | Tasks::Closed => Err((Error::Closed, task)),
+            Tasks::Thread(to_do) => {
+                to_do.send(task).map_err(|unsent| (Error::Job(JobError::Closed), unsent.0))
+            }
+            Tasks::None | Tasks::Closed => Err((Error::Job(JobError::Closed), task)),
         }
     }
 
@@ -148,7 +150,7 @@ impl Turn {
         let mut mesh = self.queue.mesh.lock();
         match &mut *mesh {
             Some(mesh) if !self.queue.is_closed() => Ok(call(mesh)?),
-            _ => Err(Error::Closed),
+            _ => Err(Error::Job(JobError::Closed)),
         }
     }
 
@@ -231,9 +233,9 @@ mod tests {
         assert_eq!(done.recv(), Ok(1));
         let turn = queue.begin().turn();
         queue.close();
-        assert!(matches!(turn.run(|_| panic!("closed")), Err(Error::Closed)));
+        assert!(matches!(turn.run(|_| panic!("closed")), Err(Error::Job(JobError::Closed))));
         let left = queue.begin().leave(|_| panic!("closed"));
-        assert!(matches!(left, Err(Error::Closed)));
+        assert!(matches!(left, Err(Error::Job(JobError::Closed))));
     }
 
     /// Calls that are started at the same time come to the thread in the order of their turns.
@@ -267,6 +269,9 @@ mod tests {
         let queue = Arc::new(Queue::default());
         assert!(!queue.begin().is_open());
         let turn = queue.begin().turn();
-        assert!(matches!(turn.run(|_| panic!("there is no mesh")), Err(Error::Closed)));
+        assert!(matches!(
+            turn.run(|_| panic!("there is no mesh")),
+            Err(Error::Job(JobError::Closed))
+        ));
     }
 }

@@ -17,8 +17,8 @@ use parking_lot::MutexGuard;
 use super::engine::{self, Engine, WATCHED};
 use super::shared::{NAP, Shared};
 use super::sys::Watch;
-use crate::call::Call;
 use crate::error::Error;
+use xdp_agg_protocol::worker::Call;
 
 /// Most bytes of a call whose waiter drives all stripes: of longer ones copying, encoding and
 /// decoding take longer than waking threads, and are better shared.
@@ -65,7 +65,7 @@ pub(crate) fn give_up(shared: &Shared, sequence: u64, deadline: Duration) -> Err
     let machine = &mut driver.engines[0].machine;
     let error = machine.give_up(sequence, deadline);
     machine.remove(sequence);
-    error
+    error.into()
 }
 
 /// A thread that drives some stripes.
@@ -99,7 +99,7 @@ impl<'a, S: AsRef<Shared>> Driver<'a, S> {
         let mut all = true;
         for (call, engine) in calls.iter_mut().zip(&mut self.engines) {
             if call.is_none() {
-                *call = engine.machine.take(sequence).transpose()?;
+                *call = engine.machine.poll_call(sequence).transpose()?;
                 all &= call.is_some();
             }
         }

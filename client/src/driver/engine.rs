@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 use xdp_agg_common::control::Progress;
 use xdp_agg_host::Waker;
+use xdp_agg_protocol::worker::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use xdp_agg_tls::OpenError;
 
 use crate::driver::session::{Dial, Session};
 use crate::driver::sys::{BATCH, Interest, Receiver};
 use crate::driver::udp::{self, DataSocket, Sent};
-use crate::error::Error;
-use crate::machine::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
+use crate::error::{Error, JobError};
 
 /// Most blocks under way that are waited for without sleeping at once: 90 KiB at MTU 1500.
 const YIELD_BLOCKS: u32 = 64;
@@ -116,13 +116,13 @@ impl Engine {
         match outcome {
             Ok(session) => {
                 self.session = Some(session);
-                self.machine.connected(now);
+                self.machine.handle_connected(now);
             }
             // As long as nothing is at stake, a setting that is wrong is told at once.
             Err(OpenError::Refused(reason)) if self.machine.endpoint().is_none() => {
                 self.machine.fail(Error::Tls(reason));
             }
-            Err(error) => self.machine.connect_failed(error.to_string(), now),
+            Err(error) => self.machine.handle_connect_failed(error.to_string(), now),
         }
     }
 
@@ -157,9 +157,9 @@ impl Engine {
         let arrived = self.receive()?;
         let now = self.now();
         while let Some(packet) = self.machine.poll_early(now) {
-            self.machine.on_packet(&packet, now);
+            self.machine.handle_packet(&packet, now);
         }
-        self.machine.on_timeout(self.now());
+        self.machine.handle_timeout(self.now());
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
@@ -205,13 +205,13 @@ impl Engine {
     /// The members of a ring have met, and this is what they have.
     pub(crate) fn enter_ring(&mut self, progress: &[(u16, Progress)]) -> Result<(), Error> {
         let now = self.now();
-        self.machine.enter_ring(progress, now)
+        Ok(self.machine.handle_ring_formed(progress, now)?)
     }
 
     /// What a ring made of a batch. True: this worker has left the ring.
     pub(crate) fn ring_result(&mut self, batch: Batch, lanes: &Lanes) -> bool {
         let now = self.now();
-        self.machine.ring_result(batch, lanes, now);
+        self.machine.handle_ring_result(batch, lanes, now);
         self.machine.state() != State::OnRing
     }
 
@@ -237,7 +237,7 @@ impl Engine {
             };
             let now = self.now();
             for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
-                self.machine.on_packet(packet, now);
+                self.machine.handle_packet(packet, now);
                 arrived += 1;
             }
         }
@@ -338,7 +338,7 @@ impl Engine {
         while let Some(session) = &mut self.session {
             match session.poll() {
                 Ok(Some(reply)) => {
-                    self.machine.on_reply(reply, self.started.elapsed());
+                    self.machine.handle_reply(reply, self.started.elapsed());
                     // It may want to hang up, whatever follows on this connection.
                     self.control();
                 }
@@ -353,15 +353,17 @@ impl Engine {
     fn hang_up(&mut self, error: Error) {
         self.session = None;
         match error {
-            Error::AggregatorLost(reason) => self.machine.disconnected(reason, self.now()),
+            Error::Job(JobError::AggregatorLost(reason)) => {
+                self.machine.handle_disconnected(reason, self.now())
+            }
             // In the middle of a job: somebody meddles with the connection, or the daemon was
             // started again with other certificates.
             Error::Tls(reason) if self.machine.endpoint().is_some() => {
-                self.machine.disconnected(reason, self.now());
+                self.machine.handle_disconnected(reason, self.now());
             }
             // Whatever listens there now: the ring goes on.
             other if self.machine.state() == State::OnRing => {
-                self.machine.disconnected(other.to_string(), self.now());
+                self.machine.handle_disconnected(other.to_string(), self.now());
             }
             other => self.machine.fail(other),
         }

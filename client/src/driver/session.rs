@@ -1,6 +1,6 @@
 //! The control connection of a worker: the one place that owns its stream and carries frames.
 //!
-//! What is said is [`crate::machine`]'s business.
+//! What is said is [`xdp_agg_protocol::worker::Machine`]'s business.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -14,7 +14,7 @@ use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
 use crate::driver::route;
 use crate::driver::sys;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);
@@ -91,7 +91,7 @@ impl Session {
             match self.stream.read(&mut part) {
                 Ok(0) => {
                     let reason = "its control connection ended without a word";
-                    return Err(Error::AggregatorLost(reason.into()));
+                    return Err(Error::Job(JobError::AggregatorLost(reason.into())));
                 }
                 Ok(len) => self.received.extend_from_slice(&part[..len]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -123,7 +123,7 @@ fn lost(error: &std::io::Error) -> Error {
     match error.kind() {
         // What came was not what this side or the other accepts.
         ErrorKind::InvalidData => Error::Tls(error.to_string()),
-        _ => Error::AggregatorLost(error.to_string()),
+        _ => Error::Job(JobError::AggregatorLost(error.to_string())),
     }
 }
 
@@ -152,7 +152,11 @@ pub(crate) fn path(
             Ok(socket) => break socket,
             Err(error) if Instant::now() >= give_up => {
                 let reason = error.to_string();
-                return Err(Error::Unreachable { address: aggregator, reason, of: None });
+                return Err(Error::Job(JobError::Unreachable {
+                    address: aggregator,
+                    reason,
+                    of: None,
+                }));
             }
             Err(_) => std::thread::sleep(RETRY),
         }
@@ -160,7 +164,7 @@ pub(crate) fn path(
     let SocketAddr::V4(local) =
         socket.local_addr().map_err(Error::io("reading the local address"))?
     else {
-        return Err(Error::Protocol("an IPv6 address of an IPv4 socket".into()));
+        return Err(Error::Job(JobError::Protocol("an IPv6 address of an IPv4 socket".into())));
     };
     let path = match aggregator.ip() {
         IpAddr::V4(to) => route::mtu(*local.ip(), to),

@@ -16,17 +16,16 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_host::Group;
+use xdp_agg_protocol::worker::{Blocks, Lanes, Seat, State};
 use xdp_agg_tls::OpenError;
 
-use crate::blocks::Blocks;
 use crate::driver::drive::Driver;
 use crate::driver::engine::{Engine, Errand};
 use crate::driver::roll::Roll;
 use crate::driver::session::{Dial, Session};
 use crate::driver::sys::{self, Interest, Timer};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::fallback::Fallback;
-use crate::machine::{Lanes, Seat, State};
 
 /// Longest sleep of a thread that drives the calls.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
@@ -148,7 +147,7 @@ impl Shared {
     }
 
     pub(crate) fn start(&self, blocks: Box<dyn Blocks>) -> Result<u64, Error> {
-        self.lock().machine.start(blocks)
+        Ok(self.lock().machine.start(blocks)?)
     }
 
     /// Sends what a call that was started has to send. If nobody drives it soon, the progress
@@ -173,7 +172,7 @@ impl Shared {
         drop(joined);
         let engine = self.lock();
         match engine.machine.failure() {
-            Some(error) => Err(error.clone()),
+            Some(error) => Err(error.clone().into()),
             None => Ok(engine.machine.result_mode().unwrap_or(ResultMode::Ports)),
         }
     }
@@ -293,7 +292,7 @@ impl Shared {
             return;
         }
         let mut lanes = Lanes::default();
-        let Some(batch) = engine.machine.ring_batch(&mut lanes) else {
+        let Some(batch) = engine.machine.poll_ring_batch(&mut lanes) else {
             // Other processes of the host do not ring here.
             let patience = if engine.machine.has_calls() { GLANCE } else { NAP };
             drop(engine);
@@ -329,7 +328,7 @@ impl Shared {
             let all = ring.gather(&own)?;
             Ok((ring, all))
         });
-        let (ring, all) = built.unwrap_or(Err(Error::Closed))?;
+        let (ring, all) = built.unwrap_or(Err(Error::Job(JobError::Closed)))?;
         self.lock().enter_ring(&all)?;
         Ok(ring)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
 use xdp_agg_mesh::MAX_DEADLINE;
+use xdp_agg_protocol::worker::Config;
 
 use crate::driver::engine::Engine;
 use crate::driver::roll::Roll;
@@ -16,7 +17,6 @@ use crate::driver::shared::Shared;
 use crate::driver::udp::DataSocket;
 use crate::error::Error;
 use crate::fork::Origin;
-use crate::machine::Config;
 use crate::settings::{Builder, Place, Source, Target};
 
 /// Longest wait for a route to the daemon.

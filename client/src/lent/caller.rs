@@ -11,7 +11,7 @@ use super::inner::{Call, Inner, Rest, Sum, no_exact};
 use super::{DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Settings, Stats};
 use super::{Task, copies, floats, integers};
 use crate::communicator::Communicator;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::Patience;
 use crate::settings::Builder;
 
@@ -94,7 +94,7 @@ impl Caller {
         }
     }
 
-    /// Leaves the job in good order. Calls in flight end with [`Error::Closed`].
+    /// Leaves the job in good order. Calls in flight end with [`JobError::Closed`].
     pub fn close(&self) {
         if !self.is_forked() {
             self.0.close();
@@ -132,7 +132,7 @@ impl Inner {
             return Err(Error::Forked);
         }
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::Closed);
+            return Err(Error::Job(JobError::Closed));
         }
         if call.options.precision == Some(Precision::Exact) && !self.repeats {
             return Err(no_exact("precision"));

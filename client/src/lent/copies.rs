@@ -5,11 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use xdp_agg_numbers::Op;
+use xdp_agg_protocol::worker::{Purpose, Report};
 
 use super::inner::{Inner, Rest};
 use super::{Memory, Outcome};
-use crate::blocks::Purpose;
-use crate::call::Report;
 use crate::collectives::Words;
 use crate::error::Error;
 use crate::handle::vector_of;

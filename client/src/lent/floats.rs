@@ -8,12 +8,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_numbers::{Element, Op};
+use xdp_agg_protocol::worker::{Call, Purpose, Report};
 
 use super::guess::Guesses;
 use super::inner::{Inner, Rest, Sum};
 use super::{Memory, Outcome, Precision};
-use crate::blocks::Purpose;
-use crate::call::{Call, Report};
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::{Begun, Patience, vector_of};

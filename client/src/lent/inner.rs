@@ -14,11 +14,11 @@ use super::guess::Guesses;
 use super::order::Order;
 use super::started::Threads;
 use super::{Memory, Options, Outcome, Precision, Reduction, Settings, Stats, Task};
-use crate::blocks::Purpose;
 use crate::communicator::Communicator;
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::{Patience, fail};
 use crate::settings::Builder;
+use xdp_agg_protocol::worker::Purpose;
 
 /// Slots of the job in which blocks with an infinity or a NaN are summed again: such are rare.
 const SIDE_SLOTS: u32 = 128;
@@ -221,7 +221,7 @@ impl Inner {
         let opened = Arc::new(opened.inspect_err(|error| self.abort_main(error))?);
         *side = Some(Arc::clone(&opened));
         if self.closed.load(Ordering::Acquire) {
-            fail(&opened.stripes(), &Error::Closed);
+            fail(&opened.stripes(), &Error::Job(JobError::Closed));
         }
         Ok(opened)
     }

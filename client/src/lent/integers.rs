@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+use xdp_agg_protocol::worker::{Purpose, Report};
 
 use super::floats::keys;
 use super::inner::{Inner, Rest, Sum};
 use super::{DataType, Memory, Outcome, Reduction};
-use crate::blocks::Purpose;
-use crate::call::Report;
 use crate::error::Error;
 use crate::handle::{Patience, vector_of};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::inner::{Call, Inner, Rest};
 use super::{InFlight, Precision, Task};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 use crate::handle::Patience;
 
 /// The threads for calls in flight, once there was one.
@@ -45,7 +45,7 @@ impl Inner {
             let queued = Queued { turn, call, flight: flight.clone() };
             if let Some(Err(unsent)) = threads.begin.as_ref().map(|begin| begin.send(queued)) {
                 self.give_up(unsent.0.turn);
-                return Err(Error::Closed);
+                return Err(Error::Job(JobError::Closed));
             }
             return Ok(flight);
         }
@@ -62,7 +62,7 @@ impl Inner {
             Ok(true) => Ok(flight),
             Ok(false) => {
                 self.ends.end(turn);
-                Err(Error::Closed)
+                Err(Error::Job(JobError::Closed))
             }
             Err(error) => {
                 self.ends.end(turn);
@@ -102,7 +102,7 @@ impl Inner {
                         let begun = Begun { turn, rest, deadline, flight };
                         if let Err(unsent) = ended.send(begun) {
                             inner.ends.end(turn);
-                            unsent.0.flight.end(Err(Error::Closed));
+                            unsent.0.flight.end(Err(Error::Job(JobError::Closed)));
                         }
                         inner.begins.end(turn);
                     }

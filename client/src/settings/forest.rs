@@ -169,6 +169,7 @@ fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::JobError;
 
     const RACKS: &str = r#"
         name = "two racks"
@@ -319,7 +320,9 @@ mod tests {
         let said = |address: &str| {
             let address = address.parse().expect("an address");
             let reason = "connection refused".into();
-            builder.explain(Error::Unreachable { address, reason, of: None }).to_string()
+            builder
+                .explain(Error::Job(JobError::Unreachable { address, reason, of: None }))
+                .to_string()
         };
         let root = said("10.0.0.201:9870");
         assert!(root.contains("no aggregator at 10.0.0.201:9870 (connection refused), "), "{root}");

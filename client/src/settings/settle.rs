@@ -8,7 +8,7 @@ use xdp_agg_topology::file::interfaces;
 use super::chosen::{Chooser, Chosen};
 use super::{Builder, Place};
 use crate::collectives::{Rule, Way};
-use crate::error::Error;
+use crate::error::{Error, JobError};
 
 impl Builder {
     /// Settles how all-reduces go, as far as the tuning table leaves it open, and says so in the
@@ -54,8 +54,8 @@ impl Builder {
     /// Adds whose daemon it is that cannot be reached.
     pub(crate) fn explain(&self, error: Error) -> Error {
         match (error, &self.source) {
-            (Error::Unreachable { address, reason, .. }, Some(source)) => {
-                Error::Unreachable { address, reason, of: source.whose(address) }
+            (Error::Job(JobError::Unreachable { address, reason, .. }), Some(source)) => {
+                Error::Job(JobError::Unreachable { address, reason, of: source.whose(address) })
             }
             (other, _) => other,
         }

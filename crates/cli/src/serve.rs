@@ -121,7 +121,7 @@ pub(crate) struct Args {
     /// Settings in TOML
     #[arg(long, env = "XDP_AGG_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What is logged, for example `debug` or `warn,xdp_agg::jobs=debug`; RUST_LOG does the same
+    /// What is logged, for example `debug` or `warn,xdp_agg_protocol=debug`; RUST_LOG does the same
     /// [default: info]
     #[arg(long, env = "XDP_AGG_LOG", value_name = "FILTER")]
     log: Option<String>,

@@ -2,8 +2,8 @@
 //! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped
 //! and killed, all from one seed.
 //!
-//! What is real: the slot machine, admission and lane arithmetic (`xdp_agg::engine::sum`), the
-//! daemon's membership (`xdp_agg::jobs`), the workers (`xdp_agg_client::machine`), and the coding
+//! What is real: the slot machine, admission and lane arithmetic (`xdp_agg_protocol::sum`), the
+//! daemon's membership (`xdp_agg_protocol::daemon`), the workers (`xdp_agg_protocol::worker`), and the coding
 //! of packets and control messages. What is simulated: clocks, sockets, processes, and callers.
 //! `docs/simulation.md` says what is promised by that, and what is not.
 //!

@@ -16,17 +16,7 @@ pub const SEEDS: u64 = 8000;
 /// Seeds that the unchanged program has to pass.
 const CLEAN_SEEDS: u64 = 300;
 /// The crates that are copied.
-const CRATES: [&str; 9] = [
-    "crates/common",
-    "crates/numbers",
-    "crates/tls",
-    "xdp-agg",
-    "crates/host",
-    "client",
-    "verify/sim",
-    "crates/mesh",
-    "crates/topology",
-];
+const CRATES: [&str; 4] = ["crates/common", "crates/numbers", "crates/protocol", "verify/sim"];
 /// What an edit writes where the switch of its mutant is asked.
 const SWITCH: &str = "MUTANT";
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use xdp_agg::engine::sum::Answer;
-use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
 use xdp_agg_common::wire::Reduction;
+use xdp_agg_protocol::sum::Answer;
+use xdp_agg_protocol::worker::Error;
 
 use crate::check::KeyCounts;
 use crate::scenario::Fault;
@@ -254,7 +254,7 @@ pub(crate) const fn name(error: &Error) -> &'static str {
         Error::AggregatorLost(_) => "aggregator lost",
         Error::Unreachable { .. } => "unreachable",
         Error::Refused { .. } => "refused",
-        Error::Ring { .. } => "ring lost",
+        Error::Caller(_) => "ring lost",
         Error::DataPath { .. } => "no data path",
         _ => "other",
     }

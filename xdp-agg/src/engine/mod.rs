@@ -1,100 +1,23 @@
 //! What sums contributions. Two engines run the same slot machine (`xdp_agg_common::slot`): the XDP
 //! program in the kernel, and plain UDP sockets in user space where XDP is not permitted.
 
-mod bytes;
 mod events;
 mod mmsg;
 mod options;
-pub mod sum;
 mod uplink;
 pub mod userspace;
 pub mod xdp;
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use xdp_agg_common::control::LocalMembers;
-use xdp_agg_common::maps::{self, JobConf, JobCounters, MAX_JOBS, ResultMode};
-use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 
 pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode, open};
-
-/// A job as an engine needs it before its workers probe their paths.
-#[derive(Clone, Debug)]
-pub struct JobSetup {
-    /// Index of the job, below `MAX_JOBS`.
-    pub job_id: u16,
-    /// Everything but phase and result mode, which the engine sets.
-    pub conf: JobConf,
-    /// Data address of every member, by rank: the ranks whose bits `conf.members` has. A member
-    /// may be another aggregator (see `forwarders`), under the lowest rank of those below it.
-    pub members: BTreeMap<u16, SocketAddrV4>,
-    /// The parent that this aggregator's sums go up to; None: they are the results.
-    pub uplink: Option<Uplink>,
-    /// Bit `r`: member `r` is an aggregator that forwards its own members' sum. Its results must
-    /// be sent to it alone, so such a job has no multicast.
-    pub forwarders: u64,
-    /// Bit `r`: member `r` is a worker on the aggregator's own host. The engine finds out.
-    pub local: u64,
-}
-
-/// The parent of an aggregator in a tree. Cookie, epoch, slots and ranks are the same there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Uplink {
-    /// The parent's data address.
-    pub addr: SocketAddrV4,
-    /// Index of the job at the parent.
-    pub job: u16,
-    /// The rank under which this aggregator contributes there: the lowest one below it.
-    pub rank: u16,
-}
-
-impl Uplink {
-    /// What the data path is told of it before its path is learned.
-    fn registered(&self) -> maps::Uplink {
-        let Self { addr, job, rank } = *self;
-        let (addr, port) = (u32::from(*addr.ip()), addr.port());
-        maps::Uplink { addr, port, job, rank, ..maps::Uplink::default() }
-    }
-}
-
-impl JobSetup {
-    /// A job of workers alone: no parent, no forwarders.
-    #[must_use]
-    pub const fn new(job_id: u16, conf: JobConf, members: BTreeMap<u16, SocketAddrV4>) -> Self {
-        Self { job_id, conf, members, uplink: None, forwarders: 0, local: 0 }
-    }
-
-    /// Whether the members are those that the configuration names, all below the world size, the
-    /// forwarders are members, and the rank at the parent is below the world size.
-    #[must_use]
-    pub fn is_consistent(&self) -> bool {
-        let up = self.uplink.is_none_or(|up| {
-            up.rank < self.conf.workers
-                && usize::from(up.job) < MAX_JOBS
-                && !up.addr.ip().is_unspecified()
-                && (*up.addr.ip(), up.addr.port()) != (self.conf.addr.into(), self.conf.port)
-        });
-        let named = self.members.keys().fold(0, |bits, rank| bits | 1_u64 << (rank & 63));
-        let below = self.members.keys().all(|rank| *rank < self.conf.workers);
-        up && self.forwarders & !named == 0
-            && named == self.conf.members
-            && below
-            && named != 0
-            && usize::from(self.conf.workers) <= MAX_WORKERS
-    }
-}
-
-/// How results of a started job go out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Started {
-    /// The chosen mode.
-    pub mode: ResultMode,
-    /// The group to join, in [`ResultMode::Multicast`].
-    pub group: Option<SocketAddrV4>,
-}
+pub use xdp_agg_protocol::engine::{JobSetup, Started, Uplink};
+pub use xdp_agg_protocol::sum::Error as SumError;
 
 /// What sums contributions. Dropping an engine detaches it from all interfaces, unless it was told
 /// to [`keep`](Self::keep) what is pinned.
@@ -270,23 +193,9 @@ pub enum EngineError {
         /// Why it cannot take part, and what to do.
         why: String,
     },
-    /// A path was not learned.
-    #[error("no probe of rank {0} has arrived on the data path")]
-    NoPath(u16),
-    /// The parent has not answered a probe.
-    #[error(
-        "the parent aggregator {0} has not answered a probe of full block size; is its daemon \
-         running the job, is its data address right, and does the path take such packets?"
-    )]
-    NoUplink(SocketAddrV4),
-    /// The wanted mode does not fit.
-    #[error("result mode {mode} does not fit: {why}")]
-    Mode {
-        /// Its name.
-        mode: &'static str,
-        /// Why, and what fits.
-        why: String,
-    },
+    /// The job cannot be summed, or not yet.
+    #[error(transparent)]
+    Sum(#[from] SumError),
     /// Anything else.
     #[error("{what}: {source}")]
     Other {

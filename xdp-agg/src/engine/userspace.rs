@@ -15,11 +15,11 @@ use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobCounters, Member, ResultMode};
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header};
+use xdp_agg_protocol::sum::{Answer, Job, Sums, uplink};
 
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
-use super::sum::{Answer, Job, Sums};
-use super::uplink::{self, send_probe};
+use super::uplink::send_probe;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use crate::link::{Links, addresses};
 
@@ -102,7 +102,8 @@ impl Engine for UserspaceEngine {
 
     fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
         // Sockets take what comes from this host by its own address, too.
-        self.sums().prepare(job).map(|()| None)
+        self.sums().prepare(job)?;
+        Ok(None)
     }
 
     fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
@@ -113,7 +114,7 @@ impl Engine for UserspaceEngine {
     }
 
     fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
-        self.sums().start(job_id, wanted)
+        Ok(self.sums().start(job_id, wanted)?)
     }
 
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
@@ -126,13 +127,13 @@ impl Engine for UserspaceEngine {
     }
 
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
-        self.sums().missing(job_id, block)
+        Ok(self.sums().missing(job_id, block)?)
     }
 
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
         // The lock first: what was heard is not of a later time then.
         let mut sums = self.sums();
-        sums.heard(job_id, self.opened.elapsed())
+        Ok(sums.heard(job_id, self.opened.elapsed())?)
     }
 }
 
@@ -188,10 +189,10 @@ impl Server {
             let mut offset = message.offset;
             // An empty datagram has no segments, but is a packet all the same.
             if message.bytes.is_empty() {
-                guard.packet(source, &mut [], now);
+                guard.handle_packet(source, &mut [], now);
             }
             for packet in message.bytes.chunks_mut(message.segment) {
-                let answer = guard.packet(source, packet, now);
+                let answer = guard.handle_packet(source, packet, now);
                 self.queue(&guard, answer, from, offset);
                 offset += packet.len();
             }

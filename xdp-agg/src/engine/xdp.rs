@@ -27,9 +27,9 @@ use xdp_agg_common::lanes::Chunk;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
 use xdp_agg_common::slot::{Pool, SlotState};
 use xdp_agg_common::wire::MAX_WORKERS;
+use xdp_agg_protocol::sum::{self, since, uplink};
 
-use super::sum::since;
-use super::uplink::{self, Prober};
+use super::uplink::Prober;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
 use attach::{Interface, links};
 use events::EventLog;
@@ -253,7 +253,7 @@ impl XdpEngine {
                 if member.learned_epoch == conf.epoch && member.ifindex != 0 {
                     Ok((rank, member))
                 } else {
-                    Err(EngineError::NoPath(rank))
+                    Err(sum::Error::NoPath(rank).into())
                 }
             })
             .collect()

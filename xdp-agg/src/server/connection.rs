@@ -16,7 +16,7 @@ use tracing::info;
 use xdp_agg_common::control::{FrameError, MAX_FRAME, Request, decode};
 use xdp_agg_tls::{Side, TLS_HANDSHAKE, explain, subject};
 
-use crate::jobs::ConnId;
+use xdp_agg_protocol::daemon::ConnId;
 
 /// How long TLS and the first message may take together, from the connection's begin.
 const HELLO_TIME: Duration = Duration::from_secs(5);

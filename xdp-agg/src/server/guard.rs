@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use xdp_agg_common::control::{ControlCounters, ErrorCode, Reply, encode};
 
 use super::limits::{Lines, Source, Sources};
-use crate::jobs::ConnId;
+use xdp_agg_protocol::daemon::ConnId;
 
 /// Most connections that are no members: tools, workers about to join, strangers.
 const STRANGERS_MAX: usize = 512;

@@ -6,8 +6,8 @@ use tracing::{error, warn};
 use xdp_agg_common::maps::JobConf;
 
 use super::Server;
-use crate::jobs::{JobSnapshot, Snapshot};
 use crate::state::StateFile;
+use xdp_agg_protocol::daemon::{JobSnapshot, Snapshot};
 
 impl Server {
     /// Goes on with the jobs of the daemon before, as far as the data path still runs them.

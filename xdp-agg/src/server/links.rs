@@ -16,7 +16,7 @@ use xdp_agg_common::control::{Reply, Request, decode, encode};
 use xdp_agg_tls::{ClientFiles, ClientTls, Side, explain, set_liveness};
 
 use super::limits::Source;
-use crate::jobs::{LinkEffect, LinkId};
+use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
 
 /// Longest time for one attempt to connect, TLS included.
 const CONNECT: Duration = Duration::from_secs(2);

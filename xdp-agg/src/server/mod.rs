@@ -32,13 +32,13 @@ use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
-use crate::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 use crate::state::StateFile;
 use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 
 /// How long a connection that is no member may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -271,7 +271,7 @@ impl Server {
             backlog: Arc::clone(&backlog),
         };
         self.connections.insert(conn, connection);
-        self.jobs.connected(conn, Peer::new(local.ip(), from.ip()));
+        self.jobs.handle_connected(conn, Peer::new(local.ip(), from.ip()));
         let events = self.events.0.clone();
         let (tls, long) = (self.tls.clone(), Arc::clone(&self.long));
         let line = Line { conn, from, tls, long, events, backlog };
@@ -327,12 +327,12 @@ impl Server {
                 let allowed = connection.requests.take(now)
                     && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
                 if allowed {
-                    return self.jobs.request(conn, request, now);
+                    return self.jobs.handle_request(conn, request, now);
                 }
                 self.guard.counters.requests += 1;
                 self.jobs.dismiss(conn, "too many requests in a short time; slow down");
             }
-            Event::Garbled(conn, why) => self.jobs.garbled(conn, &why),
+            Event::Garbled(conn, why) => self.jobs.handle_garbled(conn, &why),
             Event::Slow(conn, why) => {
                 self.guard.counters.slow += 1;
                 self.jobs.dismiss(conn, &why);
@@ -344,16 +344,16 @@ impl Server {
             }
             Event::Closed(conn) => {
                 self.connections.remove(&conn);
-                self.jobs.closed(conn);
+                self.jobs.handle_closed(conn);
             }
         }
     }
 
     /// Does what the jobs ask for, until they are content.
     fn settle(&mut self) {
-        while let Some(effect) = self.jobs.next_effect() {
+        while let Some(effect) = self.jobs.poll_effect() {
             if let Some(answer) = self.effect(effect) {
-                self.jobs.answer(answer, Instant::now());
+                self.jobs.handle_answer(answer, Instant::now());
             }
         }
     }
@@ -415,9 +415,9 @@ impl Server {
 
     fn link(&mut self, event: LinkEvent) {
         match event {
-            LinkEvent::Up(link) => self.jobs.link_up(link),
-            LinkEvent::Said(link, reply) => self.jobs.link_said(link, *reply),
-            LinkEvent::Lost(link, why) => self.jobs.link_lost(link, &why),
+            LinkEvent::Up(link) => self.jobs.handle_link_up(link),
+            LinkEvent::Said(link, reply) => self.jobs.handle_link_reply(link, *reply),
+            LinkEvent::Lost(link, why) => self.jobs.handle_link_lost(link, &why),
         }
     }
 
@@ -445,7 +445,7 @@ impl Server {
         };
         self.guard.cut_off(conn, from, &why, now);
         self.connections.remove(&conn);
-        self.jobs.closed(conn);
+        self.jobs.handle_closed(conn);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg::engine::xdp::XdpEngine;
-use xdp_agg::engine::{Engine as _, EngineError, JobSetup, Uplink};
+use xdp_agg::engine::{Engine as _, EngineError, JobSetup, SumError, Uplink};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Reject, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, flags};
 
@@ -42,7 +42,7 @@ fn start(engine: &mut XdpEngine, job: &JobSetup) {
         assert_eq!(run(engine, &mut Frame::from_worker(rank, &probe, 1)), REDIRECT);
     }
     let error = engine.start(job.job_id, None).expect_err("the parent has not answered");
-    assert!(matches!(error, EngineError::NoUplink(PARENT)), "{error}");
+    assert!(matches!(error, EngineError::Sum(SumError::NoUplink(PARENT))), "{error}");
     let mut reply = from_parent(job, Kind::ProbeReply, 0, &[0; 64]);
     assert_eq!(run(engine, &mut reply), DROP, "it ends here");
     assert!(engine.probe_uplink(job.job_id).expect("the job is there"));

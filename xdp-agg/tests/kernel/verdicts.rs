@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use std::net::SocketAddrV4;
 
-use xdp_agg::engine::{Engine as _, EngineError, JobSetup};
+use xdp_agg::engine::{Engine as _, EngineError, JobSetup, SumError};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{MAX_JOBS, Reject, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, flags};
@@ -117,7 +117,7 @@ fn a_probe_opens_the_path_and_comes_back() {
     let job = job(2, 1);
     engine.prepare(&job).expect("it fits");
     let error = engine.start(job.job_id, None).expect_err("nobody has probed");
-    assert!(matches!(error, EngineError::NoPath(0)), "{error}");
+    assert!(matches!(error, EngineError::Sum(SumError::NoPath(0))), "{error}");
     let probe = |rank| Header { kind: Kind::Probe, ..header(&job, rank, 0) };
     let mut frame = Frame::from_worker(0, &probe(0), 54);
     assert_eq!(engine.test_run(&mut frame.bytes, 1).expect("it runs").action, REDIRECT);
@@ -125,7 +125,7 @@ fn a_probe_opens_the_path_and_comes_back() {
     assert_eq!((reply.header.kind, reply.header.rank), (Kind::ProbeReply, 0));
     assert_eq!(reply.payload, payload(0, 0, 54), "the payload comes back as it was sent");
     let error = engine.start(job.job_id, None).expect_err("rank 1 has not probed");
-    assert!(matches!(error, EngineError::NoPath(1)), "{error}");
+    assert!(matches!(error, EngineError::Sum(SumError::NoPath(1))), "{error}");
     // While paths are learned, nothing is summed.
     let mut early = Frame::from_worker(0, &header(&job, 0, 0), 1);
     assert_eq!(engine.test_run(&mut early.bytes, 1).expect("it runs").action, DROP);
@@ -134,7 +134,7 @@ fn a_probe_opens_the_path_and_comes_back() {
     let next = job_of(2);
     engine.prepare(&next).expect("it fits");
     let error = engine.start(job.job_id, None).expect_err("a new epoch learns anew");
-    assert!(matches!(error, EngineError::NoPath(0)), "{error}");
+    assert!(matches!(error, EngineError::Sum(SumError::NoPath(0))), "{error}");
 }
 
 #[test]

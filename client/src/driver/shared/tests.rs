@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
+use xdp_agg_protocol::worker::Config;
+
 use crate::driver::udp::DataSocket;
-use crate::machine::Config;
 
 /// A worker of a daemon at an address; nothing is done for it yet.
 fn worker(address: std::net::SocketAddr) -> Arc<Shared> {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use xdp_agg_client::{Builder, Communicator, Error, Report};
+use xdp_agg_client::{Builder, Communicator, Error, JobError, Report};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_testbed::steady::{Claim, Line, SCALE, Shape, digest, input};
 
@@ -131,15 +131,19 @@ fn success(
 
 fn failure(sequence: u64, error: &Error, start: Instant) -> Line {
     let (kind, ranks) = match error {
-        Error::Aborted(AbortReason::MemberLost { rank }) => ("member_lost", vec![*rank]),
-        Error::Aborted(AbortReason::Member { rank, .. }) => ("gave_up", vec![*rank]),
-        Error::Aborted(AbortReason::Expelled) => ("expelled", vec![]),
-        Error::Aborted(AbortReason::Timeout { ranks, .. }) => ("timeout", ranks.clone()),
-        Error::Aborted(_) => ("aborted", vec![]),
-        Error::AggregatorLost(_) => ("aggregator_lost", vec![]),
-        Error::Unreachable { .. } => ("unreachable", vec![]),
-        Error::Deadline { ranks, .. } => ("deadline", ranks.clone()),
-        Error::Refused { .. } => ("refused", vec![]),
+        Error::Job(JobError::Aborted(AbortReason::MemberLost { rank })) => {
+            ("member_lost", vec![*rank])
+        }
+        Error::Job(JobError::Aborted(AbortReason::Member { rank, .. })) => ("gave_up", vec![*rank]),
+        Error::Job(JobError::Aborted(AbortReason::Expelled)) => ("expelled", vec![]),
+        Error::Job(JobError::Aborted(AbortReason::Timeout { ranks, .. })) => {
+            ("timeout", ranks.clone())
+        }
+        Error::Job(JobError::Aborted(_)) => ("aborted", vec![]),
+        Error::Job(JobError::AggregatorLost(_)) => ("aggregator_lost", vec![]),
+        Error::Job(JobError::Unreachable { .. }) => ("unreachable", vec![]),
+        Error::Job(JobError::Deadline { ranks, .. }) => ("deadline", ranks.clone()),
+        Error::Job(JobError::Refused { .. }) => ("refused", vec![]),
         Error::Host(_) => ("host", vec![]),
         _ => ("other", vec![]),
     };

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use xdp_agg::engine::sum::{Answer, Sums};
-use xdp_agg::engine::{JobSetup, Uplink};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::JobConf;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::engine::{JobSetup, Uplink};
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::everywhere;
 use crate::script::Script;
@@ -132,7 +132,7 @@ impl World {
     fn receive(&mut self, from: Source, bytes: &[u8]) {
         let before = self.sums.clone();
         let mut out = bytes.to_vec();
-        let answer = self.sums.packet(from, &mut out, Duration::ZERO);
+        let answer = self.sums.handle_packet(from, &mut out, Duration::ZERO);
         let Some(said) = belongs(from, bytes) else {
             self.outcome.note(10);
             assert!(self.sums.is_as(&before), "refused, and it changed something: {bytes:02x?}");

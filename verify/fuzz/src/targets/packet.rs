@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use xdp_agg::engine::JobSetup;
-use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::{Source, check_job, check_member};
 use xdp_agg_common::frame::{IP_LEN, Ipv4};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, Member, Reject};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::engine::JobSetup;
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::everywhere;
 use crate::script::Script;
@@ -153,7 +153,7 @@ impl World {
                 tag: 0,
             };
             let mut probe = packet(&header, 1, 0);
-            let answer = self.sums.packet(source(*at), &mut probe, self.now);
+            let answer = self.sums.handle_packet(source(*at), &mut probe, self.now);
             assert!(matches!(answer, Answer::Sender { .. }), "a probe was not answered");
         }
         self.sums.start(job.setup.job_id, None).expect("all paths are known");
@@ -184,7 +184,7 @@ impl World {
         let before = self.sums.clone();
         let counted = self.counters();
         let mut packet = bytes.to_vec();
-        let answer = self.sums.packet(from, &mut packet, self.now);
+        let answer = self.sums.handle_packet(from, &mut packet, self.now);
         let now = self.counters();
         let refused: Vec<usize> =
             (0..Reject::COUNT).filter(|i| now.rejects[*i] != counted.rejects[*i]).collect();

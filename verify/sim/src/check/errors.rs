@@ -1,7 +1,7 @@
 //! Which errors a worker may end with: each has a cause that really was there (invariant 5).
 
-use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, AggregatorLoss, Cause, ErrorCode, WorkerLoss};
+use xdp_agg_protocol::worker::Error;
 
 use super::Checker;
 use crate::scenario::daemon_at;
@@ -60,11 +60,11 @@ impl Checker {
                 let at = daemon_at((*daemon.ip()).into());
                 if self.is_troubled(at) { Ok(()) } else { Err("that branch had no troubles") }
             }
-            Error::Ring { .. } if policy.aggregator_loss != AggregatorLoss::Ring => {
+            Error::Caller(_) if policy.aggregator_loss != AggregatorLoss::Ring => {
                 Err("its policy is to do without")
             }
-            Error::Ring { .. } if !me.lost => Err("its connection was never lost"),
-            Error::Ring { .. } => Ok(()),
+            Error::Caller(_) if !me.lost => Err("its connection was never lost"),
+            Error::Caller(_) => Ok(()),
             Error::AggregatorLost(_) if policy.aggregator_loss != AggregatorLoss::Fail => {
                 Err("its policy is to resume")
             }

@@ -1,12 +1,12 @@
 //! What a data path may do with a packet.
 
-use xdp_agg::engine::JobSetup;
-use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Reject};
 use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, MAX_WORKERS, Reduction, flags};
+use xdp_agg_protocol::engine::JobSetup;
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::tree::Part;
 use super::{Checker, Completion, NONE};

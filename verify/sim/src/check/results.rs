@@ -1,8 +1,8 @@
 //! What a worker may send, take in, and hand to its caller.
 
-use xdp_agg_client::machine::{Call, Local, Report};
 use xdp_agg_common::control::RunKind;
 use xdp_agg_common::wire::Header;
+use xdp_agg_protocol::worker::{Call, Local, Report};
 
 use super::{Checker, Completion, Epoch, Life, NONE};
 use crate::reference::{Layout, Part, Shape, mix};

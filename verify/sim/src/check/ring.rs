@@ -1,8 +1,8 @@
 //! What the members of a ring may make of the blocks that their aggregator left unfinished.
 
-use xdp_agg_client::machine::{Batch, Lanes};
 use xdp_agg_common::control::{Admitted, RunKind};
 use xdp_agg_common::wire::flags;
+use xdp_agg_protocol::worker::{Batch, Lanes};
 
 use super::{Checker, Life, NONE};
 

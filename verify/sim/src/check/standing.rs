@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use xdp_agg_client::Error;
 use xdp_agg_common::control::{AbortReason, WorkerLoss};
+use xdp_agg_protocol::worker::Error;
 
 use super::{Checker, Life, NONE};
 use crate::scenario::Scenario;

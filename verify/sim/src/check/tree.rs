@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use xdp_agg::engine::JobSetup;
 use xdp_agg_common::control::Admitted;
+use xdp_agg_protocol::engine::JobSetup;
 
 use super::Checker;
 use crate::scenario::daemon_at;

@@ -8,9 +8,9 @@
 mod layout;
 mod numbers;
 
-use xdp_agg_client::Op;
 use xdp_agg_common::lanes::{CHUNK_LANES, CHUNK_LEN};
 use xdp_agg_common::wire::Reduction;
+use xdp_agg_numbers::Op;
 
 use crate::scenario::JobPlan;
 pub(crate) use layout::{Layout, Part};

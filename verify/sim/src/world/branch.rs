@@ -1,8 +1,8 @@
 //! The connections of a tree's root to its branches, as a server keeps them: it tries to open each
 //! a few times, and tells the jobs what comes of that.
 
-use xdp_agg::jobs::{Jobs, LinkEffect, LinkId};
 use xdp_agg_common::control::Reply;
+use xdp_agg_protocol::daemon::{Jobs, LinkEffect, LinkId};
 
 use super::control::{Client, End};
 use super::{Event, World};
@@ -59,7 +59,7 @@ impl World {
     }
 
     pub(super) fn branch_connected(&mut self, index: usize) {
-        self.tell_root(index, |jobs, link| jobs.link_up(link));
+        self.tell_root(index, |jobs, link| jobs.handle_link_up(link));
     }
 
     pub(super) fn branch_refused(&mut self, index: usize) {
@@ -68,17 +68,17 @@ impl World {
             return self.queue.push(self.now + PAUSE, Event::DialAgain(index));
         }
         self.checker.parted(daemon, line.to);
-        self.tell_root(index, |jobs, link| jobs.link_lost(link, "it cannot be reached"));
+        self.tell_root(index, |jobs, link| jobs.handle_link_lost(link, "it cannot be reached"));
     }
 
     pub(super) fn branch_says(&mut self, index: usize, reply: Reply) {
-        self.tell_root(index, |jobs, link| jobs.link_said(link, reply));
+        self.tell_root(index, |jobs, link| jobs.handle_link_reply(link, reply));
     }
 
     pub(super) fn branch_lost(&mut self, index: usize) {
         let Some((daemon, _, line)) = self.line_of(index) else { return };
         self.checker.parted(daemon, line.to);
-        self.tell_root(index, |jobs, link| jobs.link_lost(link, "its connection ended"));
+        self.tell_root(index, |jobs, link| jobs.handle_link_lost(link, "its connection ended"));
     }
 
     /// Whose connection it is, if it still is.

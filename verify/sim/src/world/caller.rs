@@ -1,9 +1,9 @@
 //! Who uses a worker: makes calls, waits for them, and loses patience.
 
 use rand::Rng;
-use xdp_agg_client::Error;
-use xdp_agg_client::machine::{Blocks, Buffer, Local, State};
-use xdp_agg_client::{Element, Format, Scaling};
+use xdp_agg_numbers::{Element, Format, Scaling};
+use xdp_agg_protocol::worker::Error;
+use xdp_agg_protocol::worker::{Blocks, Buffer, Local, State};
 
 use super::World;
 use crate::reference::{Inputs, SCALE, Shape};
@@ -40,7 +40,7 @@ impl World {
         let Some(process) = &mut self.workers[worker].process else { return false };
         let ended = (0..process.calls.len()).find_map(|index| {
             let sequence = process.calls[index].sequence;
-            process.machine.take(sequence).map(|result| (index, result))
+            process.machine.poll_call(sequence).map(|result| (index, result))
         });
         if let Some((index, result)) = ended {
             let InFlight { sequence, .. } = process.calls.remove(index);

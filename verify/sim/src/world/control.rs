@@ -10,8 +10,8 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg::jobs::{ConnId, LinkId, Peer};
 use xdp_agg_common::control::{Reply, Request, decode, encode};
+use xdp_agg_protocol::daemon::{ConnId, LinkId, Peer};
 
 use super::World;
 use super::place::Place;

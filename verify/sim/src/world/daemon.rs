@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use xdp_agg::engine::sum::Sums;
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, LinkId, Peer, Prepare, Snapshot};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request, decode};
 use xdp_agg_common::maps::{MAX_JOBS, Phase};
+use xdp_agg_protocol::daemon::{
+    Answer, ConnId, Effect, Jobs, Limits, LinkId, Peer, Prepare, Snapshot,
+};
+use xdp_agg_protocol::sum::Sums;
 
 use super::branch::Line;
 use super::control::Client;
@@ -231,7 +233,7 @@ impl World {
     /// A connection comes in.
     pub(super) fn daemon_meets(&mut self, daemon: usize, conn: ConnId, peer: Peer) {
         if let Some(jobs) = &mut self.daemons[daemon].jobs {
-            jobs.connected(conn, peer);
+            jobs.handle_connected(conn, peer);
         }
         self.settle(daemon);
     }
@@ -252,7 +254,7 @@ impl World {
                     }
                     _ => {}
                 }
-                jobs.request(ConnId(index as u64), request, now);
+                jobs.handle_request(ConnId(index as u64), request, now);
             }
             other => self.checker.fail(|| format!("a request is not understood: {other:?}")),
         }
@@ -267,7 +269,7 @@ impl World {
             Client::Root { daemon: root, .. } => self.checker.parted(root, daemon),
         }
         if let Some(jobs) = &mut self.daemons[daemon].jobs {
-            jobs.closed(ConnId(index as u64));
+            jobs.handle_closed(ConnId(index as u64));
         }
         self.settle(daemon);
     }
@@ -289,7 +291,7 @@ impl World {
     /// Does what the jobs ask for, until they are content.
     pub(super) fn settle(&mut self, daemon: usize) {
         let now = self.instant();
-        while let Some(effect) = self.daemons[daemon].jobs.as_mut().and_then(Jobs::next_effect) {
+        while let Some(effect) = self.daemons[daemon].jobs.as_mut().and_then(Jobs::poll_effect) {
             if let Some(Death { effects, pinned, down }) = &mut self.daemons[daemon].dies {
                 if *effects == 0 {
                     let (pinned, down) = (*pinned, *down);
@@ -299,7 +301,7 @@ impl World {
             }
             let answer = self.effect(daemon, effect);
             if let (Some(jobs), Some(answer)) = (&mut self.daemons[daemon].jobs, answer) {
-                jobs.answer(answer, now);
+                jobs.handle_answer(answer, now);
             }
         }
         let zero = self.zero;

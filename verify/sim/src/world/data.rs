@@ -4,10 +4,10 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use rand::Rng;
-use xdp_agg::engine::sum::{Answer, Sums};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::sum::{Answer, Sums};
 
 use super::place::{DATA_PORT, Place};
 use super::{Event, World, place};
@@ -139,7 +139,7 @@ impl World {
         }
         let Some(mut sums) = self.daemons[daemon].sums.take() else { return };
         let before = self.checker.before(daemon, &sums, source, &bytes, origin);
-        let answer = sums.packet(source, &mut bytes, Duration::from_nanos(self.now));
+        let answer = sums.handle_packet(source, &mut bytes, Duration::from_nanos(self.now));
         self.checker.after(&before, &sums, &answer, &bytes, origin);
         if origin != Origin::Foreign {
             self.stats.count_answer(&answer, before.is_from_above());

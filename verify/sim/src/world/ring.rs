@@ -5,11 +5,11 @@
 //! say that they can reach the daemon, each leaves the ring as it takes in that batch.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rand::Rng;
-use xdp_agg_client::Error;
-use xdp_agg_client::machine::{Batch, Lanes, State};
 use xdp_agg_common::control::Progress;
+use xdp_agg_protocol::worker::{Batch, CallerError, Error, Lanes, State};
 
 use super::World;
 use super::control::End;
@@ -79,7 +79,7 @@ impl World {
             None => self.meet(worker),
             Some(Part { ring, entered: true, waits: false }) => {
                 let mut lanes = Lanes::default();
-                let Some(batch) = process.machine.ring_batch(&mut lanes) else { return false };
+                let Some(batch) = process.machine.poll_ring_batch(&mut lanes) else { return false };
                 process.ring = Some(Part { ring, entered: true, waits: true });
                 self.give(worker, ring, batch, lanes);
                 true
@@ -257,7 +257,7 @@ impl World {
         let lives: Vec<_> = here.iter().map(|(rank, (_, life, _))| (*rank, *life)).collect();
         let Some(process) = &mut self.workers[worker].process else { return };
         // Who was lost after all had met does not keep the others from hearing of each other.
-        if process.machine.enter_ring(&all, now).is_err() {
+        if process.machine.handle_ring_formed(&all, now).is_err() {
             return;
         }
         process.ring = Some(Part { ring: index, entered: true, waits: false });
@@ -269,7 +269,7 @@ impl World {
     fn take_batch(&mut self, worker: usize, life: usize, index: usize) {
         let Some(process) = &mut self.workers[worker].process else { return };
         let Some((batch, sum)) = &self.rings[index].sum else { return };
-        process.machine.ring_result(*batch, sum, duration(self.now));
+        process.machine.handle_ring_result(*batch, sum, duration(self.now));
         let (batch, failed) = (*batch, process.machine.failure().is_some());
         let left = process.machine.state() != State::OnRing && !failed;
         process.ring = (!left).then_some(Part { ring: index, entered: true, waits: false });
@@ -299,7 +299,7 @@ impl World {
     fn lose_ring(&mut self, worker: usize, index: usize) {
         let ranks = self.rings[index].lost.clone();
         let Some(process) = &mut self.workers[worker].process else { return };
-        process.machine.fail(Error::Ring { ranks, reason: "it is lost".into() });
+        process.machine.fail(Error::Caller(Arc::new(RingLost { ranks })));
     }
 
     /// A wait is over.
@@ -320,6 +320,15 @@ impl World {
         self.break_ring(index);
     }
 }
+
+/// What a ring's driver says of it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the ring is lost at ranks {ranks:?}")]
+struct RingLost {
+    ranks: Vec<u16>,
+}
+
+impl CallerError for RingLost {}
 
 /// A member's word on whether its daemon would take it back.
 fn can_return(lanes: &Lanes) -> bool {

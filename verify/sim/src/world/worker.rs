@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use rand::Rng;
-use xdp_agg_client::machine::{Config, Control, Machine, State};
 use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
+use xdp_agg_protocol::worker::{Config, Control, Machine, State};
 
 use super::caller::InFlight;
 use super::control::{self, Client, End};
@@ -220,7 +220,7 @@ impl World {
     fn take_packet(&mut self, worker: usize, bytes: &[u8]) {
         let Some(process) = &mut self.workers[worker].process else { return };
         let before = process.machine.counters().flow.results;
-        process.machine.on_packet(bytes, duration(self.now));
+        process.machine.handle_packet(bytes, duration(self.now));
         let taken = process.machine.counters().flow.results - before;
         let life = process.life;
         let header = bytes.split_first_chunk::<HEADER_LEN>();
@@ -252,13 +252,13 @@ impl World {
     /// A connection is open.
     pub(super) fn worker_connected(&mut self, index: usize) {
         let now = duration(self.now);
-        self.with_owner(index, |machine| machine.connected(now));
+        self.with_owner(index, |machine| machine.handle_connected(now));
     }
 
     /// A connection could not be opened.
     pub(super) fn worker_refused(&mut self, index: usize) {
         let now = duration(self.now);
-        self.with_owner(index, |machine| machine.connect_failed("refused".into(), now));
+        self.with_owner(index, |machine| machine.handle_connect_failed("refused".into(), now));
     }
 
     /// A connection has ended.
@@ -267,7 +267,7 @@ impl World {
         let Client::Worker { worker, life } = self.connections[index].client else { return };
         self.note(&[13, worker as u64], || format!("{} is cut off", Party::Worker(worker)));
         self.checker.lost(life);
-        self.with_owner(index, |machine| machine.disconnected("it ended".into(), now));
+        self.with_owner(index, |machine| machine.handle_disconnected("it ended".into(), now));
     }
 
     /// A message comes in.
@@ -277,7 +277,7 @@ impl World {
         let mut heard = false;
         self.with_owner(index, |machine| {
             heard = true;
-            machine.on_reply(reply, now);
+            machine.handle_reply(reply, now);
         });
         if let Client::Worker { life, .. } = self.connections[index].client
             && resumed
@@ -308,7 +308,7 @@ impl World {
         }
         let now = duration(self.now);
         if let Some(process) = &mut self.workers[worker].process {
-            process.machine.on_timeout(now);
+            process.machine.handle_timeout(now);
         }
         for _ in 0..BURST_MAX {
             let more = self.obey(worker) | self.transmit(worker);

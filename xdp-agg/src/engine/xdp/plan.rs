@@ -1,6 +1,7 @@
 //! How a job's results go out: which mode its paths allow, and where each copy goes.
 
 use xdp_agg_common::maps::{JobConf, Member, ResultMode};
+use xdp_agg_protocol::sum;
 
 use crate::engine::EngineError;
 
@@ -62,7 +63,7 @@ pub(super) fn plan(
     }
     let mut recipients: Vec<(u32, u32, u16)> = Vec::with_capacity(members.len());
     for (rank, member) in members {
-        let port = port_of(member.ifindex).ok_or(EngineError::NoPath(*rank))?;
+        let port = port_of(member.ifindex).ok_or(sum::Error::NoPath(*rank))?;
         let copy = recipients.iter().filter(|(other, ..)| *other == port).count();
         recipients.push((port, copy as u32, *rank));
     }
@@ -90,7 +91,7 @@ fn first_shared(members: &[(u16, Member)]) -> Option<(u16, u16)> {
 }
 
 fn misfit(mode: ResultMode, why: String) -> EngineError {
-    EngineError::Mode { mode: mode.name(), why }
+    sum::Error::Mode { mode: mode.name(), why }.into()
 }
 
 #[cfg(test)]
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn an_interface_that_is_not_served_is_no_path() {
         let error = plan(&behind(&[10, 9]), port_of, None, (true, None)).expect_err("not served");
-        assert!(matches!(error, EngineError::NoPath(1)), "{error}");
+        assert!(matches!(error, EngineError::Sum(sum::Error::NoPath(1))), "{error}");
     }
 
     #[test]

@@ -14,12 +14,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg::jobs::{LinkEffect, LinkId};
 use xdp_agg_common::control::{
     AggregatorLoss, Branch, BranchReply, BranchRequest, BranchSetup, CONTROL_PORT, Join, Policy,
     Progress, Reply, Request, Resume, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
 
 use super::world::World;
 
@@ -177,10 +177,10 @@ impl World {
             LinkEffect::Dial(link, _) if self.grove.grown => {
                 self.outcome.note(31);
                 assert!(self.grove.links.insert(link), "dialled twice");
-                self.jobs.link_up(link);
+                self.jobs.handle_link_up(link);
             }
             // Nobody is there.
-            LinkEffect::Dial(link, _) => self.jobs.link_lost(link, "unreachable"),
+            LinkEffect::Dial(link, _) => self.jobs.handle_link_lost(link, "unreachable"),
             LinkEffect::Say(link, request) => {
                 assert!(self.grove.links.contains(&link), "to nobody: {request:?}");
                 if let Request::Branch(request) = request {
@@ -205,7 +205,7 @@ impl World {
                     self.outcome.note(32);
                     unsaid.push_back((link, reply));
                 }
-                None => self.jobs.link_said(link, Reply::Branch(reply)),
+                None => self.jobs.handle_link_reply(link, Reply::Branch(reply)),
             }
         }
     }
@@ -222,7 +222,7 @@ impl World {
         let first = self.grove.unsaid.as_mut().and_then(VecDeque::pop_front);
         if let Some((link, reply)) = first {
             self.outcome.note(33);
-            self.jobs.link_said(link, Reply::Branch(reply));
+            self.jobs.handle_link_reply(link, Reply::Branch(reply));
             self.settle();
         }
     }
@@ -239,7 +239,7 @@ impl World {
         if let Some(link) = self.grove.links.iter().nth(nth).copied() {
             self.outcome.note(30);
             self.hang_up(link);
-            self.jobs.link_lost(link, "felled");
+            self.jobs.handle_link_lost(link, "felled");
             self.settle();
         }
     }
@@ -251,7 +251,7 @@ impl World {
             if matches!(reply, Reply::Branch(BranchReply::Used { .. })) {
                 self.outcome.note(34);
             }
-            self.jobs.link_said(*link, reply);
+            self.jobs.handle_link_reply(*link, reply);
             self.settle();
         }
     }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use xdp_agg::engine::{JobSetup, Started};
-use xdp_agg::jobs::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
 use xdp_agg_common::control::{
     AbortReason, Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
+use xdp_agg_protocol::engine::{JobSetup, Started};
 
 use super::grove::Grove;
 use crate::Outcome;
@@ -125,7 +125,7 @@ impl World {
             "garbled" => {
                 let conn = self.conn(name);
                 self.outcome.note(24);
-                self.jobs.garbled(conn, "it is garbled");
+                self.jobs.handle_garbled(conn, "it is garbled");
                 self.settle();
             }
             what => match self.request(what) {
@@ -162,14 +162,14 @@ impl World {
         self.open.insert(conn);
         let remote = Ipv4Addr::new(10, 0, 0, name - b'0' + 1);
         let peer = Peer { local: Some(Ipv4Addr::new(10, 0, 0, 254)), remote: Some(remote) };
-        self.jobs.connected(conn, peer);
+        self.jobs.handle_connected(conn, peer);
         self.settle();
         conn
     }
 
     pub(super) fn close(&mut self, conn: ConnId) {
         if self.open.remove(&conn) {
-            self.jobs.closed(conn);
+            self.jobs.handle_closed(conn);
             self.settle();
         }
     }
@@ -188,7 +188,7 @@ impl World {
                 resume.chunks = admitted.chunks;
             }
         }
-        self.jobs.request(conn, request, self.now);
+        self.jobs.handle_request(conn, request, self.now);
         self.settle();
     }
 
@@ -220,14 +220,14 @@ impl World {
 
     pub(super) fn answer_held(&mut self) {
         for answer in self.held.take().unwrap_or_default() {
-            self.jobs.answer(answer, self.now);
+            self.jobs.handle_answer(answer, self.now);
             self.settle();
         }
     }
 
     pub(super) fn settle(&mut self) {
         for _ in 0..EFFECTS_MAX {
-            let Some(effect) = self.jobs.next_effect() else { return };
+            let Some(effect) = self.jobs.poll_effect() else { return };
             self.effect(effect);
         }
         panic!("effects without end");
@@ -293,7 +293,7 @@ impl World {
                 self.outcome.note(22);
                 held.push(answer);
             }
-            None => self.jobs.answer(answer, self.now),
+            None => self.jobs.handle_answer(answer, self.now),
         }
     }
 

@@ -1,0 +1,229 @@
+//! Heartbeats, stragglers, tokens and quotas.
+
+use super::woods::data;
+use super::*;
+
+#[test]
+fn heartbeats_go_to_members_until_they_stay_unanswered() {
+    let mut world = World::new();
+    assert_eq!(world.jobs.poll_timeout(), None);
+    let members = world.run("train", 2);
+    let due = world.jobs.poll_timeout().expect("heartbeats are due");
+    assert_eq!(due - world.now, Duration::from_millis(250));
+    for _ in 0..100 {
+        world.wait_for(Duration::from_millis(250));
+        assert_eq!(world.say(members[0], Request::Heartbeat), []);
+    }
+    assert_eq!(world.heartbeats[&members[0]], 100);
+    assert_eq!(world.heartbeats[&members[1]], 64);
+    // It was only stopped.
+    world.say(members[1], Request::Heartbeat);
+    world.wait_for(Duration::from_millis(250));
+    assert_eq!(world.heartbeats[&members[1]], 65);
+    world.wait_for(Duration::from_millis(200));
+    let info = &world.infos()[0].members;
+    assert_eq!((info[0].heartbeat_ms, info[1].heartbeat_ms), (Some(450), Some(450)));
+    // One that is no member (any more) is not refused for it, and gets none.
+    world.say(members[0], Request::Leave);
+    assert_eq!(world.say(members[0], Request::Heartbeat), []);
+    world.say(members[1], Request::Leave);
+    assert_eq!(world.jobs.poll_timeout(), None);
+}
+
+#[test]
+fn who_contributes_is_shown() {
+    let mut world = World::new();
+    world.run("train", 2);
+    world.wait(5);
+    world.contributed.insert(0, vec![(0, Some(Duration::from_millis(300))), (1, None)]);
+    let info = &world.stats().jobs[0].info;
+    let shown: Vec<_> = info.members.iter().map(|member| member.contributed_ms).collect();
+    assert_eq!(shown, [Some(300), None]);
+    assert_eq!(info.policy, Some(Policy::default()));
+}
+
+/// A running job whose rank 1 everybody waits for, with a limit of 4 s.
+fn late(policy: Policy) -> (World, Vec<ConnId>) {
+    let limit = Duration::from_secs(4);
+    let mut world = World::with(Limits { straggler_timeout: Some(limit), ..limits() });
+    let members = world.run_with("train", 3, policy);
+    world.wait(1000);
+    world.missing = 0b010;
+    assert_eq!(world.say(members[0], Request::Missing { block: 5, of: None }), [missing(5, &[1])]);
+    (world, members)
+}
+
+fn contributed(world: &mut World, seconds: Option<u64>) {
+    let others = Some(Duration::ZERO);
+    let heard = vec![(0, others), (1, seconds.map(Duration::from_secs)), (2, others)];
+    world.contributed.insert(0, heard);
+}
+
+#[test]
+fn a_straggler_is_lost_where_a_limit_is_set() {
+    for (policy, last) in [(SHRINK, Some(1004)), (SHRINK, None), (RESUME, Some(1004))] {
+        let (mut world, members) = late(policy);
+        contributed(&mut world, last);
+        world.wait(3);
+        assert_eq!(world.hear(members[0]), []);
+        world.wait(1);
+        let reason = AbortReason::Timeout { ranks: vec![1], step: "contribute".into() };
+        assert_eq!(aborted(&world.hear(members[1])), reason);
+        match policy.worker_loss {
+            WorkerLoss::Shrink => assert_eq!(reform(&world.hear(members[0])), [1]),
+            WorkerLoss::Fail => assert_eq!(aborted(&world.hear(members[0])), reason),
+        }
+    }
+}
+
+#[test]
+fn who_contributed_meanwhile_or_is_not_known_is_no_straggler() {
+    for known in [true, false] {
+        let (mut world, members) = late(SHRINK);
+        if known {
+            contributed(&mut world, Some(3));
+        }
+        world.wait(4);
+        world.wait(1000);
+        assert_eq!(world.phase("train"), "running");
+        assert_eq!(world.hear(members[1]), []);
+    }
+}
+
+#[test]
+fn who_does_not_report_is_lost_where_a_limit_is_set() {
+    let (mut world, members) = late(SHRINK);
+    world.close(members[2]);
+    world.hear(members[0]);
+    world.hear(members[1]);
+    world.say(members[0], Request::Progress(progress(10, 3)));
+    world.wait(4);
+    let reason = AbortReason::Timeout { ranks: vec![1], step: "report its progress".into() };
+    assert_eq!(aborted(&world.hear(members[1])), reason);
+    assert_eq!(admitted(&world.hear(members[0])).members, 0b1);
+}
+
+/// A member is lost between the question who contributes and its answer.
+#[test]
+fn stragglers_are_looked_for_after_a_look_that_came_to_nothing() {
+    let (mut world, members) = late(SHRINK);
+    contributed(&mut world, None);
+    world.now += Duration::from_secs(4);
+    world.jobs.handle_timeout(world.now);
+    world.jobs.dismiss(members[2], "it does not read its replies");
+    world.settle();
+    let left = [members[0], members[1]];
+    for conn in &left {
+        assert_eq!(reform(&world.hear(*conn)), [2]);
+    }
+    for conn in left {
+        world.say(conn, Request::Progress(progress(10, 3)));
+    }
+    world.ready(&left);
+    world.heard.clear();
+    assert_eq!(world.phase("train"), "running");
+    world.say(members[0], Request::Missing { block: 2, of: None });
+    world.wait(4);
+    let reason = AbortReason::Timeout { ranks: vec![1], step: "contribute".into() };
+    assert_eq!(aborted(&world.hear(members[1])), reason);
+}
+
+#[test]
+fn a_token_is_asked_for_where_one_is_set() {
+    let token = Some(Token("sesame".into()));
+    let mut world = World::with(Limits { token, ..limits() });
+    let cases = [(None, "wants a token"), (Some("sesam"), "not this daemon's"), (Some(""), "not")];
+    for (id, (token, words)) in (0..).zip(cases) {
+        let conn = ConnId(id);
+        world.jobs.handle_connected(conn, PEER);
+        let heard = world.say(conn, hello(token));
+        let code = refused(&heard, &[words, "XDP_AGG_TOKEN_FILE"]);
+        assert_eq!(code, ErrorCode::Unauthorised);
+        assert!(world.closed.contains(&conn));
+        assert!(!format!("{heard:?}").contains("sesame"));
+    }
+    let conn = ConnId(9);
+    world.jobs.handle_connected(conn, PEER);
+    assert!(matches!(world.say(conn, hello(Some("sesame")))[..], [Reply::Welcome { .. }]));
+}
+
+#[test]
+fn quotas_are_given_to_the_data_path_and_refused_in_words() {
+    let quotas = Limits { job_slots_max: Some(16), job_packet_rate: Some(100_000), ..limits() };
+    let mut world = World::with(quotas);
+    let conn = world.connect();
+    let greedy = Join { slots: Some(32), ..wish("train", 0, 2) };
+    let heard = world.say(conn, Request::Join(greedy));
+    assert_eq!(refused(&heard, &["32 slots", "at most 16", "--job-slots-max"]), ErrorCode::NoRoom);
+    world.form("train", 2);
+    let conf = world.engine[&0].conf;
+    assert_eq!((conf.packet_interval, conf.packet_burst), (10_000, 50_000_000));
+    // Slow enough that a window of all is more than 50 ms worth.
+    let mut world = World::with(Limits { job_packet_rate: Some(100), ..limits() });
+    world.form("train", 2);
+    let conf = world.engine[&0].conf;
+    assert_eq!((conf.packet_interval, conf.packet_burst), (10_000_000, 160_000_000));
+    let mut world = World::with(Limits { job_packet_rate: Some(0), ..limits() });
+    world.form("train", 2);
+    assert_eq!(world.engine[&0].conf.packet_interval, 0);
+}
+
+/// Whoever leads the job, the packets are this host's.
+#[test]
+fn a_job_that_another_daemon_leads_has_a_quota_too() {
+    use xdp_agg_common::control::{BranchRequest, BranchSetup, Uplink};
+    for (rate, expected) in [(100_000, (10_000, 50_000_000)), (100, (10_000_000, 160_000_000))] {
+        let mut world = World::with(Limits { job_packet_rate: Some(rate), ..limits() });
+        let root = world.connect();
+        let serve = BranchRequest::Serve { job: "far".into(), world_size: 2, slots: 16 };
+        world.say(root, Request::Branch(serve));
+        let setup = BranchSetup {
+            epoch: 5,
+            cookie: 1,
+            chunks: 22,
+            members: vec![(0, data(3))],
+            forwarders: 0,
+            uplink: Uplink { data: data(0), job_id: 0, rank: 0 },
+        };
+        world.say(root, Request::Branch(BranchRequest::Prepare(setup)));
+        let conf = world.engine[&0].conf;
+        assert_eq!((conf.packet_interval, conf.packet_burst), expected);
+    }
+}
+
+#[test]
+fn members_must_agree_on_the_policy() {
+    let mut world = World::new();
+    let first = world.connect();
+    world.say(first, join("train", 0, 2));
+    let second = world.connect();
+    let heard = world.say(second, Request::Join(Join { policy: SHRINK, ..wish("train", 1, 2) }));
+    let words = ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_WORKER"];
+    assert_eq!(refused(&heard, &words), ErrorCode::Invalid);
+    // A reserved job has its creator's, or its first member's.
+    for (policy, fits) in [(None, true), (Some(SHRINK), true), (Some(RESUME), false)] {
+        let mut world = World::new();
+        let tool = world.connect();
+        world.say(tool, Request::Create(CreateJob { policy, ..create("night", 1) }));
+        let member = world.connect();
+        let join = Join { policy: SHRINK, ..wish("night", 0, 1) };
+        let heard = world.say(member, Request::Join(join));
+        assert_eq!(matches!(heard[..], [Reply::Admitted(_)]), fits);
+    }
+}
+
+#[test]
+fn a_ring_needs_its_ports_and_lists_them() {
+    let policy = Policy { aggregator_loss: AggregatorLoss::Ring, ..SHRINK };
+    let mut world = World::new();
+    let conn = world.connect();
+    let without = Join { policy, ..wish("train", 0, 2) };
+    let heard = world.say(conn, Request::Join(without.clone()));
+    assert_eq!(refused(&heard, &["ring"]), ErrorCode::Invalid);
+    let with = |rank| Join { ring_port: Some(7000 + rank), policy, ..wish("train", rank, 2) };
+    world.say(conn, Request::Join(with(0)));
+    let other = world.connect();
+    let ring = admitted(&world.say(other, Request::Join(with(1)))).ring;
+    assert_eq!(ring.iter().map(|addr| addr.port()).collect::<Vec<_>>(), [7000, 7001]);
+    assert_eq!(ring[0].ip(), &Ipv4Addr::new(10, 0, 0, 1));
+}

@@ -1,0 +1,458 @@
+//! Jobs of several aggregators, at the root: the connections to the branches and what they say.
+//!
+//! A branch is greeted and asked to serve the job once; from then on it follows each of the job's
+//! epochs. A branch that is lost ends the job where its policy is to fail when an aggregator is
+//! lost; otherwise the job goes on without it, in a new epoch: what was below it sends to its
+//! parent (in Rina, the rack of a lost agent falls back).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddrV4;
+use std::time::Instant;
+
+use tracing::{info, warn};
+use xdp_agg_common::control::{
+    AbortReason, AggregatorLoss, BranchInfo, BranchReply, BranchRequest, BranchSetup,
+    CONTROL_VERSION, LocalMembers, Reply, Request, Tree, Uplink,
+};
+
+use super::handle::agent_name;
+use super::job::Job;
+use super::numbers::latest;
+use super::phase::Phase;
+use super::{Effect, Jobs, LinkEffect, LinkId};
+use crate::engine::Started;
+
+/// How often branches may call the number of an epoch used before it runs. Each time another one is
+/// tried, some way ahead.
+const CONTESTS_MAX: u32 = 64;
+
+/// A connection to a branch, as a job sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) id: LinkId,
+    /// Its connection is open.
+    pub(super) up: bool,
+    /// None: it was not asked yet, or has not answered.
+    pub(super) serving: Option<Serving>,
+    pub(super) prepared: bool,
+    /// Members on its own host.
+    local: Option<LocalMembers>,
+    /// Its way up is open.
+    pub(super) linked: bool,
+    pub(super) started: Option<Started>,
+    /// When it was last asked who contributes.
+    pub(super) asked: Option<Instant>,
+}
+
+/// A branch that serves the job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Serving {
+    job_id: u16,
+    data: SocketAddrV4,
+    max_chunks: u16,
+    last_epoch: u16,
+    /// What it is known by at any address.
+    daemon: u64,
+}
+
+/// Where a job's sums come together besides its root.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Trunk {
+    /// As all members want it.
+    pub(super) asked: Tree,
+    /// What is left of it in this epoch.
+    pub(super) tree: Tree,
+    /// By the branch's control address.
+    pub(super) links: BTreeMap<SocketAddrV4, Link>,
+    /// How often a branch has called the number of an epoch used since the last one that ran:
+    /// others take numbers at the same branches.
+    pub(super) contests: u32,
+    /// Daemons that were lost: the job does without them.
+    pub(super) dead: BTreeSet<SocketAddrV4>,
+    /// This daemon's engine has prepared the epoch.
+    pub(super) prepared: bool,
+    /// Members on this host.
+    pub(super) local: Option<LocalMembers>,
+    /// This daemon's engine has started it.
+    pub(super) started: Option<Started>,
+}
+
+impl Trunk {
+    /// All engines have learned who the members are.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.prepared && self.links.values().all(|link| link.prepared)
+    }
+
+    /// All branches have found their way up.
+    pub(super) fn is_linked(&self) -> bool {
+        self.links.values().all(|link| link.linked)
+    }
+
+    /// All engines sum.
+    pub(super) fn has_started(&self) -> bool {
+        self.started.is_some() && self.links.values().all(|link| link.started.is_some())
+    }
+
+    /// All branches of the epoch are there.
+    fn is_there(&self) -> bool {
+        let serves = |link: &Link| link.serving.is_some();
+        self.tree.branches.iter().all(|b| self.links.get(&b.daemon).is_some_and(serves))
+    }
+
+    /// The largest block that all branches take.
+    pub(super) fn max_chunks(&self) -> u16 {
+        let serving = self.links.values().filter_map(|link| link.serving);
+        serving.map(|serving| serving.max_chunks).min().unwrap_or(u16::MAX)
+    }
+
+    pub(super) fn last_epoch(&self) -> u16 {
+        let serving = self.links.values().filter_map(|link| link.serving);
+        latest(serving.map(|serving| serving.last_epoch))
+    }
+
+    fn serving(&self, index: usize) -> Option<Serving> {
+        self.links.get(&self.tree.branches.get(index)?.daemon)?.serving
+    }
+
+    /// The branch that is the same daemon as the one at this address.
+    fn twin(&self, daemon: SocketAddrV4, id: u64) -> Option<SocketAddrV4> {
+        let is_one = |link: &Link| link.serving.is_some_and(|serving| serving.daemon == id);
+        let mut twins = self.links.iter().filter(|(at, link)| **at != daemon && is_one(link));
+        twins.next().map(|(at, _)| *at)
+    }
+
+    /// The ranks that send to this daemon directly, as bits.
+    pub(super) fn leaves(&self, daemon: SocketAddrV4) -> u64 {
+        let branches = &self.tree.branches;
+        let index = branches.iter().position(|branch| branch.daemon == daemon);
+        index.map_or(0, |index| self.tree.leaves(index))
+    }
+
+    /// Where a branch is to be reached on the data path, and its index of the job.
+    pub(super) fn data(&self, index: usize) -> Option<(SocketAddrV4, u16)> {
+        self.serving(index).map(|serving| (serving.data, serving.job_id))
+    }
+
+    /// Where a rank sends to that is on its aggregator's own host.
+    pub(super) fn local_data(&self, rank: u16) -> Option<SocketAddrV4> {
+        let local = match self.tree.branch_of(rank) {
+            None => self.local,
+            Some(index) => self.links.get(&self.tree.branches[index].daemon)?.local,
+        };
+        local.filter(|local| local.has(rank)).map(|local| local.data)
+    }
+
+    /// How results come from the aggregator that a rank sends to.
+    pub(super) fn started_for(&self, rank: u16) -> Option<Started> {
+        match self.tree.branch_of(rank) {
+            None => self.started,
+            Some(index) => self.links.get(&self.tree.branches[index].daemon)?.started,
+        }
+    }
+
+    pub(super) fn infos(&self) -> Vec<BranchInfo> {
+        let branches = &self.tree.branches;
+        let info = |branch: &xdp_agg_common::control::Branch| BranchInfo {
+            daemon: branch.daemon,
+            parent: branch.parent.map(|parent| branches[usize::from(parent)].daemon),
+            ranks: branch.ranks.clone(),
+            linked: self.links.get(&branch.daemon).is_some_and(|link| link.linked),
+        };
+        branches.iter().map(info).collect()
+    }
+}
+
+impl Job {
+    /// The job's tree, as its first member names it.
+    pub(super) fn plant(&mut self, tree: &Tree) {
+        if self.life.members.is_empty() && self.life.waiting.is_empty() {
+            self.life.trunk.asked = tree.clone();
+        }
+    }
+
+    /// The members that contribute to this daemon itself: workers, and branches under the lowest
+    /// rank below them.
+    pub(super) fn root_members(&self) -> (BTreeMap<u16, SocketAddrV4>, u64) {
+        self.members_at(None)
+    }
+
+    /// The same of a branch, or of the root. The second part are those that are branches.
+    fn members_at(&self, at: Option<usize>) -> (BTreeMap<u16, SocketAddrV4>, u64) {
+        let trunk = &self.life.trunk;
+        let here = |rank: &&u16| trunk.tree.branch_of(**rank) == at;
+        let workers = self.life.members.keys().filter(here);
+        let mut members: BTreeMap<_, _> =
+            workers.map(|rank| (*rank, self.life.members[rank].data)).collect();
+        let mut forwarders = 0;
+        for child in trunk.tree.children(at) {
+            let lead = trunk.tree.below(child).trailing_zeros() as u16;
+            if let Some((data, _)) = trunk.data(child) {
+                members.insert(lead, data);
+                forwarders |= 1 << lead;
+            }
+        }
+        (members, forwarders)
+    }
+
+    /// What a branch needs to know of the epoch that begins.
+    fn branch_setup(&self, index: usize, data_port: u16) -> Option<BranchSetup> {
+        let trunk = &self.life.trunk;
+        let (members, forwarders) = self.members_at(Some(index));
+        let (data, job_id) = match trunk.tree.branches[index].parent {
+            None => (SocketAddrV4::new(self.data_addr(), data_port), self.job_id),
+            Some(parent) => trunk.data(usize::from(parent))?,
+        };
+        let rank = trunk.tree.below(index).trailing_zeros() as u16;
+        Some(BranchSetup {
+            epoch: self.life.epoch,
+            cookie: self.life.cookie,
+            chunks: self.life.chunks,
+            members: members.into_iter().collect(),
+            forwarders,
+            uplink: Uplink { data, job_id, rank },
+        })
+    }
+}
+
+impl Jobs {
+    /// The connection to a branch is open.
+    pub fn handle_link_up(&mut self, link: LinkId) {
+        let Some((job_id, daemon)) = self.links.get(&link) else {
+            return;
+        };
+        let Some(job) = self.jobs.get_mut(job_id) else {
+            return;
+        };
+        if let Some(link) = job.life.trunk.links.get_mut(daemon) {
+            link.up = true;
+        }
+        let serve = BranchRequest::Serve {
+            job: job.name.clone(),
+            world_size: job.world_size,
+            slots: job.slots,
+        };
+        let hello = Request::Hello {
+            version: CONTROL_VERSION,
+            agent: agent_name(),
+            token: self.limits.token.clone(),
+        };
+        self.link_says(link, hello);
+        self.link_says(link, Request::Branch(serve));
+    }
+
+    /// A branch cannot be reached, or its connection has ended.
+    pub fn handle_link_lost(&mut self, link: LinkId, why: &str) {
+        if let Some((job_id, daemon)) = self.links.remove(&link) {
+            self.lose_branch(job_id, daemon, why);
+        }
+    }
+
+    /// A branch has said something.
+    pub fn handle_link_reply(&mut self, link: LinkId, reply: Reply) {
+        let Some((job_id, daemon)) = self.links.get(&link).copied() else {
+            return;
+        };
+        match reply {
+            Reply::Branch(reply) => self.branch_said(link, job_id, daemon, reply),
+            Reply::Heartbeat => self.link_says(link, Request::Heartbeat),
+            Reply::Error { message, .. } => self.lose_branch(job_id, daemon, &message),
+            _ => {}
+        }
+    }
+
+    fn branch_said(&mut self, id: LinkId, job_id: u16, daemon: SocketAddrV4, reply: BranchReply) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(link) = job.life.trunk.links.get_mut(&daemon) else {
+            return;
+        };
+        let current = job.life.on_data_path.then_some(job.life.epoch);
+        match reply {
+            BranchReply::Serving { job_id: there, data, max_chunks, last_epoch, daemon: id } => {
+                // Its address is the one that it was reached at; what it says of it may be inside.
+                let serving = Serving { job_id: there, data, max_chunks, last_epoch, daemon: id };
+                link.serving = Some(serving);
+                let twin = job.life.trunk.twin(daemon, id).map(|twin| twin.to_string());
+                let root = (id == self.daemon).then(|| "the root of the tree".to_owned());
+                if let Some(twin) = root.or(twin) {
+                    let why = format!(
+                        "it is {twin}, under another address: every aggregator has one place in a \
+                         tree; name it once (XDP_AGG_TOPOLOGY)"
+                    );
+                    return self.lose_branch(job_id, daemon, &why);
+                }
+            }
+            BranchReply::Used { epoch, last_epoch } if current == Some(epoch) => {
+                if let Some(serving) = &mut link.serving {
+                    serving.last_epoch = last_epoch;
+                }
+                job.life.trunk.contests += 1;
+                if job.life.trunk.contests > CONTESTS_MAX {
+                    job.life.trunk.contests = 0;
+                    let why = format!(
+                        "it calls every number of an epoch used, {CONTESTS_MAX} times by now: do \
+                         very many jobs begin there at once?"
+                    );
+                    return self.lose_branch(job_id, daemon, &why);
+                }
+                if let Phase::Preparing(end) = job.phase() {
+                    self.form(job_id);
+                    // However often others take the number first, it is one step.
+                    if let Some(job) = self.jobs.get_mut(&job_id)
+                        && matches!(job.phase(), Phase::Preparing(_))
+                    {
+                        job.enter(Phase::Preparing(end));
+                    }
+                    return;
+                }
+            }
+            BranchReply::Prepared { epoch, local } if current == Some(epoch) => {
+                (link.prepared, link.local) = (true, local);
+            }
+            BranchReply::Linked { epoch } if current == Some(epoch) => link.linked = true,
+            BranchReply::Started { epoch, mode, group } if current == Some(epoch) => {
+                link.started = Some(Started { mode, group });
+            }
+            BranchReply::Failed { epoch, reason } if current == Some(epoch) => {
+                return self.lose_branch(job_id, daemon, &reason);
+            }
+            BranchReply::Missing { block, ranks } => {
+                let leaves = job.life.trunk.leaves(daemon);
+                return self.branch_misses(id, block, ranks & leaves);
+            }
+            BranchReply::Heard { number, epoch, ranks } => {
+                let ranks = if current == Some(epoch) { ranks } else { Vec::new() };
+                return self.branch_heard(id, (job_id, daemon), number, &ranks);
+            }
+            // Of an epoch that is over.
+            _ => return,
+        }
+        self.advance(job_id);
+    }
+
+    /// Says something to a branch.
+    pub(super) fn link_says(&mut self, link: LinkId, request: Request) {
+        self.effects.push_back(Effect::Link(LinkEffect::Say(link, request)));
+    }
+
+    /// The same to all of a job's.
+    pub(super) fn tell_branches(&mut self, job_id: u16, request: &BranchRequest) {
+        let links = self.jobs.get(&job_id).map(|job| &job.life.trunk.links);
+        let serving = links.into_iter().flatten().filter(|(_, link)| link.serving.is_some());
+        let ids: Vec<_> = serving.map(|(_, link)| link.id).collect();
+        for id in ids {
+            self.link_says(id, Request::Branch(request.clone()));
+        }
+    }
+
+    /// Makes sure that all branches of the next epoch serve the job, and no others. False: some are
+    /// awaited.
+    pub(super) fn branches_are_there(&mut self, job_id: u16) -> bool {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return false;
+        };
+        let members = job.member_bits();
+        let trunk = &mut job.life.trunk;
+        trunk.tree = trunk.asked.pruned(members, |daemon| trunk.dead.contains(&daemon));
+        let wanted: BTreeSet<_> = trunk.tree.branches.iter().map(|b| b.daemon).collect();
+        let gone: Vec<_> =
+            trunk.links.extract_if(.., |daemon, _| !wanted.contains(daemon)).collect();
+        for daemon in wanted {
+            trunk.links.entry(daemon).or_insert_with(|| {
+                let id = LinkId(self.next_link);
+                self.next_link += 1;
+                self.links.insert(id, (job_id, daemon));
+                info!(job = job.name, %daemon, "connecting to a branch");
+                self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon)));
+                Link {
+                    id,
+                    up: false,
+                    serving: None,
+                    prepared: false,
+                    local: None,
+                    linked: false,
+                    started: None,
+                    asked: None,
+                }
+            });
+        }
+        let there = trunk.is_there();
+        for (_, link) in gone {
+            self.hang_up(link.id);
+        }
+        there
+    }
+
+    /// Tells all branches of the epoch that begins.
+    pub(super) fn prepare_branches(&mut self, job_id: u16) {
+        let data_port = self.limits.data_port;
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        job.life.trunk.prepared = false;
+        job.life.trunk.local = None;
+        job.life.trunk.started = None;
+        let mut setups = Vec::new();
+        for index in 0..job.life.trunk.tree.branches.len() {
+            let Some(setup) = job.branch_setup(index, data_port) else {
+                continue;
+            };
+            let daemon = job.life.trunk.tree.branches[index].daemon;
+            if let Some(link) = job.life.trunk.links.get_mut(&daemon) {
+                (link.prepared, link.linked, link.started) = (false, false, None);
+                setups.push((link.id, setup));
+            }
+        }
+        for (id, setup) in setups {
+            self.link_says(id, Request::Branch(BranchRequest::Prepare(setup)));
+        }
+    }
+
+    fn hang_up(&mut self, link: LinkId) {
+        if self.links.remove(&link).is_some() {
+            self.effects.push_back(Effect::Link(LinkEffect::HangUp(link)));
+        }
+        self.forget_questions(link);
+        self.forget_looks(link);
+    }
+
+    /// The job needs no branches any more.
+    pub(super) fn hang_up_all(&mut self, job_id: u16) {
+        let links = self.jobs.get_mut(&job_id).map(|job| std::mem::take(&mut job.life.trunk.links));
+        for link in links.into_iter().flat_map(BTreeMap::into_values) {
+            self.hang_up(link.id);
+        }
+    }
+
+    /// A branch is lost, or is of no use.
+    pub(super) fn lose_branch(&mut self, job_id: u16, daemon: SocketAddrV4, why: &str) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let Some(link) = job.life.trunk.links.remove(&daemon) else {
+            return;
+        };
+        warn!(job = job.name, %daemon, "a branch is lost: {why}");
+        let goes_on = job.life.ran && job.policy().aggregator_loss != AggregatorLoss::Fail;
+        job.life.trunk.dead.insert(daemon);
+        let phase = job.phase();
+        self.hang_up(link.id);
+        if !goes_on {
+            let reason = why.to_owned();
+            return self.abort(job_id, &AbortReason::Branch { daemon, reason });
+        }
+        match phase {
+            Phase::Running
+            | Phase::Pausing(_)
+            | Phase::RunningTo(..)
+            | Phase::Probing(_)
+            | Phase::Starting(_) => {
+                let reason = format!("the aggregator {daemon} is lost: {why}");
+                self.reform(job_id, Vec::new(), &reason, None);
+            }
+            Phase::Preparing(_) | Phase::Branching(_) => self.plan_again(job_id),
+            Phase::Collecting(_) | Phase::Returning(_) | Phase::Forming(_) => {}
+        }
+    }
+}

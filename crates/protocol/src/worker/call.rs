@@ -1,0 +1,502 @@
+//! One all-reduce in flight: its blocks, and what is left of it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use xdp_agg_common::control::{self, Held};
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_common::wire::{Reduction, flags};
+use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
+
+use super::blocks::Blocks;
+use super::error::Error;
+use super::layout::{Layout, Part, group_of};
+
+/// Over what a call's blocks were summed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// The aggregator.
+    #[default]
+    Aggregator,
+    /// A TCP ring of the workers, because no aggregator could be reached, or because it is faster.
+    Ring,
+    /// Some blocks over the one, some over the other.
+    Mixed,
+}
+
+/// What became of one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Blocks that the call was cut into, those of exponents included.
+    pub blocks: u64,
+    /// Of these, blocks of exponents (block scaling).
+    pub exponent_blocks: u64,
+    /// Elements of this worker that did not fit the fixed-point numbers and were clamped. Choose a
+    /// smaller scale if this is not zero.
+    pub saturated: u64,
+    /// Blocks in which some worker had a NaN or an infinity; they hold NaN now.
+    pub non_finite_blocks: u64,
+    /// Bit `r`: rank `r`'s contribution is in every block.
+    pub contributors: u64,
+    /// Bit `r`: rank `r`'s contribution is in some blocks and not in others: it was lost, or came
+    /// back, while the call was under way.
+    pub partial: u64,
+    /// How often the job got a new epoch while the call was under way.
+    pub reforms: u32,
+    /// Over what its blocks were summed.
+    pub path: Path,
+    /// Processes that one bit of `contributors` and `partial` stands for: those of a host, where
+    /// they form a group. Rank `r` is in bit `r / processes` then.
+    pub processes: u16,
+}
+
+impl Report {
+    /// What became of a call of which each aggregator had a part.
+    ///
+    /// A part without blocks knows who was a member when it began. That differs between workers
+    /// where one is being lost, and nobody's contribution is in it: only the others count.
+    #[must_use]
+    pub fn of_parts(parts: &[Call]) -> Self {
+        let telling = parts.iter().filter(|part| part.knows_contributors());
+        let joined = telling.map(|part| part.report).reduce(Self::joined);
+        joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
+    }
+
+    /// What became of two parts of one call.
+    #[must_use]
+    pub fn joined(self, other: Self) -> Self {
+        let all = self.contributors & other.contributors;
+        let any = self.contributors | self.partial | other.contributors | other.partial;
+        Self {
+            blocks: self.blocks + other.blocks,
+            exponent_blocks: self.exponent_blocks + other.exponent_blocks,
+            saturated: self.saturated + other.saturated,
+            non_finite_blocks: self.non_finite_blocks + other.non_finite_blocks,
+            contributors: all,
+            partial: any & !all,
+            reforms: self.reforms.max(other.reforms),
+            path: if self.path == other.path { self.path } else { Path::Mixed },
+            processes: self.processes.max(other.processes),
+        }
+    }
+
+    /// The ranks of a world of this size whose contribution is missing in at least one block, in
+    /// ascending order.
+    pub fn missing_ranks(&self, world_size: u16) -> impl Iterator<Item = u16> + use<> {
+        let (contributors, processes) = (self.contributors, self.processes.max(1));
+        (0..world_size).filter(move |rank| rank_bit(*rank / processes) & contributors == 0)
+    }
+}
+
+/// The bit of a rank in a bitmap of members.
+#[must_use]
+pub const fn rank_bit(rank: u16) -> u64 {
+    1 << (rank & 63)
+}
+
+/// A call in flight, or just finished.
+///
+/// It is cut into blocks when the job lets it begin (`Self::begin`), because block numbers and
+/// sizes are the job's. Its blocks go by their numbers in the job's life; `Layout` says what each
+/// holds.
+#[derive(Debug)]
+pub struct Call {
+    pub(crate) sequence: u64,
+    pub(crate) first_block: u64,
+    pub(crate) tag: u16,
+    pub(crate) report: Report,
+    /// Nobody waits for it: it is dropped when it is done.
+    pub(crate) abandoned: bool,
+    blocks: Box<dyn Blocks>,
+    layout: Layout,
+    /// The agreed key of each data block, where its group's keys are known.
+    keys: Vec<u16>,
+    /// By group: its keys are known.
+    known: Vec<bool>,
+    /// Blocks below this one, counted from the call's first, may be sent.
+    released: u64,
+    begun: bool,
+    left: u64,
+    /// One past the last block whose clamped elements were counted.
+    counted: u64,
+    /// Whose contributions are in the first block that was finished.
+    usual: u64,
+    /// Finished blocks with other contributors, as far as neighbours come one after the other.
+    unusual: Vec<Held>,
+    /// Data blocks that are finished.
+    data_done: u64,
+}
+
+/// What a block's packet says in its header besides its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    pub(crate) flags: u8,
+    pub(crate) reduction: Reduction,
+}
+
+impl Call {
+    /// A call that has not begun.
+    pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {
+        let mut call = Self {
+            sequence,
+            first_block: 0,
+            tag: 0,
+            report: Report::default(),
+            abandoned: false,
+            blocks,
+            layout: Layout::new(0, 0),
+            keys: Vec::new(),
+            known: Vec::new(),
+            released: 0,
+            begun: false,
+            left: 0,
+            counted: 0,
+            usual: 0,
+            unusual: Vec::new(),
+            data_done: 0,
+        };
+        call.tag = digest(&call.describe());
+        call
+    }
+
+    /// Cuts the call into blocks of `chunks` chunks, numbered from `first_block`. `members` are
+    /// those of the epoch.
+    pub(crate) fn begin(
+        &mut self,
+        first_block: u64,
+        chunks: u16,
+        members: u64,
+    ) -> Result<(), Error> {
+        let data = self.blocks.cut(chunks)?;
+        let group = if self.blocks.format().needs_exponents() {
+            group_of(self.blocks.agreed_chunks().unwrap_or(chunks))
+        } else {
+            0
+        };
+        self.layout = Layout::new(data, group);
+        self.keys = vec![0; if group > 0 { data as usize } else { 0 }];
+        self.known = vec![false; self.layout.groups() as usize];
+        self.first_block = first_block;
+        self.report.blocks = self.layout.blocks();
+        self.report.exponent_blocks = self.layout.groups();
+        self.report.contributors = members;
+        self.left = self.report.blocks;
+        self.begun = true;
+        if self.left == 0 {
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// All blocks are finished.
+    fn settle(&mut self) {
+        self.blocks.all_reduced(&self.report);
+        // Else `work` will finish it.
+        if self.blocks.finished() {
+            self.blocks.complete(&mut self.report);
+        }
+    }
+
+    /// Number of the call in the job's life, from 0.
+    #[must_use]
+    pub const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What became of it.
+    #[must_use]
+    pub const fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Its report says whose contributions are in the result, and not merely who might have
+    /// contributed.
+    fn knows_contributors(&self) -> bool {
+        self.report.blocks > 0 || self.blocks.knows_contributors()
+    }
+
+    /// Number of its first block in the job's life; its blocks follow each other.
+    #[must_use]
+    pub const fn first_block(&self) -> u64 {
+        self.first_block
+    }
+
+    /// Whose contributions are in which blocks: all blocks of a finished call, in ascending order.
+    #[must_use]
+    pub fn contributors(&self) -> Vec<Held> {
+        let mut unusual = self.unusual.clone();
+        unusual.sort_unstable_by_key(|held| held.from);
+        let mut runs: Vec<Held> = Vec::new();
+        let mut at = self.first_block;
+        let mut push = |from: u64, len: u64, members: u64| match runs.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.members == members => last.len += len,
+            _ => runs.push(Held { from, len, members }),
+        };
+        for held in unusual {
+            push(at, held.from - at, self.usual);
+            push(held.from, held.len, held.members);
+            at = held.from + held.len;
+        }
+        push(at, self.end() - at, self.usual);
+        runs
+    }
+
+    /// The worker whose elements all get, where nobody else has any.
+    pub(crate) fn root(&self) -> Option<u16> {
+        self.blocks.root()
+    }
+
+    /// The arguments that must agree between workers.
+    pub(crate) fn describe(&self) -> control::Call {
+        let format = self.blocks.format();
+        let mut numbers = numbers(format);
+        if let Some(part) = self.blocks.part() {
+            numbers = format!("{numbers}, {part}");
+        }
+        control::Call {
+            sequence: self.sequence,
+            count: self.blocks.vector_len() as u64,
+            element: format.element().name().into(),
+            operation: self.blocks.purpose().unwrap_or_else(|| format.op().name()).into(),
+            numbers,
+        }
+    }
+
+    /// True when all its blocks are finished, and what is to be done besides.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.is_reduced() && self.blocks.finished()
+    }
+
+    /// True when all its blocks are finished.
+    pub(crate) const fn is_reduced(&self) -> bool {
+        self.begun && self.left == 0
+    }
+
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    pub(crate) const fn holds(&self, block: u64) -> bool {
+        block >= self.first_block && block - self.first_block < self.report.blocks
+    }
+
+    /// One past its last block.
+    pub(crate) const fn end(&self) -> u64 {
+        self.first_block + self.report.blocks
+    }
+
+    /// Its elements: the result, where it is done.
+    #[must_use]
+    pub fn into_blocks(self) -> Box<dyn Blocks> {
+        self.blocks
+    }
+
+    /// Does a piece of what is to be done besides sending and receiving; see [`Blocks::work`].
+    pub(crate) fn work(&mut self) -> Result<bool, Error> {
+        let did = self.blocks.work()?;
+        if did && self.is_done() {
+            self.blocks.complete(&mut self.report);
+        }
+        Ok(did)
+    }
+
+    /// See [`Blocks::awaited`].
+    pub(crate) fn awaited(&self) -> Vec<usize> {
+        self.blocks.awaited()
+    }
+
+    /// See [`Blocks::overdue`].
+    pub(crate) fn overdue(&self, waited: Duration) -> Option<Error> {
+        self.blocks.overdue(waited)
+    }
+
+    /// It will not end well.
+    pub(crate) fn abort(&mut self, error: &Error) {
+        if !self.is_done() {
+            self.blocks.abort(error);
+        }
+    }
+
+    /// One past the last block that may be sent: its input is in place, and its exponent known. It
+    /// never goes back.
+    pub(crate) fn release(&mut self) -> u64 {
+        if self.released < self.report.blocks {
+            let (scanned, staged) = (self.blocks.scanned(), self.blocks.staged());
+            while self.released < self.report.blocks
+                && self.is_ready(self.released, scanned, staged)
+            {
+                self.released += 1;
+            }
+        }
+        self.first_block + self.released
+    }
+
+    fn is_ready(&self, index: u64, scanned: u64, staged: u64) -> bool {
+        self.knows(self.first_block + index)
+            && match self.layout.part(index) {
+                Part::Keys(group) => self.layout.group_range(group).1 <= scanned,
+                Part::Data(data) => data < staged,
+            }
+    }
+
+    /// Everything that the workers must agree on before this block is known.
+    pub(crate) fn knows(&self, block: u64) -> bool {
+        match self.part(block) {
+            Part::Data(data) if !self.known.is_empty() => {
+                self.known[self.layout.group_of(data) as usize]
+            }
+            _ => true,
+        }
+    }
+
+    /// Most blocks whose input can be in place at once, while none of them is finished.
+    pub(crate) fn most_at_once(&self) -> u64 {
+        self.blocks.most_at_once()
+    }
+
+    /// Payload bytes of a block.
+    pub(crate) fn payload_len(&self, block: u64) -> usize {
+        let chunks = match self.part(block) {
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                ((to - from) as usize).div_ceil(KEYS_PER_CHUNK)
+            }
+            Part::Data(data) => {
+                let lanes = self.blocks.format().lanes_per_chunk();
+                self.blocks.elements(data).div_ceil(lanes)
+            }
+        };
+        chunks * CHUNK_LEN
+    }
+
+    /// Writes a block's payload; what its header says. The result is the same at every
+    /// transmission: the elements change only when the block's result is here.
+    pub(crate) fn encode(&mut self, block: u64, first_time: bool, payload: &mut [u8]) -> Marks {
+        let data = match self.part(block) {
+            Part::Data(data) => data,
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                let keys: Vec<u16> = (from..to).map(|data| self.blocks.key(data)).collect();
+                encode_keys(&keys, payload);
+                return Marks { flags: 0, reduction: Reduction::Max16 };
+            }
+        };
+        let encoded = self.blocks.encode(data, self.key(data), payload);
+        // A block that is summed again in a later epoch has been counted.
+        if first_time && block >= self.counted {
+            self.counted = block + 1;
+            self.report.saturated += u64::from(encoded.saturated);
+        }
+        let flags = if encoded.non_finite { flags::NON_FINITE } else { 0 };
+        Marks { flags, reduction: self.blocks.format().reduction() }
+    }
+
+    /// How the aggregator makes one of a block's contributions.
+    pub(crate) fn reduction(&self, block: u64) -> Reduction {
+        match self.part(block) {
+            Part::Keys(_) => Reduction::Max16,
+            Part::Data(_) => self.blocks.format().reduction(),
+        }
+    }
+
+    /// Takes in the result of a block over these members: `payload` has the length of
+    /// [`Self::payload_len`].
+    pub(crate) fn decode(&mut self, block: u64, result_flags: u8, payload: &[u8], members: u64) {
+        let part = self.part(block);
+        self.note_contributors(block, members, matches!(part, Part::Data(_)));
+        self.left -= 1;
+        match part {
+            Part::Keys(group) => {
+                let (from, to) = self.layout.group_range(group);
+                decode_keys(payload, &mut self.keys[from as usize..to as usize]);
+                self.known[group as usize] = true;
+            }
+            Part::Data(data) => {
+                let finite = result_flags & flags::NON_FINITE == 0;
+                self.report.non_finite_blocks += u64::from(!finite);
+                let lanes = finite.then_some(payload);
+                self.blocks.decode(data, self.key(data), lanes, members.count_ones());
+            }
+        }
+        if self.left == 0 {
+            self.settle();
+        }
+    }
+
+    /// The block that is finished next is summed over a ring.
+    pub(crate) const fn goes_over_ring(&mut self) {
+        if self.left == self.report.blocks {
+            self.report.path = Path::Ring;
+        } else if matches!(self.report.path, Path::Aggregator) {
+            self.report.path = Path::Mixed;
+        }
+    }
+
+    /// The block that is finished next was summed by an aggregator.
+    pub(crate) const fn goes_over_aggregator(&mut self) {
+        if matches!(self.report.path, Path::Ring) {
+            self.report.path = Path::Mixed;
+        }
+    }
+
+    /// A report names who is in the data; who is in the exponents alone added nothing.
+    fn note_contributors(&mut self, block: u64, members: u64, is_data: bool) {
+        if self.left == self.report.blocks {
+            self.usual = members;
+        }
+        if is_data {
+            let report = &mut self.report;
+            let first = self.data_done == 0;
+            let any = if first { members } else { report.contributors | report.partial | members };
+            report.contributors = if first { members } else { report.contributors & members };
+            report.partial = any & !report.contributors;
+            self.data_done += 1;
+        }
+        if members == self.usual {
+            return;
+        }
+        match self.unusual.last_mut() {
+            Some(last) if last.members == members && last.from + last.len == block => last.len += 1,
+            _ => self.unusual.push(Held { from: block, len: 1, members }),
+        }
+    }
+
+    const fn part(&self, block: u64) -> Part {
+        self.layout.part(block - self.first_block)
+    }
+
+    fn key(&self, data: u64) -> u16 {
+        self.keys.get(data as usize).copied().unwrap_or_default()
+    }
+}
+
+/// How a format's numbers travel, in words.
+#[must_use]
+pub fn numbers(format: &Format) -> String {
+    let width = format.width();
+    match format.scaling() {
+        Some(scaling) => format!("{scaling} in {width}-bit lanes"),
+        None => format!("as {width}-bit integers"),
+    }
+}
+
+/// 16 bits of FNV-1a over a call's arguments.
+fn digest(call: &control::Call) -> u16 {
+    let control::Call { sequence, count, element, operation, numbers } = call;
+    let bytes = sequence
+        .to_be_bytes()
+        .into_iter()
+        .chain(count.to_be_bytes())
+        .chain(element.bytes())
+        .chain(operation.bytes())
+        .chain(numbers.bytes());
+    let hash = bytes
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (hash >> 16) as u16 ^ hash as u16
+}
+
+#[cfg(test)]
+mod tests;

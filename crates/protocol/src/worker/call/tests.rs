@@ -1,0 +1,312 @@
+//! Tests of one call.
+
+use xdp_agg_common::lanes::{Bias, Lane, Pick, extreme};
+use xdp_agg_numbers::{Element, ElementType, Op, Scaling};
+
+use super::*;
+use crate::worker::{Buffer, Local, Share};
+
+fn of<T: Element>(data: Vec<T>, op: Op, scaling: Scaling, world: u16) -> Box<dyn Blocks> {
+    let format = Format::new(T::TYPE, op, scaling, None, world).expect("it makes sense");
+    Box::new(Local::new(Buffer::owned(data), format))
+}
+
+fn call(len: usize) -> Call {
+    let mut call = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
+    assert!(!call.is_done());
+    call.begin(0, 22, 0b11).expect("it can be cut");
+    call
+}
+
+#[test]
+fn blocks_cover_the_elements_once() {
+    for (len, blocks, last) in
+        [(0, 0, 0), (1, 1, 64), (351, 1, 1408), (352, 1, 1408), (353, 2, 64), (704, 2, 1408)]
+    {
+        let call = call(len);
+        assert_eq!(call.report.blocks, blocks, "{len}");
+        assert_eq!(call.is_done(), len == 0);
+        if blocks > 0 {
+            assert_eq!(call.payload_len(blocks - 1), last, "{len}");
+            let covered: usize = (0..blocks).map(|block| call.blocks.elements(block)).sum();
+            assert_eq!(covered, len);
+        }
+    }
+}
+
+/// The flows of a vector group their blocks alike, also where an aggregator takes longer ones: the
+/// processes of a host look so far ahead and no further.
+#[test]
+fn groups_are_of_the_blocks_that_were_agreed_upon() {
+    let format = Format::new(f32::TYPE, Op::Sum, Scaling::Block, None, 2).expect("it makes sense");
+    let elements = 352 * 704 * 4;
+    for chunks in [22, 54] {
+        let share = Share { index: 1, of: 2 };
+        let part = Local::part(Buffer::owned(vec![1.0_f32; elements]), format, share, 22);
+        let mut call = Call::new(0, Box::new(part));
+        call.begin(0, chunks, 0b11).expect("it can be cut");
+        assert_eq!((call.report.blocks, call.report.exponent_blocks), (704 * 2 + 2, 2));
+    }
+}
+
+#[test]
+fn contributors_are_told_by_block() {
+    let mut call = call(352 * 5);
+    let payload = vec![0; 1408];
+    for (block, members) in [(1, 0b11), (3, 0b01), (4, 0b01), (0, 0b11), (2, 0b01)] {
+        call.decode(block, 0, &payload, members);
+    }
+    assert!(call.is_done());
+    let runs = [Held { from: 0, len: 2, members: 0b11 }, Held { from: 2, len: 3, members: 1 }];
+    assert_eq!(call.contributors(), runs);
+    assert_eq!((call.report.contributors, call.report.partial), (0b01, 0b10));
+    assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
+}
+
+/// A vector of one block over two aggregators, while rank 1 is being lost: one worker has heard of
+/// it when the second part begins, the other has not, and nothing travels in that part.
+#[test]
+fn a_part_without_blocks_says_nothing_of_contributors() {
+    let part = |len, members| {
+        let mut part = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
+        part.begin(0, 22, 0b11).expect("it can be cut");
+        if len == 0 {
+            part.report.contributors = members;
+        } else {
+            part.goes_over_ring();
+            part.decode(0, 0, &[0; 1408], members);
+        }
+        part
+    };
+    for empty in [0b01, 0b11] {
+        for parts in [[part(352, 0b11), part(0, empty)], [part(0, empty), part(352, 0b11)]] {
+            let report = Report::of_parts(&parts);
+            assert_eq!((report.contributors, report.partial), (0b11, 0), "{empty:b}");
+            assert_eq!((report.blocks, report.path), (1, Path::Ring));
+        }
+    }
+    // With blocks in both it is as it was, and a call without any says who was a member.
+    let report = Report::of_parts(&[part(352, 0b11), part(352, 0b01)]);
+    assert_eq!((report.blocks, report.contributors, report.partial), (2, 0b01, 0b10));
+    assert_eq!(Report::of_parts(&[part(0, 0b01), part(0, 0b11)]).contributors, 0b01);
+    assert_eq!(Report::of_parts(&[]), Report::default());
+}
+
+#[test]
+fn every_argument_changes_the_tag() {
+    let make = |sequence, len, op, scale| {
+        Call::new(sequence, of(vec![0.0_f32; len], op, Scaling::Fixed(scale), 2)).tag
+    };
+    let tags = [
+        make(0, 10, Op::Sum, 1.0),
+        make(1, 10, Op::Sum, 1.0),
+        make(0, 11, Op::Sum, 1.0),
+        make(0, 10, Op::Average, 1.0),
+        make(0, 10, Op::Sum, 2.0),
+        Call::new(0, of(vec![0.0_f32; 10], Op::Sum, Scaling::Block, 2)).tag,
+        Call::new(0, of(vec![0_i32; 10], Op::Sum, Scaling::Fixed(1.0), 2)).tag,
+    ];
+    for (i, tag) in tags.iter().enumerate() {
+        assert!(!tags[..i].contains(tag), "{i}");
+    }
+}
+
+/// What the aggregator does with the blocks of some workers of a world, as each gets it back.
+fn all_reduce<T: Element>(
+    inputs: &[Vec<T>],
+    world: u16,
+    op: Op,
+    scaling: Scaling,
+) -> Vec<(Report, Vec<T>)> {
+    let members = (1_u64 << inputs.len()) - 1;
+    let mut calls: Vec<_> = inputs
+        .iter()
+        .map(|input| {
+            let mut call = Call::new(0, of(input.clone(), op, scaling, world));
+            call.begin(0, 1, members).expect("it can be cut");
+            call
+        })
+        .collect();
+    for block in 0..calls[0].report.blocks {
+        let mut slot = [Lane::default(); 8];
+        let mut flags = 0;
+        for (rank, call) in calls.iter_mut().enumerate() {
+            assert!(call.release() > block, "what it needs is here");
+            let mut payload = vec![0xee; call.payload_len(block)];
+            let marks = call.encode(block, true, &mut payload);
+            flags |= marks.flags;
+            assert_eq!(marks.reduction, call.reduction(block));
+            for (lanes, word) in slot.iter_mut().zip(payload.as_chunks().0) {
+                let word = u64::from_le_bytes(*word);
+                let held = lanes.bits();
+                *lanes = Lane::new(match marks.reduction {
+                    _ if rank == 0 => word,
+                    Reduction::Add => held.wrapping_add(word),
+                    Reduction::Max16 => extreme::<16>(held, word, Pick::MAX),
+                    Reduction::Max32 => extreme::<32>(held, word, Pick::MAX),
+                    Reduction::Min32 => extreme::<32>(held, word, Pick::MIN),
+                    other => panic!("{other:?} is not tried here"),
+                });
+            }
+        }
+        let sum: Vec<u8> = slot.iter().flat_map(|lane| lane.bits().to_le_bytes()).collect();
+        for call in &mut calls {
+            let len = call.payload_len(block);
+            call.decode(block, flags, &sum[..len], members);
+        }
+    }
+    let ended = calls.into_iter().map(|call| {
+        let report = call.report;
+        let local = call.into_blocks().into_any().downcast::<Local<T>>().expect("as it began");
+        (report, local.into_buffer().into_owned())
+    });
+    ended.collect()
+}
+
+/// More groups than travel ahead of the data: 32 blocks of 16 elements each.
+#[test]
+fn exponents_are_agreed_ahead_of_the_data() {
+    let len = 16 * 32 * 40 + 5;
+    let input = |rank: usize| -> Vec<f32> {
+        let size = |i: usize| 2_f32.powi(((i / 16 + rank * 7) % 100) as i32 - 50);
+        (0..len).map(|i| size(i) * ((i * 31 + rank * 17) % 1001) as f32 / 1001.0).collect()
+    };
+    let inputs: Vec<_> = (0..3).map(input).collect();
+    for (report, output) in all_reduce(&inputs, 4, Op::Sum, Scaling::Block) {
+        assert_eq!((report.exponent_blocks, report.saturated), (41, 0));
+        for (i, value) in output.iter().enumerate() {
+            let exact: f64 = inputs.iter().map(|input| f64::from(input[i])).sum();
+            let first = i / 16 * 16;
+            let peak = inputs.iter().flat_map(|input| &input[first..(first + 16).min(len)]);
+            let peak = peak.fold(0.0_f32, |a, b| a.max(b.abs()));
+            // Half a step each, and one rounding to the result's type.
+            let bound = f64::from(peak) * 2_f64.powi(-26) + exact.abs() * 2_f64.powi(-24);
+            assert!((f64::from(*value) - exact).abs() <= bound, "{i}: {value} {exact}");
+        }
+    }
+}
+
+#[test]
+fn the_smallest_and_the_largest_are_exact() {
+    let inputs = vec![vec![1.5_f32, -2.0, 1e-40], vec![-0.25, 3e38, 0.0]];
+    for (op, expected) in [(Op::Min, [-0.25, -2.0, 0.0]), (Op::Max, [1.5, 3e38, 1e-40])] {
+        for (_, output) in all_reduce(&inputs, 2, op, Scaling::Block) {
+            assert_eq!(output, expected);
+        }
+    }
+}
+
+/// Nothing of its own to send, and all done before the job lets the call begin: what others of
+/// its host have to say of it is not lost.
+#[derive(Debug)]
+struct Fed(Format);
+
+impl Blocks for Fed {
+    fn format(&self) -> &Format {
+        &self.0
+    }
+    fn vector_len(&self) -> usize {
+        20
+    }
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+    fn cut(&mut self, _: u16) -> Result<u64, Error> {
+        Ok(0)
+    }
+    fn elements(&self, _: u64) -> usize {
+        0
+    }
+    fn scanned(&self) -> u64 {
+        0
+    }
+    fn staged(&self) -> u64 {
+        0
+    }
+    fn key(&self, _: u64) -> u16 {
+        0
+    }
+    fn encode(&self, _: u64, _: u16, _: &mut [u8]) -> xdp_agg_numbers::Encoded {
+        xdp_agg_numbers::Encoded::default()
+    }
+    fn decode(&mut self, _: u64, _: u16, _: Option<&[u8]>, _: u32) {}
+    fn complete(&self, report: &mut Report) {
+        report.contributors = 0b111;
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+}
+
+#[test]
+fn a_call_that_is_done_before_it_begins_is_reported_whole() {
+    let format = Format::new(ElementType::F32, Op::Sum, Scaling::Block, None, 3);
+    let mut call = Call::new(0, Box::new(Fed(format.expect("it makes sense"))));
+    call.begin(7, 1, 0b101).expect("it can be cut");
+    assert!(call.is_done());
+    assert_eq!(call.report.contributors, 0b111);
+}
+
+#[test]
+fn who_is_in_the_exponents_alone_is_no_contributor() {
+    let mut call = Call::new(0, of(vec![1.0_f32; 32], Op::Sum, Scaling::Block, 3));
+    call.begin(0, 1, 0b111).expect("it can be cut");
+    call.decode(0, 0, &[0; 64], 0b111);
+    call.decode(1, 0, &[0; 64], 0b011);
+    call.decode(2, 0, &[0; 64], 0b011);
+    assert_eq!((call.report.contributors, call.report.partial), (0b011, 0));
+    let runs = [Held { from: 0, len: 1, members: 0b111 }, Held { from: 1, len: 2, members: 3 }];
+    assert_eq!(call.contributors(), runs);
+}
+
+const WORLDS: [(u16, usize); 6] = [(1, 1), (2, 2), (3, 2), (8, 8), (64, 5), (64, 63)];
+
+/// Invariant 6: a NaN or an infinity of any worker makes its block NaN at every worker, and no
+/// other block; also where not all of the world contribute.
+#[test]
+fn non_finite_values_reach_every_worker() {
+    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
+        for ((world, members), op) in
+            WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
+        {
+            for (at, of) in [(0, 0), (15, members / 2), (33, members - 1)] {
+                let mut inputs = vec![vec![0.5_f32; 34]; members];
+                inputs[of][at] = odd;
+                for (report, output) in all_reduce(&inputs, world, op, Scaling::Fixed(1024.0)) {
+                    assert_eq!(report.non_finite_blocks, 1);
+                    for (i, value) in output.iter().enumerate() {
+                        assert_eq!(value.is_nan(), i / 16 == at / 16, "{odd} {world} {op:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is finite stays finite: what is too small becomes (positive) zero, what is too large
+/// the nearest number that fits, and is counted at its owner.
+#[test]
+fn extreme_finite_values_are_rounded_or_clamped() {
+    let tiny = [0.0, -0.0, f32::from_bits(1), -f32::from_bits(1), f32::MIN_POSITIVE / 2.0];
+    for ((world, members), op) in WORLDS.into_iter().flat_map(|w| [(w, Op::Sum), (w, Op::Average)])
+    {
+        for scale in [1.0, 1e7, 1e30] {
+            let inputs = vec![tiny.to_vec(); members];
+            for (report, output) in all_reduce(&inputs, world, op, Scaling::Fixed(scale)) {
+                assert_eq!((report.saturated, report.non_finite_blocks), (0, 0));
+                assert_eq!(output.iter().map(|x| x.to_bits()).max(), Some(0), "{output:?}");
+            }
+            let mut inputs = vec![vec![0.0, 0.0]; members];
+            inputs[0] = vec![f32::MAX, f32::MIN];
+            let limit = f64::from(Bias::for_workers(world).max()) / scale;
+            let share = if op == Op::Average { members as f64 } else { 1.0 };
+            let all = all_reduce(&inputs, world, op, Scaling::Fixed(scale));
+            assert!(all.iter().all(|(_, output)| *output == all[0].1));
+            let [most, least] = all[0].1[..] else { panic!("two went in") };
+            let near = |got: f32, want: f64| (f64::from(got) / want - 1.0).abs() < 1e-6;
+            assert!(near(most, limit / share) && near(least, -limit / share), "{most} {least}");
+            assert_eq!(all[0].0.saturated, 2);
+            assert!(all[1..].iter().all(|(report, _)| report.saturated == 0));
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What can end a worker's membership, or refuse a call.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
+use xdp_agg_numbers::OutOfRange;
+
+/// An error that did not arise in a [`Machine`](super::Machine): its driver's, or that of a call's
+/// [`Blocks`](super::Blocks). The machine tells it to the others, and gives it back.
+pub trait CallerError: std::error::Error + Any + Send + Sync {
+    /// Nothing is wrong but with this process: a job that shrinks goes on without it.
+    fn is_local(&self) -> bool {
+        false
+    }
+
+    /// See [`Error::cause`].
+    fn blames(&self, first: u16) -> Option<Cause> {
+        let _ = first;
+        None
+    }
+
+    /// In words for other workers, which count ranks in the world; `first` as for [`Error::cause`].
+    fn told(&self, first: u16) -> String {
+        let _ = first;
+        self.to_string()
+    }
+
+    /// See [`Error::in_ranks`]. None: it names no workers.
+    fn in_ranks(&self, local_size: u16, local_rank: u16) -> Option<Arc<dyn CallerError>> {
+        let _ = (local_size, local_rank);
+        None
+    }
+}
+
+/// Why a membership ended, or a call was refused.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The daemon does not answer.
+    #[error("no aggregator at {address} ({reason}){}", advice(.of))]
+    Unreachable {
+        /// Where.
+        address: SocketAddr,
+        /// The system's words.
+        reason: String,
+        /// Whose it is to be, and by which topology; None: it was named by its address.
+        of: Option<String>,
+    },
+    /// The daemon speaks another version.
+    #[error(
+        "the aggregator speaks version {theirs} of the control protocol, this library version \
+         {ours}; install the same release on all hosts"
+    )]
+    Version {
+        /// This library's.
+        ours: u32,
+        /// The daemon's.
+        theirs: u32,
+    },
+    /// The daemon refused.
+    #[error("the aggregator refused: {message}")]
+    Refused {
+        /// For programs.
+        code: ErrorCode,
+        /// For people.
+        message: String,
+    },
+    /// The data path is closed.
+    #[error(
+        "the aggregator's data path at {address} did not answer {probes} probes of {bytes} bytes; \
+         the control connection works, so look for a firewall (UDP), an interface that \
+         `xdp-agg serve` does not serve, an MTU below {bytes} on the way, or, on veth, a peer \
+         without NAPI (`xdp-agg doctor` on the aggregator names all of these)"
+    )]
+    DataPath {
+        /// Where the probes went.
+        address: SocketAddr,
+        /// How many.
+        probes: u32,
+        /// IP packet size of a probe.
+        bytes: usize,
+    },
+    /// The deadline passed.
+    #[error(
+        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks, .known)
+    )]
+    Deadline {
+        /// The call's number, if it was a call.
+        sequence: Option<u64>,
+        /// How long it was waited for.
+        waited: Duration,
+        /// The ranks whose contribution is missing at the aggregator. Empty: it did not say.
+        ranks: Vec<u16>,
+        /// What else is known about why; may be empty.
+        known: String,
+    },
+    /// A call before this worker became a member.
+    #[error("this worker is no member of its job yet; wait until it has joined")]
+    NotJoined,
+    /// The job ended.
+    #[error("the job has ended: {0}")]
+    Aborted(AbortReason),
+    /// This worker's call differs from the others'.
+    #[error(
+        "the workers' calls differ: this one made {ours}; {theirs}; every worker must make the \
+         same calls in the same order with the same lengths, types and scale, name several \
+         aggregators in the same order, and have the same XDP_AGG_SEGMENT"
+    )]
+    CallMismatch {
+        /// This worker's call.
+        ours: String,
+        /// What is known of the others'.
+        theirs: String,
+    },
+    /// An integer is too large for the sum to stay within its bits.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+    /// The communicator is closed.
+    #[error("the communicator was closed while this call was in flight; wait for it before")]
+    Closed,
+    /// The control connection ended.
+    #[error(
+        "the aggregator is gone ({0}); calls in flight are lost; connect again once it is back, or \
+         let calls outlive it (XDP_AGG_ON_AGGREGATOR_LOSS)"
+    )]
+    AggregatorLost(String),
+    /// The daemon said something that does not fit.
+    #[error("the aggregator sent something unexpected: {0}; are both of one release?")]
+    Protocol(String),
+    /// What the caller said, or a call's blocks.
+    #[error("{0}")]
+    Caller(Arc<dyn CallerError>),
+}
+
+impl Error {
+    /// The same in ranks of the world, where it names workers that are hosts with `local_size`
+    /// processes each. This process is number `local_rank` of its host. A host whose contribution
+    /// is missing stands for all its processes.
+    #[must_use]
+    pub fn in_ranks(self, local_size: u16, local_rank: u16) -> Self {
+        let map = |host: u16| host * local_size + local_rank;
+        match self {
+            Self::Deadline { sequence, waited, ranks, known } => {
+                let processes = |host: u16| match sequence {
+                    Some(_) => host * local_size..(host + 1) * local_size,
+                    None => map(host)..map(host) + 1,
+                };
+                let ranks = ranks.into_iter().flat_map(processes).collect();
+                Self::Deadline { sequence, waited, ranks, known }
+            }
+            Self::Aborted(reason) => Self::Aborted(match reason {
+                AbortReason::MemberLost { rank } => AbortReason::MemberLost { rank: map(rank) },
+                AbortReason::CallMismatch { rank, call } => {
+                    AbortReason::CallMismatch { rank: map(rank), call }
+                }
+                AbortReason::Member { rank, reason, cause } => {
+                    AbortReason::Member { rank: map(rank), reason, cause }
+                }
+                AbortReason::Timeout { ranks, step } => {
+                    AbortReason::Timeout { ranks: ranks.into_iter().map(map).collect(), step }
+                }
+                other => other,
+            }),
+            Self::Caller(error) => {
+                Self::Caller(error.in_ranks(local_size, local_rank).unwrap_or(error))
+            }
+            other => other,
+        }
+    }
+
+    /// What made this worker give up, if that is another one's doing. `first` is the first rank of
+    /// its host, whose processes count for themselves.
+    #[must_use]
+    pub fn cause(&self, first: u16) -> Option<Cause> {
+        match self {
+            Self::CallMismatch { .. } | Self::Aborted(AbortReason::CallMismatch { .. }) => {
+                Some(Cause::Mismatch)
+            }
+            Self::Aborted(
+                AbortReason::MemberLost { rank }
+                | AbortReason::Member { rank, cause: Some(Cause::Left), .. },
+            ) => Some(Cause::Lost(*rank)),
+            Self::Aborted(AbortReason::Member { cause, .. }) => *cause,
+            Self::Caller(error) => error.blames(first),
+            _ => None,
+        }
+    }
+
+    /// In words for other workers, which count ranks in the world; `first` as for [`Self::cause`].
+    pub(super) fn told(&self, first: u16) -> String {
+        match self {
+            Self::Caller(error) => error.told(first),
+            other => other.to_string(),
+        }
+    }
+
+    /// See [`CallerError::is_local`].
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self, Self::Caller(error) if error.is_local())
+    }
+}
+
+fn advice(of: &Option<String>) -> String {
+    let start = "start one there with `xdp-agg serve`";
+    match of {
+        Some(of) => format!(
+            ", where that of {of} is to be; {start}, or correct its address in the topology: \
+             `aggregator`, or a host's `address`"
+        ),
+        None => {
+            format!("; {start}, or set XDP_AGG_ADDR to the address and port of its control service")
+        }
+    }
+}
+
+fn call_name(sequence: Option<u64>) -> String {
+    sequence.map_or_else(String::new, |number| format!("call {number}: "))
+}
+
+fn missing(ranks: &[u16], known: &str) -> String {
+    let ranks = match ranks {
+        [] if !known.is_empty() => return known.into(),
+        [] => {
+            "the aggregator did not say whose contribution is missing; is it still running?".into()
+        }
+        [one] => format!("the contribution of rank {one} is missing; is that worker alive?"),
+        many => {
+            format!("the contributions of ranks {many:?} are missing; are those workers alive?")
+        }
+    };
+    if known.is_empty() { ranks } else { format!("{ranks} ({known})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_names_the_missing_ranks() {
+        let error = Error::Deadline {
+            sequence: Some(7),
+            waited: Duration::from_millis(1500),
+            ranks: vec![2, 5],
+            known: String::new(),
+        };
+        assert_eq!(
+            error.to_string(),
+            "call 7: no result after 1.5s: the contributions of ranks [2, 5] are missing; \
+             are those workers alive?"
+        );
+    }
+}

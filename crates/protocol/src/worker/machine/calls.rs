@@ -1,0 +1,185 @@
+//! The calls of a [`Machine`]: how they begin, are cut into blocks, and are handed back.
+
+use std::time::Duration;
+
+use xdp_agg_common::control::Admitted;
+
+use super::{Call, Freeze, Machine, NO_CALL, Path, Phase, Report};
+use crate::worker::flow::Part;
+use crate::worker::{Blocks, Error};
+
+impl Machine {
+    /// Adds a call; its blocks go out as soon as the job lets them. Returns its number.
+    ///
+    /// # Errors
+    /// Not a member (yet); an integer that does not fit, which ends the membership.
+    pub fn start(&mut self, mut blocks: Box<dyn Blocks>) -> Result<u64, Error> {
+        if let Some(mut error) = self.failed.clone() {
+            blocks.abort(&error);
+            if let Error::CallMismatch { ours, .. } = &mut error
+                && ours == NO_CALL
+            {
+                // The others found out before this worker came to the call.
+                let call = Call::new(self.next_sequence, blocks);
+                *ours = call.describe().to_string();
+            }
+            return Err(error);
+        }
+        if !self.has_run {
+            return Err(Error::NotJoined);
+        }
+        if let Err(error) = blocks.check() {
+            // The others would wait for it.
+            blocks.abort(&error);
+            self.fail(error.clone());
+            return Err(error);
+        }
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.calls.push_back(Call::new(sequence, blocks));
+        self.begin_calls();
+        Ok(sequence)
+    }
+
+    /// Cuts the calls into blocks that may begin now.
+    pub(super) fn begin_calls(&mut self) {
+        let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
+        let may_begin = runs && self.freeze == Freeze::No;
+        let Some(epoch) = self.epoch.as_ref().filter(|_| may_begin) else { return };
+        for call in self.calls.iter_mut().filter(|call| !call.has_begun()) {
+            if self.gate.is_some_and(|gate| call.sequence >= gate) {
+                break;
+            }
+            let Admitted { chunks, members, .. } = epoch.admitted;
+            if let Err(error) = call.begin(self.end, chunks, members) {
+                return self.fail(error);
+            }
+            self.end = call.end();
+            self.next_to_begin = call.sequence + 1;
+            self.news |= call.is_done();
+        }
+        self.release();
+        self.end_epoch_if_done();
+    }
+
+    /// Lets the flow have the blocks whose input has come in place.
+    pub(super) fn release(&mut self) {
+        let runs = matches!(self.phase, Phase::Running | Phase::Ring(Some(_)));
+        let may = self.released < self.end && runs && self.freeze == Freeze::No;
+        let Some(epoch) = self.epoch.as_mut().filter(|_| may) else { return };
+        for call in self.calls.iter_mut().filter(|call| call.has_begun()) {
+            if call.end() <= self.released {
+                continue;
+            }
+            let ready = call.release();
+            let part = match call.root().filter(|_| self.copies) {
+                None => Part::All,
+                Some(root) if root == self.config.rank => Part::Root,
+                Some(_) => Part::Listener,
+            };
+            epoch.flow.extend(ready - self.released, part);
+            self.released = ready;
+            if ready < call.end() {
+                break;
+            }
+        }
+    }
+
+    /// True if there is something to send or to do that there was not before: another process of
+    /// the host has come further.
+    pub fn look_again(&mut self, now: Duration) -> bool {
+        let before = self.released;
+        self.handle_timeout(now);
+        self.released != before || self.work()
+    }
+
+    /// Does a piece of the work that calls have besides sending and receiving. True if there was
+    /// any: there may be more.
+    pub fn work(&mut self) -> bool {
+        let mut did = false;
+        let mut wrong = None;
+        for call in &mut self.calls {
+            let was_done = call.is_done();
+            match call.work() {
+                Ok(worked) => did |= worked,
+                Err(error) => wrong = wrong.or(Some(error)),
+            }
+            self.news |= !was_done && call.is_done();
+        }
+        if let Some(error) = wrong {
+            // A process of the host that gives a call up soon leaves, which breaks its later calls
+            // too. If it did so since the first calls were looked at, they know the reason now.
+            let first = self.calls.iter_mut().find_map(|call| call.work().err());
+            self.fail(first.unwrap_or(error));
+            return false;
+        }
+        if did {
+            self.release();
+            self.drop_abandoned();
+        }
+        did
+    }
+
+    /// A call's end, once: its elements and report, or why there will be none.
+    pub fn poll_call(&mut self, sequence: u64) -> Option<Result<Call, Error>> {
+        let index = self.calls.iter().position(|call| call.sequence == sequence)?;
+        if self.calls[index].is_done() {
+            let call = self.calls.remove(index)?;
+            self.count(call.report);
+            return Some(Ok(call));
+        }
+        let error = self.failed.clone()?;
+        self.calls.remove(index);
+        Some(Err(error))
+    }
+
+    /// True, once, if a call has ended since it was asked before.
+    pub const fn has_news(&mut self) -> bool {
+        std::mem::replace(&mut self.news, false)
+    }
+
+    /// True once it was a member whose blocks could be sent.
+    #[must_use]
+    pub const fn has_joined(&self) -> bool {
+        self.has_run
+    }
+
+    /// Takes a call out, whatever its state: its memory is no longer there.
+    pub fn remove(&mut self, sequence: u64) {
+        if let Some(index) = self.calls.iter().position(|call| call.sequence == sequence) {
+            if let Some(mut call) = self.calls.remove(index) {
+                call.abort(&Error::Closed);
+            }
+            // Its blocks can be sent no more, so the job cannot go on.
+            self.fail(Error::Closed);
+        }
+    }
+
+    /// Nobody will ask for this call any more. It goes on, for the other workers' sake.
+    pub fn abandon(&mut self, sequence: u64) {
+        if let Some(call) = self.calls.iter_mut().find(|call| call.sequence == sequence) {
+            call.abandoned = true;
+        }
+        self.drop_abandoned();
+    }
+
+    pub(super) fn drop_abandoned(&mut self) {
+        let failed = self.failed.is_some();
+        while let Some(index) =
+            self.calls.iter().position(|call| call.abandoned && (failed || call.is_done()))
+        {
+            if let Some(call) = self.calls.remove(index)
+                && call.is_done()
+            {
+                self.count(call.report);
+            }
+        }
+    }
+
+    pub(super) fn count(&mut self, report: Report) {
+        self.counters.calls += 1;
+        self.counters.ring_calls += u64::from(report.path != Path::Aggregator);
+        self.counters.saturated += report.saturated;
+        self.counters.non_finite_blocks += report.non_finite_blocks;
+    }
+}

@@ -1,0 +1,285 @@
+//! Going on without an aggregator: the same blocks, summed over a ring of the members.
+//!
+//! The ring is the caller's: it gathers what all members have ([`Machine::handle_ring_formed`]), and then
+//! reduces lanes, batch by batch ([`Machine::poll_ring_batch`], [`Machine::handle_ring_result`]). All members
+//! cut the same batches, because blocks, plan and calls are the same at all, and so is what may be
+//! sent.
+
+use std::net::SocketAddrV4;
+use std::time::Duration;
+
+use xdp_agg_common::control::{
+    AbortReason, Admitted, AggregatorLoss, Plan, Progress, RunKind, WorkerLoss,
+};
+use xdp_agg_common::lanes::MAX_PAYLOAD;
+use xdp_agg_common::reform::PlanError;
+use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
+
+use super::data::{COPY_TAG, copy};
+use super::{Freeze, Machine, Phase};
+use crate::worker::Error;
+use crate::worker::call::rank_bit;
+
+/// Most blocks of a batch: some 3 MB at MTU 1500.
+const BATCH: u64 = 2048;
+
+/// Who takes part in a ring, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The members' ranks, in ascending order.
+    pub members: Vec<u16>,
+    /// Where each of them listens.
+    pub addresses: Vec<SocketAddrV4>,
+    /// This worker's place among them.
+    pub index: u16,
+    /// Number and cookie of the epoch that ended: the same at all.
+    pub epoch: (u16, u64),
+    /// How many rings the members were on since: the same at all.
+    pub rings: u32,
+}
+
+/// Blocks that are reduced together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// How the members' words become one.
+    pub reduction: Reduction,
+    first: u64,
+    blocks: u64,
+    /// Sum of the blocks' tags.
+    tags: i32,
+}
+
+impl Batch {
+    /// Its blocks, by their numbers in the epoch.
+    #[must_use]
+    pub const fn blocks(&self) -> std::ops::Range<u64> {
+        self.first..self.first + self.blocks
+    }
+}
+
+/// What travels for a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lanes {
+    /// The blocks' payloads, end to end, eight bytes to a word: reduced as the batch says.
+    pub words: Vec<u64>,
+    /// Summed: what the headers would say, then one if this worker's daemon would take it back,
+    /// then the blocks' tags.
+    pub marks: Vec<i32>,
+}
+
+impl Machine {
+    /// The ring that is to be built now, if any. It does without the ranks of `lost`, which are
+    /// known from elsewhere to be so, where the policy is to go on without lost workers.
+    #[must_use]
+    pub fn ring_seat(&self, lost: u64) -> Option<Seat> {
+        let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();
+        let admitted = self.admitted().filter(|_| wanted)?;
+        let ranks = 0..MAX_WORKERS as u16;
+        let goes_on = self.config.policy.worker_loss == WorkerLoss::Shrink;
+        let out = if goes_on { lost & !rank_bit(self.config.rank) } else { 0 };
+        let all = ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0);
+        let left = all.zip(&admitted.ring).filter(|(rank, _)| out & rank_bit(*rank) == 0);
+        let (members, addresses): (Vec<u16>, Vec<_>) = left.unzip();
+        let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
+        let (epoch, rings) = ((admitted.epoch, admitted.cookie), self.back.rings);
+        Some(Seat { members, addresses, index, epoch, rings })
+    }
+
+    /// No daemon came back for too long: the members are to build a ring.
+    pub(super) fn fall_back_if_due(&mut self, now: Duration) {
+        let due = self.fall_back_at().is_some_and(|at| now >= at);
+        if !due {
+            return;
+        }
+        tracing::warn!(
+            rank = self.config.rank,
+            aggregator = %self.config.aggregator,
+            reason = self.lost_reason,
+            "no aggregator can be reached: going on over a TCP ring, which is slower"
+        );
+        self.hang_up();
+        self.phase = Phase::Ring(None);
+        self.freeze = Freeze::Reform;
+    }
+
+    /// When that will be.
+    pub(super) fn fall_back_at(&self) -> Option<Duration> {
+        let may = self.config.policy.aggregator_loss == AggregatorLoss::Ring
+            && self.has_run
+            && !matches!(self.phase, Phase::Ring(_));
+        let admitted = self.admitted().filter(|_| may)?;
+        let all_listen = admitted.ring.len() == admitted.members.count_ones() as usize;
+        Some(self.lost_since.filter(|_| all_listen)? + self.config.fallback_after)
+    }
+
+    /// The ring is there, and this is what its members have, in the order of [`Seat::members`].
+    ///
+    /// # Errors
+    /// They do not fit together; this worker is no member any more.
+    pub fn handle_ring_formed(
+        &mut self,
+        progress: &[(u16, Progress)],
+        now: Duration,
+    ) -> Result<(), Error> {
+        let entered = self.try_enter_ring(progress, now);
+        if let Err(error) = &entered {
+            self.fail(error.clone());
+        }
+        entered
+    }
+
+    fn try_enter_ring(&mut self, progress: &[(u16, Progress)], now: Duration) -> Result<(), Error> {
+        let plan = Plan::new(progress).map_err(|error| match error {
+            PlanError::NoSource(block) => Error::Aborted(AbortReason::Unrecoverable { block }),
+            PlanError::Impossible { .. } => Error::Protocol(error.to_string()),
+        })?;
+        let Some(admitted) = self.admitted().cloned() else { return Err(Error::NotJoined) };
+        let members = progress.iter().fold(0, |bits, (rank, _)| bits | rank_bit(*rank));
+        let ring = ring_of(&admitted, members);
+        self.follow(Admitted { plan: Some(plan), members, ring, ..admitted })?;
+        self.phase = Phase::Ring(Some(0));
+        self.lost_since = None;
+        self.look_back(now);
+        self.begin_calls();
+        Ok(())
+    }
+
+    /// The next blocks to sum over the ring: their lanes go to `lanes`. None: no call has any.
+    pub fn poll_ring_batch(&mut self, lanes: &mut Lanes) -> Option<Batch> {
+        let Phase::Ring(Some(first)) = self.phase else { return None };
+        // Nobody else looks whether input has come in place meanwhile.
+        self.release();
+        let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
+        let handed_on = epoch.runs_end();
+        let end = match handed_on {
+            end if first < end => end,
+            _ => {
+                let (block, _) = epoch.locate(first);
+                let call = self.calls.iter().find(|call| call.holds(block))?;
+                first + (call.end() - block).min(call.most_at_once())
+            }
+        };
+        let end = end.min(first + BATCH);
+        let reduction = self.ring_reduction(first)?;
+        let mut blocks = 1;
+        while first + blocks < end && self.ring_reduction(first + blocks) == Some(reduction) {
+            blocks += 1;
+        }
+        // Which blocks a batch has must not depend on how far this worker's input is.
+        if epoch.locate(first + blocks - 1).0 >= self.released {
+            return None;
+        }
+        lanes.words.clear();
+        lanes.marks.clear();
+        let mut tags = 0_i32;
+        for number in first..first + blocks {
+            let (flags, tag) = self.ring_block(number, &mut lanes.words)?;
+            lanes.marks.push(i32::from(flags & flags::NON_FINITE));
+            tags = tags.wrapping_add(i32::from(tag));
+        }
+        // As long as the plan hands blocks on, members have different results.
+        let back = self.back.open && first + blocks >= handed_on;
+        lanes.marks.extend([i32::from(back), tags]);
+        Some(Batch { reduction, first, blocks, tags })
+    }
+
+    /// How a block's contributions become one. None: it cannot be sent before an earlier block's
+    /// result is here.
+    fn ring_reduction(&self, number: u64) -> Option<Reduction> {
+        let (block, kind) = self.epoch.as_ref()?.locate(number);
+        let call = self.calls.iter().find(|call| call.holds(block));
+        match kind {
+            RunKind::Copy { .. } => Some(Reduction::Add),
+            _ => call.filter(|call| call.knows(block)).map(|call| call.reduction(block)),
+        }
+    }
+
+    /// Appends a block's lanes; its flags and tag.
+    fn ring_block(&mut self, number: u64, words: &mut Vec<u64>) -> Option<(u8, u16)> {
+        let mut payload = [0; MAX_PAYLOAD];
+        let epoch = self.epoch.as_ref()?;
+        let (block, kind) = epoch.locate(number);
+        let call = self.calls.iter_mut().find(|call| call.holds(block));
+        let encoded = match (kind, call) {
+            (RunKind::Copy { source, .. }, call) => {
+                let source = source == self.config.rank;
+                let copied = copy(epoch, call.as_deref(), number, source, &mut payload);
+                copied.map(|(len, flags)| (len, flags, COPY_TAG))
+            }
+            (_, Some(call)) => {
+                let len = call.payload_len(block);
+                Some((len, call.encode(block, true, &mut payload[..len]).flags, call.tag))
+            }
+            (_, None) => None,
+        };
+        let Some((len, flags, tag)) = encoded else {
+            self.fail(Error::Protocol(format!("block {block} belongs to no call")));
+            return None;
+        };
+        words.extend(payload[..len].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+        Some((flags, tag))
+    }
+
+    /// The results of a batch.
+    pub fn handle_ring_result(&mut self, batch: Batch, lanes: &Lanes, now: Duration) {
+        if self.phase != Phase::Ring(Some(batch.first)) || self.failed.is_some() {
+            return;
+        }
+        let members = self.members();
+        let (mut words, marks) = (&lanes.words[..], &lanes.marks[..]);
+        let count = members.count_ones() as i32;
+        let Some([back, tags]) = marks.last_chunk() else { return };
+        if *tags != batch.tags.wrapping_mul(count) {
+            return self.calls_differ(batch.first);
+        }
+        let mut payload = [0; MAX_PAYLOAD];
+        for (number, mark) in (batch.first..batch.first + batch.blocks).zip(marks) {
+            let Some(epoch) = &self.epoch else { return };
+            let (block, kind) = epoch.locate(number);
+            let call = self.calls.iter_mut().find(|call| call.holds(block));
+            let kept = epoch.history.get(number).map(|(_, lanes)| lanes.len());
+            let Some(len) = call.as_ref().map(|call| call.payload_len(block)).or(kept) else {
+                return;
+            };
+            let (block_words, rest) = words.split_at((len / 8).min(words.len()));
+            words = rest;
+            let members = match kind {
+                RunKind::Copy { .. } if epoch.is_mine(block) => continue,
+                RunKind::Copy { members, .. } => members,
+                _ => members,
+            };
+            for (bytes, word) in payload.as_chunks_mut().0.iter_mut().zip(block_words) {
+                *bytes = word.to_le_bytes();
+            }
+            if let Some(call) = call {
+                call.goes_over_ring();
+                let flags = if *mark == 0 { 0 } else { flags::NON_FINITE };
+                call.decode(block, flags, &payload[..len], members);
+            }
+        }
+        let next = batch.first + batch.blocks;
+        self.phase = Phase::Ring(Some(next));
+        self.release();
+        // The sum alone decides: all others see the same one, and this worker's own word is said.
+        if *back == count {
+            self.leave_ring(next, now);
+        }
+        self.news = true;
+        self.drop_abandoned();
+    }
+
+    fn calls_differ(&mut self, number: u64) {
+        let block = self.epoch.as_ref().map_or(0, |epoch| epoch.locate(number).0);
+        let ours = self.calls.iter().find(|call| call.holds(block));
+        let ours = ours.map_or_else(|| "none".into(), |call| call.describe().to_string());
+        let theirs = "at least one other worker made another one".into();
+        self.fail(Error::CallMismatch { ours, theirs });
+    }
+}
+
+/// Where these members of an epoch meet.
+fn ring_of(admitted: &Admitted, members: u64) -> Vec<SocketAddrV4> {
+    let all = (0..MAX_WORKERS as u16).filter(|rank| admitted.members & rank_bit(*rank) != 0);
+    let all = all.zip(&admitted.ring).filter(|(rank, _)| members & rank_bit(*rank) != 0);
+    all.map(|(_, address)| *address).collect()
+}

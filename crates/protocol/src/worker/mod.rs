@@ -1,0 +1,22 @@
+//! A worker: its membership, its calls, and when it sends which of their blocks.
+//!
+//! * [`Machine`]: all of it; [`Config`] its settings.
+//! * [`flow`] in it: when to send which block.
+//! * [`Blocks`]: the elements of a call, as a flow sees them; [`Local`]: those in one's own memory.
+
+mod blocks;
+mod buffer;
+mod call;
+mod error;
+pub mod flow;
+pub mod layout;
+mod machine;
+
+pub use blocks::{Blocks, Local, Purpose, Share, block_len};
+pub use buffer::Buffer;
+pub use call::{Call, Path, Report, numbers, rank_bit};
+pub use error::{CallerError, Error};
+pub use machine::{
+    Batch, Config, Control, Counters, Endpoint, Lanes, Machine, PROBE_INTERVAL, PROBES, RETRY,
+    Seat, State, packet_len,
+};
