@@ -308,7 +308,7 @@ impl Communicator {
         Arc::clone(&self.stripes)
     }
 
-    /// Leaves the job in good order; calls in flight end with [`JobError::Closed`](crate::JobError::Closed).
+    /// Leaves the job in good order; calls in flight end with `JobError::Closed`.
     pub(crate) fn leave(&self) {
         self.side.close();
         for stripe in &*self.stripes {

@@ -24,8 +24,8 @@
 //!
 //! **Time.** Nothing here reads a clock: the caller says what time it is. A time never goes back.
 //! [`daemon::Jobs`] takes [`Instant`](std::time::Instant)s, the others
-//! [`Duration`](std::time::Duration)s since any fixed moment. A wait that is over ends at the next
-//! `handle_timeout` and not before; one that comes too early or too late does no harm.
+//! [`Duration`](std::time::Duration)s since any fixed moment. A wait ends when a call tells a time
+//! behind it, and not before: a `handle_timeout` that comes early or late does no harm.
 #![deny(unsafe_code)]
 
 pub mod daemon;

@@ -2,9 +2,9 @@
 //! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped
 //! and killed, all from one seed.
 //!
-//! What is real: the slot machine, admission and lane arithmetic (`xdp_agg_protocol::sum`), the
-//! daemon's membership (`xdp_agg_protocol::daemon`), the workers (`xdp_agg_protocol::worker`), and the coding
-//! of packets and control messages. What is simulated: clocks, sockets, processes, and callers.
+//! What is real: all of `xdp_agg_protocol` (slots, admission and lane arithmetic in `sum`, the
+//! daemon's membership in `daemon`, the workers in `worker`), and the coding of packets and control
+//! messages. What is simulated: clocks, sockets, processes, and callers.
 //! `docs/simulation.md` says what is promised by that, and what is not.
 //!
 //! [`run`] runs a seed; [`bulk::run`] runs many.

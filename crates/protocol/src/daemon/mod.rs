@@ -79,7 +79,8 @@ pub struct LinkId(pub u64);
 /// What the caller is to do with a connection to a branch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinkEffect {
-    /// Connect to this control address; then [`Jobs::handle_link_up`] or [`Jobs::handle_link_lost`].
+    /// Connect to this control address; then [`Jobs::handle_link_up`] or
+    /// [`Jobs::handle_link_lost`].
     Dial(LinkId, SocketAddrV4),
     /// Send this.
     Say(LinkId, Request),

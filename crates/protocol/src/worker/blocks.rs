@@ -10,8 +10,8 @@ use std::time::Duration;
 use xdp_agg_numbers::{Element, Encoded, Format};
 
 use super::buffer::Buffer;
-use super::call::Report;
 use super::error::Error;
+use super::report::Report;
 
 /// What a call is, where it is more than an all-reduce.
 #[derive(Clone, Debug, Default)]

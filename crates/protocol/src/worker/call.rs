@@ -2,98 +2,16 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use xdp_agg_common::control::{self, Held};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{Reduction, flags};
 use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
+use super::block::JobBlock;
 use super::blocks::Blocks;
 use super::error::Error;
 use super::layout::{Layout, Part, group_of};
-
-/// Over what a call's blocks were summed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Path {
-    /// The aggregator.
-    #[default]
-    Aggregator,
-    /// A TCP ring of the workers, because no aggregator could be reached, or because it is faster.
-    Ring,
-    /// Some blocks over the one, some over the other.
-    Mixed,
-}
-
-/// What became of one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// Blocks that the call was cut into, those of exponents included.
-    pub blocks: u64,
-    /// Of these, blocks of exponents (block scaling).
-    pub exponent_blocks: u64,
-    /// Elements of this worker that did not fit the fixed-point numbers and were clamped. Choose a
-    /// smaller scale if this is not zero.
-    pub saturated: u64,
-    /// Blocks in which some worker had a NaN or an infinity; they hold NaN now.
-    pub non_finite_blocks: u64,
-    /// Bit `r`: rank `r`'s contribution is in every block.
-    pub contributors: u64,
-    /// Bit `r`: rank `r`'s contribution is in some blocks and not in others: it was lost, or came
-    /// back, while the call was under way.
-    pub partial: u64,
-    /// How often the job got a new epoch while the call was under way.
-    pub reforms: u32,
-    /// Over what its blocks were summed.
-    pub path: Path,
-    /// Processes that one bit of `contributors` and `partial` stands for: those of a host, where
-    /// they form a group. Rank `r` is in bit `r / processes` then.
-    pub processes: u16,
-}
-
-impl Report {
-    /// What became of a call of which each aggregator had a part.
-    ///
-    /// A part without blocks knows who was a member when it began. That differs between workers
-    /// where one is being lost, and nobody's contribution is in it: only the others count.
-    #[must_use]
-    pub fn of_parts(parts: &[Call]) -> Self {
-        let telling = parts.iter().filter(|part| part.knows_contributors());
-        let joined = telling.map(|part| part.report).reduce(Self::joined);
-        joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
-    }
-
-    /// What became of two parts of one call.
-    #[must_use]
-    pub fn joined(self, other: Self) -> Self {
-        let all = self.contributors & other.contributors;
-        let any = self.contributors | self.partial | other.contributors | other.partial;
-        Self {
-            blocks: self.blocks + other.blocks,
-            exponent_blocks: self.exponent_blocks + other.exponent_blocks,
-            saturated: self.saturated + other.saturated,
-            non_finite_blocks: self.non_finite_blocks + other.non_finite_blocks,
-            contributors: all,
-            partial: any & !all,
-            reforms: self.reforms.max(other.reforms),
-            path: if self.path == other.path { self.path } else { Path::Mixed },
-            processes: self.processes.max(other.processes),
-        }
-    }
-
-    /// The ranks of a world of this size whose contribution is missing in at least one block, in
-    /// ascending order.
-    pub fn missing_ranks(&self, world_size: u16) -> impl Iterator<Item = u16> + use<> {
-        let (contributors, processes) = (self.contributors, self.processes.max(1));
-        (0..world_size).filter(move |rank| rank_bit(*rank / processes) & contributors == 0)
-    }
-}
-
-/// The bit of a rank in a bitmap of members.
-#[must_use]
-pub const fn rank_bit(rank: u16) -> u64 {
-    1 << (rank & 63)
-}
+use super::report::{Path, Report};
 
 /// A call in flight, or just finished.
 ///
@@ -103,7 +21,7 @@ pub const fn rank_bit(rank: u16) -> u64 {
 #[derive(Debug)]
 pub struct Call {
     pub(crate) sequence: u64,
-    pub(crate) first_block: u64,
+    pub(crate) first_block: JobBlock,
     pub(crate) tag: u16,
     pub(crate) report: Report,
     /// Nobody waits for it: it is dropped when it is done.
@@ -119,7 +37,7 @@ pub struct Call {
     begun: bool,
     left: u64,
     /// One past the last block whose clamped elements were counted.
-    counted: u64,
+    counted: JobBlock,
     /// Whose contributions are in the first block that was finished.
     usual: u64,
     /// Finished blocks with other contributors, as far as neighbours come one after the other.
@@ -140,7 +58,7 @@ impl Call {
     pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {
         let mut call = Self {
             sequence,
-            first_block: 0,
+            first_block: JobBlock(0),
             tag: 0,
             report: Report::default(),
             abandoned: false,
@@ -151,7 +69,7 @@ impl Call {
             released: 0,
             begun: false,
             left: 0,
-            counted: 0,
+            counted: JobBlock(0),
             usual: 0,
             unusual: Vec::new(),
             data_done: 0,
@@ -164,7 +82,7 @@ impl Call {
     /// those of the epoch.
     pub(crate) fn begin(
         &mut self,
-        first_block: u64,
+        first_block: JobBlock,
         chunks: u16,
         members: u64,
     ) -> Result<(), Error> {
@@ -212,13 +130,13 @@ impl Call {
 
     /// Its report says whose contributions are in the result, and not merely who might have
     /// contributed.
-    fn knows_contributors(&self) -> bool {
+    pub(super) fn knows_contributors(&self) -> bool {
         self.report.blocks > 0 || self.blocks.knows_contributors()
     }
 
     /// Number of its first block in the job's life; its blocks follow each other.
     #[must_use]
-    pub const fn first_block(&self) -> u64 {
+    pub const fn first_block(&self) -> JobBlock {
         self.first_block
     }
 
@@ -228,7 +146,7 @@ impl Call {
         let mut unusual = self.unusual.clone();
         unusual.sort_unstable_by_key(|held| held.from);
         let mut runs: Vec<Held> = Vec::new();
-        let mut at = self.first_block;
+        let mut at = self.first_block.0;
         let mut push = |from: u64, len: u64, members: u64| match runs.last_mut() {
             _ if len == 0 => {}
             Some(last) if last.members == members => last.len += len,
@@ -239,7 +157,7 @@ impl Call {
             push(held.from, held.len, held.members);
             at = held.from + held.len;
         }
-        push(at, self.end() - at, self.usual);
+        push(at, self.end().0 - at, self.usual);
         runs
     }
 
@@ -279,12 +197,13 @@ impl Call {
         self.begun
     }
 
-    pub(crate) const fn holds(&self, block: u64) -> bool {
-        block >= self.first_block && block - self.first_block < self.report.blocks
+    pub(crate) const fn holds(&self, block: JobBlock) -> bool {
+        let (block, first) = (block.0, self.first_block.0);
+        block >= first && block - first < self.report.blocks
     }
 
     /// One past its last block.
-    pub(crate) const fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> JobBlock {
         self.first_block + self.report.blocks
     }
 
@@ -322,7 +241,7 @@ impl Call {
 
     /// One past the last block that may be sent: its input is in place, and its exponent known. It
     /// never goes back.
-    pub(crate) fn release(&mut self) -> u64 {
+    pub(crate) fn release(&mut self) -> JobBlock {
         if self.released < self.report.blocks {
             let (scanned, staged) = (self.blocks.scanned(), self.blocks.staged());
             while self.released < self.report.blocks
@@ -343,7 +262,7 @@ impl Call {
     }
 
     /// Everything that the workers must agree on before this block is known.
-    pub(crate) fn knows(&self, block: u64) -> bool {
+    pub(crate) fn knows(&self, block: JobBlock) -> bool {
         match self.part(block) {
             Part::Data(data) if !self.known.is_empty() => {
                 self.known[self.layout.group_of(data) as usize]
@@ -358,7 +277,7 @@ impl Call {
     }
 
     /// Payload bytes of a block.
-    pub(crate) fn payload_len(&self, block: u64) -> usize {
+    pub(crate) fn payload_len(&self, block: JobBlock) -> usize {
         let chunks = match self.part(block) {
             Part::Keys(group) => {
                 let (from, to) = self.layout.group_range(group);
@@ -374,7 +293,12 @@ impl Call {
 
     /// Writes a block's payload; what its header says. The result is the same at every
     /// transmission: the elements change only when the block's result is here.
-    pub(crate) fn encode(&mut self, block: u64, first_time: bool, payload: &mut [u8]) -> Marks {
+    pub(crate) fn encode(
+        &mut self,
+        block: JobBlock,
+        first_time: bool,
+        payload: &mut [u8],
+    ) -> Marks {
         let data = match self.part(block) {
             Part::Data(data) => data,
             Part::Keys(group) => {
@@ -395,7 +319,7 @@ impl Call {
     }
 
     /// How the aggregator makes one of a block's contributions.
-    pub(crate) fn reduction(&self, block: u64) -> Reduction {
+    pub(crate) fn reduction(&self, block: JobBlock) -> Reduction {
         match self.part(block) {
             Part::Keys(_) => Reduction::Max16,
             Part::Data(_) => self.blocks.format().reduction(),
@@ -404,7 +328,13 @@ impl Call {
 
     /// Takes in the result of a block over these members: `payload` has the length of
     /// [`Self::payload_len`].
-    pub(crate) fn decode(&mut self, block: u64, result_flags: u8, payload: &[u8], members: u64) {
+    pub(crate) fn decode(
+        &mut self,
+        block: JobBlock,
+        result_flags: u8,
+        payload: &[u8],
+        members: u64,
+    ) {
         let part = self.part(block);
         self.note_contributors(block, members, matches!(part, Part::Data(_)));
         self.left -= 1;
@@ -443,7 +373,7 @@ impl Call {
     }
 
     /// A report names who is in the data; who is in the exponents alone added nothing.
-    fn note_contributors(&mut self, block: u64, members: u64, is_data: bool) {
+    fn note_contributors(&mut self, block: JobBlock, members: u64, is_data: bool) {
         if self.left == self.report.blocks {
             self.usual = members;
         }
@@ -459,12 +389,14 @@ impl Call {
             return;
         }
         match self.unusual.last_mut() {
-            Some(last) if last.members == members && last.from + last.len == block => last.len += 1,
-            _ => self.unusual.push(Held { from: block, len: 1, members }),
+            Some(last) if last.members == members && last.from + last.len == block.0 => {
+                last.len += 1;
+            }
+            _ => self.unusual.push(Held { from: block.0, len: 1, members }),
         }
     }
 
-    const fn part(&self, block: u64) -> Part {
+    fn part(&self, block: JobBlock) -> Part {
         self.layout.part(block - self.first_block)
     }
 

@@ -4,6 +4,7 @@
 //! * [`flow`] in it: when to send which block.
 //! * [`Blocks`]: the elements of a call, as a flow sees them; [`Local`]: those in one's own memory.
 
+mod block;
 mod blocks;
 mod buffer;
 mod call;
@@ -11,12 +12,15 @@ mod error;
 pub mod flow;
 pub mod layout;
 mod machine;
+mod report;
 
+pub use block::{EpochBlock, JobBlock};
 pub use blocks::{Blocks, Local, Purpose, Share, block_len};
 pub use buffer::Buffer;
-pub use call::{Call, Path, Report, numbers, rank_bit};
+pub use call::{Call, numbers};
 pub use error::{CallerError, Error};
 pub use machine::{
     Batch, Config, Control, Counters, Endpoint, Lanes, Machine, PROBE_INTERVAL, PROBES, RETRY,
     Seat, State, packet_len,
 };
+pub use report::{Path, Report, rank_bit};

@@ -133,7 +133,7 @@ impl Checker {
         let blocks = layout.blocks();
         let contributors = call.contributors();
         let told = contributors.iter().map(|held| held.len).sum::<u64>();
-        if told != blocks || blocks > 0 && call.first_block() != first {
+        if told != blocks || blocks > 0 && call.first_block().0 != first {
             return self.fail(|| {
                 format!("call {sequence} of rank {rank} tells of {told} blocks, it has {blocks}")
             });

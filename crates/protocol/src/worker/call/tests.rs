@@ -14,7 +14,7 @@ fn of<T: Element>(data: Vec<T>, op: Op, scaling: Scaling, world: u16) -> Box<dyn
 fn call(len: usize) -> Call {
     let mut call = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
     assert!(!call.is_done());
-    call.begin(0, 22, 0b11).expect("it can be cut");
+    call.begin(JobBlock(0), 22, 0b11).expect("it can be cut");
     call
 }
 
@@ -27,7 +27,7 @@ fn blocks_cover_the_elements_once() {
         assert_eq!(call.report.blocks, blocks, "{len}");
         assert_eq!(call.is_done(), len == 0);
         if blocks > 0 {
-            assert_eq!(call.payload_len(blocks - 1), last, "{len}");
+            assert_eq!(call.payload_len(JobBlock(blocks - 1)), last, "{len}");
             let covered: usize = (0..blocks).map(|block| call.blocks.elements(block)).sum();
             assert_eq!(covered, len);
         }
@@ -44,7 +44,7 @@ fn groups_are_of_the_blocks_that_were_agreed_upon() {
         let share = Share { index: 1, of: 2 };
         let part = Local::part(Buffer::owned(vec![1.0_f32; elements]), format, share, 22);
         let mut call = Call::new(0, Box::new(part));
-        call.begin(0, chunks, 0b11).expect("it can be cut");
+        call.begin(JobBlock(0), chunks, 0b11).expect("it can be cut");
         assert_eq!((call.report.blocks, call.report.exponent_blocks), (704 * 2 + 2, 2));
     }
 }
@@ -54,7 +54,7 @@ fn contributors_are_told_by_block() {
     let mut call = call(352 * 5);
     let payload = vec![0; 1408];
     for (block, members) in [(1, 0b11), (3, 0b01), (4, 0b01), (0, 0b11), (2, 0b01)] {
-        call.decode(block, 0, &payload, members);
+        call.decode(JobBlock(block), 0, &payload, members);
     }
     assert!(call.is_done());
     let runs = [Held { from: 0, len: 2, members: 0b11 }, Held { from: 2, len: 3, members: 1 }];
@@ -69,12 +69,12 @@ fn contributors_are_told_by_block() {
 fn a_part_without_blocks_says_nothing_of_contributors() {
     let part = |len, members| {
         let mut part = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
-        part.begin(0, 22, 0b11).expect("it can be cut");
+        part.begin(JobBlock(0), 22, 0b11).expect("it can be cut");
         if len == 0 {
             part.report.contributors = members;
         } else {
             part.goes_over_ring();
-            part.decode(0, 0, &[0; 1408], members);
+            part.decode(JobBlock(0), 0, &[0; 1408], members);
         }
         part
     };
@@ -123,7 +123,7 @@ fn all_reduce<T: Element>(
         .iter()
         .map(|input| {
             let mut call = Call::new(0, of(input.clone(), op, scaling, world));
-            call.begin(0, 1, members).expect("it can be cut");
+            call.begin(JobBlock(0), 1, members).expect("it can be cut");
             call
         })
         .collect();
@@ -131,11 +131,11 @@ fn all_reduce<T: Element>(
         let mut slot = [Lane::default(); 8];
         let mut flags = 0;
         for (rank, call) in calls.iter_mut().enumerate() {
-            assert!(call.release() > block, "what it needs is here");
-            let mut payload = vec![0xee; call.payload_len(block)];
-            let marks = call.encode(block, true, &mut payload);
+            assert!(call.release() > JobBlock(block), "what it needs is here");
+            let mut payload = vec![0xee; call.payload_len(JobBlock(block))];
+            let marks = call.encode(JobBlock(block), true, &mut payload);
             flags |= marks.flags;
-            assert_eq!(marks.reduction, call.reduction(block));
+            assert_eq!(marks.reduction, call.reduction(JobBlock(block)));
             for (lanes, word) in slot.iter_mut().zip(payload.as_chunks().0) {
                 let word = u64::from_le_bytes(*word);
                 let held = lanes.bits();
@@ -151,8 +151,8 @@ fn all_reduce<T: Element>(
         }
         let sum: Vec<u8> = slot.iter().flat_map(|lane| lane.bits().to_le_bytes()).collect();
         for call in &mut calls {
-            let len = call.payload_len(block);
-            call.decode(block, flags, &sum[..len], members);
+            let len = call.payload_len(JobBlock(block));
+            call.decode(JobBlock(block), flags, &sum[..len], members);
         }
     }
     let ended = calls.into_iter().map(|call| {
@@ -242,7 +242,7 @@ impl Blocks for Fed {
 fn a_call_that_is_done_before_it_begins_is_reported_whole() {
     let format = Format::new(ElementType::F32, Op::Sum, Scaling::Block, None, 3);
     let mut call = Call::new(0, Box::new(Fed(format.expect("it makes sense"))));
-    call.begin(7, 1, 0b101).expect("it can be cut");
+    call.begin(JobBlock(7), 1, 0b101).expect("it can be cut");
     assert!(call.is_done());
     assert_eq!(call.report.contributors, 0b111);
 }
@@ -250,10 +250,10 @@ fn a_call_that_is_done_before_it_begins_is_reported_whole() {
 #[test]
 fn who_is_in_the_exponents_alone_is_no_contributor() {
     let mut call = Call::new(0, of(vec![1.0_f32; 32], Op::Sum, Scaling::Block, 3));
-    call.begin(0, 1, 0b111).expect("it can be cut");
-    call.decode(0, 0, &[0; 64], 0b111);
-    call.decode(1, 0, &[0; 64], 0b011);
-    call.decode(2, 0, &[0; 64], 0b011);
+    call.begin(JobBlock(0), 1, 0b111).expect("it can be cut");
+    call.decode(JobBlock(0), 0, &[0; 64], 0b111);
+    call.decode(JobBlock(1), 0, &[0; 64], 0b011);
+    call.decode(JobBlock(2), 0, &[0; 64], 0b011);
     assert_eq!((call.report.contributors, call.report.partial), (0b011, 0));
     let runs = [Held { from: 0, len: 1, members: 0b111 }, Held { from: 1, len: 2, members: 3 }];
     assert_eq!(call.contributors(), runs);

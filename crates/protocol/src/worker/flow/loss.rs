@@ -137,7 +137,7 @@ impl Flow {
                 // First transmissions are numbered in the order of blocks: none behind is older.
                 break;
             }
-            // So does one of a broadcast to which all contribute, while the copies overtake it.
+            // So does one of a broadcast to which all contribute, while solo blocks overtake it.
             let limit = match block.role {
                 Role::Listen => overtaken,
                 Role::Full => overtaken_held,

@@ -42,6 +42,8 @@ use rtt::Shortest;
 pub use window::Window;
 use xdp_agg_common::copies::FULL_EVERY;
 
+use super::EpochBlock;
+
 /// Results of later transmissions that make an earlier one count as lost.
 pub const REORDER: u64 = 3;
 
@@ -165,19 +167,24 @@ impl Flow {
 
     /// Oldest block whose result is missing; `end` when none is.
     #[must_use]
-    pub const fn base(&self) -> u64 {
-        self.base
+    pub const fn base(&self) -> EpochBlock {
+        EpochBlock(self.base)
     }
 
     /// One past the newest block that was sent.
     #[must_use]
-    pub fn sent_end(&self) -> u64 {
+    pub fn sent_end(&self) -> EpochBlock {
+        EpochBlock(self.next_number())
+    }
+
+    /// The number of the block that is sent for the first time next.
+    fn next_number(&self) -> u64 {
         self.base + self.blocks.len() as u64
     }
 
     /// True for a block whose result is here.
     #[must_use]
-    pub fn is_done(&self, number: u64) -> bool {
+    pub fn is_done(&self, EpochBlock(number): EpochBlock) -> bool {
         let Some(index) = number.checked_sub(self.base) else { return true };
         let block = usize::try_from(index).ok().and_then(|index| self.blocks.get(index));
         block.is_some_and(|block| block.state == State::Done)
@@ -231,9 +238,9 @@ impl Flow {
         self.under_way + self.awaited
     }
 
-    /// Adds `count` blocks of this part at the end and returns the number of the first.
-    pub fn extend(&mut self, count: u64, part: Part) -> u64 {
-        let first = self.end;
+    /// Adds `count` blocks of this part at the end and returns the first.
+    pub fn extend(&mut self, count: u64, part: Part) -> EpochBlock {
+        let first = EpochBlock(self.end);
         self.end += count;
         self.roles.extend(self.end, part);
         first
@@ -241,13 +248,13 @@ impl Flow {
 
     /// What is to be sent for a block.
     #[must_use]
-    pub fn role(&self, number: u64) -> Role {
+    pub fn role(&self, EpochBlock(number): EpochBlock) -> Role {
         self.roles.of(number)
     }
 
     /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
     /// no block that is waited for, and must not be looked at.
-    pub fn handle_result(&mut self, number: u64, now: Duration) -> bool {
+    pub fn handle_result(&mut self, EpochBlock(number): EpochBlock, now: Duration) -> bool {
         self.open(now);
         let Some(block) = self.waited_for(number) else {
             // The repetition was not needed: this worker's packets were not lost.
@@ -304,7 +311,7 @@ impl Flow {
     }
 
     /// The aggregator holds our contribution to this block and waits for others.
-    pub fn handle_pending(&mut self, number: u64, now: Duration) {
+    pub fn handle_pending(&mut self, EpochBlock(number): EpochBlock, now: Duration) {
         self.counters.pendings += 1;
         let Some(block) = self.waited_for(number) else { return };
         if block.state == State::Awaited {
@@ -330,7 +337,7 @@ impl Flow {
     }
 
     /// The next block to send now, if any; it counts as sent.
-    pub fn poll_transmit(&mut self, now: Duration) -> Option<u64> {
+    pub fn poll_transmit(&mut self, now: Duration) -> Option<EpochBlock> {
         self.open(now);
         if now < self.next_send {
             return None;
@@ -343,18 +350,18 @@ impl Flow {
             let earliest = now.saturating_sub(self.config.block_interval * 8);
             self.next_send = self.next_send.max(earliest) + self.config.block_interval;
         }
-        Some(number)
+        Some(EpochBlock(number))
     }
 
     /// True if this block, just returned by [`Self::poll_transmit`], was never sent before.
     #[must_use]
-    pub fn is_first_transmission(&self, number: u64) -> bool {
+    pub fn is_first_transmission(&self, EpochBlock(number): EpochBlock) -> bool {
         let index = number.checked_sub(self.base).and_then(|index| usize::try_from(index).ok());
         index.and_then(|index| self.blocks.get(index)).is_some_and(|block| block.attempts == 1)
     }
 
-    /// When [`Self::handle_timeout`] or the pace wants the next turn. `None`: not before something else
-    /// happens.
+    /// When [`Self::handle_timeout`] or the pace wants the next turn. `None`: not before something
+    /// else happens.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.is_idle() {
@@ -380,8 +387,7 @@ impl Flow {
         if self.recovery.is_some() || self.is_held_back() {
             return 0;
         }
-        let next = self.base + self.blocks.len() as u64;
-        let pool = self.pool_end().saturating_sub(next);
+        let pool = self.pool_end().saturating_sub(self.next_number());
         pool.min(u64::from(self.window.blocks().saturating_sub(self.in_use())))
     }
 
@@ -399,8 +405,8 @@ impl Flow {
     /// Blocks of another worker's broadcast are under way as soon as the pool allows it. Results
     /// and turns to send do this by themselves.
     pub fn open(&mut self, now: Duration) {
-        while self.sent_end() < self.pool_end() && self.roles.is_heard(self.sent_end()) {
-            let number = self.sent_end();
+        while self.next_number() < self.pool_end() && self.roles.is_heard(self.next_number()) {
+            let number = self.next_number();
             let role = self.roles.of(number);
             let state = if role == Role::Full { State::Due } else { State::Awaited };
             match state {

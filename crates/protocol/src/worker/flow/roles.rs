@@ -24,8 +24,8 @@ pub enum Role {
     Sum,
     /// Contribute, as all do, to a broadcast's block.
     Full,
-    /// Contribute, alone.
-    Copy,
+    /// Contribute, alone: a solo block.
+    Solo,
     /// Wait for the root's, and ask for what does not come.
     Listen,
 }
@@ -71,7 +71,7 @@ impl Roles {
         match run.map_or(Part::All, |(_, part)| *part) {
             Part::All => Role::Sum,
             Part::Root | Part::Listener if is_full(number) => Role::Full,
-            Part::Root => Role::Copy,
+            Part::Root => Role::Solo,
             Part::Listener => Role::Listen,
         }
     }
@@ -102,9 +102,9 @@ mod tests {
         }
         for (number, role) in [
             (0, Role::Sum),
-            (3, Role::Copy),
+            (3, Role::Solo),
             (16, Role::Full),
-            (29, Role::Copy),
+            (29, Role::Solo),
             (30, Role::Listen),
             (32, Role::Full),
             (40, Role::Sum),

@@ -1,6 +1,6 @@
 //! The flow alone, then several flows around the slot machine on a simulated network.
 
-mod copies;
+mod solo;
 
 use std::collections::BTreeMap;
 
@@ -23,20 +23,23 @@ const CONFIG: Config = Config {
 };
 
 fn send_all(flow: &mut Flow, now: Duration) -> Vec<u64> {
-    std::iter::from_fn(|| flow.poll_transmit(now)).collect()
+    std::iter::from_fn(|| flow.poll_transmit(now).map(|block| block.0)).collect()
 }
 
 #[test]
 fn a_result_is_acknowledgement_and_credit() {
     let mut flow = Flow::new(CONFIG);
-    assert_eq!(flow.extend(100, Part::All), 0);
+    assert_eq!(flow.extend(100, Part::All), EpochBlock(0));
     assert_eq!(send_all(&mut flow, US), (0..16).collect::<Vec<_>>());
-    assert!(flow.handle_result(0, US * 10));
-    assert!(!flow.handle_result(0, US * 10), "a copy is not delivered twice");
-    assert!(!flow.handle_result(50, US * 10), "a block that was not sent has no result");
+    assert!(flow.handle_result(EpochBlock(0), US * 10));
+    assert!(!flow.handle_result(EpochBlock(0), US * 10), "a copy is not delivered twice");
+    assert!(
+        !flow.handle_result(EpochBlock(50), US * 10),
+        "a block that was not sent has no result"
+    );
     // One credit, one more because of slow start.
     assert_eq!(send_all(&mut flow, US * 10), [16, 17]);
-    assert_eq!(flow.base(), 1);
+    assert_eq!(flow.base().0, 1);
 }
 
 #[test]
@@ -45,32 +48,32 @@ fn a_gap_is_repeated_before_the_timer() {
     flow.extend(16, Part::All);
     send_all(&mut flow, US);
     for block in [1, 2] {
-        flow.handle_result(block, US * 20);
+        flow.handle_result(EpochBlock(block), US * 20);
         assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     }
-    flow.handle_result(3, US * 20);
+    flow.handle_result(EpochBlock(3), US * 20);
     // Overtaken, but not for longer than trips vary: 19 us, give or take 9.5.
     assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     // Trips stay as they are, and the block is still missing: well before the timer, it is sent.
     flow.extend(8, Part::All);
     assert_eq!(send_all(&mut flow, US * 20), [16, 17, 18, 19, 20, 21]);
     for block in 4..16 {
-        flow.handle_result(block, US * 21);
+        flow.handle_result(EpochBlock(block), US * 21);
     }
     assert_eq!(send_all(&mut flow, US * 40), [22, 23]);
     for block in 16..23 {
-        flow.handle_result(block, US * 41);
+        flow.handle_result(EpochBlock(block), US * 41);
     }
     let now = US * 60;
-    flow.handle_result(23, now);
+    flow.handle_result(EpochBlock(23), now);
     assert_eq!(send_all(&mut flow, now), [0]);
     assert_eq!(flow.counters().gap_retransmissions, 1);
     assert_eq!(flow.counters().losses, 1);
     // The aggregator had it: a straggler, not a loss.
-    flow.handle_pending(0, US * 70);
+    flow.handle_pending(EpochBlock(0), US * 70);
     assert_eq!(flow.counters().losses, 0);
     assert_eq!(send_all(&mut flow, US * 70), [0_u64; 0]);
-    flow.handle_result(0, US * 80);
+    flow.handle_result(EpochBlock(0), US * 80);
     assert!(flow.is_idle());
     assert_eq!(flow.poll_timeout(), None);
 }
@@ -82,13 +85,13 @@ fn anothers_timer_does_not_lengthen_this_one() {
     let mut flow = Flow::new(CONFIG);
     let mut now = US;
     for round in 0..200 {
-        let block = flow.extend(1, Part::All);
+        let EpochBlock(block) = flow.extend(1, Part::All);
         assert_eq!(send_all(&mut flow, now), [block]);
         let trip = if round % 10 == 9 { MS * 90 } else { US * 50 };
-        assert!(flow.handle_result(block, now + trip));
+        assert!(flow.handle_result(EpochBlock(block), now + trip));
         now += trip + US;
     }
-    let block = flow.extend(1, Part::All);
+    let EpochBlock(block) = flow.extend(1, Part::All);
     assert_eq!(send_all(&mut flow, now), [block]);
     let timer = flow.poll_timeout().expect("a block is under way") - now;
     assert!(timer < MS * 2, "{timer:?}");
@@ -104,9 +107,9 @@ fn the_timer_asks_for_the_oldest_and_then_for_more() {
     assert_eq!(send_all(&mut flow, first - US), [0_u64; 0]);
     flow.handle_timeout(first);
     assert_eq!(send_all(&mut flow, first), [0]);
-    flow.handle_result(0, first + US);
+    flow.handle_result(EpochBlock(0), first + US);
     assert_eq!(send_all(&mut flow, first + US), [1, 2]);
-    flow.handle_result(1, first + US * 2);
+    flow.handle_result(EpochBlock(1), first + US * 2);
     assert_eq!(send_all(&mut flow, first + US * 2), [3, 4, 5, 6]);
 }
 
@@ -123,13 +126,13 @@ fn a_straggler_is_asked_for_ever_more_slowly() {
         now = next;
         flow.handle_timeout(now);
         assert_eq!(send_all(&mut flow, now), [0]);
-        flow.handle_pending(0, now);
+        flow.handle_pending(EpochBlock(0), now);
     }
     assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]), "{waits:?}");
     assert_eq!(waits[5], CONFIG.rto_max);
     // It wakes up: all results come at once, and nothing is repeated for it.
     for block in 0..12 {
-        flow.handle_result(block, now);
+        flow.handle_result(EpochBlock(block), now);
         assert_eq!(send_all(&mut flow, now), [0_u64; 0]);
     }
 }
@@ -140,15 +143,15 @@ fn a_wrong_timeout_costs_no_window() {
         let mut flow = Flow::new(CONFIG);
         flow.extend(40, Part::All);
         send_all(&mut flow, Duration::ZERO);
-        let (block, before) = (flow.base(), flow.window());
+        let (block, before) = (flow.base().0, flow.window());
         let now = flow.poll_timeout().expect("blocks are under way");
         flow.handle_timeout(now);
         assert_eq!(send_all(&mut flow, now), [block]);
         assert_eq!(flow.window(), (before / 2).max(8));
-        assert!(flow.handle_result(block, now + US));
+        assert!(flow.handle_result(EpochBlock(block), now + US));
         if wrong {
             // The first one's result was late; this is the second one's.
-            assert!(!flow.handle_result(block, now + US * 2));
+            assert!(!flow.handle_result(EpochBlock(block), now + US * 2));
             assert_eq!(flow.window(), before);
         } else {
             assert!(flow.window() < before);
@@ -169,7 +172,7 @@ fn results_behind_a_timeout_show_that_it_was_wrong() {
     assert_eq!(send_all(&mut flow, now), [0]);
     assert!(flow.window() < before);
     for block in 0..12 {
-        assert!(flow.handle_result(block, now + US));
+        assert!(flow.handle_result(EpochBlock(block), now + US));
     }
     assert!(flow.window() >= before, "{} of {before}", flow.window());
     // The oldest one's alone stays: which of its two transmissions was answered is not known.
@@ -185,9 +188,9 @@ fn nobody_is_far_ahead_of_the_other_flows() {
     // The other one does nothing for a while.
     ahead.hold_back(2000);
     while let [_, ..] = send_all(&mut ahead, now)[..] {
-        while block < ahead.sent_end() {
+        while block < ahead.sent_end().0 {
             now += US;
-            assert!(ahead.handle_result(block, now));
+            assert!(ahead.handle_result(EpochBlock(block), now));
             block += 1;
         }
     }
@@ -211,7 +214,7 @@ fn late_results_end_recovery() {
     let now = flow.poll_timeout().expect("blocks are under way");
     flow.handle_timeout(now);
     for block in 0..4 {
-        flow.handle_result(block, now); // the answers were only late
+        flow.handle_result(EpochBlock(block), now); // the answers were only late
     }
     flow.extend(3, Part::All);
     assert_eq!(send_all(&mut flow, now), [4, 5, 6]);
@@ -223,11 +226,11 @@ fn the_pool_is_a_hard_limit() {
     flow.extend(100, Part::All);
     assert_eq!(send_all(&mut flow, US).len(), 8);
     for block in 1..8 {
-        flow.handle_result(block, US);
+        flow.handle_result(EpochBlock(block), US);
     }
     // All credit is back, but block 8 would take the slot that block 0's neighbours may need.
     assert!(send_all(&mut flow, US).iter().all(|block| *block < 8));
-    flow.handle_result(0, US);
+    flow.handle_result(EpochBlock(0), US);
     assert_eq!(send_all(&mut flow, US).first(), Some(&8));
 }
 
@@ -239,8 +242,8 @@ fn the_pace_is_kept() {
     let mut sent = 0;
     while now < MS * 20 {
         sent += send_all(&mut flow, now).len();
-        for block in flow.base()..flow.base() + 16 {
-            flow.handle_result(block, now);
+        for block in flow.base().0..flow.base().0 + 16 {
+            flow.handle_result(EpochBlock(block), now);
         }
         now = flow.poll_timeout().expect("more to send").max(now + US);
     }
@@ -342,8 +345,8 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
         }
         for (rank, flow) in (0..).zip(&mut flows) {
             flow.handle_timeout(now);
-            while let Some(block) = flow.poll_transmit(now) {
-                assert!(block < flow.base() + u64::from(CONFIG.limit), "beyond the window");
+            while let Some(EpochBlock(block)) = flow.poll_transmit(now) {
+                assert!(block < flow.base().0 + u64::from(CONFIG.limit), "beyond the window");
                 wire.put(now, Packet::Up(contribution(rank, block), value(rank, block)));
             }
         }
@@ -359,12 +362,14 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
                     }
                 }
                 Packet::Down { rank, block, sum: Some(sum) } => {
-                    if flows[rank].handle_result(block, now) {
+                    if flows[rank].handle_result(EpochBlock(block), now) {
                         let expected: u64 = (0..workers).map(|rank| value(rank, block)).sum();
                         assert_eq!(sum, expected, "block {block}");
                     }
                 }
-                Packet::Down { rank, block, sum: None } => flows[rank].handle_pending(block, now),
+                Packet::Down { rank, block, sum: None } => {
+                    flows[rank].handle_pending(EpochBlock(block), now)
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tracing::{debug, info};
 use xdp_agg_common::control::{CONTROL_VERSION, Join, Progress, Reply, Request, Resume};
 
-use super::{Freeze, Link, Machine, Phase};
+use super::{EpochBlock, Freeze, Link, Machine, Phase};
 
 /// Longest pause between two attempts to reach the daemon, in [`super::Config::return_pause`]s.
 const LONGEST: u32 = 8;
@@ -90,7 +90,7 @@ impl Machine {
 
     /// All members can reach the daemon, and know it of each other: the ring ends before the block
     /// `next` of its epoch.
-    pub(super) fn leave_ring(&mut self, next: u64, now: Duration) {
+    pub(super) fn leave_ring(&mut self, next: EpochBlock, now: Duration) {
         let Some(epoch) = &self.epoch else { return };
         let flow = match self.flow_for(&epoch.admitted) {
             Ok(flow) => flow,

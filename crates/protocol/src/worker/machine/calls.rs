@@ -72,7 +72,7 @@ impl Machine {
                 continue;
             }
             let ready = call.release();
-            let part = match call.root().filter(|_| self.copies) {
+            let part = match call.root().filter(|_| self.solo) {
                 None => Part::All,
                 Some(root) if root == self.config.rank => Part::Root,
                 Some(_) => Part::Listener,

@@ -14,9 +14,8 @@ use super::epoch::Epoch;
 use super::{
     Control, Freeze, GRACE, Link, Machine, NO_CALL, PROBES, Phase, RETRY, State, packet_len,
 };
-use crate::worker::Error;
-use crate::worker::call::rank_bit;
 use crate::worker::flow::{self, Flow};
+use crate::worker::{Error, JobBlock, rank_bit};
 
 /// Blocks under way before the first result: enough for a fast link, little enough for any queue.
 const INITIAL_WINDOW: u32 = 32;
@@ -198,13 +197,13 @@ impl Machine {
                 let plan = next.admitted.plan.as_ref();
                 self.next_sequence = plan.map_or(0, |plan| plan.next_sequence);
                 self.next_to_begin = self.next_sequence;
-                self.end = plan.map_or(0, |plan| plan.from);
+                self.end = JobBlock(plan.map_or(0, |plan| plan.from));
                 self.released = self.end;
             }
         }
         let (epoch, members) = (next.admitted.epoch, next.admitted.members);
         let pool = Pool::new(next.admitted.slots);
-        self.copies = pool.and_then(|pool| self.copies_limit(pool)).is_some();
+        self.solo = pool.and_then(|pool| self.solo_limit(pool)).is_some();
         tracing::debug!(rank = self.config.rank, epoch, members, "admitted");
         self.epoch = Some(next);
         self.freeze = Freeze::No;
@@ -225,7 +224,7 @@ impl Machine {
             return Err(Error::Protocol(format!("an impossible membership: {admitted:?}")));
         };
         Ok(Flow::new(flow::Config {
-            limit: self.copies_limit(pool).unwrap_or_else(|| pool.window()),
+            limit: self.solo_limit(pool).unwrap_or_else(|| pool.window()),
             window_max: config.window_room.max(2),
             initial_window: INITIAL_WINDOW,
             rto_min: config.rto_min,
@@ -393,8 +392,8 @@ impl Machine {
         }
     }
 
-    /// When [`Self::handle_timeout`], [`Self::poll_control`] or [`Self::poll_transmit`] wants the next
-    /// turn. `None`: not before something else happens.
+    /// When [`Self::handle_timeout`], [`Self::poll_control`] or [`Self::poll_transmit`] wants the
+    /// next turn. `None`: not before something else happens.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.failed.is_some() {

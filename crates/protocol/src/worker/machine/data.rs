@@ -7,13 +7,13 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
 use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
-use crate::worker::Error;
-use crate::worker::call::{Call, rank_bit};
+use crate::worker::call::Call;
 use crate::worker::flow::Role;
+use crate::worker::{EpochBlock, Error, rank_bit};
 
-/// Tag of a block that is handed on: its call may be over at some members. The plan, which is the
-/// same at all members, says which blocks these are.
-pub(super) const COPY_TAG: u16 = 0;
+/// Tag of a block that is carried over to a new epoch: its call may be over at some members. The
+/// plan, which is the same at all members, says which blocks these are.
+pub(super) const CARRIED_TAG: u16 = 0;
 
 impl Machine {
     /// One UDP payload from the aggregator.
@@ -30,20 +30,21 @@ impl Machine {
         self.counters.foreign += u64::from(understood != Some(true));
     }
 
-    /// Keeps a copy of a block that this worker does not await yet: its root needs nobody else.
+    /// Keeps a solo block that this worker does not await yet: its root needs nobody else.
     fn is_early(&mut self, header: &Header, packet: &[u8], now: Duration) -> bool {
         let runs = self.phase == Phase::Running && self.freeze == Freeze::No;
-        let copy = header.kind == Kind::Result && header.reduction == Reduction::Copy;
-        let may = copy && runs && self.copies;
+        let solo = header.kind == Kind::Result && header.reduction == Reduction::Copy;
+        let may = solo && runs && self.solo;
         let ours = |epoch: &&mut Epoch| may && is_of(&epoch.admitted, header);
         let Some(epoch) = self.epoch.as_mut().filter(ours) else { return false };
         epoch.flow.open(now);
         let pool = u64::from(epoch.admitted.slots);
         let (from, until) = (epoch.flow.sent_end(), epoch.flow.base() + pool);
-        if !(from..until).contains(&header.block) {
+        let block = EpochBlock(header.block);
+        if !(from..until).contains(&block) {
             return false;
         }
-        self.early.keep(header.block, packet);
+        self.early.keep(block, packet);
         true
     }
 
@@ -57,11 +58,11 @@ impl Machine {
         if self.phase != Phase::Running || self.freeze != Freeze::No {
             return self.handle_probe_reply(header, payload);
         }
-        let number = header.block;
+        let number = EpochBlock(header.block);
         let (block, kind) = epoch.locate(number);
         let call = self.calls.iter_mut().find(|call| call.holds(block));
         if let RunKind::Copy { members, .. } = kind {
-            let ours = on_copy(epoch, call, header, payload, members, now);
+            let ours = handle_carried(epoch, call, header, payload, members, now);
             self.release();
             self.after_a_call();
             return ours;
@@ -159,6 +160,7 @@ impl Machine {
         let admitted = &epoch.admitted;
         let (header, payload) =
             out.get_mut(..packet_len(admitted.chunks))?.split_first_chunk_mut()?;
+        let number = epoch.flow.poll_transmit(now)?;
         let mut fields = Header {
             kind: Kind::Contribution,
             flags: 0,
@@ -167,16 +169,16 @@ impl Machine {
             cookie: admitted.cookie,
             epoch: admitted.epoch,
             rank: self.config.rank,
-            block: epoch.flow.poll_transmit(now)?,
-            tag: COPY_TAG,
+            block: number.0,
+            tag: CARRIED_TAG,
         };
-        let (block, kind) = epoch.locate(fields.block);
+        let (block, kind) = epoch.locate(number);
         let call = self.calls.iter_mut().find(|call| call.holds(block));
         let len = match (kind, call) {
             (RunKind::Copy { source, .. }, call) => {
                 let source = source == self.config.rank;
-                let copied = copy(epoch, call.as_deref(), fields.block, source, payload);
-                copied.map(|(len, flags)| {
+                let carried = carry(epoch, call.as_deref(), number, source, payload);
+                carried.map(|(len, flags)| {
                     fields.flags = flags;
                     len
                 })
@@ -184,16 +186,16 @@ impl Machine {
             (_, Some(call)) => {
                 fields.tag = call.tag;
                 let len = call.payload_len(block);
-                let role = epoch.flow.role(fields.block);
+                let role = epoch.flow.role(number);
                 if role == Role::Listen {
                     (fields.kind, fields.reduction) = (Kind::Ask, Reduction::Copy);
                     payload[..len].fill(0);
                 } else {
-                    let first = epoch.flow.is_first_transmission(fields.block);
+                    let first = epoch.flow.is_first_transmission(number);
                     let marks = call.encode(block, first, &mut payload[..len]);
                     (fields.flags, fields.reduction) = (marks.flags, marks.reduction);
                 }
-                if role == Role::Copy {
+                if role == Role::Solo {
                     fields.reduction = Reduction::Copy;
                 }
                 Some(len)
@@ -217,14 +219,14 @@ impl Machine {
     }
 
     /// Who keeps this block waiting?
-    pub(super) fn question(&self, block: u64) -> Request {
-        Request::Missing { block, of: self.waits_for(block) }
+    pub(super) fn question(&self, block: EpochBlock) -> Request {
+        Request::Missing { block: block.0, of: self.waits_for(block) }
     }
 
     /// The ranks whose contribution makes this block, where these are not all.
-    fn waits_for(&self, number: u64) -> Option<u64> {
+    fn waits_for(&self, number: EpochBlock) -> Option<u64> {
         let epoch = self.epoch.as_ref()?;
-        let alone = matches!(epoch.flow.role(number), Role::Copy | Role::Listen);
+        let alone = matches!(epoch.flow.role(number), Role::Solo | Role::Listen);
         let block = epoch.locate(number).0;
         let call = self.calls.iter().filter(|_| alone).find(|call| call.holds(block))?;
         call.root().map(rank_bit)
@@ -258,12 +260,12 @@ fn is_of(admitted: &Admitted, header: &Header) -> bool {
         && header.epoch == admitted.epoch
 }
 
-/// The payload of a block that is handed on: its sum at the source, nothing at the others, so that
-/// the sum of all is the source's. Returns length and flags.
-pub(super) fn copy(
+/// The payload of a block that is carried over: its sum at the source, nothing at the others, so
+/// that the sum of all is the source's. Returns length and flags.
+pub(super) fn carry(
     epoch: &Epoch,
     call: Option<&Call>,
-    number: u64,
+    number: EpochBlock,
     source: bool,
     payload: &mut [u8],
 ) -> Option<(usize, u8)> {
@@ -282,8 +284,8 @@ pub(super) fn copy(
     Some((len, 0))
 }
 
-/// An answer to a block that is handed on.
-fn on_copy(
+/// An answer to a block that is carried over.
+fn handle_carried(
     epoch: &mut Epoch,
     call: Option<&mut Call>,
     header: &Header,
@@ -291,8 +293,8 @@ fn on_copy(
     members: u64,
     now: Duration,
 ) -> bool {
-    let number = header.block;
-    if header.tag != COPY_TAG {
+    let number = EpochBlock(header.block);
+    if header.tag != CARRIED_TAG {
         return false;
     }
     let block = epoch.locate(number).0;

@@ -1,27 +1,29 @@
-//! Copies of blocks whose call this worker has not come to.
+//! Solo blocks whose call this worker has not come to.
 //!
 //! A root needs nobody else to be there, so its blocks may come while this worker waits for an
 //! earlier call. What is not kept is asked for later, a round trip too late.
 
 use std::collections::BTreeMap;
 
+use crate::worker::EpochBlock;
+
 /// Most packets that are kept: 360 KiB at MTU 1500.
 const MOST: usize = 256;
 
 /// Packets, by block.
 #[derive(Debug, Default)]
-pub(super) struct Early(BTreeMap<u64, Box<[u8]>>);
+pub(super) struct Early(BTreeMap<EpochBlock, Box<[u8]>>);
 
 impl Early {
     /// Keeps a block's packet, if there is room.
-    pub(super) fn keep(&mut self, block: u64, packet: &[u8]) {
+    pub(super) fn keep(&mut self, block: EpochBlock, packet: &[u8]) {
         if self.0.len() < MOST {
             self.0.entry(block).or_insert_with(|| packet.into());
         }
     }
 
     /// The first packet, if it is of a block below `end`.
-    pub(super) fn take(&mut self, end: u64) -> Option<Box<[u8]>> {
+    pub(super) fn take(&mut self, end: EpochBlock) -> Option<Box<[u8]>> {
         let first = self.0.first_entry().filter(|first| *first.key() < end)?;
         Some(first.remove())
     }
@@ -39,14 +41,14 @@ mod tests {
     fn packets_come_back_in_order_when_it_is_their_turn() {
         let mut early = Early::default();
         for block in [7, 5, 9, 5] {
-            early.keep(block, &[block as u8]);
+            early.keep(EpochBlock(block), &[block as u8]);
         }
-        assert_eq!(early.take(5), None);
-        assert_eq!(early.take(8).as_deref(), Some(&[5][..]));
-        assert_eq!(early.take(8).as_deref(), Some(&[7][..]));
-        assert_eq!(early.take(8), None);
+        assert_eq!(early.take(EpochBlock(5)), None);
+        assert_eq!(early.take(EpochBlock(8)).as_deref(), Some(&[5][..]));
+        assert_eq!(early.take(EpochBlock(8)).as_deref(), Some(&[7][..]));
+        assert_eq!(early.take(EpochBlock(8)), None);
         for block in 0..1000 {
-            early.keep(block, &[0]);
+            early.keep(EpochBlock(block), &[0]);
         }
         assert_eq!(early.0.len(), MOST);
     }

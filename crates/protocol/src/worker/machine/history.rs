@@ -4,11 +4,13 @@
 //! where those are more. A block of the epoch lives in entry `block mod capacity`; what it
 //! overwrites all members have.
 
+use crate::worker::EpochBlock;
+
 /// One result, without its lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Number of the block in the epoch.
-    pub(super) block: u64,
+    pub(super) block: EpochBlock,
     /// Bit `r`: rank `r`'s contribution is in it.
     pub(super) members: u64,
     /// Flags of the result.
@@ -37,7 +39,7 @@ impl History {
     }
 
     /// Keeps a result; does nothing without capacity.
-    pub(super) fn put(&mut self, block: u64, members: u64, flags: u8, payload: &[u8]) {
+    pub(super) fn put(&mut self, block: EpochBlock, members: u64, flags: u8, payload: &[u8]) {
         let Some(index) = self.index(block) else { return };
         let place = index * self.stride..index * self.stride + payload.len();
         let Some(place) = self.lanes.get_mut(place) else { return };
@@ -46,14 +48,14 @@ impl History {
     }
 
     /// A result and its lanes, if it is still here.
-    pub(super) fn get(&self, block: u64) -> Option<(Entry, &[u8])> {
+    pub(super) fn get(&self, block: EpochBlock) -> Option<(Entry, &[u8])> {
         let index = self.index(block)?;
         let entry = self.entries[index].filter(|entry| entry.block == block)?;
         Some((entry, &self.lanes[index * self.stride..][..usize::from(entry.len)]))
     }
 
-    fn index(&self, block: u64) -> Option<usize> {
-        block.checked_rem(self.capacity()).map(|index| index as usize)
+    fn index(&self, block: EpochBlock) -> Option<usize> {
+        block.0.checked_rem(self.capacity()).map(|index| index as usize)
     }
 }
 
@@ -65,16 +67,19 @@ mod tests {
     fn the_latest_results_are_kept() {
         let mut history = History::new(4, 128);
         for block in 0..6 {
-            history.put(block, 0b11, block as u8, &[block as u8; 64]);
+            history.put(EpochBlock(block), 0b11, block as u8, &[block as u8; 64]);
         }
-        assert!(history.get(1).is_none());
+        assert!(history.get(EpochBlock(1)).is_none());
         for block in 2..6 {
-            let (entry, lanes) = history.get(block).expect("one of the last four");
-            assert_eq!((entry.block, entry.members, entry.flags), (block, 0b11, block as u8));
+            let (entry, lanes) = history.get(EpochBlock(block)).expect("one of the last four");
+            assert_eq!(
+                (entry.block, entry.members, entry.flags),
+                (EpochBlock(block), 0b11, block as u8)
+            );
             assert_eq!(lanes, [block as u8; 64]);
         }
         let mut none = History::default();
-        none.put(0, 1, 0, &[0; 64]);
-        assert!(none.get(0).is_none());
+        none.put(EpochBlock(0), 1, 0, &[0; 64]);
+        assert!(none.get(EpochBlock(0)).is_none());
     }
 }

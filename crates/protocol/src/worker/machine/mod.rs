@@ -32,8 +32,9 @@ use xdp_agg_common::wire::HEADER_LEN;
 pub use config::{Config, Control, Counters, Endpoint, State};
 pub use ring::{Batch, Lanes, Seat};
 
-use super::call::{Call, Path, Report};
-use super::{Error, flow};
+use super::call::Call;
+use super::report::{Path, Report};
+use super::{EpochBlock, Error, JobBlock, flow};
 use back::WayBack;
 use early::Early;
 use epoch::Epoch;
@@ -65,7 +66,7 @@ enum Phase {
     /// Blocks may be sent.
     Running,
     /// A ring takes the aggregator's place: none yet, or the next block that it sums.
-    Ring(Option<u64>),
+    Ring(Option<EpochBlock>),
 }
 
 /// The control connection.
@@ -111,9 +112,9 @@ pub struct Machine {
     next_sequence: u64,
     next_to_begin: u64,
     /// One past the last block of all calls that have begun.
-    end: u64,
+    end: JobBlock,
     /// One past the last of these that may be sent: its input is there. What the flow knows of.
-    released: u64,
+    released: JobBlock,
     /// Calls from this one on must wait: a rank wants to join.
     gate: Option<u64>,
     /// The gate is final; the epoch ends there.
@@ -132,10 +133,11 @@ pub struct Machine {
     /// The daemon's answer to who is missing.
     missing: Option<Vec<u16>>,
     /// The oldest block that has no result, and since when that, or the last question, is so.
-    awaited: (u64, Duration),
-    /// Broadcasts' blocks are their root's alone: see [`xdp_agg_common::copies`].
-    copies: bool,
-    /// Copies of blocks that no call of this worker has asked for yet.
+    awaited: (EpochBlock, Duration),
+    /// Broadcasts have solo blocks, which their root alone contributes: see
+    /// [`xdp_agg_common::copies`].
+    solo: bool,
+    /// Solo blocks that no call of this worker has asked for yet.
     early: Early,
     /// A call of ours differs from the others'; the daemon has been told.
     mismatch: bool,
@@ -168,8 +170,8 @@ impl Machine {
             calls: VecDeque::new(),
             next_sequence: 0,
             next_to_begin: 0,
-            end: 0,
-            released: 0,
+            end: JobBlock(0),
+            released: JobBlock(0),
             gate: None,
             run_to: false,
             gate_until: None,
@@ -178,8 +180,8 @@ impl Machine {
             lost_reason: String::new(),
             back: WayBack::default(),
             missing: None,
-            awaited: (0, now),
-            copies: false,
+            awaited: (EpochBlock(0), now),
+            solo: false,
             early: Early::default(),
             mismatch: false,
             failed: None,
@@ -310,7 +312,7 @@ impl Machine {
         let held_up = self.gate.is_some() || self.freeze != Freeze::No;
         let question = match epoch.flow.is_idle() {
             false => self.question(block),
-            true if held_up => Request::Missing { block, of: Some(0) },
+            true if held_up => Request::Missing { block: block.0, of: Some(0) },
             true => return false,
         };
         self.requests.push_back(question);
@@ -429,9 +431,9 @@ impl Machine {
         epoch.flow.is_held_back()
     }
 
-    /// Most blocks under way in a job that has copies: such as end with the first loss and have one
-    /// level of aggregators. None: it has none.
-    fn copies_limit(&self, pool: Pool) -> Option<u32> {
+    /// Most blocks under way in a job that has solo blocks: such jobs end with the first loss, and
+    /// have one level of aggregators. None: it has none.
+    fn solo_limit(&self, pool: Pool) -> Option<u32> {
         let may = !self.keeps_results() && self.config.tree.is_single();
         copies::limit(pool).filter(|_| may)
     }

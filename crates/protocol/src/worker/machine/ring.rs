@@ -1,9 +1,9 @@
 //! Going on without an aggregator: the same blocks, summed over a ring of the members.
 //!
-//! The ring is the caller's: it gathers what all members have ([`Machine::handle_ring_formed`]), and then
-//! reduces lanes, batch by batch ([`Machine::poll_ring_batch`], [`Machine::handle_ring_result`]). All members
-//! cut the same batches, because blocks, plan and calls are the same at all, and so is what may be
-//! sent.
+//! The ring is the caller's: it gathers what all members have ([`Machine::handle_ring_formed`]),
+//! and then reduces lanes, batch by batch ([`Machine::poll_ring_batch`],
+//! [`Machine::handle_ring_result`]). All members cut the same batches, because blocks, plan and
+//! calls are the same at all, and so is what may be sent.
 
 use std::net::SocketAddrV4;
 use std::time::Duration;
@@ -15,10 +15,9 @@ use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::reform::PlanError;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
-use super::data::{COPY_TAG, copy};
+use super::data::{CARRIED_TAG, carry};
 use super::{Freeze, Machine, Phase};
-use crate::worker::Error;
-use crate::worker::call::rank_bit;
+use crate::worker::{EpochBlock, Error, rank_bit};
 
 /// Most blocks of a batch: some 3 MB at MTU 1500.
 const BATCH: u64 = 2048;
@@ -43,7 +42,7 @@ pub struct Seat {
 pub struct Batch {
     /// How the members' words become one.
     pub reduction: Reduction,
-    first: u64,
+    first: EpochBlock,
     blocks: u64,
     /// Sum of the blocks' tags.
     tags: i32,
@@ -53,7 +52,7 @@ impl Batch {
     /// Its blocks, by their numbers in the epoch.
     #[must_use]
     pub const fn blocks(&self) -> std::ops::Range<u64> {
-        self.first..self.first + self.blocks
+        self.first.0..self.first.0 + self.blocks
     }
 }
 
@@ -137,7 +136,7 @@ impl Machine {
         let members = progress.iter().fold(0, |bits, (rank, _)| bits | rank_bit(*rank));
         let ring = ring_of(&admitted, members);
         self.follow(Admitted { plan: Some(plan), members, ring, ..admitted })?;
-        self.phase = Phase::Ring(Some(0));
+        self.phase = Phase::Ring(Some(EpochBlock(0)));
         self.lost_since = None;
         self.look_back(now);
         self.begin_calls();
@@ -150,8 +149,8 @@ impl Machine {
         // Nobody else looks whether input has come in place meanwhile.
         self.release();
         let epoch = self.epoch.as_ref().filter(|_| self.failed.is_none())?;
-        let handed_on = epoch.runs_end();
-        let end = match handed_on {
+        let carried_end = epoch.runs_end();
+        let end = match carried_end {
             end if first < end => end,
             _ => {
                 let (block, _) = epoch.locate(first);
@@ -166,26 +165,26 @@ impl Machine {
             blocks += 1;
         }
         // Which blocks a batch has must not depend on how far this worker's input is.
-        if epoch.locate(first + blocks - 1).0 >= self.released {
+        if epoch.locate(first + (blocks - 1)).0 >= self.released {
             return None;
         }
         lanes.words.clear();
         lanes.marks.clear();
         let mut tags = 0_i32;
-        for number in first..first + blocks {
+        for number in (0..blocks).map(|index| first + index) {
             let (flags, tag) = self.ring_block(number, &mut lanes.words)?;
             lanes.marks.push(i32::from(flags & flags::NON_FINITE));
             tags = tags.wrapping_add(i32::from(tag));
         }
-        // As long as the plan hands blocks on, members have different results.
-        let back = self.back.open && first + blocks >= handed_on;
+        // As long as the plan carries blocks over, members have different results.
+        let back = self.back.open && first + blocks >= carried_end;
         lanes.marks.extend([i32::from(back), tags]);
         Some(Batch { reduction, first, blocks, tags })
     }
 
     /// How a block's contributions become one. None: it cannot be sent before an earlier block's
     /// result is here.
-    fn ring_reduction(&self, number: u64) -> Option<Reduction> {
+    fn ring_reduction(&self, number: EpochBlock) -> Option<Reduction> {
         let (block, kind) = self.epoch.as_ref()?.locate(number);
         let call = self.calls.iter().find(|call| call.holds(block));
         match kind {
@@ -195,7 +194,7 @@ impl Machine {
     }
 
     /// Appends a block's lanes; its flags and tag.
-    fn ring_block(&mut self, number: u64, words: &mut Vec<u64>) -> Option<(u8, u16)> {
+    fn ring_block(&mut self, number: EpochBlock, words: &mut Vec<u64>) -> Option<(u8, u16)> {
         let mut payload = [0; MAX_PAYLOAD];
         let epoch = self.epoch.as_ref()?;
         let (block, kind) = epoch.locate(number);
@@ -203,8 +202,8 @@ impl Machine {
         let encoded = match (kind, call) {
             (RunKind::Copy { source, .. }, call) => {
                 let source = source == self.config.rank;
-                let copied = copy(epoch, call.as_deref(), number, source, &mut payload);
-                copied.map(|(len, flags)| (len, flags, COPY_TAG))
+                let carried = carry(epoch, call.as_deref(), number, source, &mut payload);
+                carried.map(|(len, flags)| (len, flags, CARRIED_TAG))
             }
             (_, Some(call)) => {
                 let len = call.payload_len(block);
@@ -233,7 +232,7 @@ impl Machine {
             return self.calls_differ(batch.first);
         }
         let mut payload = [0; MAX_PAYLOAD];
-        for (number, mark) in (batch.first..batch.first + batch.blocks).zip(marks) {
+        for (number, mark) in batch.blocks().map(EpochBlock).zip(marks) {
             let Some(epoch) = &self.epoch else { return };
             let (block, kind) = epoch.locate(number);
             let call = self.calls.iter_mut().find(|call| call.holds(block));
@@ -268,9 +267,9 @@ impl Machine {
         self.drop_abandoned();
     }
 
-    fn calls_differ(&mut self, number: u64) {
-        let block = self.epoch.as_ref().map_or(0, |epoch| epoch.locate(number).0);
-        let ours = self.calls.iter().find(|call| call.holds(block));
+    fn calls_differ(&mut self, number: EpochBlock) {
+        let block = self.epoch.as_ref().map(|epoch| epoch.locate(number).0);
+        let ours = block.and_then(|block| self.calls.iter().find(|call| call.holds(block)));
         let ours = ours.map_or_else(|| "none".into(), |call| call.describe().to_string());
         let theirs = "at least one other worker made another one".into();
         self.fail(Error::CallMismatch { ours, theirs });

@@ -196,7 +196,7 @@ fn who_joins_a_running_job_starts_where_the_others_are() {
     assert_eq!(parse(&sent[0]).0.block, 0);
     sent.iter().for_each(|packet| alone.result(packet));
     let call = alone.machine.poll_call(7).expect("it has ended").expect("well");
-    assert_eq!((call.first_block(), call.report().contributors), (50, 0b111));
+    assert_eq!((call.first_block().0, call.report().contributors), (50, 0b111));
 }
 
 /// Calls wait at the gate, and the epoch ends there.

@@ -9,6 +9,7 @@ use xdp_agg_common::slot::{Contribution, Outcome, Pool, SlotState, Verdict, take
 use xdp_agg_common::wire::Reduction;
 
 use super::{CONFIG, MS, US, send_all};
+use crate::worker::EpochBlock;
 use crate::worker::flow::{Config, Counters, Flow, Part, Role};
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ struct World {
     calls: Vec<Call>,
     slots: Vec<(SlotState, [xdp_agg_common::lanes::Chunk; 1])>,
     queue: BTreeMap<(Duration, u64), Packet>,
-    copies: u64,
+    solo: u64,
 }
 
 impl World {
@@ -64,7 +65,7 @@ impl World {
             calls,
             slots: vec![Default::default(); POOL.slots() as usize],
             queue: BTreeMap::new(),
-            copies: 0,
+            solo: 0,
         }
     }
 
@@ -117,11 +118,11 @@ impl World {
         for rank in 0..self.flows.len() {
             self.flows[rank].handle_timeout(self.now);
             for block in send_all(&mut self.flows[rank], self.now) {
-                let role = self.flows[rank].role(block);
-                self.copies += u64::from(role == Role::Copy);
+                let role = self.flows[rank].role(EpochBlock(block));
+                self.solo += u64::from(role == Role::Solo);
                 let reduction = match role {
                     Role::Sum | Role::Full => Reduction::Max64,
-                    Role::Copy | Role::Listen => Reduction::Copy,
+                    Role::Solo | Role::Listen => Reduction::Copy,
                 };
                 let asks = role == Role::Listen;
                 let value = if asks { 0 } else { self.value(rank, block) };
@@ -150,7 +151,11 @@ impl World {
         let Outcome { verdict, .. } = take_in((state, lanes), POOL, members, &c, &mut packet[..]);
         let taken_over = before.epoch == 1 && state.block != before.block;
         for flow in self.flows.iter().filter(|_| taken_over) {
-            assert!(flow.is_done(before.block), "block {} is overwritten too early", before.block);
+            assert!(
+                flow.is_done(EpochBlock(before.block)),
+                "block {} is overwritten too early",
+                before.block
+            );
         }
         let (to, result) = match verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => {
@@ -184,11 +189,11 @@ impl World {
                 match self.queue.pop_first().expect("there is a first").1 {
                     Packet::Up(c, value) => self.sum(c, value),
                     Packet::Down(rank, block, None) => {
-                        self.flows[rank].handle_pending(block, self.now)
+                        self.flows[rank].handle_pending(EpochBlock(block), self.now)
                     }
                     Packet::Down(rank, block, Some(sum)) => {
                         let expected = self.result(block);
-                        if self.flows[rank].handle_result(block, self.now) {
+                        if self.flows[rank].handle_result(EpochBlock(block), self.now) {
                             assert_eq!(sum, expected, "block {block} at rank {rank}");
                         }
                     }
@@ -206,7 +211,7 @@ fn broadcast(root: usize, blocks: u64) -> Call {
 #[test]
 fn a_broadcast_is_the_roots_packets_and_few_others() {
     let (world, counters) = World::new(4, vec![broadcast(1, 1600)], 0.0, 1).run();
-    assert!(world.copies >= 1500, "{}", world.copies);
+    assert!(world.solo >= 1500, "{}", world.solo);
     assert_eq!(counters[1].sent, 1600);
     for rank in [0, 2, 3] {
         assert_eq!(counters[rank].sent, 100, "every sixteenth block");
@@ -221,16 +226,16 @@ fn a_listener_asks_for_what_a_gap_shows_to_be_missing() {
     flow.extend(16, Part::Listener);
     assert_eq!(send_all(&mut flow, US), [0], "the full block");
     for block in [0, 1, 3, 4] {
-        assert!(flow.handle_result(block, US * 50));
+        assert!(flow.handle_result(EpochBlock(block), US * 50));
     }
     assert_eq!(send_all(&mut flow, US * 300), [0_u64; 0]);
-    assert!(flow.handle_result(5, US * 300));
+    assert!(flow.handle_result(EpochBlock(5), US * 300));
     assert_eq!(send_all(&mut flow, US * 300), [0_u64; 0], "overtaken just now");
-    assert!(flow.handle_result(6, US * 450));
+    assert!(flow.handle_result(EpochBlock(6), US * 450));
     assert_eq!(send_all(&mut flow, US * 450), [2]);
     assert_eq!(flow.counters().questions, 1);
-    assert!(flow.handle_result(2, US * 500));
-    assert_eq!(flow.base(), 7);
+    assert!(flow.handle_result(EpochBlock(2), US * 500));
+    assert_eq!(flow.base().0, 7);
 }
 
 #[test]
@@ -240,7 +245,7 @@ fn a_listener_acknowledges_what_it_holds_and_no_more() {
     assert_eq!(send_all(&mut flow, US), [0, 16]);
     let window = flow.window();
     for block in (0..16).filter(|block| *block != 7) {
-        flow.handle_result(block, US * 50);
+        flow.handle_result(EpochBlock(block), US * 50);
     }
     // As long as block 7 is missing, the full block after next is not sent; nothing comes that
     // would show a gap, so the timer asks.
@@ -248,7 +253,7 @@ fn a_listener_acknowledges_what_it_holds_and_no_more() {
     flow.handle_timeout(US * 1100);
     assert_eq!(send_all(&mut flow, US * 1100), [7]);
     assert_eq!(flow.window(), window, "nothing of ours was lost");
-    flow.handle_result(7, US * 1200);
+    flow.handle_result(EpochBlock(7), US * 1200);
     // The loss was real: what is as old is asked for, too, and what is held is acknowledged.
     assert_eq!(send_all(&mut flow, US * 1200), [16, 17, 32]);
 }
