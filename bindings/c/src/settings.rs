@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use xdp_agg_client::lent::{Options, Precision, Settings};
 use xdp_agg_client::{Builder, Error};
+use xdp_agg_launcher::is_local;
 
 use crate::failure::Failure;
 use crate::names::xdp_agg_result_t as Code;
@@ -19,18 +20,6 @@ const STRATEGY: &str = "XDP_AGG_STRATEGY";
 const PRECISION: &str = "XDP_AGG_PRECISION";
 const EXACT_UP_TO: &str = "XDP_AGG_EXACT_UP_TO";
 const DEADLINE: &str = "XDP_AGG_DEADLINE";
-
-/// What launchers say of this process's place on its host. It is right for the launcher's world
-/// alone.
-const LOCAL: [&str; 7] = [
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "LOCAL_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "GROUP_RANK",
-];
 
 /// Settings under the names of the variables that they go before.
 #[derive(Debug, Default)]
@@ -80,7 +69,7 @@ impl Given {
         }
         let has = |name| self.values.get(name).is_some_and(Option::is_some);
         let is_other_world = has("RANK") || has("WORLD_SIZE");
-        let is_overruled = (is_other_world && LOCAL.contains(&name))
+        let is_overruled = (is_other_world && is_local(name))
             // Either names the aggregators; what was given goes before what was found.
             || (has(ADDRESS) && [TOPOLOGY, STRATEGY].contains(&name))
             || (has(TOPOLOGY) && name == ADDRESS);

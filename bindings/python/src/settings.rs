@@ -9,6 +9,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use xdp_agg_client::lent::Settings;
 use xdp_agg_client::{Builder, Error};
+use xdp_agg_launcher::{Launch, is_local};
 
 use crate::calls;
 use crate::errors::{World, exception};
@@ -18,17 +19,7 @@ const TOPOLOGY: &str = "XDP_AGG_TOPOLOGY";
 const STRATEGY: &str = "XDP_AGG_STRATEGY";
 const JOB: &str = "XDP_AGG_JOB";
 
-/// What launchers say of this process's place on its host. It is right for the launcher's world
-/// alone.
-const LOCAL: [&str; 7] = [
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "LOCAL_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "GROUP_RANK",
-];
+type Launched = (Option<u16>, Option<u16>, Option<u16>, Option<u16>, Option<&'static str>);
 
 /// Arguments, under the names of the variables that they go before.
 #[derive(Debug, Default)]
@@ -81,14 +72,9 @@ impl Given {
 
     /// Where this process is, as far as that is known before it has joined.
     pub(crate) fn world(&self) -> World {
-        let number = |names: &[&'static str]| -> Option<u16> {
-            let found = names.iter().find_map(|name| self.lookup(name))?;
-            found.to_str()?.trim().parse().ok()
-        };
-        let rank = number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0);
-        let size = number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
-        let local = number(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]);
-        World { size, first_of_host: rank - rank % local.unwrap_or(1).max(1) }
+        let launch = Launch::read(|name| self.lookup(name)).unwrap_or_default();
+        let (rank, size) = launch.world().unwrap_or((0, 1));
+        World { size, first_of_host: rank - rank % launch.processes().max(1) }
     }
 
     /// The settings of the client, checked as those of the environment are.
@@ -118,12 +104,25 @@ impl Given {
         }
         let has = |name| self.values.contains_key(name);
         let is_other_world = has("RANK") || has("WORLD_SIZE");
-        let is_overruled = (is_other_world && LOCAL.contains(&name))
+        let is_overruled = (is_other_world && is_local(name))
             // Either names the aggregators; what was given goes before what was found.
             || (has(ADDRESS) && [TOPOLOGY, STRATEGY].contains(&name))
             || (has(TOPOLOGY) && name == ADDRESS);
         if is_overruled { None } else { var_os(name) }
     }
+}
+
+/// What launchers say by these variables: rank, world size, local rank, local size, and who says
+/// the rank.
+#[pyfunction]
+#[pyo3(name = "_launch")]
+pub(crate) fn launch(py: Python<'_>, environ: HashMap<String, OsString>) -> PyResult<Launched> {
+    let launch = Launch::read(|name| environ.get(name).cloned());
+    let launch = launch.map_err(|error| exception(py, &error.into()))?;
+    let value = |number: Option<xdp_agg_launcher::Number>| number.map(|number| number.value);
+    let (rank, world_size) = (value(launch.rank), value(launch.world_size));
+    let who = launch.launcher().map(|launcher| launcher.name);
+    Ok((rank, world_size, value(launch.local_rank), value(launch.local_size), who))
 }
 
 /// A number that may be too large, or below 0, for the client to have a place for it: its own words
