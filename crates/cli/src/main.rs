@@ -5,7 +5,6 @@
 mod control;
 mod doctor;
 mod jobs;
-mod quantile;
 mod serve;
 mod stats;
 mod table;

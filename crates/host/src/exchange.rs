@@ -245,11 +245,6 @@ impl Exchange {
         }
     }
 
-    /// Joins in what belongs to no block in particular; before the last [`Self::finish`].
-    pub fn add_marks(&self, marks: Marks) {
-        self.call.shared().join_marks(&marks);
-    }
-
     /// Whether all own blocks are finished.
     #[must_use]
     pub fn finished(&self) -> bool {

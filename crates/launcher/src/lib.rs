@@ -17,72 +17,46 @@
 use std::ffi::OsString;
 use std::fmt;
 
-/// The variables of one launcher.
+/// The variables of one launcher; "" for what it does not say.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Launcher {
     /// Its name, for people.
     pub name: &'static str,
-    /// The process's number in the run, from 0.
-    pub rank: &'static str,
-    /// Number of processes of the run.
-    pub world_size: Option<&'static str>,
-    /// The process's number on its host.
-    pub local_rank: Option<&'static str>,
-    /// Number of processes on its host.
-    pub local_size: Option<&'static str>,
-    /// The host's number.
-    pub group_rank: Option<&'static str>,
+    /// Rank, world size, rank on the host, processes of the host, number of the host.
+    numbers: [&'static str; 5],
     /// The run's name.
-    pub run: Option<&'static str>,
+    run: &'static str,
 }
 
 /// Those that are known, the innermost first.
 pub static LAUNCHERS: [Launcher; 5] = [
     Launcher {
         name: "torchrun",
-        rank: "RANK",
-        world_size: Some("WORLD_SIZE"),
-        local_rank: Some("LOCAL_RANK"),
-        local_size: Some("LOCAL_WORLD_SIZE"),
-        group_rank: Some("GROUP_RANK"),
-        run: Some("TORCHELASTIC_RUN_ID"),
+        numbers: ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"],
+        run: "TORCHELASTIC_RUN_ID",
     },
     Launcher {
         name: "Open MPI",
-        rank: "OMPI_COMM_WORLD_RANK",
-        world_size: Some("OMPI_COMM_WORLD_SIZE"),
-        local_rank: Some("OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        group_rank: None,
-        run: None,
+        numbers: [
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "",
+        ],
+        run: "",
     },
     Launcher {
         name: "MPICH",
-        rank: "PMI_RANK",
-        world_size: Some("PMI_SIZE"),
-        local_rank: Some("MPI_LOCALRANKID"),
-        local_size: Some("MPI_LOCALNRANKS"),
-        group_rank: None,
-        run: Some("PMI_JOBID"),
+        numbers: ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""],
+        run: "PMI_JOBID",
     },
-    Launcher {
-        name: "PMIx",
-        rank: "PMIX_RANK",
-        world_size: None,
-        local_rank: None,
-        local_size: None,
-        group_rank: None,
-        run: Some("PMIX_NAMESPACE"),
-    },
+    Launcher { name: "PMIx", numbers: ["PMIX_RANK", "", "", "", ""], run: "PMIX_NAMESPACE" },
     Launcher {
         name: "SLURM",
-        rank: "SLURM_PROCID",
-        world_size: Some("SLURM_NTASKS"),
-        local_rank: Some("SLURM_LOCALID"),
-        local_size: Some("SLURM_NTASKS_PER_NODE"),
-        group_rank: None,
-        run: Some("SLURM_JOB_ID"),
+        numbers: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", ""],
+        run: "SLURM_JOB_ID",
     },
 ];
 
@@ -90,14 +64,9 @@ pub static LAUNCHERS: [Launcher; 5] = [
 pub const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
 impl Launcher {
-    /// The variables that say where on its host a process is.
-    pub fn local(&self) -> impl Iterator<Item = &'static str> {
-        [self.local_rank, self.local_size, self.group_rank].into_iter().flatten()
-    }
-
     /// All its variables.
     pub fn variables(&self) -> impl Iterator<Item = &'static str> {
-        [Some(self.rank), self.world_size, self.run].into_iter().flatten().chain(self.local())
+        self.numbers.into_iter().chain([self.run]).filter(|name| !name.is_empty())
     }
 }
 
@@ -105,7 +74,7 @@ impl Launcher {
 /// world alone.
 #[must_use]
 pub fn is_local(name: &str) -> bool {
-    LAUNCHERS.iter().flat_map(Launcher::local).any(|local| local == name)
+    LAUNCHERS.iter().any(|launcher| launcher.numbers[2..].contains(&name) && !name.is_empty())
 }
 
 /// A variable that is wrong.
@@ -171,6 +140,7 @@ impl Launch {
     /// # Errors
     /// A value that is no number, or not text; values that contradict each other.
     pub fn read(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
+        let lookup = |name: &'static str| if name.is_empty() { None } else { lookup(name) };
         let text = |name| match lookup(name).map(OsString::into_string).transpose() {
             Ok(text) => Ok(text),
             // What is not text is not to be taken for a variable that is not set.
@@ -198,26 +168,22 @@ impl Launch {
         launcher: &Launcher,
         text: &impl Fn(&'static str) -> Result<Option<String>, Error>,
     ) -> Result<Self, Error> {
-        let number = |name: Option<&'static str>| {
-            let Some(name) = name else { return Ok(None) };
+        let number = |name| {
             let Some(text) = text(name)? else { return Ok(None) };
             match text.trim().parse() {
                 Ok(value) => Ok(Some(Number { name, value })),
                 Err(_) => wrong(name, &format!("{text:?} is not a number from 0 to 65535")),
             }
         };
-        let found = Self {
-            rank: number(Some(launcher.rank))?,
-            world_size: number(launcher.world_size)?,
-            local_rank: number(launcher.local_rank)?,
-            local_size: number(launcher.local_size)?,
-            group_rank: number(launcher.group_rank)?,
-            // torchrun's name of a run without a name is "none".
-            run: launcher.run.map_or(Ok(None), text)?.filter(|run| run != "none"),
-            ..Self::default()
-        };
+        let [rank, world_size, local_rank, local_size, group_rank] = launcher.numbers.map(number);
+        // torchrun's name of a run without a name is "none".
+        let run = text(launcher.run)?.filter(|run| run != "none");
+        let (rank, world_size, group_rank) = (rank?, world_size?, group_rank?);
+        let (local_rank, local_size) = (local_rank?, local_size?);
+        let found =
+            Self { rank, world_size, local_rank, local_size, group_rank, run, ..Self::default() };
         // A shell in an allocation of SLURM is told of processes, and is none of them.
-        let is_meant = found.rank.is_some() || launcher.rank == LAUNCHERS[0].rank;
+        let is_meant = rank.is_some() || launcher.name == LAUNCHERS[0].name;
         Ok(if is_meant { found } else { Self { run: found.run, ..Self::default() } })
     }
 
@@ -261,7 +227,9 @@ impl Launch {
     /// Who says the rank.
     #[must_use]
     pub fn launcher(&self) -> Option<&'static Launcher> {
-        LAUNCHERS.iter().find(|launcher| self.rank.is_some_and(|rank| rank.name == launcher.rank))
+        LAUNCHERS
+            .iter()
+            .find(|launcher| self.rank.is_some_and(|rank| rank.name == launcher.numbers[0]))
     }
 
     /// Rank and world size.

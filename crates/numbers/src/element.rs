@@ -56,19 +56,6 @@ impl ElementType {
             Self::I64 => "i64",
         }
     }
-
-    /// The name in the tables of nccl-tests.
-    #[must_use]
-    pub const fn nccl_name(self) -> &'static str {
-        match self {
-            Self::F32 => "float",
-            Self::F16 => "half",
-            Self::Bf16 => "bfloat16",
-            Self::F64 => "double",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-        }
-    }
 }
 
 impl fmt::Display for ElementType {
