@@ -47,7 +47,8 @@ use crate::settings::variable;
 pub use caller::Caller;
 pub use flight::InFlight;
 pub use memory::Memory;
-pub use types::{DataType, Precision, Reduction, UnknownName};
+pub use types::{DataType, Precision, Reduction};
+pub use xdp_agg_numbers::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly where nobody has chosen.
 pub const EXACT_UP_TO: usize = 64 << 10;

@@ -1,13 +1,16 @@
 //! What can be all-reduced.
 
-use std::fmt::{self, Debug};
-use std::str::FromStr;
+use std::fmt::Debug;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::types::UnknownName;
+
 /// Element types that can be all-reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_type)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
     /// 32-bit floats.
@@ -46,38 +49,13 @@ impl ElementType {
 
     /// The name in options, messages and tables.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F64 => "f64",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A name that no element type has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no element type: choose f32, f16, bf16, f64, i32 or i64")]
-pub struct UnknownElement(String);
-
-impl FromStr for ElementType {
-    type Err = UnknownElement;
-
-    fn from_str(name: &str) -> Result<Self, UnknownElement> {
-        Self::ALL
-            .into_iter()
-            .find(|element| element.name() == name)
-            .ok_or_else(|| UnknownElement(name.into()))
-    }
+fn no_type(name: &str) -> UnknownName {
+    UnknownName::new("element type", name, "f32, f16, bf16, f64, i32 or i64")
 }
 
 /// An element type as a Rust type: `f32`, [`struct@f16`], [`struct@bf16`], `f64`, `i32` or `i64`.

@@ -25,7 +25,7 @@ pub mod simd;
 pub mod throughput;
 mod types;
 
-pub use element::{Element, ElementType, UnknownElement};
+pub use element::{Element, ElementType};
 pub use format::{Encoded, Format, FormatError};
 pub use half::{bf16, f16};
 pub use keys::{KEY_REDUCTION, KEYS_PER_CHUNK, decode_keys, encode_keys, keys_payload};

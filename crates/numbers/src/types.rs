@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// How the processes' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_op)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
     /// The sum.
@@ -26,13 +28,8 @@ impl Op {
 
     /// The name in messages, options and tables.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Average => "average",
-            Self::Min => "min",
-            Self::Max => "max",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Sum or average: values are added, not compared.
@@ -42,21 +39,8 @@ impl Op {
     }
 }
 
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Op {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Self::ALL
-            .into_iter()
-            .find(|op| op.name() == name)
-            .ok_or_else(|| UnknownName::new("operation", name, "sum, average, min or max"))
-    }
+fn no_op(name: &str) -> UnknownName {
+    UnknownName::new("operation", name, "sum, average, min or max")
 }
 
 /// How floats become integers, and back, where they are added.
@@ -167,7 +151,9 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    pub(crate) fn new(what: &'static str, name: &str, choose: &'static str) -> Self {
+    /// The error for this name of a thing; `choose`: those that there are.
+    #[must_use]
+    pub fn new(what: &'static str, name: &str, choose: &'static str) -> Self {
         Self { what, name: name.into(), choose }
     }
 }
