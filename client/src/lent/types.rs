@@ -3,6 +3,9 @@
 use serde::Serialize;
 use xdp_agg_numbers::UnknownName;
 
+use super::PRECISION;
+use crate::error::Error;
+
 /// What the elements of lent memory are, in the order of bytes of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
@@ -81,6 +84,18 @@ pub enum Precision {
     /// As the communicator's scaling says: with block scaling, fixed point by the largest
     /// magnitude of each block of 352 elements (at MTU 1500). The fast way for gradients.
     Gradient,
+}
+
+impl Precision {
+    /// From the value of `XDP_AGG_PRECISION`.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: there is none of this name.
+    pub fn of_setting(value: &str) -> Result<Self, Error> {
+        let wrong =
+            |error: UnknownName| Error::Config { name: PRECISION, problem: error.to_string() };
+        value.trim().parse().map_err(wrong)
+    }
 }
 
 fn no_type(name: &str) -> UnknownName {

@@ -31,7 +31,7 @@ pub fn variable(name: &'static str) -> Result<Option<String>, Error> {
 }
 
 /// The value may be a secret: the error does not show it.
-fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
+pub(crate) fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
     let wrong = |_| Error::Config { name, problem: NOT_TEXT.into() };
     value.map(|value| value.into_string().map_err(wrong)).transpose()
 }
@@ -88,9 +88,7 @@ impl Builder {
         if let Some((name, value)) = read("XDP_AGG_ADDR") {
             builder.aggregators = targets(name, &value)?;
         }
-        if let Some((name, value)) = read("XDP_AGG_JOB_SLOTS") {
-            builder.slots = Some(parse(name, &value, "a power of two, such as 1024")?);
-        }
+        builder.slots = number(&lookup, "XDP_AGG_JOB_SLOTS", "a power of two, such as 1024")?;
         let strategy = lookup("XDP_AGG_STRATEGY");
         if let Some((name, path)) = read("XDP_AGG_TOPOLOGY") {
             if !builder.aggregators.is_empty() {
@@ -121,12 +119,8 @@ impl Builder {
         if let Some((name, value)) = read("XDP_AGG_JOIN_DEADLINE") {
             builder.join_deadline = some_seconds(name, &value)?;
         }
-        if let Some((name, value)) = read("XDP_AGG_MTU") {
-            builder.mtu = Some(parse(name, &value, "bytes, such as 1500")?);
-        }
-        if let Some((name, value)) = read("XDP_AGG_RATE") {
-            builder.rate = Some(parse(name, &value, "bits per second, such as 1000000000")?);
-        }
+        builder.mtu = number(&lookup, "XDP_AGG_MTU", "bytes, such as 1500")?;
+        builder.rate = number(&lookup, "XDP_AGG_RATE", "bits per second, such as 1000000000")?;
         if let Some((name, value)) = read("XDP_AGG_RESULT_MODE") {
             builder.result_mode = result_mode(name, &value)?;
         }
@@ -147,9 +141,7 @@ impl Builder {
         if let Some(value) = lookup("XDP_AGG_IN_HOST") {
             self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
         }
-        if let Some(value) = lookup("XDP_AGG_SEGMENT") {
-            self.segment = Some(parse("XDP_AGG_SEGMENT", &value, "bytes, such as 33554432")?);
-        }
+        self.segment = number(lookup, "XDP_AGG_SEGMENT", "bytes, such as 33554432")?;
         self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);
         Ok(())
     }
@@ -166,9 +158,7 @@ impl Builder {
         if let Some(value) = lookup("XDP_AGG_SCALING") {
             self.scaling = parse("XDP_AGG_SCALING", &value, "block or fixed:SCALE")?;
         }
-        if let Some(value) = lookup("XDP_AGG_LANES") {
-            self.lanes = Some(parse("XDP_AGG_LANES", &value, "16, 32 or 64")?);
-        }
+        self.lanes = number(lookup, "XDP_AGG_LANES", "16, 32 or 64")?;
         Ok(())
     }
 
@@ -210,11 +200,25 @@ impl Builder {
     }
 }
 
-fn parse<T: FromStr>(name: &'static str, value: &str, expected: &str) -> Result<T, Error> {
+/// `expected` says what is wrong with the value.
+pub(crate) fn parse<T: FromStr>(
+    name: &'static str,
+    value: &str,
+    expected: &str,
+) -> Result<T, Error> {
     value
         .trim()
         .parse()
         .map_err(|_| Error::Config { name, problem: format!("{value:?} is not {expected}") })
+}
+
+/// A value to be parsed, if there is one.
+fn number<T: FromStr>(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, Error> {
+    lookup(name).map(|value| parse(name, &value, expected)).transpose()
 }
 
 fn seconds(name: &'static str, value: &str) -> Result<Duration, Error> {
