@@ -168,6 +168,12 @@ impl From<xdp_agg_mesh::Error> for Error {
     }
 }
 
+impl From<xdp_agg_launcher::Error> for Error {
+    fn from(error: xdp_agg_launcher::Error) -> Self {
+        Self::Config { name: error.name, problem: error.problem }
+    }
+}
+
 impl From<SimdError> for Error {
     fn from(error: SimdError) -> Self {
         let problem = match error {

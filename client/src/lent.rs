@@ -4,7 +4,7 @@
 //! use xdp_agg_client::Builder;
 //! use xdp_agg_client::lent::{Caller, DataType, Memory, Options, Reduction, Settings, Task};
 //!
-//! let caller = Caller::connect(Builder::from_env()?, Settings::from_env()?)?;
+//! let caller = Caller::connect(Builder::from_env()?, Settings::from_values(std::env::var_os)?)?;
 //! let mut losses = [2.345_678_9_f32, 1.25e6, 0.0017];
 //! // SAFETY: the array outlives the call, and nobody else touches it meanwhile.
 //! let memory = unsafe { Memory::new(losses.as_mut_ptr().cast(), losses.len(), DataType::F32) };
@@ -26,6 +26,7 @@ mod caller;
 mod copies;
 mod flight;
 mod floats;
+mod given;
 mod guess;
 mod inner;
 mod integers;
@@ -34,6 +35,7 @@ mod order;
 mod started;
 mod types;
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -42,15 +44,21 @@ use xdp_agg_protocol::worker::{Counters, Report};
 #[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::error::Error;
-use crate::settings::variable;
+use crate::settings::{parse, text};
 
 pub use caller::Caller;
 pub use flight::InFlight;
+pub use given::Given;
 pub use memory::Memory;
-pub use types::{DataType, Precision, Reduction, UnknownName};
+pub use types::{DataType, Precision, Reduction};
+pub use xdp_agg_numbers::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly where nobody has chosen.
 pub const EXACT_UP_TO: usize = 64 << 10;
+/// The variable that says another one.
+const EXACT_UP_TO_NAME: &str = "XDP_AGG_EXACT_UP_TO";
+/// The variable that says how exact sums are.
+const PRECISION: &str = "XDP_AGG_PRECISION";
 
 /// What is called, in place on the whole vector. All ranks make the same calls, with vectors of the
 /// same length and type.
@@ -108,20 +116,14 @@ impl Settings {
     ///
     /// # Errors
     /// A variable that cannot be understood.
-    pub fn from_env() -> Result<Self, Error> {
-        const PRECISION: &str = "XDP_AGG_PRECISION";
-        const UP_TO: &str = "XDP_AGG_EXACT_UP_TO";
+    pub fn from_values(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
         let mut settings = Self::default();
-        if let Some(value) = variable(PRECISION)? {
-            let wrong =
-                |error: UnknownName| Error::Config { name: PRECISION, problem: error.to_string() };
-            settings.precision = Some(value.trim().parse().map_err(wrong)?);
+        if let Some(value) = text(PRECISION, lookup(PRECISION))? {
+            settings.precision = Some(Precision::of_setting(&value)?);
         }
-        if let Some(value) = variable(UP_TO)? {
-            settings.exact_up_to = value.trim().parse().map_err(|_| Error::Config {
-                name: UP_TO,
-                problem: format!("{value:?} is no number of bytes, such as 65536"),
-            })?;
+        if let Some(value) = text(EXACT_UP_TO_NAME, lookup(EXACT_UP_TO_NAME))? {
+            settings.exact_up_to =
+                parse(EXACT_UP_TO_NAME, &value, "a number of bytes, such as 65536")?;
         }
         Ok(settings)
     }

@@ -5,13 +5,13 @@ use std::thread::panicking;
 
 use serde::Serialize;
 use xdp_agg_client::Error;
-use xdp_agg_client::lent::{Caller, Stats};
+use xdp_agg_client::lent::{Caller, Given, Stats};
 
 use crate::calls::Prepared;
 use crate::failure::{Failure, keep};
 use crate::memory::{self, Hook};
 use crate::request::Request;
-use crate::settings::{Choices, Given};
+use crate::settings::Choices;
 
 /// A membership in a job.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Told {
 impl Comm {
     /// Joins a job and waits until all its ranks are there.
     pub(crate) fn connect(given: &Given) -> Result<Self, Failure> {
-        let caller = Caller::connect(given.builder()?, given.numbers()?)?;
+        let caller = Caller::connect(given.builder()?, given.settings()?)?;
         let (choices, hook) = Default::default();
         Ok(Self { caller: Arc::new(caller), choices, hook })
     }

@@ -20,6 +20,7 @@ mod report;
 mod settings;
 
 use pyo3::prelude::*;
+use xdp_agg_launcher::{LAUNCHERS, Launcher, MASTER};
 
 /// What `xdp_agg` is made of; not an interface of its own.
 #[pymodule]
@@ -28,6 +29,9 @@ fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CONTROL_VERSION", xdp_agg_common::control::CONTROL_VERSION)?;
     module.add("CONTROL_PORT", xdp_agg_common::control::CONTROL_PORT)?;
     module.add("DATA_PORT", xdp_agg_common::wire::DATA_PORT)?;
+    let variables = LAUNCHERS.iter().flat_map(Launcher::variables).chain(MASTER);
+    module.add("LAUNCHER_VARIABLES", variables.collect::<Vec<_>>())?;
+    module.add_function(wrap_pyfunction!(settings::launch, module)?)?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<report::Report>()?;

@@ -30,7 +30,7 @@ impl Report {
     /// minimum, maximum, copies).
     #[getter]
     fn precision(&self) -> Option<&'static str> {
-        self.outcome.precision.map(|precision| precision.name())
+        self.outcome.precision.map(Into::into)
     }
 
     /// Elements that were summed again because a NaN or an infinity stood in their block.

@@ -1,39 +1,26 @@
 //! What a communicator needs to know: from arguments, and otherwise from the environment.
 
 use std::collections::HashMap;
-use std::env::var_os;
 use std::ffi::OsString;
 use std::fmt::Display;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use xdp_agg_client::lent::Settings;
+use xdp_agg_client::lent::{self, Settings};
 use xdp_agg_client::{Builder, Error};
+use xdp_agg_launcher::Launch;
 
 use crate::calls;
 use crate::errors::{World, exception};
 
-const ADDRESS: &str = "XDP_AGG_ADDR";
-const TOPOLOGY: &str = "XDP_AGG_TOPOLOGY";
-const STRATEGY: &str = "XDP_AGG_STRATEGY";
 const JOB: &str = "XDP_AGG_JOB";
 
-/// What launchers say of this process's place on its host. It is right for the launcher's world
-/// alone.
-const LOCAL: [&str; 7] = [
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "LOCAL_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "GROUP_RANK",
-];
+type Launched = (Option<u16>, Option<u16>, Option<u16>, Option<u16>, Option<&'static str>);
 
 /// Arguments, under the names of the variables that they go before.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
-    values: HashMap<&'static str, String>,
+    values: lent::Given,
     precision: Option<String>,
     exact_up_to: Option<usize>,
 }
@@ -42,7 +29,7 @@ impl Given {
     /// An argument, if it was given.
     pub(crate) fn set(&mut self, variable: &'static str, value: Option<impl Display>) {
         if let Some(value) = value {
-            self.values.insert(variable, value.to_string());
+            self.values.set(variable, Some(value.to_string()));
         }
     }
 
@@ -75,20 +62,15 @@ impl Given {
 
     /// The job's name.
     pub(crate) fn job(&self) -> String {
-        let found = self.lookup(JOB).map(|name| name.to_string_lossy().into_owned());
+        let found = self.values.lookup(JOB).map(|name| name.to_string_lossy().into_owned());
         found.unwrap_or_else(|| "default".into())
     }
 
     /// Where this process is, as far as that is known before it has joined.
     pub(crate) fn world(&self) -> World {
-        let number = |names: &[&'static str]| -> Option<u16> {
-            let found = names.iter().find_map(|name| self.lookup(name))?;
-            found.to_str()?.trim().parse().ok()
-        };
-        let rank = number(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]).unwrap_or(0);
-        let size = number(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).unwrap_or(1);
-        let local = number(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]);
-        World { size, first_of_host: rank - rank % local.unwrap_or(1).max(1) }
+        let launch = Launch::read(|name| self.values.lookup(name)).unwrap_or_default();
+        let (rank, size) = launch.world().unwrap_or((0, 1));
+        World { size, first_of_host: rank - rank % launch.processes().max(1) }
     }
 
     /// The settings of the client, checked as those of the environment are.
@@ -96,7 +78,7 @@ impl Given {
     /// # Errors
     /// A value that cannot be understood, under the name of its variable.
     pub(crate) fn builder(&self) -> Result<Builder, Error> {
-        Builder::from_values(|name| self.lookup(name))
+        self.values.builder()
     }
 
     /// How numbers are summed.
@@ -104,26 +86,26 @@ impl Given {
     /// # Errors
     /// `ValueError`: no such precision; a variable that cannot be understood.
     pub(crate) fn settings(&self, py: Python<'_>) -> PyResult<Settings> {
-        let found = Settings::from_env().map_err(|error| exception(py, &error))?;
+        let found = self.values.settings().map_err(|error| exception(py, &error))?;
         let named = self.precision.as_deref().map(calls::precision).transpose()?;
         Ok(Settings {
             precision: named.or(found.precision),
             exact_up_to: self.exact_up_to.unwrap_or(found.exact_up_to),
         })
     }
+}
 
-    fn lookup(&self, name: &'static str) -> Option<OsString> {
-        if let Some(value) = self.values.get(name) {
-            return Some(value.into());
-        }
-        let has = |name| self.values.contains_key(name);
-        let is_other_world = has("RANK") || has("WORLD_SIZE");
-        let is_overruled = (is_other_world && LOCAL.contains(&name))
-            // Either names the aggregators; what was given goes before what was found.
-            || (has(ADDRESS) && [TOPOLOGY, STRATEGY].contains(&name))
-            || (has(TOPOLOGY) && name == ADDRESS);
-        if is_overruled { None } else { var_os(name) }
-    }
+/// What launchers say by these variables: rank, world size, local rank, local size, and who says
+/// the rank.
+#[pyfunction]
+#[pyo3(name = "_launch")]
+pub(crate) fn launch(py: Python<'_>, environ: HashMap<String, OsString>) -> PyResult<Launched> {
+    let launch = Launch::read(|name| environ.get(name).cloned());
+    let launch = launch.map_err(|error| exception(py, &error.into()))?;
+    let value = |number: Option<xdp_agg_launcher::Number>| number.map(|number| number.value);
+    let (rank, world_size) = (value(launch.rank), value(launch.world_size));
+    let who = launch.launcher().map(|launcher| launcher.name);
+    Ok((rank, world_size, value(launch.local_rank), value(launch.local_size), who))
 }
 
 /// A number that may be too large, or below 0, for the client to have a place for it: its own words

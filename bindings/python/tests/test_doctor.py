@@ -210,8 +210,8 @@ def test_in_a_network(xdp_network: Workers) -> None:
     [
         ({}, "RANK and WORLD_SIZE not set", False),
         ({"RANK": "1"}, "WORLD_SIZE not set", False),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' is no number", True),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of 2 (as torchrun sets it)", True),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, 'RANK: "one" is not a number from 0 to 65535', True),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: 2, with WORLD_SIZE=2; ranks count from 0", True),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "rank 1 of 4 (from MPICH)", False),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"},
@@ -227,12 +227,12 @@ def test_places(environ: dict[str, str], finding: str, is_wrong: bool) -> None:
 
 
 def test_places_that_are_mixed() -> None:
-    mixed = _launcher.place({"RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
-    assert mixed.remedy is not None
-    assert "two launchers" in mixed.remedy
-    slurm = _launcher.place({"SLURM_PROCID": "0"})
-    assert slurm.remedy is not None
-    assert "SLURM_PROCID" in slurm.remedy
+    others = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+    mixed = _launcher.place({"RANK": "1", **others})
+    assert mixed.is_wrong
+    assert "another run" in mixed.finding
+    slurm = _launcher.place({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
+    assert slurm.finding == "rank 0 of 2 (from SLURM)"
 
 
 def test_what_the_kernel_says() -> None:

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use xdp_agg_mesh::meet::random;
 use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
 use xdp_agg_numbers::{Element, ElementType};
 
@@ -164,12 +165,6 @@ fn same(what: &str, seen: &[i64]) -> Result<(), Error> {
     }
     let theirs = "at least one other worker made another one".into();
     Err(Error::Job(JobError::CallMismatch { ours: what.into(), theirs }))
-}
-
-/// A number that nobody can guess: the hasher is seeded by the system's random numbers.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
 }
 
 /// True for types that workers can reduce among themselves.

@@ -14,6 +14,8 @@ use crate::error::Error;
 
 /// A collective that has a choice of ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Kind {
     /// The root's data to all.
     Broadcast,
@@ -34,20 +36,8 @@ impl Kind {
 
     /// The name in tables and messages.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::AllGather => "all-gather",
-            Self::AllReduce => "all-reduce",
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 

@@ -82,7 +82,7 @@ impl Sum {
     /// On which the ranks must agree.
     pub(super) fn name(&self) -> String {
         self.part_of.as_ref().map_or_else(
-            || self.reduction.name().to_owned(),
+            || self.reduction.to_string(),
             |part_of| format!("{} {part_of}", self.reduction),
         )
     }

@@ -1,56 +1,15 @@
 //! Types of elements, reductions and precisions, by name.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::Serialize;
+use xdp_agg_numbers::UnknownName;
 
-/// A name that stands for nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is no {what}: choose one of {choose}")]
-pub struct UnknownName {
-    what: &'static str,
-    name: String,
-    choose: &'static str,
-}
-
-/// Names of an enumeration, for `Display`, `FromStr` and `Serialize`.
-macro_rules! named {
-    (
-        $type:ident, $what:literal, $choose:literal,
-        $($variant:ident: $name:literal $(| $other:literal)*;)*
-    ) => {
-        impl $type {
-            /// Its name.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)*
-                }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = UnknownName;
-
-            fn from_str(name: &str) -> Result<Self, UnknownName> {
-                match name {
-                    $($name $(| $other)* => Ok(Self::$variant),)*
-                    _ => Err(UnknownName { what: $what, name: name.into(), choose: $choose }),
-                }
-            }
-        }
-    };
-}
+use super::PRECISION;
+use crate::error::Error;
 
 /// What the elements of lent memory are, in the order of bytes of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_type)]
 pub enum DataType {
     /// IEEE 754 binary32.
     F32,
@@ -74,12 +33,6 @@ pub enum DataType {
     Bool,
 }
 
-named! {
-    DataType, "type of elements", "f32, f16, bf16, f64, i32, i64, i16, i8, u8, bool",
-    F32: "f32"; F16: "f16"; Bf16: "bf16"; F64: "f64"; I32: "i32"; I64: "i64"; I16: "i16";
-    I8: "i8"; U8: "u8"; Bool: "bool";
-}
-
 impl DataType {
     /// Bytes of an element.
     #[must_use]
@@ -101,10 +54,13 @@ impl DataType {
 
 /// How the ranks' elements become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_reduction)]
 pub enum Reduction {
     /// Integers wrap.
     Sum,
     /// The sum, divided by the world size; integers towards zero.
+    #[strum(to_string = "average", serialize = "mean", serialize = "avg")]
     Average,
     /// A NaN goes before all numbers, as in `minimum` of IEEE 754-2019.
     Min,
@@ -116,13 +72,10 @@ pub enum Reduction {
     Or,
 }
 
-named! {
-    Reduction, "reduction", "sum, average (or mean, avg), min, max, and, or",
-    Sum: "sum"; Average: "average" | "mean" | "avg"; Min: "min"; Max: "max"; And: "and"; Or: "or";
-}
-
 /// How exact a sum of floats is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_precision)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// Each element is the exact sum, rounded: at most one unit in the last place off, whatever
@@ -133,4 +86,28 @@ pub enum Precision {
     Gradient,
 }
 
-named! { Precision, "precision", "exact, gradient", Exact: "exact"; Gradient: "gradient"; }
+impl Precision {
+    /// From the value of `XDP_AGG_PRECISION`.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: there is none of this name.
+    pub fn of_setting(value: &str) -> Result<Self, Error> {
+        let wrong =
+            |error: UnknownName| Error::Config { name: PRECISION, problem: error.to_string() };
+        value.trim().parse().map_err(wrong)
+    }
+}
+
+fn no_type(name: &str) -> UnknownName {
+    let choose = "one of f32, f16, bf16, f64, i32, i64, i16, i8, u8, bool";
+    UnknownName::new("type of elements", name, choose)
+}
+
+fn no_reduction(name: &str) -> UnknownName {
+    let choose = "one of sum, average (or mean, avg), min, max, and, or";
+    UnknownName::new("reduction", name, choose)
+}
+
+fn no_precision(name: &str) -> UnknownName {
+    UnknownName::new("precision", name, "one of exact, gradient")
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Token, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_launcher::{Launch, Number};
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_numbers::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
@@ -30,7 +31,7 @@ pub fn variable(name: &'static str) -> Result<Option<String>, Error> {
 }
 
 /// The value may be a secret: the error does not show it.
-fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
+pub(crate) fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
     let wrong = |_| Error::Config { name, problem: NOT_TEXT.into() };
     value.map(|value| value.into_string().map_err(wrong)).transpose()
 }
@@ -45,22 +46,9 @@ pub fn deadline_from_env() -> Result<Option<Duration>, Error> {
 }
 
 impl Builder {
-    /// Settings from the environment, as `torchrun` and MPI launchers set it: `RANK` (or
-    /// `OMPI_COMM_WORLD_RANK`, `PMI_RANK`), `WORLD_SIZE` (or `OMPI_COMM_WORLD_SIZE`, `PMI_SIZE`),
-    /// `LOCAL_RANK` (or `OMPI_COMM_WORLD_LOCAL_RANK`, `MPI_LOCALRANKID`), `LOCAL_WORLD_SIZE` (or
-    /// `OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`), `GROUP_RANK`; and ours: `XDP_AGG_ADDR`
-    /// (host or host:port of the daemon; several, separated by commas) or `XDP_AGG_TOPOLOGY` (a
-    /// topology file) with `XDP_AGG_STRATEGY`, or `MASTER_ADDR` and `MASTER_PORT`
-    /// (every host's own daemon sums a share then), `XDP_AGG_JOB`,
-    /// `XDP_AGG_IN_HOST` (`on`, `off`), `XDP_AGG_SEGMENT` (bytes), `XDP_AGG_SEGMENT_DIR`,
-    /// `XDP_AGG_SCALING` (`block`, `fixed:1e7`) or `XDP_AGG_SCALE` (a fixed scale), `XDP_AGG_LANES`
-    /// (16, 32), `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` (seconds), `XDP_AGG_MTU` (bytes),
-    /// `XDP_AGG_JOB_SLOTS`, `XDP_AGG_RESULT_MODE` (`ports`, `fanout`, `multicast`), `XDP_AGG_RATE`
-    /// (bit/s), `XDP_AGG_ON_WORKER_LOSS` (`fail`, `shrink`), `XDP_AGG_ON_AGGREGATOR_LOSS` (`fail`,
-    /// `resume`, `ring`), `XDP_AGG_FALLBACK_AFTER` and `XDP_AGG_DEAD_AFTER` (seconds),
-    /// `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, and for TLS the files `XDP_AGG_TLS_CA`,
-    /// `XDP_AGG_TLS_CERT` and `XDP_AGG_TLS_KEY`, and `XDP_AGG_TLS_NAME`; and `XDP_AGG_TUNING`, a
-    /// file of `xdp-agg tune`, or `aggregator`: see [`Tuning`].
+    /// Settings from the environment: the place in the world as launchers such as `torchrun`,
+    /// `mpirun` and `srun` set it, and all else by `XDP_AGG_*`. Settings are listed in
+    /// `docs/guide.md`, under "Settings of a worker".
     ///
     /// # Errors
     /// A variable that cannot be understood. Missing ones are reported by [`Self::connect`].
@@ -88,24 +76,21 @@ impl Builder {
     /// # Errors
     /// As [`Self::from_env`].
     pub fn from_lookup(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
-        let first = |names: &[&'static str]| {
-            names.iter().find_map(|name| lookup(name).map(|value| (*name, value)))
-        };
+        let read = |name: &'static str| lookup(name).map(|value| (name, value));
+        let value = |found: Option<Number>| found.map(|number| number.value);
         let mut builder = Self::default();
-        if let Some((name, value)) = first(&["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]) {
-            builder.rank = Some(parse(name, &value, "a number from 0")?);
-        }
-        if let Some((name, value)) = first(&["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]) {
-            builder.world_size = Some(parse(name, &value, "a number from 1")?);
-        }
-        if let Some((name, value)) = first(&["XDP_AGG_ADDR"]) {
+        let launch = Launch::read(|name| lookup(name).map(OsString::from))?;
+        builder.rank = value(launch.rank);
+        builder.world_size = value(launch.world_size);
+        builder.local_rank = value(launch.local_rank);
+        builder.local_size = value(launch.local_size);
+        builder.group_rank = value(launch.group_rank);
+        if let Some((name, value)) = read("XDP_AGG_ADDR") {
             builder.aggregators = targets(name, &value)?;
         }
-        if let Some((name, value)) = first(&["XDP_AGG_JOB_SLOTS"]) {
-            builder.slots = Some(parse(name, &value, "a power of two, such as 1024")?);
-        }
+        builder.slots = number(&lookup, "XDP_AGG_JOB_SLOTS", "a power of two, such as 1024")?;
         let strategy = lookup("XDP_AGG_STRATEGY");
-        if let Some((name, path)) = first(&["XDP_AGG_TOPOLOGY"]) {
+        if let Some((name, path)) = read("XDP_AGG_TOPOLOGY") {
             if !builder.aggregators.is_empty() {
                 let problem = "set together with XDP_AGG_ADDR: a topology names all daemons that \
                                take part; unset one of the two";
@@ -120,28 +105,23 @@ impl Builder {
             );
             return Err(Error::Config { name: "XDP_AGG_STRATEGY", problem });
         }
-        if let (true, Some(host), Some(port)) =
-            (builder.aggregators.is_empty(), lookup("MASTER_ADDR"), lookup("MASTER_PORT"))
+        if builder.aggregators.is_empty()
+            && let Some((host, port)) = launch.master()?
         {
-            let port = parse("MASTER_PORT", &port, "a port, 1 to 65535")?;
-            builder.master = Some(resolve("MASTER_ADDR", &host, port)?);
+            builder.master = Some(resolve("MASTER_ADDR", host, port)?);
         }
-        if let Some((_, value)) = first(&["XDP_AGG_JOB"]) {
+        if let Some((_, value)) = read("XDP_AGG_JOB") {
             builder.job = value;
         }
-        if let Some((name, value)) = first(&["XDP_AGG_DEADLINE"]) {
+        if let Some((name, value)) = read("XDP_AGG_DEADLINE") {
             builder.deadline = some_seconds(name, &value)?;
         }
-        if let Some((name, value)) = first(&["XDP_AGG_JOIN_DEADLINE"]) {
+        if let Some((name, value)) = read("XDP_AGG_JOIN_DEADLINE") {
             builder.join_deadline = some_seconds(name, &value)?;
         }
-        if let Some((name, value)) = first(&["XDP_AGG_MTU"]) {
-            builder.mtu = Some(parse(name, &value, "bytes, such as 1500")?);
-        }
-        if let Some((name, value)) = first(&["XDP_AGG_RATE"]) {
-            builder.rate = Some(parse(name, &value, "bits per second, such as 1000000000")?);
-        }
-        if let Some((name, value)) = first(&["XDP_AGG_RESULT_MODE"]) {
+        builder.mtu = number(&lookup, "XDP_AGG_MTU", "bytes, such as 1500")?;
+        builder.rate = number(&lookup, "XDP_AGG_RATE", "bits per second, such as 1000000000")?;
+        if let Some((name, value)) = read("XDP_AGG_RESULT_MODE") {
             builder.result_mode = result_mode(name, &value)?;
         }
         builder.read_local(&lookup)?;
@@ -158,20 +138,10 @@ impl Builder {
         &mut self,
         lookup: &impl Fn(&'static str) -> Option<String>,
     ) -> Result<(), Error> {
-        let number = |names: &[&'static str]| {
-            let found = names.iter().find_map(|name| lookup(name).map(|value| (*name, value)));
-            found.map(|(name, value)| parse(name, &value, "a number")).transpose()
-        };
-        self.local_rank = number(&["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"])?;
-        self.local_size =
-            number(&["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])?;
-        self.group_rank = number(&["GROUP_RANK"])?;
         if let Some(value) = lookup("XDP_AGG_IN_HOST") {
             self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
         }
-        if let Some(value) = lookup("XDP_AGG_SEGMENT") {
-            self.segment = Some(parse("XDP_AGG_SEGMENT", &value, "bytes, such as 33554432")?);
-        }
+        self.segment = number(lookup, "XDP_AGG_SEGMENT", "bytes, such as 33554432")?;
         self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);
         Ok(())
     }
@@ -188,9 +158,7 @@ impl Builder {
         if let Some(value) = lookup("XDP_AGG_SCALING") {
             self.scaling = parse("XDP_AGG_SCALING", &value, "block or fixed:SCALE")?;
         }
-        if let Some(value) = lookup("XDP_AGG_LANES") {
-            self.lanes = Some(parse("XDP_AGG_LANES", &value, "16, 32 or 64")?);
-        }
+        self.lanes = number(lookup, "XDP_AGG_LANES", "16, 32 or 64")?;
         Ok(())
     }
 
@@ -232,11 +200,25 @@ impl Builder {
     }
 }
 
-fn parse<T: FromStr>(name: &'static str, value: &str, expected: &str) -> Result<T, Error> {
+/// `expected` says what is wrong with the value.
+pub(crate) fn parse<T: FromStr>(
+    name: &'static str,
+    value: &str,
+    expected: &str,
+) -> Result<T, Error> {
     value
         .trim()
         .parse()
         .map_err(|_| Error::Config { name, problem: format!("{value:?} is not {expected}") })
+}
+
+/// A value to be parsed, if there is one.
+fn number<T: FromStr>(
+    lookup: &impl Fn(&'static str) -> Option<String>,
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, Error> {
+    lookup(name).map(|value| parse(name, &value, expected)).transpose()
 }
 
 fn seconds(name: &'static str, value: &str) -> Result<Duration, Error> {

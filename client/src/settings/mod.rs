@@ -23,6 +23,7 @@ use crate::error::Error;
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
 pub use env::{addresses, deadline_from_env, variable};
+pub(crate) use env::{parse, text};
 pub use place::Place;
 pub(crate) use source::Source;
 

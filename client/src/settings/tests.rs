@@ -1,6 +1,10 @@
 //! Tests of the settings.
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
 use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_numbers::simd;
 
 use super::*;
 
@@ -60,6 +64,25 @@ fn nonsense_is_named() {
         let error = with(pairs).expect_err(words).to_string();
         assert!(error.contains(words), "{error}");
     }
+}
+
+/// The table of the guide has each variable, and no other.
+#[test]
+fn the_guide_lists_the_settings() {
+    let guide = include_str!("../../../docs/guide.md");
+    let table = guide.lines().filter(|line| line.starts_with("| `"));
+    let names = table.flat_map(|line| line.split(" | ").next().unwrap_or(line).split('`'));
+    let in_guide: BTreeSet<_> = names.filter(|name| name.starts_with("XDP_AGG_")).collect();
+    let asked =
+        Mutex::new(BTreeSet::from([simd::VARIABLE, "XDP_AGG_PRECISION", "XDP_AGG_EXACT_UP_TO"]));
+    Builder::from_lookup(|name| {
+        asked.lock().expect("no panic").insert(name);
+        None
+    })
+    .expect("nothing is set");
+    let mut in_code = asked.into_inner().expect("no panic");
+    in_code.retain(|name| name.starts_with("XDP_AGG_"));
+    assert_eq!(in_guide, in_code);
 }
 
 #[test]

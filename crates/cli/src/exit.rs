@@ -54,7 +54,7 @@ fn is_wrong_setting(error: &anyhow::Error) -> bool {
         )
     );
     let mesh = matches!(error.downcast_ref(), Some(xdp_agg_mesh::Error::Setting { .. }));
-    client || ring || mesh
+    client || ring || mesh || error.is::<xdp_agg_launcher::Error>()
 }
 
 /// `xdp-agg stats --watch 1 | head`: whoever reads has read enough.

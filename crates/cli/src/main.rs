@@ -6,7 +6,6 @@ mod control;
 mod doctor;
 mod exit;
 mod jobs;
-mod quantile;
 mod serve;
 mod stats;
 mod table;

@@ -44,6 +44,8 @@ mod stream;
 mod wake;
 mod watch;
 
+use std::hash::Hasher;
+
 pub use buffer::Buffer;
 pub use call::{ABANDONED, Shape};
 pub use error::Error;
@@ -58,6 +60,7 @@ pub use wake::Waker;
 
 /// A digest of bytes that are no secret (FNV-1a).
 pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
+    let mut state = fnv::FnvHasher::default();
+    bytes.into_iter().for_each(|byte| state.write_u8(byte));
+    state.finish()
 }

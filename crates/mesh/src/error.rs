@@ -147,6 +147,12 @@ impl Error {
     }
 }
 
+impl From<xdp_agg_launcher::Error> for Error {
+    fn from(error: xdp_agg_launcher::Error) -> Self {
+        Self::Setting { name: error.name, problem: error.problem }
+    }
+}
+
 fn refusals(refused: &[String]) -> String {
     match refused {
         [] => String::new(),

@@ -76,16 +76,6 @@ pub fn staged_knomial(n: u32, k: u32, m: f64, pcie_bytes_per_s: f64, network: Ne
     m / pcie_bytes_per_s + knomial(n, k, m).seconds(network)
 }
 
-/// The chunk at which (5) is least: `sqrt(M t_s B / (n-2))`, at most `M`.
-#[must_use]
-pub fn best_chunk(n: u32, m: f64, network: Network) -> f64 {
-    let hops = f64::from(n) - 2.0;
-    if hops <= 0.0 {
-        return m;
-    }
-    (m * network.startup_s * network.bytes_per_s / hops).sqrt().min(m)
-}
-
 /// The model of an algorithm.
 #[must_use]
 pub fn of(algorithm: Algorithm, n: u32, m: f64) -> Cost {
@@ -179,14 +169,6 @@ mod tests {
         }
         // Two ranks: nothing to pipeline, just the message.
         close(pipelined_chain(2, 1e6, 1e5), 10.0 * 1.1e-4);
-    }
-
-    #[test]
-    fn the_best_chunk_is_the_best() {
-        let best = best_chunk(8, 1e8, NETWORK);
-        let at = |c| pipelined_chain(8, 1e8, c).seconds(NETWORK);
-        assert!(at(best) < at(best * 1.1) && at(best) < at(best / 1.1));
-        assert_eq!(best_chunk(2, 5.0, NETWORK), 5.0);
     }
 
     #[test]

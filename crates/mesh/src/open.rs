@@ -5,13 +5,13 @@
 //! get addresses and cookie there. Messages are JSON behind a length, as on control connections.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::{read_message, write_message};
+use xdp_agg_launcher::Launch;
 
 use crate::callers::{Callers, FIRST_WORDS, Until};
 use crate::error::Error;
@@ -86,47 +86,26 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Settings from the environment: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` (a name or an address of
-    /// rank 0's host) and `MASTER_PORT` (a free port there), as torchrun sets them;
-    /// `LOCAL_WORLD_SIZE` ranks share a host, 1 by default.
+    /// Settings from the environment, as launchers set it ([`Launch`]). Where there is more than
+    /// one rank, `MASTER_ADDR` (a name or an address of rank 0's host) and `MASTER_PORT` (a free
+    /// port there) are needed.
     ///
     /// # Errors
     /// A variable that is missing or cannot be understood.
     pub fn from_env() -> Result<Self, Error> {
-        Self::from_values(std::env::var_os)
-    }
-
-    fn from_values(value: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
-        // What is no text is not to be taken for a variable that is not set.
-        let text = |name| match value(name).map(OsString::into_string).transpose() {
-            Ok(text) => Ok(text),
-            Err(_) => Err(Error::Setting { name, problem: "its value is not UTF-8 text".into() }),
-        };
-        let number = |name, value: Option<String>| {
-            let wrong = |problem| Error::Setting { name, problem };
-            let value =
-                value.ok_or_else(|| wrong("not set; launchers such as torchrun set it".into()))?;
-            let expected = || wrong(format!("{value:?} is not a number from 0 to 65535"));
-            value.trim().parse::<u16>().map_err(|_| expected())
-        };
-        let rank = number("RANK", text("RANK")?)?;
-        let world_size = number("WORLD_SIZE", text("WORLD_SIZE")?)?;
-        let mut builder = Self::default().rank(rank).world_size(world_size);
-        if let Some(size) = text("LOCAL_WORLD_SIZE")? {
-            builder = builder.group_size(number("LOCAL_WORLD_SIZE", Some(size))?);
+        let launch = Launch::from_env()?;
+        let (rank, world_size) = launch.world()?;
+        let builder = Self::default().rank(rank).world_size(world_size);
+        let builder = builder.group_size(launch.processes());
+        if world_size <= 1 {
+            return Ok(builder);
         }
-        if world_size > 1 {
-            let port = number("MASTER_PORT", text("MASTER_PORT")?)?;
-            let wrong = |problem| Error::Setting { name: "MASTER_ADDR", problem };
-            let host =
-                text("MASTER_ADDR")?.ok_or_else(|| wrong("not set: rank 0's host".into()))?;
-            let found = (host.as_str(), port).to_socket_addrs().into_iter().flatten().next();
-            builder = builder.rendezvous(
-                found
-                    .ok_or_else(|| wrong(format!("{host:?} is no address, and no name of one")))?,
-            );
-        }
-        Ok(builder)
+        let master = launch.need_master()?;
+        let found = master.to_socket_addrs().into_iter().flatten().next();
+        found.map(|address| builder.rendezvous(address)).ok_or_else(|| {
+            let problem = format!("{:?} is no address, and no name of one", master.0);
+            Error::Setting { name: "MASTER_ADDR", problem }
+        })
     }
 
     /// This worker's number, from 0.
@@ -476,23 +455,5 @@ fn next(callers: &mut Callers<'_>, end: Instant) -> Option<(TcpStream, Hello)> {
         if let Ok(hello) = read_message(&mut &*words) {
             return Some((stream, hello));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::ffi::OsStringExt;
-
-    use super::*;
-
-    #[test]
-    fn a_variable_that_is_no_text_is_named() {
-        let values = |name: &str| match name {
-            "RANK" | "WORLD_SIZE" => Some(OsString::from("1")),
-            "LOCAL_WORLD_SIZE" => Some(OsString::from_vec(vec![0xff])),
-            _ => None,
-        };
-        let error = Builder::from_values(values).expect_err("it is no text").to_string();
-        assert!(error.contains("LOCAL_WORLD_SIZE") && error.contains("UTF-8"), "{error}");
     }
 }

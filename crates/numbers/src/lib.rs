@@ -30,5 +30,5 @@ pub use format::{Format, FormatError};
 pub use half::{bf16, f16};
 pub use keys::{KEY_REDUCTION, KEYS_PER_CHUNK, decode_keys, encode_keys, keys_payload};
 pub use range::OutOfRange;
-pub use types::{ElementType, LaneWidth, Op, Scaling, UnknownElement, UnknownName};
+pub use types::{ElementType, LaneWidth, Op, Scaling, UnknownName};
 pub use xdp_agg_common::wire::Reduction;

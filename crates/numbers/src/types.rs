@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Element types that can be all-reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_type)]
 #[serde(rename_all = "lowercase")]
 pub enum ElementType {
     /// 32-bit floats.
@@ -45,55 +47,19 @@ impl ElementType {
 
     /// The name in options, messages and tables.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F64 => "f64",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-        }
-    }
-
-    /// The name in the tables of nccl-tests.
-    #[must_use]
-    pub const fn nccl_name(self) -> &'static str {
-        match self {
-            Self::F32 => "float",
-            Self::F16 => "half",
-            Self::Bf16 => "bfloat16",
-            Self::F64 => "double",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A name that no element type has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no element type: choose f32, f16, bf16, f64, i32 or i64")]
-pub struct UnknownElement(String);
-
-impl FromStr for ElementType {
-    type Err = UnknownElement;
-
-    fn from_str(name: &str) -> Result<Self, UnknownElement> {
-        Self::ALL
-            .into_iter()
-            .find(|element| element.name() == name)
-            .ok_or_else(|| UnknownElement(name.into()))
-    }
+fn no_type(name: &str) -> UnknownName {
+    UnknownName::new("element type", name, "f32, f16, bf16, f64, i32 or i64")
 }
 
 /// How the processes' values become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_op)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
     /// The sum.
@@ -113,13 +79,8 @@ impl Op {
 
     /// The name in messages, options and tables.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Average => "average",
-            Self::Min => "min",
-            Self::Max => "max",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Sum or average: values are added, not compared.
@@ -129,21 +90,8 @@ impl Op {
     }
 }
 
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Op {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Self::ALL
-            .into_iter()
-            .find(|op| op.name() == name)
-            .ok_or_else(|| UnknownName::new("operation", name, "sum, average, min or max"))
-    }
+fn no_op(name: &str) -> UnknownName {
+    UnknownName::new("operation", name, "sum, average, min or max")
 }
 
 /// How floats become integers, and back, where they are added.
@@ -254,7 +202,9 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    pub(crate) fn new(what: &'static str, name: &str, choose: &'static str) -> Self {
+    /// The error for this name of a thing; `choose`: those that there are.
+    #[must_use]
+    pub fn new(what: &'static str, name: &str, choose: &'static str) -> Self {
         Self { what, name: name.into(), choose }
     }
 }

@@ -42,7 +42,7 @@ const THREADS: u64 = 2;
 fn the_bound_holds_in_a_million_random_blocks() {
     let of_thread = |thread: u64| {
         let mut largest = Vec::new();
-        let mut random = Random(thread);
+        let mut random = Random::new(thread);
         for _ in 0..blocks() / THREADS {
             one_block(&mut random, &mut largest);
         }
@@ -202,7 +202,7 @@ fn blocks_are_no_worse_than_a_ring_of_floats() {
         ("Cauchy", 2.0, |r| 1e-3 * (std::f64::consts::FRAC_PI_2 * r.symmetric() * 0.9999).tan()),
     ];
     for (name, factor, draw) in draws {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         let workers: Vec<Vec<f32>> =
             (0..8).map(|_| (0..352 * 40).map(|_| draw(&mut random) as f32).collect()).collect();
         let of = |scaling| format(ElementType::F32, Op::Sum, scaling, 8);

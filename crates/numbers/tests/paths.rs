@@ -53,7 +53,7 @@ fn cases() -> impl Strategy<Value = Case> {
 
 /// All that a format does to a case, as bytes and numbers.
 fn everything<T: Sample>(format: &Format, case: Case) -> Result<Vec<u64>, TestCaseError> {
-    let mut random = Random(case.seed);
+    let mut random = Random::new(case.seed);
     let Case { len, sources, offsets: [from, to], kind, .. } = case;
     let data: Vec<Vec<T>> = (0..sources)
         .map(|_| (0..len + from).map(|_| element(kind, &mut random)).collect())

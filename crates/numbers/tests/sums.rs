@@ -59,7 +59,7 @@ proptest! {
     fn integers_come_through_exactly(
         workers in 1_u16..=64, parts in 1_u16..=4, len in 0_usize..80, seed in any::<u64>(),
     ) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let format = format(ElementType::I32, Op::Sum, BLOCK, workers);
         let (min, max) = format.integer_range(parts);
         let mut host = || -> Vec<Vec<i32>> {
@@ -81,7 +81,7 @@ proptest! {
     ) {
         for format in formats(workers as u16) {
             with_type!(format.element(), T => {
-                let mut random = Random(seed);
+                let mut random = Random::new(seed);
                 let mut blocks: Vec<Vec<u8>> = (0..workers).map(|_| {
                     let part: Vec<T> =
                         (0..len).map(|_| T::from_f64(random.symmetric() * 1e4)).collect();
@@ -106,7 +106,7 @@ proptest! {
     ) {
         for format in formats(workers).into_iter().filter(Format::needs_exponents) {
             with_type!(format.element(), T => {
-                let mut random = Random(seed);
+                let mut random = Random::new(seed);
                 let mut part = || -> Vec<T> {
                     (0..33).map(|_| wide(&mut random, range)).collect()
                 };

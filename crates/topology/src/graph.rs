@@ -6,6 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
 use crate::model::Topology;
 use crate::plan::Site;
 use crate::units::Rate;
@@ -230,10 +233,7 @@ impl Network {
     }
 }
 
-/// The finalizer of `splitmix64`: every bit of the input moves every bit of the output.
-const fn mix(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Every bit of the input moves every bit of the output.
+fn mix(x: u64) -> u64 {
+    SplitMix64::seed_from_u64(x).next_u64()
 }

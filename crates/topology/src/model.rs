@@ -3,9 +3,7 @@
 //! The regions without a parent, and the hosts without a region, meet at the *core*, which is not
 //! over-subscribed and has no name.
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::str::FromStr;
 
 use serde::Serialize;
 
@@ -120,6 +118,8 @@ impl KnownCosts {
 
 /// How the job's vectors are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case", parse_err_ty = BadStrategy, parse_err_fn = no_strategy)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
     /// Whatever [`choose`](crate::choose) finds best.
@@ -173,30 +173,14 @@ impl Strategy {
 
     /// Its name in files and on the command line.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Colocated => "colocated",
-            Self::Rat => "rat",
-            Self::Rina => "rina",
-            Self::Passing => "passing",
-            Self::Atp => "atp",
-            Self::HAr => "h-ar",
-            Self::Ring => "ring",
-            Self::Ps => "ps",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Whether it is carried out by [`Forest`](crate::Forest)s, i.e. by aggregators.
     #[must_use]
     pub const fn is_forest(self) -> bool {
         matches!(self, Self::Colocated | Self::Rat | Self::Rina | Self::Passing | Self::Atp)
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -215,13 +199,8 @@ pub struct NotOfJobs(pub Strategy);
 )]
 pub struct BadStrategy(pub String);
 
-impl FromStr for Strategy {
-    type Err = BadStrategy;
-
-    fn from_str(text: &str) -> Result<Self, BadStrategy> {
-        let known = Self::ALL.into_iter().find(|strategy| strategy.name() == text);
-        known.ok_or_else(|| BadStrategy(text.into()))
-    }
+fn no_strategy(text: &str) -> BadStrategy {
+    BadStrategy(text.into())
 }
 
 /// Where an aggregator runs.

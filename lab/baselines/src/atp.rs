@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use xdp_agg_client::{Builder, Communicator, Op};
 
 use crate::collective::{BoxError, Collective};
@@ -56,12 +58,9 @@ impl Fate {
     }
 }
 
-/// The finaliser of SplitMix64.
-const fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+/// Every bit of the input moves every bit of the output.
+fn mix(value: u64) -> u64 {
+    SplitMix64::seed_from_u64(value).next_u64()
 }
 
 impl Atp {

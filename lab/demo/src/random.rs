@@ -1,24 +1,23 @@
 //! Random numbers that are the same on every machine and in every release.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
 /// SplitMix64 (Steele, Lea, Flood 2014): a counter and a mixing function.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// A sequence of its own for every pair of seed and purpose.
     #[must_use]
     pub fn new(seed: u64, purpose: u64) -> Self {
-        let mut random = Self(seed);
-        Self(random.bits() ^ purpose)
+        let start = SplitMix64::seed_from_u64(seed).next_u64();
+        Self(SplitMix64::seed_from_u64(start ^ purpose))
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        self.0.next_u64()
     }
 
     /// Evenly from -1 (included) to 1 (excluded), in steps of 2^-23.
@@ -42,7 +41,7 @@ mod tests {
 
     #[test]
     fn the_sequence_is_that_of_the_paper() {
-        let mut random = Random(1_234_567);
+        let mut random = Random(SplitMix64::seed_from_u64(1_234_567));
         assert_eq!(random.bits(), 6_457_827_717_110_365_317);
         assert_eq!(random.bits(), 3_203_168_211_198_807_973);
     }

@@ -1,7 +1,9 @@
 //! What a run leaves behind.
 
+use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 
+use fnv::FnvHasher;
 use serde::{Deserialize, Serialize};
 
 /// Settings that decide the course of training; equal in runs that are compared.
@@ -107,11 +109,9 @@ impl Record {
 /// A digest of the bits of `values` (64-bit FNV-1a of their little-endian bytes).
 #[must_use]
 pub fn digest(values: &[f32]) -> String {
-    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}")
+    let mut state = FnvHasher::default();
+    values.iter().for_each(|value| state.write(&value.to_le_bytes()));
+    format!("{:016x}", state.finish())
 }
 
 #[cfg(test)]

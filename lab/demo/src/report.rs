@@ -293,8 +293,7 @@ fn row(run: &Run, single: &Run) -> Row {
     let (first, records) = (run.first(), run.records());
     let mean =
         |value: fn(&Record) -> f64| records.iter().map(value).sum::<f64>() / records.len() as f64;
-    let mut medians: Vec<f64> = records.iter().map(|r| r.communication_us_median).collect();
-    medians.sort_by(f64::total_cmp);
+    let medians: Vec<f64> = records.iter().map(|r| r.communication_us_median).collect();
     Row {
         system: first.system.clone(),
         engine: first.engine.clone(),
@@ -303,7 +302,7 @@ fn row(run: &Run, single: &Run) -> Row {
         test_accuracy: first.test_accuracy,
         loss_difference_max: largest(&run.loss_differences(single)),
         communication_seconds: mean(|record| record.communication_seconds),
-        communication_us_median: medians[medians.len() / 2],
+        communication_us_median: xdp_agg_report::quantile(&medians, 0.5),
         seconds: records.iter().map(|record| record.seconds).fold(0.0, f64::max),
         saturated: records.iter().map(|record| record.saturated).sum(),
         digest: first.digest.clone(),

@@ -1,37 +1,9 @@
 //! A network as the engine sees it: capacities, routes, and what a byte costs.
 
 use xdp_agg_topology::graph::{Network, NodeKind};
+pub use xdp_agg_workloads::Framing;
 
 use crate::engine::{ResourceId, Uses};
-
-/// Bytes on the wire for the bytes of a vector.
-///
-/// A shaped link counts the Ethernet header (14 bytes), as Linux' `tc` does, and neither preamble
-/// nor check sequence.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Framing {
-    /// Bytes of a vector in a packet.
-    pub payload: f64,
-    /// Bytes of that packet on the wire.
-    pub packet: f64,
-}
-
-impl Framing {
-    /// Nothing but the vector, as the papers calculate.
-    pub const NONE: Self = Self { payload: 1.0, packet: 1.0 };
-    /// xdp-agg's packets at an MTU of 1500: 1408 bytes of a vector and 64 of
-    /// headers: Ethernet 14, IP 20, UDP 8, its own 22.
-    pub const XDP: Self = Self { payload: 1408.0, packet: 1472.0 };
-    /// Full TCP segments: 1448 bytes in 1500, and the Ethernet header. Acknowledgements, which go
-    /// the other way, are left out.
-    pub const TCP: Self = Self { payload: 1448.0, packet: 1514.0 };
-
-    /// Bytes on the wire for so many bytes of a vector.
-    #[must_use]
-    pub fn wire(&self, bytes: f64) -> f64 {
-        bytes * self.packet / self.payload
-    }
-}
 
 /// What transfers cost beside the links' rates.
 #[derive(Clone, Copy, Debug, PartialEq)]

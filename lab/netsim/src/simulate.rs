@@ -98,10 +98,10 @@ impl Args {
     fn costs(&self) -> Costs {
         let framing = |real| if self.no_headers { Framing::NONE } else { real };
         let rate =
-            |packets: Option<f64>| packets.map_or(f64::INFINITY, |n| n * Framing::XDP.packet);
+            |packets: Option<f64>| packets.map_or(f64::INFINITY, |n| n * Framing::xdp(1500).packet);
         Costs {
-            aggregated: framing(Framing::XDP),
-            streamed: framing(Framing::TCP),
+            aggregated: framing(Framing::xdp(1500)),
+            streamed: framing(Framing::tcp(1500)),
             step: self.step_us * 1e-6,
             hop: self.hop_us * 1e-6,
             jitter: 0.0,

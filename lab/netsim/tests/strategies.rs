@@ -88,7 +88,7 @@ fn steps_and_processes_cost_what_they_should() {
 fn headers_slots_and_hosts_limit() {
     let with = equipped(star(4), 1);
     let ask = |costs| seconds(&with, &Question { costs, ..Question::ideal(Way::Passing, BYTES) });
-    let headers = Costs { aggregated: Framing::XDP, ..Costs::IDEAL };
+    let headers = Costs { aggregated: Framing::xdp(1500), ..Costs::IDEAL };
     assert_close("headers", ask(headers), BYTES * 1472.0 / 1408.0 / B);
     let host = Costs { host: B / 4.0, ..Costs::IDEAL };
     assert_close("a slow host", ask(host), 4.0 * BYTES / B);

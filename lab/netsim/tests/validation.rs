@@ -50,8 +50,8 @@ fn racks() -> Topology {
 /// Fails if the simulated time is not within 15 % of the measured one.
 fn check(topology: &Topology, way: Way, bytes: f64, measured_ms: f64) {
     let costs = Costs {
-        aggregated: Framing::XDP,
-        streamed: Framing::TCP,
+        aggregated: Framing::xdp(1500),
+        streamed: Framing::tcp(1500),
         // A short call of the ring takes 70 us for its 6 steps, one of xdp-agg 28 us.
         step: 12e-6,
         hop: 14e-6,

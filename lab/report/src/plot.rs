@@ -66,41 +66,53 @@ pub enum Axes {
     Linear,
     /// Both in powers.
     Logarithmic,
+    /// The horizontal one evenly, the vertical one in powers. Of curves that may lie on each other,
+    /// the first is the widest.
+    LogarithmicY,
 }
 
-/// Draws lines.
+/// Lines in one frame.
+pub struct Panel<'a> {
+    /// Title and axes.
+    pub labels: Labels<'a>,
+    /// How the axes are divided.
+    pub axes: Axes,
+    /// The lines.
+    pub series: &'a [Series],
+}
+
+/// Draws lines, in panels one below the other.
 ///
 /// # Errors
 ///
-/// [`ReportError`]: there is no point, or the file cannot be written.
-pub fn lines(
-    file: &Path,
-    labels: &Labels<'_>,
-    axes: Axes,
-    series: &[Series],
-) -> Result<(), ReportError> {
-    let all = || series.iter().flat_map(|line| line.points.iter().copied());
-    if all().next().is_none() {
+/// [`ReportError`]: there is no point in a panel, or the file cannot be written.
+pub fn lines(file: &Path, panels: &[Panel<'_>]) -> Result<(), ReportError> {
+    let mut points = panels.iter().map(|panel| panel.series.iter().any(|s| !s.points.is_empty()));
+    if !points.all(|any| any) {
         return Err(ReportError::Nothing);
     }
+    draw(file, panels.len(), |root| {
+        let areas = root.split_evenly((panels.len(), 1));
+        panels.iter().zip(&areas).try_for_each(|(panel, area)| lines_in(area, panel))
+    })
+}
+
+fn lines_in(area: &Area<'_>, panel: &Panel<'_>) -> DrawResult {
+    let all = || panel.series.iter().flat_map(|line| line.points.iter().copied());
     let x = range(all().map(|(x, _)| x));
     let y = range(all().map(|(_, y)| y));
-    draw(file, |root| {
-        let mut chart = ChartBuilder::on(root);
-        chart.caption(labels.title, ("sans-serif", 20)).margin(15);
-        chart.x_label_area_size(45).y_label_area_size(75);
-        match axes {
-            Axes::Linear => {
-                let chart = chart.build_cartesian_2d(x, 0.0..y.end * 1.05)?;
-                series_in(chart, labels, series)
-            }
-            Axes::Logarithmic => {
-                let x = (x.start * 0.8..x.end * 1.25).log_scale();
-                let y = (y.start * 0.7..y.end * 1.5).log_scale();
-                series_in(chart.build_cartesian_2d(x, y)?, labels, series)
-            }
+    let powers = (y.start * 0.7..y.end * 1.5).log_scale();
+    let mut chart = ChartBuilder::on(area);
+    chart.caption(panel.labels.title, ("sans-serif", 20)).margin(15);
+    chart.x_label_area_size(45).y_label_area_size(75);
+    match panel.axes {
+        Axes::Linear => series_in(chart.build_cartesian_2d(x, 0.0..y.end * 1.05)?, panel),
+        Axes::Logarithmic => {
+            let x = (x.start * 0.8..x.end * 1.25).log_scale();
+            series_in(chart.build_cartesian_2d(x, powers)?, panel)
         }
-    })
+        Axes::LogarithmicY => series_in(chart.build_cartesian_2d(x, powers)?, panel),
+    }
 }
 
 /// Draws bars beside each other.
@@ -111,7 +123,7 @@ pub fn lines(
 pub fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<(), ReportError> {
     let highest =
         bars.iter().map(|bar| bar.value.max(bar.bound.unwrap_or(0.0))).fold(0.0, f64::max);
-    draw(file, |root| {
+    draw(file, 1, |root| {
         let mut chart = ChartBuilder::on(root)
             .caption(labels.title, ("sans-serif", 20))
             .margin(15)
@@ -157,7 +169,7 @@ pub fn groups(
     if highest <= 0.0 {
         return Err(ReportError::Nothing);
     }
-    draw(file, |root| {
+    draw(file, 1, |root| {
         let mut chart = ChartBuilder::on(root)
             .caption(labels.title, ("sans-serif", 18))
             .margin(15)
@@ -219,11 +231,16 @@ fn three(value: f64) -> String {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-fn draw(file: &Path, content: impl FnOnce(&Area<'_>) -> DrawResult) -> Result<(), ReportError> {
+fn draw(
+    file: &Path,
+    panels: usize,
+    content: impl FnOnce(&Area<'_>) -> DrawResult,
+) -> Result<(), ReportError> {
     if let Some(parent) = file.parent() {
         make_directory(parent)?;
     }
-    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    let size = (SIZE.0, SIZE.1 * panels as u32);
+    let root = SVGBackend::new(file, size).into_drawing_area();
     let result = root
         .fill(&WHITE)
         .map_err(Into::into)
@@ -234,8 +251,7 @@ fn draw(file: &Path, content: impl FnOnce(&Area<'_>) -> DrawResult) -> Result<()
 
 fn series_in<'a, 'b: 'a, X, Y>(
     mut chart: ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
-    labels: &Labels<'_>,
-    series: &[Series],
+    Panel { labels, axes, series }: &Panel<'_>,
 ) -> DrawResult
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -249,9 +265,11 @@ where
         .y_label_formatter(&short)
         .light_line_style(TRANSPARENT)
         .draw()?;
-    for (line, colour) in series.iter().zip(COLOURS.iter().copied().cycle()) {
+    for (i, (line, colour)) in series.iter().zip(COLOURS.iter().copied().cycle()).enumerate() {
+        let above = if *axes == Axes::LogarithmicY { series.len() - 1 - i } else { 0 };
+        let stroke = colour.stroke_width(2 + 2 * above as u32);
         chart
-            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            .draw_series(LineSeries::new(line.points.iter().copied(), stroke))?
             .label(&line.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(3)));
     }
@@ -269,7 +287,11 @@ fn short(value: &f64) -> String {
         }
         text
     }
-    trimmed(format!("{value:.3}"))
+    if (1e-300..1e-3).contains(value) {
+        format!("{value:.0e}")
+    } else {
+        trimmed(format!("{value:.3}"))
+    }
 }
 
 fn range(values: impl Iterator<Item = f64>) -> Range<f64> {
@@ -295,9 +317,10 @@ mod tests {
     #[test]
     fn plots_hold_their_labels_and_names() {
         let series = [Series { name: "ours".to_owned(), points: vec![(4.0, 50.0), (64.0, 90.0)] }];
-        for axes in [Axes::Linear, Axes::Logarithmic] {
-            let name = if axes == Axes::Linear { "linear" } else { "log" };
-            let svg = drawn(name, |file| lines(file, &LABELS, axes, &series));
+        for axes in [Axes::Linear, Axes::Logarithmic, Axes::LogarithmicY] {
+            let name = format!("{axes:?}");
+            let panels = [Panel { labels: LABELS, axes, series: &series }];
+            let svg = drawn(&name, |file| lines(file, &panels));
             for text in ["a title", "an x", "a y", "ours", "polyline"] {
                 assert!(svg.contains(text), "{name}: {text}");
             }
@@ -323,12 +346,15 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_an_error() {
-        assert!(lines(Path::new("/nonexistent/x.svg"), &LABELS, Axes::Linear, &[]).is_err());
+        let panel = Panel { labels: LABELS, axes: Axes::Linear, series: &[] };
+        assert!(lines(Path::new("/nonexistent/x.svg"), &[panel]).is_err());
     }
 
     #[test]
     fn axis_numbers_are_short() {
-        for (value, text) in [(1.0, "1"), (0.25, "0.25"), (1500.0, "1500"), (0.0, "0")] {
+        for (value, text) in
+            [(1.0, "1"), (0.25, "0.25"), (1500.0, "1500"), (0.0, "0"), (1e-5, "1e-5")]
+        {
             assert_eq!(short(&value), text);
         }
     }

@@ -5,11 +5,7 @@
 
 use xdp_agg_common::frame::{PAYLOAD_OFFSET, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
-
-/// Ethernet header in front of an IP packet.
-const ETHERNET: f64 = 14.0;
-/// IPv4 and TCP headers with the timestamps option, which Linux always uses.
-const TCP_OVERHEAD: f64 = 52.0;
+use xdp_agg_workloads::Framing;
 
 /// Bytes that one direction of a worker's link carries for a vector that the aggregator sums.
 pub(crate) fn aggregated_wire_bytes(bytes: u64, mtu: u32) -> f64 {
@@ -23,8 +19,7 @@ pub(crate) fn aggregated_wire_bytes(bytes: u64, mtu: u32) -> f64 {
 /// connections: every rank sends `2 (N - 1) / N` of it.
 pub(crate) fn ring_wire_bytes(bytes: u64, mtu: u32, workers: u16) -> f64 {
     let workers = f64::from(workers);
-    let payload = 2.0 * (workers - 1.0) / workers * bytes as f64;
-    payload * (f64::from(mtu) + ETHERNET) / (f64::from(mtu) - TCP_OVERHEAD)
+    Framing::tcp(mtu).wire(2.0 * (workers - 1.0) / workers * bytes as f64)
 }
 
 /// The time of so many bytes at this rate, in microseconds.

@@ -12,7 +12,7 @@ use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 use super::compare::warn_if_busy;
 use super::lab::Privilege;
 use super::row::write_json;
-use xdp_agg_report::plot::{Axes, Labels, Series, lines};
+use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
 /// The kernel program alone: nanoseconds a packet by block size and by what the packet does
 /// (BPF_PROG_TEST_RUN).
@@ -82,7 +82,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         x: "payload of a packet (bytes)",
         y: "time of a packet (ns)",
     };
-    lines(&args.plot, &labels, Axes::Linear, &series(&rows))?;
+    lines(&args.plot, &[Panel { labels, axes: Axes::Linear, series: &series(&rows) }])?;
     println!("# plot: {}", args.plot.display());
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use xdp_agg_testbed::BpfFs;
 use xdp_agg_testbed::steady::{Line, Steady, Verdict, Work, judge};
@@ -191,15 +193,12 @@ struct Stage<'a> {
 struct Tally {
     row: Row,
     times_ms: Vec<f64>,
-    random: u64,
+    random: SmallRng,
 }
 
 impl Tally {
     fn below(&mut self, end: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % end
+        self.random.random_range(0..end)
     }
 
     /// A moment of a call.
@@ -267,7 +266,7 @@ impl<'a> Stage<'a> {
 
     fn play(self) -> Result<Row> {
         let row = Row { scene: self.scene.name(), ..Row::default() };
-        let random = self.args.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let random = SmallRng::seed_from_u64(self.args.seed);
         let mut tally = Tally { row, times_ms: Vec::new(), random };
         match self.scene {
             Scene::WorkerFail | Scene::WorkerShrink => self.kill_workers(&mut tally)?,

@@ -22,6 +22,8 @@ pub(crate) const RENDEZVOUS_PORT: u16 = 29_500;
 
 /// How results reach the workers, which decides where the aggregator sits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum ResultMode {
     /// The aggregator is the switch: a port per worker.
     Ports,
@@ -33,12 +35,8 @@ pub(crate) enum ResultMode {
 
 impl ResultMode {
     /// The name that daemon and workers use.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Ports => "ports",
-            Self::Fanout => "fanout",
-            Self::Multicast => "multicast",
-        }
+    pub(crate) fn name(self) -> &'static str {
+        self.into()
     }
 
     const fn topology(self) -> Mode {
@@ -51,6 +49,8 @@ impl ResultMode {
 
 /// What sums in the aggregator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Engine {
     /// The XDP program.
     Xdp,
@@ -59,11 +59,8 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Xdp => "xdp",
-            Self::Userspace => "userspace",
-        }
+    fn name(self) -> &'static str {
+        self.into()
     }
 }
 

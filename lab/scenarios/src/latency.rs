@@ -6,7 +6,7 @@ use super::compare::{self, Calls, Common, System};
 use super::lab::{Lab, Privilege};
 use super::row::{Row, heading, write_json};
 use super::setting::Rate;
-use xdp_agg_report::plot::{Axes, Labels, Series, lines};
+use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
 /// Sizes where none are given: 4 B to 64 KiB.
 const SIZES: [u64; 8] = [4, 64, 256, 1024, 4096, 16_384, 32_768, 65_536];
@@ -50,7 +50,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     let plot = common.plot_file("latency");
     let labels = Labels { title: &title, x: "bytes", y: "median time of a call (µs)" };
-    lines(&plot, &labels, Axes::Logarithmic, &series(&systems, &rows))?;
+    lines(&plot, &[Panel { labels, axes: Axes::Logarithmic, series: &series(&systems, &rows) }])?;
     println!("# plot: {}", plot.display());
     common.write_report("latency", &title, &rows)?;
     let complaints = compare::complaints(&rows);

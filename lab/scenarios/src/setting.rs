@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use xdp_agg_topology::size;
+use xdp_agg_topology::{self as topology, size};
 
 /// The rate of every link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,37 +19,22 @@ impl FromStr for Rate {
         if text == "none" {
             return Ok(Self { bits: None });
         }
-        let expected = || {
+        let rate: topology::Rate = text.to_ascii_lowercase().parse().map_err(|_| {
             format!("{text:?} is no rate; expected none, or bits a second such as 500mbit or 1gbit")
-        };
-        let lower = text.to_ascii_lowercase();
-        let digits = lower.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
-        let (number, unit) = lower.split_at(digits);
-        let number: f64 = number.parse().map_err(|_| expected())?;
-        let factor = match unit {
-            "bit" => 1.0,
-            "kbit" => 1e3,
-            "mbit" => 1e6,
-            "gbit" => 1e9,
-            _ => return Err(expected()),
-        };
-        let bits = (number * factor).round();
-        if !(1e6..=1e12).contains(&bits) {
+        })?;
+        if !(1_000_000..=1_000_000_000_000).contains(&rate.bits()) {
             return Err(format!("{text:?} is out of range: 1mbit to 1000gbit"));
         }
-        Ok(Self { bits: Some(bits as u64) })
+        Ok(Self { bits: Some(rate.bits()) })
     }
 }
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(bits) = self.bits else { return f.write_str("none") };
-        for (unit, factor) in [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1000)] {
-            if bits.is_multiple_of(factor) {
-                return write!(f, "{}{unit}", bits / factor);
-            }
+        match self.bits.and_then(topology::Rate::from_bits) {
+            None => f.write_str("none"),
+            Some(rate) => rate.fmt(f),
         }
-        write!(f, "{bits}bit")
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use xdp_agg_report::plot::{Axes, Labels, Series, lines};
+use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
 use super::lab::{Lab, Plan};
 use super::torchrun::{self, Script};
@@ -126,7 +126,7 @@ fn plot(records: &[Record], out: &Path) -> Result<()> {
     };
     let series: Vec<Series> = SYSTEMS.into_iter().zip(records).map(series).collect();
     let labels = Labels { title: "DDP on handwritten digits", x: "epoch", y: "training loss" };
-    Ok(lines(&out.join("torch.svg"), &labels, Axes::Linear, &series)?)
+    Ok(lines(&out.join("torch.svg"), &[Panel { labels, axes: Axes::Linear, series: &series }])?)
 }
 
 /// The same training, or an error that says what differs.

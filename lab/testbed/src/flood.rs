@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_common::control::{
     Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
@@ -96,13 +98,8 @@ impl Secret {
     /// The forged packets of a flood, all kinds mixed. None of them is a member's: at least one of
     /// cookie, epoch, address, port, size and form is wrong.
     fn forgeries(&self, own: Ipv4Addr) -> Vec<Vec<u8>> {
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut random = SplitMix64::seed_from_u64(0);
+        let mut next = move || random.next_u64();
         let forge = |i: usize| {
             let mut header = Header { block: next() & 0xffff, ..self.header };
             let (mut from, mut len) = (self.from, CHUNK_LEN);

@@ -1,7 +1,7 @@
 //! Child processes that do not outlive the test, and whose words are kept.
 
 use std::collections::VecDeque;
-use std::fs;
+use std::io;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -143,14 +143,11 @@ impl Process {
     /// # Errors
     /// It was reaped, or the operating system's.
     pub fn cpu_time(&self) -> Result<Duration, Error> {
-        let file = format!("/proc/{}/stat", self.pid());
-        let stat = fs::read_to_string(&file).map_err(Error::os(format!("reading {file}")))?;
-        // The name, the second field, may have any characters; the times are the 14th and the 15th,
-        // in hundredths of seconds on every architecture that this runs on.
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let ticks: u64 =
-            fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(Duration::from_millis(ticks * 10))
+        let stat = procfs::process::Process::new(self.pid() as i32).and_then(|this| this.stat());
+        let stat = stat.map_err(io::Error::other);
+        let stat = stat.map_err(Error::os(format!("reading /proc/{}/stat", self.pid())))?;
+        // The kernel shows hundredths of seconds on every architecture that this runs on.
+        Ok(Duration::from_millis((stat.utime + stat.stime) * 10))
     }
 
     /// How it ended, if it has.

@@ -4,10 +4,14 @@
 //! What a worker puts into a call follows from the call's number, the worker's rank and a seed, and
 //! so does the call's shape. So anybody can tell what a sum must be, of whichever ranks it is.
 
+use std::hash::{Hash, Hasher};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fnv::FnvHasher;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 use xdp_agg_client::Op;
 
@@ -30,13 +34,11 @@ pub struct Shape {
 
 /// A number that follows from three others.
 fn mix(a: u64, b: u64, c: u64) -> u64 {
-    let mut z = a
+    let z = a
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)
         .wrapping_add(b.wrapping_mul(0xbf58_476d_1ce4_e5b9))
         .wrapping_add(c.wrapping_mul(0x94d0_49bb_1331_11eb));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64::seed_from_u64(z).next_u64()
 }
 
 impl Shape {
@@ -131,9 +133,9 @@ impl Claim<'_> {
 /// A digest of a result, to compare workers by.
 #[must_use]
 pub fn digest(bits: &[u32]) -> u64 {
-    bits.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| {
-        (hash ^ u64::from(*word)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    let mut state = FnvHasher::default();
+    bits.hash(&mut state);
+    state.finish()
 }
 
 /// A line of a steady worker.

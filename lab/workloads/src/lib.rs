@@ -7,6 +7,7 @@
 //! * [`model`]: equations (1) to (4) of PASSING (Yu et al. 2025) and their like for the systems
 //!   that it is compared with.
 //! * [`claims`]: the figures of that paper's text, and the share of computation that they imply.
+//! * [`Framing`]: a vector's bytes on the wire.
 //!
 //! Nothing here does any input or output.
 
@@ -15,6 +16,7 @@
 mod bert;
 mod buckets;
 pub mod claims;
+mod framing;
 mod inception;
 pub mod model;
 mod network;
@@ -22,4 +24,5 @@ mod resnet;
 mod vgg;
 
 pub use buckets::{Bucket, FIRST_BUCKET_BYTES, OTHER_BUCKET_BYTES, Workload};
+pub use framing::Framing;
 pub use network::{Network, Tensor, UnknownNetwork};

@@ -10,13 +10,12 @@
 //! Notation of the paper: `n` processes in a host, `s` hosts, `p` parameter servers or aggregators,
 //! `K` bytes of gradient.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 
 /// A way to sum gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = no_system)]
 #[serde(rename_all = "lowercase")]
 pub enum System {
     /// Every process pushes its whole gradient to `p` parameter servers.
@@ -33,6 +32,7 @@ pub enum System {
     Passing,
     /// Rings inside the hosts (or racks) and across them: H-AR, the baseline of the Rina paper.
     #[serde(rename = "h-ar")]
+    #[strum(serialize = "h-ar")]
     HAr,
 }
 
@@ -43,16 +43,8 @@ impl System {
 
     /// The name on command lines.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ps => "ps",
-            Self::Psring => "psring",
-            Self::Switchml => "switchml",
-            Self::Atp => "atp",
-            Self::Ring => "ring",
-            Self::Passing => "passing",
-            Self::HAr => "h-ar",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Whether it sends anything to parameter servers.
@@ -74,22 +66,9 @@ impl System {
     }
 }
 
-impl fmt::Display for System {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for System {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut all = Self::ALL.into_iter().chain([Self::HAr]);
-        let names = || Self::ALL.map(Self::name).join(", ");
-        all.find(|system| system.name() == text).ok_or_else(|| {
-            format!("{text:?} is no system; expected one of {}, {}", names(), Self::HAr)
-        })
-    }
+fn no_system(text: &str) -> String {
+    let names = System::ALL.map(System::name).join(", ");
+    format!("{text:?} is no system; expected one of {names}, {}", System::HAr)
 }
 
 /// Where a job runs.

@@ -1,7 +1,6 @@
 //! Networks by name, and what their tensors are.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +32,8 @@ impl Tensor {
 
 /// A network whose gradients can be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownNetwork, parse_err_fn = no_network)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
     /// ResNet-50 (He et al. 2016) as in torchvision: 1000 classes, images of 224 x 224.
@@ -58,15 +59,8 @@ impl Network {
 
     /// The name on command lines.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Resnet50 => "resnet50",
-            Self::Resnet101 => "resnet101",
-            Self::Vgg16 => "vgg16",
-            Self::Vgg19 => "vgg19",
-            Self::Bert => "bert",
-            Self::Inception => "inception",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Its parameter tensors, from the first layer to the last.
@@ -95,12 +89,6 @@ impl Network {
     }
 }
 
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A name that is no network's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownNetwork(String);
@@ -114,13 +102,8 @@ impl fmt::Display for UnknownNetwork {
 
 impl std::error::Error for UnknownNetwork {}
 
-impl FromStr for Network {
-    type Err = UnknownNetwork;
-
-    fn from_str(text: &str) -> Result<Self, UnknownNetwork> {
-        let found = Self::ALL.into_iter().find(|network| network.name() == text);
-        found.ok_or_else(|| UnknownNetwork(text.to_owned()))
-    }
+fn no_network(text: &str) -> UnknownNetwork {
+    UnknownNetwork(text.to_owned())
 }
 
 #[cfg(test)]

@@ -169,7 +169,7 @@ impl Mutator {
         let new = if input[start].is_ascii_digit() {
             match random.below(3) {
                 0 => random.below(12).to_string(),
-                1 => random.next().to_string(),
+                1 => random.bits().to_string(),
                 _ => (*random.pick(&INTERESTING_TEXT).unwrap_or(&"0")).to_owned(),
             }
         } else {

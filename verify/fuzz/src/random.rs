@@ -1,37 +1,36 @@
 //! Random numbers that are the same on every machine and in every release.
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
 /// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, every seed is as good as another.
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct Random(SplitMix64);
 
 impl Random {
     /// Numbers that follow from this seed.
     #[must_use]
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
+    pub fn new(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
     /// The next number.
-    pub const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+    pub fn bits(&mut self) -> u64 {
+        self.0.next_u64()
     }
 
     /// A number below `end`; 0 where `end` is 0.
-    pub const fn below(&mut self, end: usize) -> usize {
-        if end == 0 { 0 } else { (self.next() % end as u64) as usize }
+    pub fn below(&mut self, end: usize) -> usize {
+        if end == 0 { 0 } else { (self.bits() % end as u64) as usize }
     }
 
     /// A byte.
-    pub const fn byte(&mut self) -> u8 {
-        self.next() as u8
+    pub fn byte(&mut self) -> u8 {
+        self.bits() as u8
     }
 
     /// True once in `n` times.
-    pub const fn one_in(&mut self, n: usize) -> bool {
+    pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 

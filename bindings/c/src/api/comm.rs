@@ -11,7 +11,7 @@ use crate::comm::Comm;
 use crate::failure::guarded;
 use crate::memory::{Hook, handle, optional_text, place, text};
 use crate::names::xdp_agg_result_t;
-use crate::settings::Given;
+use xdp_agg_client::lent::Given;
 
 /// A membership in a job.
 #[derive(Debug)]

@@ -5,10 +5,12 @@
 
 use std::ffi::c_char;
 
+use xdp_agg_client::lent::Given;
+
 use crate::failure::guarded;
 use crate::memory::{handle_mut, optional_text, place, text};
 use crate::names::xdp_agg_result_t;
-use crate::settings::Given;
+use crate::settings::give;
 
 /// Settings of communicators.
 #[derive(Debug, Default)]
@@ -60,7 +62,7 @@ pub unsafe extern "C" fn xdp_agg_config_set(
         let (config, name, value) = unsafe {
             (handle_mut(config, "config")?, text(name, "name")?, optional_text(value, "value")?)
         };
-        config.given.set(name, value)
+        give(&mut config.given, name, value)
     })
 }
 

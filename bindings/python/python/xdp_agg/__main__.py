@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import xdp_agg
-from xdp_agg import _doctor, _launcher, _xdp_agg
+from xdp_agg import _doctor, _xdp_agg
 
 _PACKAGES = ("numpy", "torch", "jax", "ml_dtypes", "mpi4py")
 _SECRET = ("XDP_AGG_TOKEN",)
-_LAUNCHERS = (*_launcher.RANK, *_launcher.WORLD_SIZE, *_launcher.LOCAL_RANK, *_launcher.LOCAL_SIZE)
-_OTHERS = ("GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +109,7 @@ def _variables() -> dict[str, str]:
     names = sorted(
         name
         for name in os.environ
-        if name.startswith("XDP_AGG_") or name in _LAUNCHERS or name in _OTHERS
+        if name.startswith("XDP_AGG_") or name in _xdp_agg.LAUNCHER_VARIABLES
     )
     return {name: "(set)" if name in _SECRET else os.environ[name] for name in names}
 

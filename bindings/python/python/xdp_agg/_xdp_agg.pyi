@@ -10,11 +10,13 @@ __all__ = [
     "CONTROL_PORT",
     "CONTROL_VERSION",
     "DATA_PORT",
+    "LAUNCHER_VARIABLES",
     "Communicator",
     "Handle",
     "Report",
     "__version__",
     "_close_all",
+    "_launch",
 ]
 
 __version__: Final[str]
@@ -24,6 +26,8 @@ CONTROL_VERSION: Final[int]
 CONTROL_PORT: Final[int]
 #: Default UDP port of the daemon's data path.
 DATA_PORT: Final[int]
+#: Variables by which launchers tell a process of its place in a run.
+LAUNCHER_VARIABLES: Final[list[str]]
 
 #: How elements are put together. "and" and "or" are for arrays of bool.
 _Op: TypeAlias = Literal["sum", "mean", "avg", "average", "min", "max", "and", "or"]
@@ -257,6 +261,11 @@ class Report:
     @property
     def path(self) -> Literal["aggregator", "ring", "mixed"]:
         """Where the sums were made."""
+
+def _launch(
+    environ: dict[str, str],
+) -> tuple[int | None, int | None, int | None, int | None, str | None]:
+    """Rank, world size, local rank and size by these variables, and the rank's launcher."""
 
 def _close_all() -> None:
     """Closes every communicator of this process and joins their threads; atexit calls it."""

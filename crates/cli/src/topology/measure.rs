@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_launcher::Launch;
 use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::infer::{Inferred, infer};
 use xdp_agg_topology::{Host, Measured, Rate, Strategy, Topology};
@@ -25,9 +26,9 @@ const KNOCK: Duration = Duration::from_secs(1);
 
 /// Measure the network between the hosts, as one of them, and write the topology file
 ///
-/// Start it on every host, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as every worker is
-/// started; of several processes on a host (LOCAL_WORLD_SIZE) the first one measures. All hosts
-/// send to all others at the same time, over TCP, so that narrow uplinks show; then messages are
+/// Start it on every host, by torchrun, mpirun or srun as every worker is started, or with RANK
+/// and WORLD_SIZE; MASTER_ADDR and MASTER_PORT say where rank 0 listens. Of several processes on a
+/// host the first one measures. All hosts send to all others at the same time, over TCP, so that narrow uplinks show; then messages are
 /// timed, and daemons where they answer on port 9870 (or at XDP_AGG_ADDR). Rank 0 writes the file:
 /// hosts, the rates between them, and costs that `auto` chooses by.
 #[derive(Debug, clap::Args)]
@@ -114,20 +115,13 @@ pub(super) fn run(args: &Args) -> Result<()> {
 
 /// None: another process of this host measures.
 fn seat() -> Result<Option<Seat>> {
-    let number = |name: &'static str| -> Result<Option<u16>> {
-        let Some(text) = xdp_agg_client::variable(name)? else { return Ok(None) };
-        let number = text.trim().parse();
-        number.map(Some).with_context(|| format!("{name}={text:?} is not a number from 0 to 65535"))
-    };
-    let wanted = |name: &'static str| {
-        let missing = "is not set; start this on every host as workers are started, for example \
-                       with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT";
-        number(name)?.with_context(|| format!("{name} {missing}"))
-    };
-    let (rank, world) = (wanted("RANK")?, wanted("WORLD_SIZE")?);
-    let each = number("LOCAL_WORLD_SIZE")?.unwrap_or(1);
+    let launch = Launch::from_env()?;
+    let (rank, world) = launch.world()?;
+    let each = launch.processes();
     if each == 0 || !world.is_multiple_of(each) {
-        bail!("LOCAL_WORLD_SIZE={each} does not divide WORLD_SIZE={world}: hosts must be alike");
+        bail!(
+            "{each} processes on this host do not divide a world of {world}: hosts must be alike"
+        );
     }
     let seat = Seat { host: rank / each, hosts: world / each };
     Ok(rank.is_multiple_of(each).then_some(seat))

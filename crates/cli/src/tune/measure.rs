@@ -4,10 +4,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use statrs::statistics::{Data, Median};
 use xdp_agg_client::collectives::{Algorithm, Choice, Kind, Way};
 use xdp_agg_client::{Communicator, Op};
-
-use crate::quantile::quantile;
 
 /// Turns in which every way is measured.
 const ROUNDS: u32 = 3;
@@ -35,7 +34,7 @@ pub(super) struct Measured {
     pub(super) choice: Choice,
     /// What a copy of so many bytes in this host's memory takes.
     pub(super) copy_us: f64,
-    /// Every call's longest time at any rank, sorted.
+    /// Every call's longest time at any rank.
     pub(super) times_us: Vec<f64>,
     /// The table in force takes it.
     pub(super) chosen: bool,
@@ -45,7 +44,7 @@ pub(super) struct Measured {
 impl Measured {
     /// Median of the calls.
     pub(super) fn median_us(&self) -> f64 {
-        quantile(&self.times_us, 0.5)
+        Data::new(self.times_us.clone()).median()
     }
 }
 
@@ -110,10 +109,9 @@ impl Bench<'_> {
                 self.time(one, iters, &mut data)?;
             }
         }
-        let median = |one: &Measured| quantile(&sorted(&one.times_us), 0.5);
-        let best = all.iter().map(median).fold(f64::INFINITY, f64::min);
+        let best = all.iter().map(Measured::median_us).fold(f64::INFINITY, f64::min);
         let close: Vec<bool> =
-            all.iter().map(|one| one.chosen || median(one) <= best * CLOSE).collect();
+            all.iter().map(|one| one.chosen || one.median_us() <= best * CLOSE).collect();
         for round in 0..FINAL_ROUNDS {
             for (one, _) in all.iter_mut().zip(&close).filter(|(_, close)| **close) {
                 self.time(one, iters, &mut data)?;
@@ -121,9 +119,6 @@ impl Bench<'_> {
                     one.wrong += self.verify(one, &mut data)?;
                 }
             }
-        }
-        for one in &mut all {
-            one.times_us = sorted(&one.times_us);
         }
         Ok(all)
     }
@@ -140,7 +135,7 @@ impl Bench<'_> {
             self.communicator.barrier()?;
             times.push(start.elapsed().as_secs_f64() * 1e6);
         }
-        Ok(quantile(&sorted(&self.longest(&times)?), 0.5))
+        Ok(Data::new(self.longest(&times)?).median())
     }
 
     fn call(&self, one: &Measured, data: &mut [i32]) -> Result<()> {
@@ -222,18 +217,12 @@ fn copy_us(bytes: usize) -> f64 {
         }
         start.elapsed().as_secs_f64() * 1e6 / each as f64
     });
-    quantile(&sorted(&times), 0.5)
+    Data::new(times).median()
 }
 
 /// A rank's element: whole numbers whose sums are far from any limit.
 fn value(rank: u16, i: usize) -> i32 {
     (i % 1021) as i32 * (i32::from(rank) + 1) + 3
-}
-
-fn sorted(times: &[f64]) -> Vec<f64> {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted
 }
 
 #[cfg(test)]

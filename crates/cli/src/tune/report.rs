@@ -5,11 +5,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
+use statrs::statistics::{Data, OrderStatistics};
 use xdp_agg_client::collectives::{Algorithm, Kind, Rule, Tuning, Way};
 use xdp_agg_mesh::model::{self, Network};
 
 use super::measure::Measured;
-use crate::quantile::quantile;
 use crate::table::columns;
 
 /// All of it.
@@ -85,6 +85,7 @@ impl Report {
                     Way::Mesh(algorithm) => (algorithm.chunk(), algorithm.k()),
                     Way::Aggregator | Way::Ring => (None, None),
                 };
+                let mut tenths = Data::new(one.times_us.clone());
                 Row {
                     collective: one.kind.name(),
                     bytes: one.bytes,
@@ -93,8 +94,8 @@ impl Report {
                     k,
                     calls: one.times_us.len(),
                     median_us: one.median_us(),
-                    p10_us: quantile(&one.times_us, 0.1),
-                    p90_us: quantile(&one.times_us, 0.9),
+                    p10_us: tenths.percentile(10),
+                    p90_us: tenths.percentile(90),
                     model_us: model_us(one),
                     staged_us: network.and_then(|on| Some(staged_us(ranks, one, on)? + extra_us)),
                     best: one.median_us() <= least(one.kind, one.bytes),

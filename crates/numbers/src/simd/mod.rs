@@ -7,8 +7,6 @@
 //!
 //! `XDP_AGG_SIMD=portable|avx2|avx512` asks for one of them.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::OnceLock;
 
 use crate::types::UnknownName;
@@ -22,6 +20,8 @@ pub const VARIABLE: &str = "XDP_AGG_SIMD";
 
 /// An instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownName, parse_err_fn = no_level)]
 pub enum Level {
     /// What every CPU of the target has.
     Portable,
@@ -37,12 +37,8 @@ impl Level {
 
     /// The name in the environment and in reports.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     fn is_supported(self) -> bool {
@@ -63,21 +59,8 @@ impl Level {
     }
 }
 
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Level {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Self::ALL
-            .into_iter()
-            .find(|level| level.name() == name)
-            .ok_or_else(|| UnknownName::new("level of SIMD", name, "portable, avx2 or avx512"))
-    }
+fn no_level(name: &str) -> UnknownName {
+    UnknownName::new("level of SIMD", name, "portable, avx2 or avx512")
 }
 
 /// Why a level cannot be used.

@@ -1,6 +1,8 @@
 //! What the tests share: elements from bits, all formats, and an aggregator of a few lines.
 #![expect(dead_code, reason = "each test program uses a part")]
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use xdp_agg_numbers::simd::Simd;
 use xdp_agg_numbers::{
     Element, ElementType, Encoded, Format, LaneWidth, Op, Reduction, Scaling, bf16, f16,
@@ -204,15 +206,15 @@ pub(crate) fn paths(format: Format) -> impl Iterator<Item = Format> {
 
 /// A small generator of random bits (SplitMix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
+    }
+
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
+        self.0.next_u64()
     }
 
     pub(crate) fn below(&mut self, limit: u64) -> u64 {

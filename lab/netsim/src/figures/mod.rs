@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use xdp_agg_report::Report;
-use xdp_agg_report::plot::{Axes, Group, Labels, Series, groups, lines};
+use xdp_agg_report::plot::{Axes, Group, Labels, Panel, Series, groups, lines};
 use xdp_agg_topology::generate::Generated;
 
 use crate::engine::{Outcome, Progress};
@@ -261,7 +261,7 @@ impl Figure {
                     points: points.clone(),
                 };
                 let series: Vec<_> = series.iter().map(line).collect();
-                lines(&file, &labels, *axes, &series)?;
+                lines(&file, &[Panel { labels, axes: *axes, series: &series }])?;
             }
             Picture::Bars { y, series, groups: bars } => {
                 let labels = Labels { title: self.title, x: "", y };

@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Instant;
 
 use anyhow::Result;
+use procfs::process::Process;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
 use xdp_agg_topology::generate::{Generated, SpineLeaf, fat_tree};
@@ -140,14 +141,11 @@ fn measured(bench: &Bench, plain: &Generated, way: Way) -> Result<Measured> {
     Ok(Measured { seconds, events, wall, cpu, mib: peak_mib() })
 }
 
-/// What this process has taken of a processor so far: user and system time of `/proc/self/stat`,
-/// in hundredths of a second on every platform that this runs on.
+/// What this process has taken of a processor so far, in seconds.
 fn cpu_seconds() -> f64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name, in parentheses, may hold blanks.
-    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-    let ticks = after.split_whitespace().skip(11).take(2);
-    ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+    let stat = Process::myself().and_then(|this| this.stat());
+    // The kernel shows hundredths of seconds on every architecture that this runs on.
+    stat.map_or(0.0, |stat| (stat.utime + stat.stime) as f64 / 100.0)
 }
 
 /// Begins a new measurement of the peak; where that is not allowed, the peak is of all runs.
@@ -157,8 +155,6 @@ fn forget_peak() {
 
 /// Largest resident memory since the measurement began.
 fn peak_mib() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-    kib.unwrap_or(0.0) / 1024.0
+    let status = Process::myself().and_then(|this| this.status());
+    status.ok().and_then(|status| status.vmhwm).unwrap_or(0) as f64 / 1024.0
 }

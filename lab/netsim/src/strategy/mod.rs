@@ -5,9 +5,8 @@ mod forest;
 mod ring;
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::str::FromStr;
 
+use strum::VariantNames as _;
 use thiserror::Error;
 use xdp_agg_topology::graph::{Network, NodeKind};
 use xdp_agg_topology::plan::{racks, ring_order};
@@ -24,14 +23,19 @@ pub use atp::servers;
 
 /// A way to sum that can be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "kebab-case", parse_err_ty = StrategyError, parse_err_fn = no_way)]
 pub enum Way {
     /// One parameter server, on the host of rank 0.
+    #[strum(serialize = "ps-one")]
     OneServer,
     /// A parameter server on each host, each with an equal share.
+    #[strum(serialize = "ps")]
     Servers,
     /// One ring.
     Ring,
     /// Rings in and across racks.
+    #[strum(serialize = "h-ar")]
     HierarchicalRing,
     /// Recursive halving and doubling.
     HalvingDoubling,
@@ -46,41 +50,15 @@ pub enum Way {
     /// One aggregator, or several that share the vector.
     Passing,
     /// The same, for each process of a host: no sum in hosts first.
+    #[strum(serialize = "switchml")]
     SwitchMl,
 }
 
 impl Way {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::OneServer,
-        Self::Servers,
-        Self::Ring,
-        Self::HierarchicalRing,
-        Self::HalvingDoubling,
-        Self::Atp,
-        Self::Colocated,
-        Self::Rat,
-        Self::Rina,
-        Self::Passing,
-        Self::SwitchMl,
-    ];
-
     /// The name on command lines.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OneServer => "ps-one",
-            Self::Servers => "ps",
-            Self::Ring => "ring",
-            Self::HierarchicalRing => "h-ar",
-            Self::HalvingDoubling => "halving-doubling",
-            Self::Atp => "atp",
-            Self::Colocated => "colocated",
-            Self::Rat => "rat",
-            Self::Rina => "rina",
-            Self::Passing => "passing",
-            Self::SwitchMl => "switchml",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The jobs' strategy whose plan it takes, and which wants the aggregators that it wants.
@@ -120,19 +98,8 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Way {
-    type Err = StrategyError;
-
-    fn from_str(text: &str) -> Result<Self, StrategyError> {
-        let found = Self::ALL.into_iter().find(|way| way.name() == text);
-        found.ok_or_else(|| StrategyError::Unknown(text.to_owned()))
-    }
+fn no_way(text: &str) -> StrategyError {
+    StrategyError::Unknown(text.to_owned())
 }
 
 /// Why a strategy has no schedule on a network.
@@ -141,7 +108,7 @@ pub enum StrategyError {
     /// A name that is no strategy's.
     #[error(
         "{0:?} is no strategy; expected one of {names}",
-        names = Way::ALL.map(Way::name).join(", ")
+        names = Way::VARIANTS.join(", ")
     )]
     Unknown(String),
     /// Hierarchical rings connect the members with the same number.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use xdp_agg_testbed::LinkReport;
+use xdp_agg_workloads::Framing;
 use xdp_agg_workloads::Workload;
 use xdp_agg_workloads::model::{self, Setting, System};
 
@@ -216,16 +217,8 @@ impl Ran<'_> {
 
 /// Bytes on the wire for one byte of gradient.
 fn overhead(system: System, mtu: u32) -> f64 {
-    let block = 1_000_000 * 64;
-    match system {
-        System::Switchml | System::Atp | System::Passing => {
-            aggregated_wire_bytes(block, mtu) / block as f64
-        }
-        // Ethernet's header before, IPv4's and TCP's with timestamps within the MTU.
-        System::Ps | System::Psring | System::Ring | System::HAr => {
-            (f64::from(mtu) + 14.0) / (f64::from(mtu) - 52.0)
-        }
-    }
+    let framing = if system.uses_aggregator() { Framing::xdp(mtu) } else { Framing::tcp(mtu) };
+    framing.wire(1.0)
 }
 
 /// Each iteration's time, averaged over the processes.

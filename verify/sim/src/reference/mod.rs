@@ -8,6 +8,8 @@
 mod layout;
 mod numbers;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use xdp_agg_common::lanes::{CHUNK_LANES, CHUNK_LEN};
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_numbers::Op;
@@ -38,12 +40,9 @@ pub(crate) struct Shape {
     pub(crate) root: Option<u16>,
 }
 
-/// Mixes bits (the finaliser of SplitMix64).
-pub(crate) const fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+/// Mixes bits.
+pub(crate) fn mix(value: u64) -> u64 {
+    SplitMix64::seed_from_u64(value).next_u64()
 }
 
 impl Shape {
@@ -161,7 +160,7 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    pub(crate) const fn new(life: usize, world: u16, sequence: u64, shape: Shape) -> Self {
+    pub(crate) fn new(life: usize, world: u16, sequence: u64, shape: Shape) -> Self {
         let key = mix(mix(life as u64) ^ sequence << 20);
         Self { key, sequence, shape, world, silent: false }
     }

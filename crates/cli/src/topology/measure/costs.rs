@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use statrs::statistics::{Data, Median};
 use xdp_agg_client::{Builder, Communicator, Op};
 use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_mesh::{Mesh, Op as MeshOp};
 use xdp_agg_topology::KnownCosts;
 
 use super::{Facts, gather};
-use crate::quantile::quantile;
 
 /// Timed rounds of messages; of large vectors.
 const ROUNDS: usize = 100;
@@ -67,7 +67,7 @@ fn tcp_message(mesh: &mut Mesh) -> Result<f64> {
         mesh.all_gather(&mut data)?;
         times.push(start.elapsed().as_secs_f64() / (2 * (world - 1)) as f64);
     }
-    Ok(median(times))
+    Ok(Data::new(times).median())
 }
 
 /// Seconds for a byte that a worker receives: two workers on this host, over loopback, so that no
@@ -90,7 +90,7 @@ fn tcp_byte() -> Result<f64> {
             // Half of the vector comes in to be reduced, and half of it as it is.
             times.push(start.elapsed().as_secs_f64() / size_of_val(&*data) as f64);
         }
-        Ok(median(times))
+        Ok(Data::new(times).median())
     };
     thread::scope(|scope| {
         let second = scope.spawn(move || work(second));
@@ -117,7 +117,7 @@ fn message(mesh: &Mesh, hosts: &[Facts]) -> Option<f64> {
         let settings = if named { settings } else { settings.aggregators(daemons) };
         let communicator = settings.connect()?;
         let times = timed(ROUNDS, || Ok(communicator.barrier()?))?;
-        Ok(median(times) / 2.0)
+        Ok(Data::new(times).median() / 2.0)
     };
     noted(mesh, "message", measure())
 }
@@ -133,7 +133,7 @@ fn daemon_byte(mesh: &Mesh, own: &Facts) -> Result<f64> {
     let times = timed(LARGE_ROUNDS, || {
         communicator.all_reduce(&mut data, Op::Sum).map(drop).map_err(Into::into)
     })?;
-    Ok(median(times) / (LARGE * size_of::<f32>()) as f64)
+    Ok(Data::new(times).median() / (LARGE * size_of::<f32>()) as f64)
 }
 
 /// As in the environment, but for what makes it a worker of another job.
@@ -161,9 +161,4 @@ fn timed(rounds: usize, mut call: impl FnMut() -> Result<()>) -> Result<Vec<f64>
         Ok(start.elapsed().as_secs_f64())
     };
     (0..rounds).map(&mut one).collect()
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    quantile(&times, 0.5)
 }
