@@ -2,7 +2,6 @@
 //!
 //! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings,
 //!   [`Handle`] a call in flight.
-//! * [`ring`]: the baseline, a TCP ring all-reduce.
 //! * [`collectives`]: broadcast, reduce and others beside it, and how they are chosen.
 //! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //! * [`machine`]: the whole protocol of a worker, and [`flow`] in it: when to send which block (no
@@ -27,7 +26,6 @@ mod inhost;
 mod layout;
 pub mod lent;
 pub mod machine;
-pub mod ring;
 mod roll;
 mod route;
 mod session;
