@@ -5,13 +5,11 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Reduction;
+use xdp_agg_mesh::{Mesh, Op};
 
 use crate::error::Error;
-use crate::ring::{self, Occasion, Ring};
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::{Lanes, Seat};
 
 /// Lanes that are summed in one piece, at most, when members tell each other what they have: more
@@ -21,19 +19,8 @@ const MAX_WORDS: i64 = 64 << 20;
 /// A ring of the members.
 #[derive(Debug)]
 pub(crate) struct Fallback {
-    ring: Ring,
+    ring: Mesh,
     seat: Seat,
-}
-
-/// What a member tells the others first.
-#[derive(Serialize, Deserialize)]
-struct Word {
-    epoch: u16,
-    /// Shows that it knows the epoch's cookie.
-    proof: u64,
-    /// Rings that it was on since.
-    rings: u32,
-    progress: Progress,
 }
 
 impl Fallback {
@@ -43,21 +30,22 @@ impl Fallback {
         listener: Option<TcpListener>,
         deadline: Duration,
     ) -> Result<Self, Error> {
-        let world_size = seat.members.len() as u16;
-        let mut builder = Ring::builder()
+        let (epoch, cookie) = seat.epoch;
+        let mut builder = Mesh::builder()
             .rank(seat.index)
-            .world_size(world_size)
+            .world_size(seat.members.len() as u16)
             .deadline(deadline)
-            .occasion(occasion(&seat));
+            .cookie(cookie)
+            .occasion(format!("epoch {epoch}, ring {}", seat.rings));
         if let Some(host) = seat.addresses.first() {
             builder = builder.rendezvous((*host).into());
         }
         if seat.index == 0
             && let Some(listener) = listener
         {
-            builder = builder.rendezvous_listener(listener);
+            builder = builder.listener(listener);
         }
-        match builder.connect() {
+        match builder.open() {
             Ok(ring) => Ok(Self { ring, seat }),
             Err(error) => Err(explain(&error, &seat)),
         }
@@ -65,11 +53,7 @@ impl Fallback {
 
     /// What all members have, in order of their ranks.
     pub(crate) fn gather(&mut self, own: &Progress) -> Result<Vec<(u16, Progress)>, Error> {
-        let occasion = occasion(&self.seat);
-        let Occasion { epoch, rings, .. } = occasion;
-        let proof = occasion.proof("progress");
-        let word = Word { epoch, proof, rings, progress: own.clone() };
-        let text = serde_json::to_vec(&word).map_err(|error| self.nonsense(&error.to_string()))?;
+        let text = serde_json::to_vec(own).map_err(|error| self.nonsense(&error.to_string()))?;
         let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));
         // Everybody adds to zeros in all places but its own.
         let mut lens = vec![0; count];
@@ -91,27 +75,15 @@ impl Fallback {
         for (rank, len) in self.seat.members.iter().zip(&lens) {
             let (text, behind) = rest.split_at(*len as usize);
             rest = behind;
-            let theirs: Word =
-                serde_json::from_slice(text).map_err(|e| self.nonsense(&e.to_string()))?;
-            let same = |word: &Word| (word.epoch, word.proof, word.rings);
-            if same(&theirs) != same(&word) {
-                return Err(Error::Ring {
-                    ranks: vec![*rank],
-                    reason: format!(
-                        "it was last in epoch {} and then on {} rings, this worker in epoch \
-                         {epoch} and on {rings}",
-                        theirs.epoch, theirs.rings
-                    ),
-                });
-            }
-            all.push((*rank, theirs.progress));
+            let theirs = serde_json::from_slice(text).map_err(|e| self.nonsense(&e.to_string()))?;
+            all.push((*rank, theirs));
         }
         Ok(all)
     }
 
     /// Makes one of all members' lanes.
     pub(crate) fn reduce(&mut self, lanes: &mut Lanes, reduction: Reduction) -> Result<(), Error> {
-        let reduced = self.ring.reduce_words(&mut lanes.words, reduction);
+        let reduced = self.ring.all_reduce_words(&mut lanes.words, reduction);
         reduced.map_err(|error| explain(&error, &self.seat))?;
         self.sum(&mut lanes.marks)
     }
@@ -126,24 +98,9 @@ impl Fallback {
     }
 }
 
-/// Which ring of the job it is.
-const fn occasion(seat: &Seat) -> Occasion {
-    let (epoch, cookie) = seat.epoch;
-    Occasion { epoch, cookie, rings: seat.rings }
-}
-
 /// A ring's error by the ranks that it concerns.
-fn explain(error: &ring::Error, seat: &Seat) -> Error {
-    let positions = match error {
-        ring::Error::NoRendezvous { .. } => vec![0],
-        ring::Error::MissingRanks { missing, .. } => missing.clone(),
-        ring::Error::Link { neighbour, .. }
-        | ring::Error::Mismatch { neighbour, .. }
-        | ring::Error::PeerLost { neighbour, .. }
-        | ring::Error::Deadline { neighbour, .. } => vec![*neighbour],
-        ring::Error::Stopped { by, .. } => vec![*by],
-        _ => Vec::new(),
-    };
+fn explain(error: &xdp_agg_mesh::Error, seat: &Seat) -> Error {
+    let positions = error.ranks();
     let ranks =
         positions.iter().filter_map(|at| seat.members.get(usize::from(*at))).copied().collect();
     let mut reason = error.to_string();

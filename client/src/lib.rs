@@ -2,7 +2,6 @@
 //!
 //! * [`Communicator`]: all-reduce through an xdp-agg aggregator; [`Builder`] its settings,
 //!   [`Handle`] a call in flight.
-//! * [`ring`]: the baseline, a TCP ring all-reduce.
 //! * [`collectives`]: broadcast, reduce and others beside it, and how they are chosen.
 //! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //!
@@ -21,7 +20,6 @@ mod grouped;
 mod handle;
 mod inhost;
 pub mod lent;
-pub mod ring;
 mod settings;
 
 pub use communicator::Communicator;

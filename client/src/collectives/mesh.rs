@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use xdp_agg_mesh::meet::random;
-use xdp_agg_mesh::{Algorithm, Mesh, Op as MeshOp};
+use xdp_agg_mesh::{Algorithm, Mesh};
 use xdp_agg_numbers::{Element, ElementType};
 
 use super::queue::{Beginning, Turn};
@@ -172,28 +172,6 @@ pub(super) const fn reducible<T: Element>() -> bool {
     !matches!(T::TYPE, ElementType::F16 | ElementType::Bf16)
 }
 
-/// How the workers reduce; an average is a sum that is divided at the end.
-const fn mesh_op(op: Op) -> MeshOp {
-    match op {
-        Op::Sum | Op::Average => MeshOp::Sum,
-        Op::Min => MeshOp::Min,
-        Op::Max => MeshOp::Max,
-    }
-}
-
-/// Calls a generic function with elements as numbers that a mesh reduces.
-macro_rules! as_numbers {
-    ($data:ident: $element:ty, $call:expr, $other:expr) => {
-        match <$element>::TYPE {
-            ElementType::F32 => $call(bytemuck::cast_slice_mut::<_, f32>($data)),
-            ElementType::F64 => $call(bytemuck::cast_slice_mut::<_, f64>($data)),
-            ElementType::I32 => $call(bytemuck::cast_slice_mut::<_, i32>($data)),
-            ElementType::I64 => $call(bytemuck::cast_slice_mut::<_, i64>($data)),
-            ElementType::F16 | ElementType::Bf16 => $other,
-        }
-    };
-}
-
 pub(super) fn broadcast<T: Element>(
     mesh: &mut Mesh,
     data: &mut [T],
@@ -212,50 +190,5 @@ pub(super) fn all_gather<T: Element>(mesh: &mut Mesh, data: &mut [T]) -> Done {
         2 => mesh.all_gather::<u16>(bytemuck::cast_slice_mut(data)),
         4 => mesh.all_gather::<u32>(bytemuck::cast_slice_mut(data)),
         _ => mesh.all_gather::<u64>(bytemuck::cast_slice_mut(data)),
-    }
-}
-
-pub(super) fn reduce<T: Element>(
-    mesh: &mut Mesh,
-    data: &mut [T],
-    op: Op,
-    root: u16,
-    algorithm: Algorithm,
-) -> Done {
-    let op = mesh_op(op);
-    as_numbers!(data: T, |data| mesh.reduce(data, op, root, algorithm), Err(irreducible()))
-}
-
-pub(super) fn all_reduce<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
-    reduce_scatter(mesh, data, op)?;
-    all_gather(mesh, data)?;
-    average(data, op, mesh.world_size());
-    Ok(())
-}
-
-pub(super) fn reduce_scatter<T: Element>(mesh: &mut Mesh, data: &mut [T], op: Op) -> Done {
-    let op = mesh_op(op);
-    as_numbers!(data: T, |data| mesh.reduce_scatter(data, op).map(drop), Err(irreducible()))
-}
-
-fn irreducible() -> xdp_agg_mesh::Error {
-    xdp_agg_mesh::Error::Argument("16-bit floats are reduced by the aggregator alone".into())
-}
-
-/// Makes averages of sums of so many workers; integers are divided towards zero.
-pub(super) fn average<T: Element>(data: &mut [T], op: Op, workers: u16) {
-    if op != Op::Average {
-        return;
-    }
-    fn each<T: Copy + std::ops::Div<Output = T>>(data: &mut [T], by: T) {
-        data.iter_mut().for_each(|x| *x = *x / by);
-    }
-    match T::TYPE {
-        ElementType::F32 => each(bytemuck::cast_slice_mut(data), f32::from(workers)),
-        ElementType::F64 => each(bytemuck::cast_slice_mut(data), f64::from(workers)),
-        ElementType::I32 => each(bytemuck::cast_slice_mut(data), i32::from(workers)),
-        ElementType::I64 => each(bytemuck::cast_slice_mut(data), i64::from(workers)),
-        // Not reduced here.
-        ElementType::F16 | ElementType::Bf16 => {}
     }
 }

@@ -50,7 +50,7 @@ impl Communicator {
             return self.all_reduce_for(data, op, &Purpose::default());
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
-        self.over_mesh(choice, &what, |mesh| mesh::all_reduce(mesh, data, op))?;
+        self.over_mesh(choice, &what, |mesh| mesh.all_reduce(data, op))?;
         Ok(self.report_of_ring())
     }
 
@@ -70,9 +70,7 @@ impl Communicator {
             return self.start_for(data, op, &Purpose::default());
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
-        self.start_over_mesh(choice, &what, data, move |mesh, data| {
-            mesh::all_reduce(mesh, data, op)
-        })
+        self.start_over_mesh(choice, &what, data, move |mesh, data| mesh.all_reduce(data, op))
     }
 
     /// Leaves the root's elements at all workers, bit for bit.
@@ -138,12 +136,7 @@ impl Communicator {
         let what = self.describe::<T>("reduce", data.len(), Some(root), Some(op), choice.way);
         match self.way(Kind::Reduce, choice)? {
             Way::Mesh(algorithm) if reducible::<T>() => {
-                let done = |mesh: &mut _| mesh::reduce(mesh, data, op, root, algorithm);
-                self.over_mesh(choice, &what, done)?;
-                if self.rank() == root {
-                    mesh::average(data, op, self.world_size());
-                }
-                Ok(())
+                self.over_mesh(choice, &what, |mesh| mesh.reduce(data, op, root, algorithm))
             }
             _ => self.all_reduce_for(data, op, &Purpose::of(&what)).map(drop),
         }
@@ -177,8 +170,7 @@ impl Communicator {
         let own = self.part(self.rank(), data.len());
         match self.way(Kind::ReduceScatter, choice)? {
             Way::Ring if reducible::<T>() => {
-                self.over_mesh(choice, &what, |mesh| mesh::reduce_scatter(mesh, data, op))?;
-                mesh::average(&mut data[own.clone()], op, self.world_size());
+                self.over_mesh(choice, &what, |mesh| mesh.reduce_scatter(data, op).map(drop))?;
             }
             _ => drop(self.all_reduce_for(data, op, &Purpose::of(&what))?),
         }

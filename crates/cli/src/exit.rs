@@ -43,18 +43,9 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// A worker's settings, in the words of the library that it sums by.
 fn is_wrong_setting(error: &anyhow::Error) -> bool {
-    use xdp_agg_client::{Error, ring};
-    let client = matches!(error.downcast_ref(), Some(Error::Config { .. }));
-    let ring = matches!(
-        error.downcast_ref(),
-        Some(
-            ring::Error::MissingVariable { .. }
-                | ring::Error::InvalidSetting { .. }
-                | ring::Error::Rank { .. }
-        )
-    );
+    let client = matches!(error.downcast_ref(), Some(xdp_agg_client::Error::Config { .. }));
     let mesh = matches!(error.downcast_ref(), Some(xdp_agg_mesh::Error::Setting { .. }));
-    client || ring || mesh || error.is::<xdp_agg_launcher::Error>()
+    client || mesh || error.is::<xdp_agg_launcher::Error>()
 }
 
 /// `xdp-agg stats --watch 1 | head`: whoever reads has read enough.

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use crate::element::{Datum, Op};
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_numbers::Op;
+
+use crate::element::{WORDS, code, name};
 use crate::schedule::Algorithm;
 
 /// Which collective.
@@ -21,16 +24,22 @@ pub enum Collective {
     Barrier = 5,
     /// All ranks the reduced data, by rings inside and across groups.
     HierarchicalAllReduce = 6,
+    /// All ranks the reduced data, round one ring.
+    AllReduce = 7,
+    /// The same of vectors so short that they go round whole.
+    ShortAllReduce = 8,
 }
 
 impl Collective {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Broadcast,
         Self::Reduce,
         Self::ReduceScatter,
         Self::AllGather,
         Self::Barrier,
         Self::HierarchicalAllReduce,
+        Self::AllReduce,
+        Self::ShortAllReduce,
     ];
 
     pub(crate) fn of_code(code: u8) -> Option<Self> {
@@ -47,6 +56,8 @@ impl Collective {
             Self::AllGather => "all-gather",
             Self::Barrier => "barrier",
             Self::HierarchicalAllReduce => "hierarchical all-reduce",
+            Self::AllReduce => "all-reduce",
+            Self::ShortAllReduce => "all-reduce as a short vector",
         }
     }
 }
@@ -60,9 +71,9 @@ pub struct Call {
     pub collective: Collective,
     /// Elements of the whole vector.
     pub count: u64,
-    /// [`Datum::CODE`] of the elements.
+    /// The number of the elements' name.
     pub(crate) element: u8,
-    /// Code of the operation; 0 where nothing is reduced.
+    /// The operation, or the reduction of words; 0 where nothing is reduced.
     pub(crate) op: u8,
     /// The root; 0 where there is none.
     pub root: u16,
@@ -71,9 +82,18 @@ pub struct Call {
 }
 
 impl Call {
-    pub(crate) fn new<T: Datum>(collective: Collective, count: usize) -> Self {
+    /// `element`: the name of its elements.
+    pub(crate) fn new(collective: Collective, element: &str, count: usize) -> Self {
         let (sequence, op, root, algorithm) = (0, 0, 0, (0, 0));
-        Self { sequence, collective, count: count as u64, element: T::CODE, op, root, algorithm }
+        Self {
+            sequence,
+            collective,
+            count: count as u64,
+            element: code(element),
+            op,
+            root,
+            algorithm,
+        }
     }
 
     pub(crate) const fn by(mut self, algorithm: Algorithm) -> Self {
@@ -86,17 +106,41 @@ impl Call {
         self
     }
 
-    pub(crate) const fn with(mut self, op: Op) -> Self {
-        self.op = op.code();
+    pub(crate) fn with(mut self, op: Op) -> Self {
+        self.op = Op::ALL.iter().position(|one| *one == op).map_or(0, |at| at as u8 + 1);
         self
+    }
+
+    pub(crate) const fn with_words(mut self, reduction: Reduction) -> Self {
+        self.op = reduction as u8;
+        self
+    }
+
+    /// What its elements are reduced by, in words.
+    fn operation(&self) -> Option<&'static str> {
+        use Collective::{AllGather, Barrier, Broadcast};
+        if matches!(self.collective, Broadcast | AllGather | Barrier) {
+            return None;
+        }
+        if self.element == WORDS {
+            return Some(Reduction::from_number(self.op).map_or("unknown", Reduction::name));
+        }
+        let op = usize::from(self.op).checked_sub(1).and_then(|at| Op::ALL.get(at));
+        Some(op.map_or("unknown operation", |op| op.name()))
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sequence, collective, count, element, op, root, algorithm } = self;
-        write!(f, "call {sequence}: {} of {count} elements", collective.name())?;
-        write!(f, " (type {element}, operation {op}), root {root}")?;
-        write!(f, ", algorithm {} with {}", algorithm.0, algorithm.1)
+        let Self { sequence, collective, count, element, root, algorithm, .. } = self;
+        write!(f, "call {sequence}: {}", collective.name())?;
+        if let Some(operation) = self.operation() {
+            write!(f, ", {operation}")?;
+        }
+        write!(f, " of {count} × {}", name(*element))?;
+        if matches!(collective, Collective::Broadcast | Collective::Reduce) {
+            write!(f, ", root {root}, algorithm {} with {}", algorithm.0, algorithm.1)?;
+        }
+        Ok(())
     }
 }

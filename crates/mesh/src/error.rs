@@ -18,6 +18,15 @@ pub enum Error {
         /// What was wrong and what is expected.
         problem: String,
     },
+    /// Rank 0 cannot listen because something else does.
+    #[error(
+        "rank 0 cannot listen on {address}: the port is in use; end the other program \
+         (an earlier run?) or choose another MASTER_PORT"
+    )]
+    PortInUse {
+        /// The rendezvous address.
+        address: SocketAddr,
+    },
     /// A listening socket could not be opened.
     #[error("cannot listen on {address}: {source}; it must be a free port on this host")]
     Listen {
@@ -28,9 +37,9 @@ pub enum Error {
     },
     /// Some ranks were not there in time.
     #[error(
-        "{} of {world_size} ranks did not come within {} s: missing {missing:?}{}; start them \
+        "{} of {world_size} ranks did not come within {} s: missing {}{}; start them \
          with the same WORLD_SIZE and addresses",
-        missing.len(), waited.as_secs_f32(), refusals(.refused)
+        missing.len(), waited.as_secs_f32(), list(.missing), refusals(.refused)
     )]
     MissingRanks {
         /// Who, in ascending order.
@@ -43,8 +52,8 @@ pub enum Error {
         refused: Vec<String>,
     },
     /// A rank could not be connected to.
-    #[error("rank {rank} at {address} cannot be reached within {} s: {source}; is it running, and \
-         does no firewall close its TCP ports?", waited.as_secs_f32())]
+    #[error("rank {rank} at {address} cannot be reached within {} s: {source}; is it running \
+         there, and does no firewall close its TCP ports?", waited.as_secs_f32())]
     Unreachable {
         /// Whom.
         rank: u16,
@@ -97,8 +106,8 @@ pub enum Error {
         reason: String,
     },
     /// The deadline passed.
-    #[error("call {call} did not end within {} s: waiting for rank {rank}; is that worker alive, \
-         and does it make this call?", waited.as_secs_f32())]
+    #[error("call {call} did not end within {} s: waiting for rank {rank}, which {state}; is that \
+         worker alive, and does it make this call?", waited.as_secs_f32())]
     Deadline {
         /// Who is waited for.
         rank: u16,
@@ -106,6 +115,8 @@ pub enum Error {
         call: u64,
         /// The deadline.
         waited: Duration,
+        /// What is known of that rank.
+        state: String,
     },
     /// An argument of a call cannot be.
     #[error("{0}")]
@@ -151,6 +162,11 @@ impl From<xdp_agg_launcher::Error> for Error {
     fn from(error: xdp_agg_launcher::Error) -> Self {
         Self::Setting { name: error.name, problem: error.problem }
     }
+}
+
+/// `1, 2, 5`.
+fn list(ranks: &[u16]) -> String {
+    ranks.iter().map(u16::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn refusals(refused: &[String]) -> String {

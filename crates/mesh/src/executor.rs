@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::call::Call;
-use crate::element::{Combine, Op};
+use crate::element::Arithmetic;
 use crate::error::Error;
 use crate::link::Link;
-use crate::schedule::Schedule;
+use crate::schedule::{Effect, Schedule, Send};
 use crate::wire::{HEADER_LEN, Header};
 
 /// Most bytes of one receive: a reduced piece should still lie in the cache when it is sent on.
@@ -20,10 +20,13 @@ const PIECE: usize = 256 << 10;
 /// Yields to other threads before sleeping, in a short call: a rank on the same machine often
 /// answers within that time.
 const YIELDS: u32 = 20;
-/// Bytes above which a call does not yield.
+/// Received bytes above which a call does not yield: looking in vain would cost it a tenth of its
+/// time.
 const YIELDING_BYTES: usize = 64 << 10;
-/// How long, after the end of a connection, another rank may still say why.
-const REASON_GRACE: Duration = Duration::from_millis(250);
+/// How long, after the end of a connection or of the deadline, another rank may still say why.
+const REASON_GRACE: Duration = Duration::from_millis(500);
+/// Most messages of one send.
+const MESSAGES: usize = 4;
 /// Longest sleep, so that the deadline is kept whatever happens.
 const NAP: Duration = Duration::from_secs(1);
 
@@ -35,8 +38,8 @@ pub(crate) struct Work<'a> {
     pub(crate) data: &'a mut [u8],
     /// Bytes of an element.
     pub(crate) size: usize,
-    /// How two elements become one, where something is reduced.
-    pub(crate) combine: Option<(Combine, Op)>,
+    /// Where something is reduced.
+    pub(crate) arithmetic: Option<Arithmetic>,
     pub(crate) deadline: Duration,
 }
 
@@ -55,7 +58,10 @@ pub(crate) struct Run<'a> {
     placed: Vec<usize>,
     /// By rank: bytes of an element whose rest has not come.
     partial: Vec<Vec<u8>>,
+    /// Yields before a sleep.
+    yields: u32,
     next_send: usize,
+    /// Bytes of its message that are sent.
     sent: usize,
     /// The rank whose socket takes no more.
     blocked: Option<u16>,
@@ -73,9 +79,11 @@ impl<'a> Run<'a> {
         for (index, receive) in work.schedule.receives.iter().enumerate() {
             waiting[usize::from(receive.from)].push_back(index);
         }
-        if work.combine.is_some() {
+        if work.arithmetic.is_some() {
             scratch.resize(PIECE, 0);
         }
+        let received = work.schedule.receives.iter().map(|receive| receive.range.len());
+        let is_short = received.sum::<usize>() * work.size <= YIELDING_BYTES;
         Self {
             links,
             scratch,
@@ -85,6 +93,7 @@ impl<'a> Run<'a> {
             prefix: 0,
             placed: vec![0; world],
             partial: vec![Vec::new(); world],
+            yields: if is_short { YIELDS } else { 0 },
             next_send: 0,
             sent: 0,
             blocked: None,
@@ -94,11 +103,10 @@ impl<'a> Run<'a> {
 
     /// Runs to the end, or to an error within the deadline.
     pub(crate) fn run(mut self) -> Result<(), Error> {
-        let allowed = if self.work.data.len() <= YIELDING_BYTES { YIELDS } else { 0 };
         let mut yields = 0;
         loop {
-            let sent = self.send()?;
             let received = self.receive()?;
+            let sent = self.send()?;
             if self.is_over() {
                 return Ok(());
             }
@@ -107,7 +115,7 @@ impl<'a> Run<'a> {
                 if self.started.elapsed() > self.work.deadline {
                     return Err(self.too_late());
                 }
-            } else if yields < allowed {
+            } else if yields < self.yields {
                 yields += 1;
                 std::thread::yield_now();
             } else {
@@ -121,52 +129,85 @@ impl<'a> Run<'a> {
             && self.prefix == self.work.schedule.receives.len()
     }
 
-    const fn bytes(&self, range: &Range<usize>) -> Range<usize> {
-        range.start * self.work.size..range.end * self.work.size
-    }
-
     /// Sends what may be sent; whether that was anything.
     fn send(&mut self) -> Result<bool, Error> {
         self.blocked = None;
         let mut moved = false;
         let mut budget = 4 * PIECE;
-        while let Some(send) = self.work.schedule.sends.get(self.next_send) {
-            if send.after > self.prefix || budget == 0 {
-                break;
+        while budget > 0
+            && let Some(next) = self.work.schedule.sends.get(self.next_send)
+            && self.may_leave(next) > self.sent
+        {
+            match self.send_to(next.to)? {
+                Some(bytes) => budget = budget.saturating_sub(bytes),
+                None => break,
             }
-            let (to, range) = (send.to, self.bytes(&send.range));
-            let call = self.work.call;
-            let (offset, len) = (range.start as u64, range.len() as u64);
-            let Some(link) = &mut self.links[usize::from(to)] else {
-                return Err(lost(to, call, "there is no connection with it"));
-            };
-            let header = Header::Data { call, offset, len }.encode();
-            let payload = &self.work.data[range][self.sent.saturating_sub(HEADER_LEN)..];
-            let head = &header[self.sent.min(HEADER_LEN)..];
-            let total = HEADER_LEN + len as usize;
-            let sent = if head.is_empty() {
-                link.send(&[IoSlice::new(payload)])
-            } else {
-                link.send(&[IoSlice::new(head), IoSlice::new(payload)])
-            };
-            match sent {
-                Ok(bytes) => {
-                    moved = true;
-                    budget = budget.saturating_sub(bytes);
-                    self.sent += bytes;
-                    link.in_message = self.sent < total;
-                    if self.sent == total {
-                        (self.sent, self.next_send) = (0, self.next_send + 1);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.blocked = Some(to);
-                    break;
-                }
-                Err(error) => return Err(self.is_lost(to, &error.to_string())),
-            }
+            moved = true;
         }
         Ok(moved)
+    }
+
+    /// Bytes of a message that may leave now, header and all.
+    fn may_leave(&self, send: &Send) -> usize {
+        if send.after <= self.prefix {
+            return HEADER_LEN + send.range.len() * self.work.size;
+        }
+        match self.work.schedule.receives.get(self.prefix) {
+            Some(coming) if send.streams && send.after == self.prefix + 1 => {
+                match self.placed[usize::from(coming.from)] {
+                    0 => 0,
+                    come => HEADER_LEN + come,
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    /// Sends, at once, what comes next and is a rank's; how many bytes, or none if its socket takes
+    /// no more.
+    fn send_to(&mut self, to: u16) -> Result<Option<usize>, Error> {
+        let Work { call, schedule, size, .. } = self.work;
+        let next = schedule.sends[self.next_send..].iter().take_while(|send| send.to == to);
+        let mut headers = [[0; HEADER_LEN]; MESSAGES];
+        let mut slices = [IoSlice::new(&[]); 2 * MESSAGES];
+        let mut count = 0;
+        for (header, send) in headers.iter_mut().zip(next) {
+            let may_leave = self.may_leave(send);
+            if may_leave == 0 {
+                break;
+            }
+            let range = bytes(&send.range, size);
+            let (offset, len) = (range.start as u64, range.len() as u64);
+            *header = Header::Data { call, offset, len }.encode();
+            slices[count] = IoSlice::new(header);
+            slices[count + 1] = IoSlice::new(&self.work.data[range][..may_leave - HEADER_LEN]);
+            count += 2;
+        }
+        let Some(link) = &self.links[usize::from(to)] else {
+            return Err(lost(to, call, "there is no connection with it"));
+        };
+        let mut rest = &mut slices[..count];
+        IoSlice::advance_slices(&mut rest, self.sent);
+        match link.send(rest) {
+            Ok(taken) => {
+                self.sent += taken;
+                while let Some(send) = schedule.sends.get(self.next_send)
+                    && let total = HEADER_LEN + send.range.len() * size
+                    && total <= self.sent
+                {
+                    (self.sent, self.next_send) = (self.sent - total, self.next_send + 1);
+                }
+                if let Some(link) = &mut self.links[usize::from(to)] {
+                    link.in_message = self.sent > 0;
+                }
+                Ok(Some(taken))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.blocked = Some(to);
+                Ok(None)
+            }
+            Err(error) => Err(self.is_lost(to, &error.to_string())),
+        }
     }
 
     /// Receives from all of whom something is awaited; whether that was anything.
@@ -205,7 +246,7 @@ impl<'a> Run<'a> {
         let expected =
             self.waiting[rank].front().map(|index| (*index, &self.work.schedule.receives[*index]));
         let Some((index, receive)) = expected.filter(|(_, receive)| {
-            let range = self.bytes(&receive.range);
+            let range = bytes(&receive.range, self.work.size);
             theirs == call && offset == range.start as u64 && len == range.len() as u64
         }) else {
             return Err(self.mismatch(rank as u16, theirs));
@@ -213,8 +254,11 @@ impl<'a> Run<'a> {
         if receive.after > self.prefix {
             return Ok(false);
         }
-        let (range, reduce) = (self.bytes(&receive.range), receive.reduce);
-        let moved = if reduce { self.reduce(rank, &range) } else { self.place(rank, &range) };
+        let range = bytes(&receive.range, self.work.size);
+        let moved = match receive.effect {
+            Effect::Replace => self.place(rank, &range),
+            effect => self.reduce(rank, &range, effect),
+        };
         if self.placed[rank] == range.len() {
             self.ends(rank, index);
             return Ok(true);
@@ -246,28 +290,40 @@ impl<'a> Run<'a> {
     fn place(&mut self, rank: usize, range: &Range<usize>) -> bool {
         let Some(link) = &mut self.links[rank] else { return false };
         let place = &mut self.work.data[range.clone()][self.placed[rank]..];
-        let most = place.len().min(PIECE);
-        let bytes = link.read(&mut place[..most]);
+        let bytes = match place.len() {
+            0..=PIECE => link.read_last(place),
+            _ => link.read(&mut place[..PIECE]),
+        };
         self.placed[rank] += bytes;
         bytes > 0
     }
 
     /// Reads beside the vector, and reduces what whole elements there are.
-    fn reduce(&mut self, rank: usize, range: &Range<usize>) -> bool {
-        let Some((combine, op)) = self.work.combine else { return false };
+    fn reduce(&mut self, rank: usize, range: &Range<usize>, effect: Effect) -> bool {
+        let Some(Arithmetic { combine, finish }) = self.work.arithmetic else { return false };
+        let world = self.links.len() as u16;
         let Some(link) = &mut self.links[rank] else { return false };
         let partial = &mut self.partial[rank];
         let held = partial.len();
         self.scratch[..held].copy_from_slice(partial);
         let left = range.len() - self.placed[rank];
-        let bytes = link.read(&mut self.scratch[held..left.min(PIECE)]);
+        let bytes = match left {
+            0..=PIECE => link.read_last(&mut self.scratch[held..left]),
+            _ => link.read(&mut self.scratch[held..PIECE]),
+        };
         if bytes == 0 {
             return false;
         }
         let have = held + bytes;
         let whole = have - have % self.work.size;
         let at = range.start + self.placed[rank];
-        combine(op, &mut self.work.data[at..at + whole], &self.scratch[..whole]);
+        let into = &mut self.work.data[at..at + whole];
+        combine(into, &self.scratch[..whole]);
+        if effect == Effect::Complete
+            && let Some(finish) = finish
+        {
+            finish(into, world);
+        }
         self.placed[rank] += whole;
         partial.clear();
         partial.extend_from_slice(&self.scratch[whole..have]);
@@ -291,8 +347,16 @@ impl<'a> Run<'a> {
         if left.is_zero() {
             return Err(self.too_late());
         }
+        let is_ahead = |link: &&Link| link.is_ahead() && !self.expects(link.rank.into());
+        if let Some(rank) = self.links.iter().flatten().find(is_ahead).map(|link| link.rank) {
+            // poll() knows nothing of what has been read.
+            return self.receive_from(rank.into()).map(drop);
+        }
         for rank in self.look(left.min(NAP), true)? {
-            self.receive_from(rank)?;
+            // The others are looked at in any case.
+            if !self.expects(rank) {
+                self.receive_from(rank)?;
+            }
         }
         Ok(())
     }
@@ -340,32 +404,68 @@ impl<'a> Run<'a> {
     /// A rank's connection ended: because it died, or because it gave up over something that
     /// another rank may tell.
     fn is_lost(&mut self, rank: u16, reason: &str) -> Error {
+        self.await_reason().unwrap_or_else(|| lost(rank, self.work.call, reason))
+    }
+
+    /// Waits for what another rank says of its own giving up, as long as one can.
+    fn await_reason(&mut self) -> Option<Error> {
         let end = Instant::now() + REASON_GRACE;
-        let call = self.work.call;
         loop {
+            let mut can_speak = false;
             for link in self.links.iter_mut().flatten() {
                 let in_payload = matches!(link.current, Some(Header::Data { .. }));
-                if !in_payload && let Err(stopped) = link.next_header(call.sequence) {
-                    return stopped;
+                if !in_payload && let Err(stopped) = link.next_header(self.work.call.sequence) {
+                    return Some(stopped);
                 }
+                can_speak |= link.ended.is_none();
             }
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.look(left, false).is_err() {
-                return lost(rank, call, reason);
+            if left.is_zero() || !can_speak || self.look(left, false).is_err() {
+                return None;
             }
             // What can be read but is no notice would be seen again at once.
             std::thread::sleep(Duration::from_millis(5).min(left));
         }
     }
 
-    /// The deadline is over.
-    fn too_late(&self) -> Error {
+    /// The deadline is over. A rank that has begun this call waits as well, so another one may know
+    /// more.
+    fn too_late(&mut self) -> Error {
+        let ranks = 0..self.links.len() as u16;
+        let awaited = |rank: &u16| !self.waiting[usize::from(*rank)].is_empty();
+        let absent = ranks.filter(awaited).find(|rank| self.came_from(*rank).0 == 0);
+        if absent.is_none()
+            && let Some(stopped) = self.await_reason()
+        {
+            return stopped;
+        }
         let schedule = self.work.schedule;
         let unfinished = schedule.receives.get(self.prefix).map(|receive| receive.from);
         let send = schedule.sends.get(self.next_send).map(|send| send.to);
-        let rank = self.blocked.or(unfinished).or(send).unwrap_or_default();
-        Error::Deadline { rank, call: self.work.call.sequence, waited: self.work.deadline }
+        let rank = absent.or(self.blocked).or(unfinished).or(send).unwrap_or_default();
+        let state = match self.came_from(rank) {
+            (0, total) if total > 0 => "has sent nothing of this call".into(),
+            (come, total) if come < total => format!("has sent {come} of {total} bytes"),
+            _ => "does not take what is sent to it".into(),
+        };
+        Error::Deadline { rank, call: self.work.call.sequence, waited: self.work.deadline, state }
     }
+
+    /// Bytes that have come from a rank, and those that are to come in all.
+    fn came_from(&self, rank: u16) -> (usize, usize) {
+        let receives = self.work.schedule.receives.iter().zip(&self.done);
+        let (mut come, mut total) = (self.placed[usize::from(rank)], 0);
+        for (receive, done) in receives.filter(|(receive, _)| receive.from == rank) {
+            let len = bytes(&receive.range, self.work.size).len();
+            total += len;
+            come += if *done { len } else { 0 };
+        }
+        (come, total)
+    }
+}
+
+const fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
+    range.start * size..range.end * size
 }
 
 fn lost(rank: u16, call: Call, reason: &str) -> Error {

@@ -77,7 +77,7 @@ impl Mesh {
 /// Says that what follows is a message of a later call: a rank that still is in the barrier leaves
 /// it for later.
 fn announce(links: &[Option<Link>], sequence: u64) -> Result<(), Error> {
-    let call = Call { sequence, ..Call::new::<u8>(Collective::Broadcast, 0) };
+    let call = Call { sequence, ..Call::new(Collective::Broadcast, "u8", 0) };
     let header = Header::Data { call, offset: 0, len: u64::MAX }.encode();
     for link in links.iter().flatten() {
         // Nothing else is under way, so there is room for a header.

@@ -16,6 +16,6 @@ pub fn are_first_words(bytes: &[u8]) -> bool {
     let mut frame = (bytes.len() as u32).to_be_bytes().to_vec();
     frame.extend_from_slice(bytes);
     let mut other = frame.clone();
-    matches!(decode::<crate::open::Hello>(&mut frame), Ok(Some(_)))
-        || matches!(decode::<crate::open::Answer>(&mut other), Ok(Some(_)))
+    matches!(decode::<crate::rendezvous::Hello>(&mut frame), Ok(Some(_)))
+        || matches!(decode::<crate::rendezvous::Answer>(&mut other), Ok(Some(_)))
 }

@@ -1,7 +1,8 @@
 //! Collectives between the ranks of a job themselves, over TCP.
 //!
-//! * [`Mesh`]: the connections of a rank with all others, and the collectives over them: broadcast
-//!   by seven algorithms, reduce, reduce-scatter, all-gather, barrier, hierarchical all-reduce.
+//! * [`Mesh`]: the connections of a rank with all others, and the collectives over them: all-reduce
+//!   round a ring, broadcast by seven algorithms, reduce, reduce-scatter, all-gather, barrier,
+//!   hierarchical all-reduce.
 //! * [`schedule`]: who sends what range to whom, after what: the algorithms themselves, without
 //!   sockets or clocks.
 //! * [`model`]: what they cost, by the models (1) to (6) of the broadcast paper (Xin, Xie, Li:
@@ -25,15 +26,17 @@ pub mod meet;
 mod mesh;
 pub mod model;
 mod open;
+mod rendezvous;
 pub mod schedule;
 mod wire;
 
 pub use call::{Call, Collective};
-pub use element::{Datum, Number, Op};
+pub use element::Datum;
 pub use error::Error;
 pub use mesh::Mesh;
-pub use open::{Builder, DEFAULT_DEADLINE, MAX_DEADLINE, MAX_WORLD};
+pub use open::{Builder, DEFAULT_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE, MAX_WORLD};
 pub use schedule::{Algorithm, Groups};
+pub use xdp_agg_numbers::Op;
 
 #[cfg(target_endian = "big")]
 compile_error!("the mesh's payload is little-endian, and so must the machine be");

@@ -1,23 +1,28 @@
 //! One rank's connection, and what is half read from it.
 
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
+use std::ops::Range;
 
 use socket2::SockRef;
 
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, Header};
 
+/// Bytes that are read ahead of their use, at most: a short message with its header, and any notice.
+const BUFFER: usize = 16 << 10;
+
 /// A connection with another rank.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) rank: u16,
     pub(crate) stream: TcpStream,
-    header: [u8; HEADER_LEN],
-    have: usize,
+    /// Where bytes come that were not asked for one by one: headers, and short messages.
+    buffer: Vec<u8>,
+    /// Those in it that nobody has taken.
+    ahead: Range<usize>,
     /// The header whose message is not done.
     pub(crate) current: Option<Header>,
-    notice: Vec<u8>,
     /// How it ended.
     pub(crate) ended: Option<String>,
     /// A message to it is sent in part.
@@ -32,18 +37,74 @@ impl Link {
         Ok(Self {
             rank,
             stream,
-            header: [0; HEADER_LEN],
-            have: 0,
+            buffer: vec![0; BUFFER],
+            ahead: 0..0,
             current: None,
-            notice: Vec::new(),
             ended: None,
             in_message: false,
         })
     }
 
-    /// Reads once; 0: nothing is there, or never will be ([`Self::ended`]).
+    /// Takes what is here, and reads once if that is not all; 0: nothing is there, or never will be ([`Self::ended`]).
     pub(crate) fn read(&mut self, place: &mut [u8]) -> usize {
-        read(&mut self.stream, place, &mut self.ended)
+        self.take_or_receive(place, false)
+    }
+
+    /// The same, of the current message's last bytes: what there is of the next one comes along.
+    pub(crate) fn read_last(&mut self, place: &mut [u8]) -> usize {
+        self.take_or_receive(place, true)
+    }
+
+    fn take_or_receive(&mut self, place: &mut [u8], ahead: bool) -> usize {
+        let taken = self.take(place);
+        let rest = &mut place[taken..];
+        if rest.is_empty() { taken } else { taken + self.receive(rest, ahead) }
+    }
+
+    /// A header, at least, waits to be looked at.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.current.is_none() && self.ahead.len() >= HEADER_LEN
+    }
+
+    fn take(&mut self, place: &mut [u8]) -> usize {
+        let bytes = self.ahead.len().min(place.len());
+        place[..bytes].copy_from_slice(&self.buffer[self.ahead.start..][..bytes]);
+        self.ahead.start += bytes;
+        bytes
+    }
+
+    /// That many bytes are here.
+    fn gather(&mut self, bytes: usize) -> bool {
+        while self.ahead.len() < bytes {
+            let before = self.ahead.len();
+            self.receive(&mut [], true);
+            if self.ahead.len() == before {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Reads once; how many bytes are in their place. With `ahead` what follows them comes along.
+    fn receive(&mut self, place: &mut [u8], ahead: bool) -> usize {
+        let room = place.len();
+        self.buffer.copy_within(self.ahead.clone(), 0);
+        self.ahead = 0..self.ahead.len();
+        let free = if ahead { &mut self.buffer[self.ahead.end..] } else { &mut [] };
+        let slices = &mut [IoSliceMut::new(place), IoSliceMut::new(free)];
+        while self.ended.is_none() {
+            match self.stream.read_vectored(if room == 0 { &mut slices[1..] } else { slices }) {
+                Ok(0) => self.ended = Some("its connection was closed".into()),
+                Ok(bytes) => {
+                    self.ahead.end += bytes.saturating_sub(room);
+                    return bytes.min(room);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => self.ended = Some(error.to_string()),
+            }
+        }
+        0
     }
 
     /// The header of the next message, if it is here; `current` has it until the message is done.
@@ -52,28 +113,23 @@ impl Link {
     /// What is no header, and a notice: the other rank gave up.
     pub(crate) fn next_header(&mut self, call: u64) -> Result<Option<Header>, Error> {
         if self.current.is_none() {
-            while self.have < HEADER_LEN {
-                match read(&mut self.stream, &mut self.header[self.have..], &mut self.ended) {
-                    0 => return Ok(None),
-                    bytes => self.have += bytes,
-                }
+            if !self.gather(HEADER_LEN) {
+                return Ok(None);
             }
-            self.current = Header::decode(&self.header);
+            let mut header = [0; HEADER_LEN];
+            self.take(&mut header);
+            self.current = Header::decode(&header);
             if self.current.is_none() {
                 let reason = "its bytes are no header of a mesh".into();
                 return Err(Error::PeerLost { rank: self.rank, call, reason });
             }
         }
         if let Some(Header::Stop { by, culprit, len }) = self.current {
-            let mut place = [0; crate::wire::MAX_NOTICE];
-            while self.notice.len() < len {
-                let missing = len - self.notice.len();
-                match read(&mut self.stream, &mut place[..missing], &mut self.ended) {
-                    0 => return Ok(None),
-                    bytes => self.notice.extend_from_slice(&place[..bytes]),
-                }
+            if !self.gather(len) {
+                return Ok(None);
             }
-            let reason = String::from_utf8_lossy(&self.notice).into_owned();
+            let text = &self.buffer[self.ahead.start..][..len];
+            let reason = String::from_utf8_lossy(text).into_owned();
             return Err(Error::Stopped { by, culprit, reason });
         }
         Ok(self.current)
@@ -82,7 +138,6 @@ impl Link {
     /// The message whose header this was is done.
     pub(crate) const fn message_ends(&mut self) {
         self.current = None;
-        self.have = 0;
     }
 
     /// Sends once; how many bytes the kernel took, or would block.
@@ -112,22 +167,5 @@ impl Link {
                 break;
             }
         }
-    }
-}
-
-/// Reads once; 0: nothing is there, or never will be: then `ended` says why.
-fn read(stream: &mut TcpStream, place: &mut [u8], ended: &mut Option<String>) -> usize {
-    if ended.is_some() {
-        return 0;
-    }
-    loop {
-        match stream.read(place) {
-            Ok(0) => *ended = Some("its connection was closed".into()),
-            Ok(bytes) => return bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => *ended = Some(error.to_string()),
-        }
-        return 0;
     }
 }

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use socket2::SockRef;
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_numbers::{Element, Op};
 
 use crate::call::{Call, Collective};
-use crate::element::{Combine, Datum, Number, Op, combine};
+use crate::element::{Arithmetic, Datum};
 use crate::error::Error;
 use crate::executor::{Run, Work};
 use crate::link::Link;
@@ -17,7 +19,8 @@ use crate::wire::{Header, MAX_NOTICE};
 
 /// A rank's connections with all others.
 ///
-/// Calls block; all ranks make the same ones in the same order. Each ends within the deadline. A
+/// Calls block; all ranks make the same ones in the same order. Each ends within the deadline,
+/// plus at most half a second in which a rank that gives up waits for another's better reason. A
 /// rank that only sends in a call may be done before it can know that another rank's call differs:
 /// it is told in its next one. After an error all further calls fail with [`Error::Broken`].
 #[derive(Debug)]
@@ -27,20 +30,24 @@ pub struct Mesh {
     deadline: Duration,
     /// By rank; none at this one.
     links: Vec<Option<Link>>,
+    short_bytes: usize,
     scratch: Vec<u8>,
+    /// All ranks' vectors, in a call of short ones.
+    gathered: Vec<u8>,
     sequence: u64,
     broken: Option<String>,
 }
 
 impl Mesh {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         rank: u16,
         groups: Groups,
         deadline: Duration,
+        short_bytes: usize,
         links: Vec<Option<Link>>,
     ) -> Self {
-        let scratch = Vec::new();
-        Self { rank, groups, deadline, links, scratch, sequence: 0, broken: None }
+        let (scratch, gathered, sequence, broken) = (Vec::new(), Vec::new(), 0, None);
+        Self { rank, groups, deadline, links, short_bytes, scratch, gathered, sequence, broken }
     }
 
     /// A mesh by values.
@@ -95,8 +102,8 @@ impl Mesh {
         self.check(root, algorithm)?;
         let (len, size) = (data.len(), size_of::<T>());
         let schedule = schedule::broadcast(algorithm, self.rank, root, &self.groups, len, size);
-        let call = Call::new::<T>(Collective::Broadcast, len).at(root).by(algorithm);
-        self.run(call, &schedule, data, None)
+        let call = Call::new(Collective::Broadcast, T::NAME, len).at(root).by(algorithm);
+        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size, None)
     }
 
     /// Leaves all ranks' data, reduced, at the root. The order of the additions is the same in
@@ -104,7 +111,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Self::broadcast`].
-    pub fn reduce<T: Number>(
+    pub fn reduce<T: Element>(
         &mut self,
         data: &mut [T],
         op: Op,
@@ -114,8 +121,8 @@ impl Mesh {
         self.check(root, algorithm)?;
         let (len, size) = (data.len(), size_of::<T>());
         let schedule = schedule::reduce(algorithm, self.rank, root, &self.groups, len, size);
-        let call = Call::new::<T>(Collective::Reduce, len).at(root).by(algorithm).with(op);
-        self.run(call, &schedule, data, Some((combine::<T>, op)))
+        let call = Call::new(Collective::Reduce, T::TYPE.name(), len).at(root).by(algorithm);
+        self.reduce_by(call, &schedule, data, op)
     }
 
     /// Leaves in this rank's [`Self::part`] all ranks' data, reduced, round a ring. The rest is
@@ -123,14 +130,14 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Self::broadcast`].
-    pub fn reduce_scatter<T: Number>(
+    pub fn reduce_scatter<T: Element>(
         &mut self,
         data: &mut [T],
         op: Op,
     ) -> Result<Range<usize>, Error> {
         let schedule = schedule::reduce_scatter(self.rank, self.world_size(), data.len());
-        let call = Call::new::<T>(Collective::ReduceScatter, data.len()).with(op);
-        self.run(call, &schedule, data, Some((combine::<T>, op)))?;
+        let call = Call::new(Collective::ReduceScatter, T::TYPE.name(), data.len());
+        self.reduce_by(call, &schedule, data, op)?;
         Ok(self.part(data.len()))
     }
 
@@ -140,8 +147,69 @@ impl Mesh {
     /// As [`Self::broadcast`].
     pub fn all_gather<T: Datum>(&mut self, data: &mut [T]) -> Result<(), Error> {
         let schedule = schedule::all_gather(self.rank, self.world_size(), data.len());
-        let call = Call::new::<T>(Collective::AllGather, data.len());
-        self.run(call, &schedule, data, None)
+        let call = Call::new(Collective::AllGather, T::NAME, data.len());
+        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size_of::<T>(), None)
+    }
+
+    /// Leaves all ranks' data, reduced, at all ranks, round a ring; all get the same bits. Integer
+    /// sums wrap.
+    ///
+    /// Short vectors ([`Builder::short_bytes`]) take another way over the same connections: every
+    /// rank's whole vector goes round, and each rank reduces them all, in order of rank. That is
+    /// half as many steps.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn all_reduce<T: Element>(&mut self, data: &mut [T], op: Op) -> Result<(), Error> {
+        let call = Call::new(Collective::AllReduce, T::TYPE.name(), data.len()).with(op);
+        let arithmetic = Arithmetic::of_elements(T::TYPE, op);
+        self.all_reduce_bytes(call, bytemuck::cast_slice_mut(data), size_of::<T>(), arithmetic)
+    }
+
+    /// The same of words of an aggregator's lanes.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn all_reduce_words(
+        &mut self,
+        words: &mut [u64],
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let call = Call::new(Collective::AllReduce, "words", words.len()).with_words(reduction);
+        let arithmetic = Arithmetic::of_words(reduction);
+        self.all_reduce_bytes(call, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
+    }
+
+    fn all_reduce_bytes(
+        &mut self,
+        call: Call,
+        data: &mut [u8],
+        size: usize,
+        arithmetic: Arithmetic,
+    ) -> Result<(), Error> {
+        let (rank, world) = (self.rank, self.world_size());
+        if !data.is_empty() && data.len() > self.short_bytes {
+            let schedule = schedule::all_reduce(rank, world, data.len() / size);
+            return self.run(call, &schedule, data, size, Some(arithmetic));
+        }
+        // Of nothing an element is sent all the same: all learn of each other's call.
+        let each = data.len().max(size);
+        let mut all = std::mem::take(&mut self.gathered);
+        all.resize(each * usize::from(world), 0);
+        all[each * usize::from(rank)..][..data.len()].copy_from_slice(data);
+        let schedule = schedule::all_gather(rank, world, all.len() / size);
+        let call = Call { collective: Collective::ShortAllReduce, ..call };
+        self.run(call, &schedule, &mut all, size, None)?;
+        let len = data.len();
+        let mut vectors = all.chunks_exact(each).map(|vector| &vector[..len]);
+        // By rank from 0 on every rank, so that rounding is the same on all.
+        data.copy_from_slice(vectors.next().unwrap_or_default());
+        vectors.for_each(|vector| (arithmetic.combine)(data, vector));
+        if let Some(finish) = arithmetic.finish {
+            finish(data, world);
+        }
+        self.gathered = all;
+        Ok(())
     }
 
     /// Ends when all ranks have begun it.
@@ -150,7 +218,7 @@ impl Mesh {
     /// As [`Self::broadcast`].
     pub fn barrier(&mut self) -> Result<(), Error> {
         let schedule = schedule::barrier(self.rank, self.world_size());
-        self.run(Call::new::<u8>(Collective::Barrier, 1), &schedule, &mut [0_u8], None)
+        self.run(Call::new(Collective::Barrier, u8::NAME, 1), &schedule, &mut [0], 1, None)
     }
 
     /// Leaves all ranks' data, reduced, at all ranks: rings inside the groups and across them
@@ -158,15 +226,15 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Self::broadcast`]; groups of several sizes.
-    pub fn hierarchical_all_reduce<T: Number>(
+    pub fn hierarchical_all_reduce<T: Element>(
         &mut self,
         data: &mut [T],
         op: Op,
     ) -> Result<(), Error> {
         let schedule = schedule::hierarchical_all_reduce(self.rank, &self.groups, data.len())
             .map_err(Error::Argument)?;
-        let call = Call::new::<T>(Collective::HierarchicalAllReduce, data.len()).with(op);
-        self.run(call, &schedule, data, Some((combine::<T>, op)))
+        let call = Call::new(Collective::HierarchicalAllReduce, T::TYPE.name(), data.len());
+        self.reduce_by(call, &schedule, data, op)
     }
 
     /// This host's address on its connections, where it has any.
@@ -196,21 +264,33 @@ impl Mesh {
         algorithm.problem().map_or(Ok(()), |problem| Err(Error::Argument(problem)))
     }
 
-    fn run<T: Datum>(
+    fn reduce_by<T: Element>(
         &mut self,
         call: Call,
         schedule: &Schedule,
         data: &mut [T],
-        combine: Option<(Combine, Op)>,
+        op: Op,
+    ) -> Result<(), Error> {
+        let arithmetic = Some(Arithmetic::of_elements(T::TYPE, op));
+        let data = bytemuck::cast_slice_mut(data);
+        self.run(call.with(op), schedule, data, size_of::<T>(), arithmetic)
+    }
+
+    /// `size`: bytes of an element.
+    fn run(
+        &mut self,
+        call: Call,
+        schedule: &Schedule,
+        data: &mut [u8],
+        size: usize,
+        arithmetic: Option<Arithmetic>,
     ) -> Result<(), Error> {
         if let Some(reason) = &self.broken {
             return Err(Error::Broken { reason: reason.clone() });
         }
         let call = Call { sequence: self.sequence, ..call };
         self.sequence += 1;
-        let (size, deadline) = (size_of::<T>(), self.deadline);
-        let data = bytemuck::cast_slice_mut(data);
-        let work = Work { call, schedule, data, size, combine, deadline };
+        let work = Work { call, schedule, data, size, arithmetic, deadline: self.deadline };
         let done = Run::new(&mut self.links, &mut self.scratch, work).run();
         if let Err(error) = &done {
             self.give_up(error);
@@ -225,9 +305,7 @@ impl Mesh {
             Error::Stopped { by, culprit, reason } => (*by, *culprit, reason.clone()),
             other => (self.rank, other.ranks().first().copied(), other.to_string()),
         };
-        while text.len() > MAX_NOTICE {
-            text.pop();
-        }
+        text.truncate(text.floor_char_boundary(MAX_NOTICE));
         let notice = Header::Stop { by, culprit, len: text.len() };
         for link in self.links.iter_mut().flatten() {
             link.give_up(&notice, &text);

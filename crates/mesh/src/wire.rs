@@ -82,13 +82,13 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::Op;
     use crate::schedule::Algorithm;
     use proptest::prelude::*;
+    use xdp_agg_numbers::Op;
 
     #[test]
     fn headers_survive_the_wire() {
-        let call = Call::new::<f32>(Collective::Reduce, 1 << 40)
+        let call = Call::new(Collective::Reduce, "f32", 1 << 40)
             .at(513)
             .with(Op::Max)
             .by(Algorithm::PipelinedChain { chunk: 1 << 20 });

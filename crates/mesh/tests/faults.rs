@@ -183,7 +183,7 @@ fn a_deadline_may_be_as_long_as_can_be() {
 #[test]
 fn settings_that_cannot_be_are_refused() {
     let error = Mesh::builder().rank(3).world_size(2).open().expect_err("no such rank");
-    assert!(error.to_string().contains("rank 3 of 2"), "{error}");
+    assert!(error.to_string().contains("rank 3 in a world of 2"), "{error}");
     let error = Mesh::builder().rank(1).world_size(2).open().expect_err("nowhere to go");
     assert!(error.to_string().contains("rendezvous: not set"), "{error}");
     let list = vec!["127.0.0.1:1".parse().expect("an address"); 2];

@@ -1,7 +1,7 @@
 //! What every implementation of all-reduce offers, so that programs and benchmarks can swap them.
 
-use xdp_agg_client::ring::Ring;
 use xdp_agg_client::{Communicator, Op};
+use xdp_agg_mesh::Mesh;
 
 /// An all-reduce among the workers of one job. Blocking, in place; every worker makes the same
 /// calls in the same order with the same lengths.
@@ -55,7 +55,7 @@ impl Collective for Communicator {
     }
 }
 
-impl Collective for Ring {
+impl Collective for Mesh {
     fn rank(&self) -> u16 {
         Self::rank(self)
     }

@@ -30,15 +30,6 @@ impl Har {
     }
 }
 
-/// What the rings do of an operation; they divide by nothing.
-const fn of_rings(op: Op) -> xdp_agg_mesh::Op {
-    match op {
-        Op::Sum | Op::Average => xdp_agg_mesh::Op::Sum,
-        Op::Min => xdp_agg_mesh::Op::Min,
-        Op::Max => xdp_agg_mesh::Op::Max,
-    }
-}
-
 impl Collective for Har {
     fn rank(&self) -> u16 {
         self.mesh.rank()
@@ -53,19 +44,11 @@ impl Collective for Har {
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
-        self.mesh.hierarchical_all_reduce(data, of_rings(op))?;
-        if op == Op::Average {
-            data.iter_mut().for_each(|sum| *sum /= f32::from(self.mesh.world_size()));
-        }
-        Ok(())
+        Ok(self.mesh.hierarchical_all_reduce(data, op)?)
     }
 
     fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
-        self.mesh.hierarchical_all_reduce(data, of_rings(op))?;
-        if op == Op::Average {
-            data.iter_mut().for_each(|sum| *sum /= i32::from(self.mesh.world_size()));
-        }
-        Ok(())
+        Ok(self.mesh.hierarchical_all_reduce(data, op)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The systems that xdp-agg is compared with, behind one trait with it: [`Collective`].
 //!
-//! [`ring`](xdp_agg_client::ring) is a ring over all processes, and a
+//! [`Mesh`](xdp_agg_mesh::Mesh) is a ring over all processes, and a
 //! [`Communicator`](xdp_agg_client::Communicator) with `in_host` off is SwitchML. The others:
 //!
 //! * [`Ps`]: every process pushes its whole vector to the parameter servers.

@@ -17,8 +17,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use xdp_agg_baselines::{BoxError, Collective};
-use xdp_agg_client::ring::Ring;
 use xdp_agg_client::{Builder, Chosen, Communicator};
+use xdp_agg_mesh::Mesh;
 use xdp_agg_workloads::{Network, Workload};
 
 use measure::Plan;
@@ -104,7 +104,7 @@ enum Dtype {
 /// What is connected, and what it can tell besides its sums.
 enum Connected {
     XdpAgg(Box<Communicator>),
-    TcpRing(Box<Ring>),
+    TcpRing(Box<Mesh>),
 }
 
 impl Connected {
@@ -114,7 +114,7 @@ impl Connected {
                 let builder = Builder::from_env()?.scale(pattern::EXACT_SCALE);
                 Self::XdpAgg(Box::new(builder.connect()?))
             }
-            System::TcpRing => Self::TcpRing(Box::new(Ring::from_env()?)),
+            System::TcpRing => Self::TcpRing(Box::new(Mesh::from_env()?)),
         })
     }
 

@@ -38,23 +38,14 @@ pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
 /// A worker's settings, in the words of the library that it sums by.
 fn is_wrong_setting(error: &anyhow::Error) -> bool {
     use xdp_agg_baselines::Error as Baseline;
-    use xdp_agg_client::{Error, ring};
+    use xdp_agg_client::Error;
     let client = |error: &Error| matches!(error, Error::Config { .. });
     let baseline = |error: &Baseline| matches!(error, Baseline::Client(error) if client(error));
-    let ring = matches!(
-        error.downcast_ref(),
-        Some(
-            ring::Error::MissingVariable { .. }
-                | ring::Error::InvalidSetting { .. }
-                | ring::Error::Rank { .. }
-        )
-    );
     let mesh = matches!(error.downcast_ref(), Some(xdp_agg_mesh::Error::Setting { .. }));
     error.is::<WrongConfig>()
         || error.is::<xdp_agg_topology::FileError>()
         || error.downcast_ref().is_some_and(client)
         || error.downcast_ref().is_some_and(baseline)
-        || ring
         || mesh
 }
 

@@ -3,8 +3,8 @@
 use xdp_agg_baselines::BoxError;
 use xdp_agg_baselines::Collective;
 use xdp_agg_client::collectives::{Choice, Way};
-use xdp_agg_client::ring::Ring;
 use xdp_agg_client::{Communicator, ElementType, Format, FormatError, Op, Scaling};
+use xdp_agg_mesh::Mesh;
 
 /// Where the gradients of a step are averaged.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub enum Exchange {
     /// Workers average by the aggregator.
     Aggregator(Box<Communicator>),
     /// Workers average by the TCP ring.
-    Ring(Box<Ring>),
+    Ring(Box<Mesh>),
 }
 
 /// An aggregation in one process.

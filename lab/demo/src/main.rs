@@ -7,12 +7,12 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use xdp_agg_client::Builder;
-use xdp_agg_client::ring::Ring;
 use xdp_agg_demo::exchange::{Emulated, Exchange};
 use xdp_agg_demo::plot;
 use xdp_agg_demo::record::{Options, Record};
 use xdp_agg_demo::report::{Report, Run};
 use xdp_agg_demo::training::{Progress, train};
+use xdp_agg_mesh::Mesh;
 
 /// Data-parallel training of a small network on 1797 handwritten digits.
 /// Seven decimal digits behind the point, and room for sums up to 214: gradients are smaller.
@@ -130,7 +130,7 @@ fn connect(worker: &Worker) -> Result<Exchange> {
         System::Single => Exchange::Single,
         System::Emulated => Exchange::Emulated(Emulated::new(worker.workers, worker.scale)?),
         System::TcpRing => {
-            Exchange::Ring(Box::new(Ring::from_env().context("cannot build the TCP ring")?))
+            Exchange::Ring(Box::new(Mesh::from_env().context("cannot build the TCP ring")?))
         }
         System::XdpAgg => {
             let communicator = Builder::from_env()

@@ -226,7 +226,7 @@ fn mean(values: &[f32]) -> f32 {
 mod tests {
     use std::net::TcpListener;
 
-    use xdp_agg_client::ring::Ring;
+    use xdp_agg_mesh::Mesh;
 
     use super::*;
     use crate::exchange::Emulated;
@@ -246,12 +246,12 @@ mod tests {
             let ranks: Vec<_> = (0..workers)
                 .map(|rank| {
                     let mut ring =
-                        Ring::builder().rank(rank).world_size(workers).rendezvous(address);
+                        Mesh::builder().rank(rank).world_size(workers).rendezvous(address);
                     if let Some(listener) = listener.take() {
-                        ring = ring.rendezvous_listener(listener);
+                        ring = ring.listener(listener);
                     }
                     scope.spawn(move || {
-                        let mut exchange = Exchange::Ring(Box::new(ring.connect().unwrap()));
+                        let mut exchange = Exchange::Ring(Box::new(ring.open().unwrap()));
                         train(SHORT, None, &mut exchange, |_| ()).unwrap()
                     })
                 })

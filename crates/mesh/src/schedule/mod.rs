@@ -11,7 +11,7 @@ mod world;
 use std::ops::Range;
 
 pub use algorithm::{Algorithm, Groups, UnknownAlgorithm};
-pub use rings::{all_gather, barrier, hierarchical_all_reduce, reduce_scatter};
+pub use rings::{all_gather, all_reduce, barrier, hierarchical_all_reduce, reduce_scatter};
 pub use trees::{Tree, broadcast, reduce};
 
 /// Sends a range to a rank.
@@ -23,6 +23,19 @@ pub struct Send {
     pub range: Range<usize>,
     /// How many of the schedule's receives, from its first on, must have ended before.
     pub after: usize,
+    /// The last of those receives is of the same range: what has come of it may leave already.
+    pub streams: bool,
+}
+
+/// What becomes of elements that come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// They take the place of what is there.
+    Replace,
+    /// They are reduced with what is there.
+    Reduce,
+    /// The same, and with that all ranks' elements are in: an average is divided.
+    Complete,
 }
 
 /// Receives a range from a rank.
@@ -32,8 +45,8 @@ pub struct Receive {
     pub from: u16,
     /// Which elements.
     pub range: Range<usize>,
-    /// What comes is reduced with what is there; otherwise it takes its place.
-    pub reduce: bool,
+    /// What becomes of them.
+    pub effect: Effect,
     /// How many of the schedule's receives, from its first on, must have ended before.
     pub after: usize,
 }
@@ -54,7 +67,14 @@ impl Schedule {
     pub(crate) fn send(&mut self, to: u16, range: Range<usize>, after: usize) {
         // Nothing is no message: the other side leaves it out as well.
         if !range.is_empty() {
-            self.sends.push(Send { to, range, after });
+            self.sends.push(Send { to, range, after, streams: false });
+        }
+    }
+
+    /// Sends the last receive's range on while it comes.
+    pub(crate) fn pass_on(&mut self, to: u16, range: Range<usize>) {
+        if !range.is_empty() {
+            self.sends.push(Send { to, range, after: self.receives.len(), streams: true });
         }
     }
 
@@ -63,11 +83,11 @@ impl Schedule {
         &mut self,
         from: u16,
         range: Range<usize>,
-        reduce: bool,
+        effect: Effect,
         after: usize,
     ) -> usize {
         if !range.is_empty() {
-            self.receives.push(Receive { from, range, reduce, after });
+            self.receives.push(Receive { from, range, effect, after });
         }
         self.receives.len()
     }

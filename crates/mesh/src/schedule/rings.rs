@@ -1,8 +1,9 @@
 //! Collectives round rings, and the barrier.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::{Groups, Schedule, part};
+use super::{Effect, Groups, Schedule, part};
 
 /// Appends a ring all-gather: position `me` of `order` gets every part. `after`: the receives that
 /// must have ended before the parts that a position holds already may be sent.
@@ -26,49 +27,119 @@ pub(super) fn ring_gather(
             schedule.send(order[next], part(out), ready[out]);
         }
         if !holds(me, come) {
-            ready[come] = schedule.receive(order[previous], part(come), false, after);
+            ready[come] = schedule.receive(order[previous], part(come), Effect::Replace, after);
         }
     }
 }
 
-/// Appends a ring reduce-scatter: position `i` ends with part `i` reduced over all.
-fn ring_reduce(
-    schedule: &mut Schedule,
-    order: &[u16],
+/// A ring that parts of a vector go round. In step `k` the rank at position `i` sends part
+/// `i - 1 - k`, and receives the one before, which is what it sends in the next step.
+struct Ring<'a> {
+    /// The ranks, in their order.
+    order: &'a [u16],
+    /// This rank's position.
     me: usize,
-    after: usize,
-    part: impl Fn(usize) -> Range<usize>,
-) {
-    let size = order.len();
-    if size < 2 {
-        return;
+}
+
+impl Ring<'_> {
+    /// Steps after which position `i` has part `i` of all ranks; as many more distribute the parts.
+    const fn half(&self) -> usize {
+        self.order.len().saturating_sub(1)
     }
-    let (next, previous) = (order[(me + 1) % size], order[(me + size - 1) % size]);
-    let mut ready = after;
-    for step in 0..size - 1 {
-        let (out, come) = ((me + 2 * size - 1 - step) % size, (me + 2 * size - 2 - step) % size);
-        schedule.send(next, part(out), ready);
-        ready = schedule.receive(previous, part(come), true, after);
+
+    /// Appends some of the steps, with the effect of each. `after`: the receives that must have
+    /// ended before the first of them.
+    fn go(
+        &self,
+        schedule: &mut Schedule,
+        steps: Range<usize>,
+        after: usize,
+        part: impl Fn(usize) -> Range<usize>,
+        effect: impl Fn(usize) -> Effect,
+    ) {
+        let Self { order, me } = *self;
+        let size = order.len();
+        let (next, previous) = (order[(me + 1) % size], order[(me + size - 1) % size]);
+        let first = steps.start;
+        for step in steps {
+            let out = me + 2 * size - 1 - step;
+            if step == first {
+                schedule.send(next, part(out % size), after);
+            } else {
+                schedule.pass_on(next, part(out % size));
+            }
+            schedule.receive(previous, part((out - 1) % size), effect(step), after);
+        }
     }
+
+    /// Reduce-scatter: position `i` ends with part `i`. `complete`: no other ranks' elements are to
+    /// come in.
+    fn reduce(
+        &self,
+        schedule: &mut Schedule,
+        after: usize,
+        part: impl Fn(usize) -> Range<usize>,
+        complete: bool,
+    ) {
+        let last = self.half().checked_sub(1).filter(|_| complete);
+        let effect = |step| if Some(step) == last { Effect::Complete } else { Effect::Reduce };
+        self.go(schedule, 0..self.half(), after, part, effect);
+    }
+
+    /// All-gather: position `i` begins with part `i`.
+    fn gather(&self, schedule: &mut Schedule, after: usize, part: impl Fn(usize) -> Range<usize>) {
+        self.go(schedule, self.half()..2 * self.half(), after, part, |_| Effect::Replace);
+    }
+
+    /// One after the other, without a break: what is complete is sent on while the rest comes.
+    fn reduce_and_gather(
+        &self,
+        schedule: &mut Schedule,
+        after: usize,
+        part: impl Fn(usize) -> Range<usize>,
+    ) {
+        let half = self.half();
+        let effect = |step: usize| match (step + 1).cmp(&half) {
+            Ordering::Less => Effect::Reduce,
+            Ordering::Equal => Effect::Complete,
+            Ordering::Greater => Effect::Replace,
+        };
+        self.go(schedule, 0..2 * half, after, part, effect);
+    }
+}
+
+/// What `rank` does on a ring of all ranks, by parts of a vector of `len` elements.
+fn round(
+    rank: u16,
+    world: u16,
+    len: usize,
+    work: impl Fn(&Ring<'_>, &mut Schedule, &dyn Fn(usize) -> Range<usize>),
+) -> Schedule {
+    let (order, size) = ((0..world).collect::<Vec<_>>(), usize::from(world));
+    let ring = Ring { order: &order, me: rank.into() };
+    let mut schedule = Schedule::default();
+    work(&ring, &mut schedule, &|index| part(index, size, len));
+    schedule
 }
 
 /// What `rank` does in a reduce-scatter of `len` elements: it ends with its [`part`].
 #[must_use]
 pub fn reduce_scatter(rank: u16, world: u16, len: usize) -> Schedule {
-    let (order, size) = ((0..world).collect::<Vec<_>>(), usize::from(world));
-    let mut schedule = Schedule::default();
-    ring_reduce(&mut schedule, &order, rank.into(), 0, |index| part(index, size, len));
-    schedule
+    round(rank, world, len, |ring, schedule, part| ring.reduce(schedule, 0, part, true))
 }
 
 /// What `rank` does in an all-gather of `len` elements: it begins with its [`part`].
 #[must_use]
 pub fn all_gather(rank: u16, world: u16, len: usize) -> Schedule {
-    let (order, size) = ((0..world).collect::<Vec<_>>(), usize::from(world));
-    let mut schedule = Schedule::default();
-    let holds = |place: usize, index: usize| place == index;
-    ring_gather(&mut schedule, &order, rank.into(), 0, |index| part(index, size, len), holds);
-    schedule
+    round(rank, world, len, |ring, schedule, part| ring.gather(schedule, 0, part))
+}
+
+/// What `rank` does in an all-reduce of `len` elements round a ring. No link carries more than `2 (N - 1) / N` times the vector, which is the least
+/// that is possible without help from the network. All ranks end with the same bits: each element
+/// is reduced at one rank.
+#[must_use]
+pub fn all_reduce(rank: u16, world: u16, len: usize) -> Schedule {
+    round(rank, world, len, |ring, schedule, part| ring.reduce_and_gather(schedule, 0, part))
 }
 
 /// What `rank` does in a hierarchical ring all-reduce (H-AR, the baseline of the Rina paper):
@@ -93,15 +164,14 @@ pub fn hierarchical_all_reduce(rank: u16, groups: &Groups, len: usize) -> Result
         own.start + sub.start..own.start + sub.end
     };
     let fellows: Vec<u16> = groups.iter().map(|group| group[index]).collect();
-    let holds = |place: usize, index: usize| place == index;
+    let group = Ring { order: &groups[home], me: index };
+    let fellows = Ring { order: &fellows, me: home };
     let mut schedule = Schedule::default();
-    ring_reduce(&mut schedule, &groups[home], index, 0, inside);
+    group.reduce(&mut schedule, 0, inside, groups.len() == 1);
     let after = schedule.receives.len();
-    ring_reduce(&mut schedule, &fellows, home, after, across);
+    fellows.reduce_and_gather(&mut schedule, after, across);
     let after = schedule.receives.len();
-    ring_gather(&mut schedule, &fellows, home, after, across, holds);
-    let after = schedule.receives.len();
-    ring_gather(&mut schedule, &groups[home], index, after, inside, holds);
+    group.gather(&mut schedule, after, inside);
     Ok(schedule)
 }
 
@@ -115,7 +185,7 @@ pub fn barrier(rank: u16, world: u16) -> Schedule {
     while distance < size {
         let after = schedule.receives.len();
         schedule.send(((me + distance) % size) as u16, 0..1, after);
-        schedule.receive(((me + size - distance) % size) as u16, 0..1, false, 0);
+        schedule.receive(((me + size - distance) % size) as u16, 0..1, Effect::Replace, 0);
         distance *= 2;
     }
     schedule
@@ -151,6 +221,32 @@ mod tests {
                 let received: usize = schedule.receives.iter().map(|r| r.range.len()).sum();
                 prop_assert_eq!(received, len - part(rank, size, len).len());
             }
+        }
+
+        /// No rank sends more than the fewest elements, and each element is completed once.
+        #[test]
+        fn a_ring_reduces_everything_once(
+            world in 1..12_u16,
+            len in 0..300_usize,
+            ports in 1..4_usize,
+        ) {
+            let size = usize::from(world);
+            let schedules: Vec<_> =
+                (0..world).map(|rank| all_reduce(rank, world, len)).collect();
+            let mut ranks = World::of_own_ranks(&schedules, len);
+            ranks.run(ports);
+            let mut completed = vec![0; len];
+            for (rank, schedule) in schedules.iter().enumerate() {
+                prop_assert!(ranks.has_all(rank, 0..len));
+                let sent: usize = schedule.sends.iter().map(|send| send.range.len()).sum();
+                prop_assert!(sent <= 2 * (size - 1) * len.div_ceil(size));
+                for receive in &schedule.receives {
+                    if receive.effect == Effect::Complete {
+                        completed[receive.range.clone()].iter_mut().for_each(|times| *times += 1);
+                    }
+                }
+            }
+            prop_assert!(world == 1 || completed.iter().all(|times| *times == 1));
         }
 
         #[test]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::rings::ring_gather;
-use super::{Algorithm, Groups, Schedule, part};
+use super::{Algorithm, Effect, Groups, Schedule, part};
 
 /// A rank's place in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub fn broadcast(
     let mut schedule = Schedule::default();
     for chunk in chunks(algorithm, len, size) {
         let after = match tree.parent {
-            Some(parent) => schedule.receive(parent, chunk.clone(), false, 0),
+            Some(parent) => schedule.receive(parent, chunk.clone(), Effect::Replace, 0),
             None => 0,
         };
         for child in &tree.children {
@@ -126,10 +126,12 @@ pub fn reduce(
         .unwrap_or_default();
     let mut schedule = Schedule::default();
     for chunk in chunks(algorithm, len, size) {
-        for child in tree.children.iter().rev() {
+        for (left, child) in tree.children.iter().enumerate().rev() {
+            let all_are_in = tree.parent.is_none() && left == 0;
+            let effect = if all_are_in { Effect::Complete } else { Effect::Reduce };
             // One after the other, so that they are added in this order.
             let after = schedule.receives.len();
-            schedule.receive(*child, chunk.clone(), true, after);
+            schedule.receive(*child, chunk.clone(), effect, after);
         }
         if let Some(parent) = tree.parent {
             schedule.send(parent, chunk, schedule.receives.len());
@@ -157,7 +159,7 @@ fn scatter_all_gather(rank: u16, root: u16, world: u16, len: usize) -> Schedule 
     let mut mask = size.next_power_of_two();
     if me > 0 {
         mask = 1 << me.trailing_zeros();
-        schedule.receive(global(me - mask), parts(me, me + mask), false, 0);
+        schedule.receive(global(me - mask), parts(me, me + mask), Effect::Replace, 0);
     }
     let after = schedule.receives.len();
     while mask > 1 {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use super::Schedule;
+use super::{Effect, Schedule};
 
 /// What an element is made of: the ranks whose values are in it, with how often.
 type Made = Vec<u16>;
@@ -87,7 +87,7 @@ impl<'a> World<'a> {
                 assert_eq!(message.len(), receive.range.len(), "another range than expected");
                 for (at, made) in receive.range.clone().zip(message) {
                     let value = &mut self.values[rank][at];
-                    if receive.reduce || self.gossips {
+                    if receive.effect != Effect::Replace || self.gossips {
                         value.extend(made);
                     } else {
                         *value = made;

@@ -13,10 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, servers_from_env};
-use xdp_agg_client::ring::{DEFAULT_DEADLINE, Ring};
 use xdp_agg_client::{Builder, Chosen, Communicator, Handle, Op, deadline_from_env};
-
-use xdp_agg_mesh::Groups;
+use xdp_agg_mesh::{DEFAULT_DEADLINE, Groups, Mesh};
 use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::plan::{Lost, racks};
 use xdp_agg_topology::{Topology, TopologyFile};
@@ -67,7 +65,7 @@ pub(crate) trait Replay {
 pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
     Ok(match strategy {
         Strategy::Ring => {
-            let ring = Ring::from_env()?;
+            let ring = Mesh::from_env()?;
             Box::new(Threaded::new("ring".to_owned(), Box::new(ring))?)
         }
         Strategy::HAr => Box::new(Threaded::new("rings of rings".to_owned(), Box::new(har()?))?),

@@ -10,7 +10,10 @@ pub(super) const TARGET: Target = Target {
     about: "headers of the mesh's messages, and a caller's first words",
     run,
     text: false,
-    tokens: &["xam\u{1}", "{\"version\":1,\"rank\":0,\"world_size\":2,\"cookie\":0}"],
+    tokens: &[
+        "xam\u{1}",
+        "{\"version\":2,\"rank\":0,\"world_size\":2,\"occasion\":\"\",\"proof\":0}",
+    ],
     features: &["a header", "no header", "first words"],
     unavailable: everywhere,
 };

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use statrs::statistics::{Data, Median};
 use xdp_agg_client::{Builder, Communicator, Op};
 use xdp_agg_common::control::CONTROL_PORT;
-use xdp_agg_mesh::{Mesh, Op as MeshOp};
+use xdp_agg_mesh::Mesh;
 use xdp_agg_topology::KnownCosts;
 
 use super::{Facts, gather};
@@ -63,7 +63,7 @@ fn tcp_message(mesh: &mut Mesh) -> Result<f64> {
     for _ in 0..ROUNDS {
         mesh.barrier()?;
         let start = Instant::now();
-        mesh.reduce_scatter(&mut data, MeshOp::Max)?;
+        mesh.reduce_scatter(&mut data, Op::Max)?;
         mesh.all_gather(&mut data)?;
         times.push(start.elapsed().as_secs_f64() / (2 * (world - 1)) as f64);
     }
@@ -85,7 +85,7 @@ fn tcp_byte() -> Result<f64> {
         for _ in 0..LARGE_ROUNDS {
             mesh.barrier()?;
             let start = Instant::now();
-            mesh.reduce_scatter(&mut data, MeshOp::Max)?;
+            mesh.reduce_scatter(&mut data, Op::Max)?;
             mesh.all_gather(&mut data)?;
             // Half of the vector comes in to be reduced, and half of it as it is.
             times.push(start.elapsed().as_secs_f64() / size_of_val(&*data) as f64);

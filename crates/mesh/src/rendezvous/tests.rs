@@ -1,14 +1,17 @@
 //! Callers that are gone, of another ring, or no members at all.
 
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::thread;
+use std::time::Duration;
 
-use super::*;
-use crate::ring::{Builder, Ring};
 use xdp_agg_numbers::Op;
 
+use super::*;
+use crate::mesh::Mesh;
+
 const LIMIT: Duration = Duration::from_secs(10);
-const OCCASION: Occasion = Occasion { epoch: 7, cookie: 0xfeed_5eed, rings: 2 };
+const COOKIE: u64 = 0xfeed_5eed;
 
 fn listener() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -17,15 +20,14 @@ fn listener() -> (TcpListener, SocketAddr) {
 }
 
 fn member(rank: u16, world_size: u16, address: SocketAddr) -> Builder {
-    let builder = Ring::builder().rank(rank).world_size(world_size).rendezvous(address);
-    builder.deadline(LIMIT).occasion(OCCASION)
+    let builder = Mesh::builder().rank(rank).world_size(world_size).rendezvous(address);
+    builder.deadline(LIMIT).cookie(COOKIE).occasion("epoch 7, ring 2".into())
 }
 
 /// The first words of a rank of three that listens at a port where nobody does.
 fn hello(rank: u16, address: SocketAddr) -> Hello {
-    let (listener, deadline) = (None, LIMIT);
-    let meeting = Meeting { rank, world_size: 3, address, listener, deadline, occasion: OCCASION };
-    meeting.hello(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
+    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    member(rank, 3, address).hello(COOKIE, 0, Some(listener))
 }
 
 fn say(address: SocketAddr, message: &impl Serialize) -> TcpStream {
@@ -37,12 +39,12 @@ fn say(address: SocketAddr, message: &impl Serialize) -> TcpStream {
 /// Three members meet, and sum.
 fn meet_and_sum(listener: TcpListener, address: SocketAddr) {
     thread::scope(|scope| {
-        let host = member(0, 3, address).rendezvous_listener(listener);
+        let host = member(0, 3, address).listener(listener);
         let members = [host, member(1, 3, address), member(2, 3, address)];
         let sums = members.map(|member| {
             scope.spawn(move || {
                 let mut data = [1_i32];
-                let summed = member.connect()?.all_reduce(&mut data, Op::Sum);
+                let summed = member.open()?.all_reduce(&mut data, Op::Sum);
                 summed.map(|()| data[0])
             })
         });
@@ -66,25 +68,26 @@ fn who_does_not_belong_to_this_ring_is_turned_away() {
     let (listener, address) = listener();
     let good = || hello(1, address);
     let elsewhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 2));
-    let epoch = Occasion { epoch: 6, ..OCCASION };
     let cases = [
-        ("epoch 6", Hello { epoch: 6, proof: epoch.proof(&good().words()), ..good() }),
-        ("on 1 rings", Hello { rings: 1, ..good() }),
-        ("does not know the epoch's cookie", Hello { proof: 0, ..good() }),
+        (
+            "epoch 6",
+            member(1, 3, address).occasion("epoch 6, ring 2".into()).hello(COOKIE, 0, None),
+        ),
+        ("ring 1", Hello { occasion: "epoch 7, ring 1".into(), ..good() }),
+        ("does not know the job's cookie", Hello { proof: 0, ..good() }),
         // A proof is of one rank at one address.
-        ("does not know the epoch's cookie", Hello { listener: elsewhere, ..good() }),
-        ("does not know the epoch's cookie", Hello { rank: 2, ..good() }),
-        ("speaks version 2", Hello { version: 2, ..good() }),
+        ("does not know the job's cookie", Hello { listener: Some(elsewhere), ..good() }),
+        ("does not know the job's cookie", Hello { rank: 2, ..good() }),
+        ("speaks version 1", Hello { version: 1, ..good() }),
     ];
     let callers = cases.map(|(expected, hello)| (expected, say(address, &hello)));
-    let earlier = r#"{"version":2,"byte_order":"little","rank":1,"world_size":3,
-        "listener":"127.0.0.1:1"}"#;
+    let earlier = r#"{"version":1,"rank":1,"world_size":3,"cookie":9,"listener":"127.0.0.1:1"}"#;
     let earlier: serde_json::Value = serde_json::from_str(earlier).unwrap();
-    let earlier = ("speaks version 2", say(address, &earlier));
+    let earlier = ("speaks version 1", say(address, &earlier));
     meet_and_sum(listener, address);
     for (expected, mut stream) in callers.into_iter().chain([earlier]) {
         let reply = read_message(&mut stream).unwrap();
-        let Reply::Refused { reason } = reply else { panic!("{expected}: {reply:?}") };
+        let Answer::Refused { reason } = reply else { panic!("{expected}: {reply:?}") };
         assert!(reason.contains(expected), "{reason}");
     }
 }
@@ -95,15 +98,18 @@ fn a_member_of_a_job_is_a_stranger_elsewhere() {
     let (listener, address) = listener();
     let mut stray = say(address, &hello(1, address));
     thread::scope(|scope| {
-        let plain = |rank| Ring::builder().rank(rank).world_size(2).rendezvous(address);
-        let host = scope.spawn(move || plain(0).rendezvous_listener(listener).connect());
-        let guest = scope.spawn(move || plain(1).connect());
+        let plain = |rank| Mesh::builder().rank(rank).world_size(2).rendezvous(address);
+        let host = scope.spawn(move || plain(0).listener(listener).open());
+        let guest = scope.spawn(move || plain(1).open());
         for rank in [host, guest] {
             drop(rank.join().unwrap().unwrap());
         }
     });
     let reply = read_message(&mut stray).unwrap();
-    assert!(matches!(&reply, Reply::Refused { reason } if reason.contains("epoch 7")), "{reply:?}");
+    assert!(
+        matches!(&reply, Answer::Refused { reason } if reason.contains("epoch 7")),
+        "{reply:?}"
+    );
 }
 
 /// Callers that say nothing, or a byte now and then, hold up neither the ring nor its deadline.
@@ -117,7 +123,7 @@ fn callers_that_take_their_time_hold_up_nobody() {
 
     let (listener, address) = self::listener();
     let mut trickle = TcpStream::connect(address).unwrap();
-    trickle.write_all(&[0, 16]).unwrap();
+    trickle.write_all(&[0, 0, 2, 0]).unwrap();
     let trickle = thread::spawn(move || {
         let start = Instant::now();
         while start.elapsed() < LIMIT && trickle.write_all(b" ").is_ok() {
@@ -126,8 +132,8 @@ fn callers_that_take_their_time_hold_up_nobody() {
     });
     let deadline = Duration::from_millis(700);
     let start = Instant::now();
-    let host = member(0, 2, address).rendezvous_listener(listener).deadline(deadline);
-    let error = host.connect().unwrap_err();
+    let host = member(0, 2, address).listener(listener).deadline(deadline);
+    let error = host.open().unwrap_err();
     assert!(matches!(&error, Error::MissingRanks { missing, .. } if missing == &[1]), "{error}");
     assert!(start.elapsed() < FIRST_WORDS, "{:?}", start.elapsed());
     trickle.join().unwrap();
