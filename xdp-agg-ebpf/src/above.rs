@@ -2,12 +2,13 @@
 
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use xdp_agg_common::admission::{Reply, Source, check_parent, is_from_above};
-use xdp_agg_common::maps::{JobConf, MAX_JOBS, Reject, ResultMode, Uplink, member_index};
+use xdp_agg_common::answer::take_reply;
+use xdp_agg_common::maps::{JobConf, MAX_JOBS, Reject, Uplink};
 use xdp_agg_common::wire::Header;
 
-use crate::answer::{Way, to_all, to_one};
+use crate::answer::send;
 use crate::ingress::count;
-use crate::maps::{JOBS, MEMBERS, UPLINKS};
+use crate::maps::{JOBS, UPLINKS};
 use crate::packet::{Headers, Packet};
 use crate::slots;
 
@@ -28,7 +29,7 @@ pub fn job_of(header: &Header) -> Option<(u16, &'static JobConf)> {
 /// Takes in a packet to this job's address whose IP packet has `ip_len` bytes, and `payload_len`
 /// behind our header.
 #[inline(always)]
-pub fn take_in(
+pub fn answer_reply(
     ctx: &XdpContext,
     packet: &mut Packet<'_>,
     (job, conf): (u16, &JobConf),
@@ -38,31 +39,20 @@ pub fn take_in(
 ) -> Result<Option<u32>, Reject> {
     let uplink = UPLINKS.get_ptr_mut(job.into()).ok_or(Reject::Job)?;
     // SAFETY: a live map value; the fields that are checked change only while the job is off.
-    let reply = check_parent(conf, unsafe { &*uplink }, header, source, payload_len)?;
+    let (reply, said) = check_parent(conf, unsafe { &*uplink }, header, source, payload_len)?;
     packet.fit(ip_len).map_err(|()| Reject::Truncated)?;
-    let header = &Header { job, ..*header };
-    Ok(match reply {
-        Reply::Path => learn(ctx, packet, uplink, header),
-        Reply::Result(result) => match slots::deliver(packet, conf, &result) {
-            Some(()) => {
-                count(job, |counters| counters.deliveries += 1);
-                let multicast = conf.mode == ResultMode::Multicast as u16;
-                to_all(packet, conf, header, header.flags, multicast)
-            }
-            None => late(job),
-        },
-        Reply::Pending => match slots::waiting(conf, header) {
-            Some(rank) => relay(packet, conf, header, rank),
-            None => late(job),
-        },
-        Reply::Mismatch => relay(packet, conf, header, conf.members.trailing_zeros() as u16),
-    })
-}
-
-#[inline(always)]
-fn late(job: u16) -> Option<u32> {
-    count(job, |counters| counters.late += 1);
-    Some(xdp_action::XDP_DROP)
+    if reply == Reply::Path {
+        return Ok(learn(ctx, packet, uplink, header.epoch));
+    }
+    let members = conf.members;
+    let mut payload = packet.payload();
+    let answer = slots::locked(conf, said.block, |pool, slot| {
+        take_reply(slot, pool, members, (reply, &said), &mut payload)
+    });
+    let Some((reaction, rank)) = answer else { return Ok(None) };
+    count(job, |counters| counters.note_reply(reaction));
+    let header = Header { job, rank, ..*header };
+    Ok(send(packet, ctx.ingress_ifindex() as u32, conf, &header, (reaction, 0)))
 }
 
 /// Learns the way to the parent from its answer to our probe, which ends here.
@@ -71,7 +61,7 @@ fn learn(
     ctx: &XdpContext,
     packet: &mut Packet<'_>,
     uplink: *mut Uplink,
-    header: &Header,
+    epoch: u16,
 ) -> Option<u32> {
     let Headers { network, .. } = packet.headers()?;
     // SAFETY: a live map value. Two answers at a time write the same.
@@ -79,15 +69,7 @@ fn learn(
         (*uplink).mac = network.mac_from.into();
         (*uplink).local_mac = network.mac_to.into();
         (*uplink).ifindex = ctx.ingress_ifindex() as u32;
-        (*uplink).learned_epoch = header.epoch;
+        (*uplink).learned_epoch = epoch;
     }
     Some(xdp_action::XDP_DROP)
-}
-
-/// Hands the parent's answer on to a member.
-#[inline(always)]
-fn relay(packet: &mut Packet<'_>, conf: &JobConf, header: &Header, rank: u16) -> Option<u32> {
-    let member = MEMBERS.get(member_index(header.job, rank))?;
-    count(header.job, |counters| counters.relays += 1);
-    to_one(packet, conf, &Way::to_member(member, conf), &Header { rank, ..*header })
 }

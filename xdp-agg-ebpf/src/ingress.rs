@@ -6,13 +6,13 @@ use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use xdp_agg_common::admission::{Request, Source, check_job, check_member};
 use xdp_agg_common::frame::{ETH_LEN, ETHERTYPE_IPV4, IP_LEN, IP_OVERHEAD};
 use xdp_agg_common::maps::{
-    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode, member_index,
+    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, member_index,
 };
-use xdp_agg_common::slot::{Contribution, Verdict};
+use xdp_agg_common::slot::{Contribution, Verdict, take_in};
 use xdp_agg_common::wire::{Header, Kind};
 
 use crate::above;
-use crate::answer::{to_all, to_parent, to_sender, word_to_sender};
+use crate::answer::{send, to_sender};
 use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, QUOTAS, Settings};
 use crate::packet::{Headers, Network, Packet};
 use crate::slots;
@@ -118,10 +118,7 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     let action = match request {
         Request::Probe => answer_probe(ctx, &mut packet, &header, member),
         Request::Contribute(c) => {
-            match take_in(ctx, &mut packet, conf, &header, (&c, member), &refusal) {
-                Ok(action) => action,
-                Err(reason) => return Err(Refusal { reason, ..refusal }),
-            }
+            answer_contribution(ctx, &mut packet, conf, &header, (&c, member), &refusal)
         }
     };
     Ok(action.unwrap_or(xdp_action::XDP_ABORTED))
@@ -141,7 +138,7 @@ fn from_above(
     if addr != conf.addr {
         return Ok(xdp_action::XDP_PASS);
     }
-    match above::take_in(ctx, packet, (job, conf), header, refusal.source, lens) {
+    match above::answer_reply(ctx, packet, (job, conf), header, refusal.source, lens) {
         Ok(action) => Ok(action.unwrap_or(xdp_action::XDP_ABORTED)),
         Err(reason) => Err(Refusal { reason, job, ..*refusal }),
     }
@@ -229,74 +226,34 @@ fn answer_probe(
         (*member).learned_epoch = header.epoch;
     }
     count(header.job, |counters| counters.probes += 1);
-    to_sender(packet, ifindex, header, Kind::ProbeReply, 0)
+    to_sender(packet, ifindex, &Header { kind: Kind::ProbeReply, flags: 0, ..*header })
 }
 
-/// Takes a contribution in and acts on the slot machine's verdict.
+/// Takes a contribution in, and answers it as the slot machine says.
 #[inline(always)]
-fn take_in(
+fn answer_contribution(
     ctx: &XdpContext,
     packet: &mut Packet<'_>,
     conf: &JobConf,
     header: &Header,
     (c, member): (&Contribution, *mut Member),
     refusal: &Refusal,
-) -> Result<Option<u32>, Reject> {
-    let ifindex = ctx.ingress_ifindex() as u32;
-    let Some(outcome) = slots::contribute(packet, conf, c) else { return Ok(None) };
-    Ok(match outcome.verdict {
-        Verdict::Store { complete } | Verdict::Add { complete } => {
-            hear(member);
-            count(header.job, |counters| {
-                counters.contributions += 1;
-                counters.blocks += u64::from(complete);
-                counters.forwards += u64::from(complete && conf.forwards != 0);
-            });
-            if complete && conf.forwards != 0 {
-                to_parent(packet, conf, header, outcome.flags)
-            } else if complete {
-                let multicast = conf.mode == ResultMode::Multicast as u16;
-                to_all(packet, conf, header, outcome.flags, multicast)
-            } else {
-                Some(xdp_action::XDP_DROP)
-            }
-        }
-        Verdict::Resend => {
-            hear(member);
-            count(header.job, |counters| {
-                counters.duplicates += u64::from(!c.asks);
-                counters.resends += 1;
-                counters.copies += 1;
-            });
-            to_sender(packet, ifindex, header, Kind::Result, outcome.flags)
-        }
-        Verdict::Pending => {
-            hear(member);
-            count(header.job, |counters| {
-                counters.duplicates += u64::from(!c.asks);
-                counters.pendings += 1;
-            });
-            word_to_sender(packet, ifindex, header, Kind::Pending, outcome.seen)
-        }
-        Verdict::Forward => {
-            hear(member);
-            count(header.job, |counters| {
-                counters.duplicates += 1;
-                counters.forwards_again += 1;
-            });
-            to_parent(packet, conf, header, outcome.flags)
-        }
-        Verdict::Stale => {
-            hear(member);
-            count(header.job, |counters| counters.stale += 1);
-            Some(xdp_action::XDP_DROP)
-        }
-        Verdict::Reject(Reject::Mismatch) => {
-            report(&Refusal { reason: Reject::Mismatch, ..*refusal });
-            word_to_sender(packet, ifindex, header, Kind::Mismatch, outcome.tag.into())
-        }
-        Verdict::Reject(reason) => return Err(reason),
-    })
+) -> Option<u32> {
+    let members = conf.members;
+    // The packet was cut to its length before, so the payload ends where the frame ends.
+    let mut payload = packet.payload();
+    let (pool, outcome) = slots::locked(conf, c.block, |pool, slot| {
+        (pool, take_in(slot, pool, members, c, &mut payload))
+    })?;
+    if let Verdict::Reject(reason) = outcome.verdict {
+        report(&Refusal { reason, ..*refusal });
+    } else {
+        hear(member);
+        count(header.job, |counters| counters.note(outcome.verdict, c.asks, pool));
+    }
+    let header = Header { flags: outcome.flags, ..*header };
+    let answer = (outcome.reaction(pool), outcome.word());
+    send(packet, ctx.ingress_ifindex() as u32, conf, &header, answer)
 }
 
 /// Counts something of a job, or of none.

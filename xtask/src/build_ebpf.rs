@@ -22,7 +22,7 @@ pub(crate) struct Program {
 /// All kernel programs.
 pub(crate) const PROGRAMS: [Program; 3] = [
     Program { name: "xdp-agg", object: "xdp-agg/bpf/xdp-agg.bpfel.o" },
-    Program { name: "bench", object: "xdp-agg/bpf/bench.bpfel.o" },
+    Program { name: "bench", object: "lab/scenarios/bpf/bench.bpfel.o" },
     Program { name: "wire", object: "lab/testbed/bpf/wire.bpfel.o" },
 ];
 

@@ -19,7 +19,8 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_base()?;
     step("building xdp-agg-fuzz", || {
-        run(cargo().args(["build", "--package", "xdp-agg-fuzz", "--bins", "--profile", "sim"]))
+        let package = ["--package", "xdp-agg-fuzz-kernel", "--bins"];
+        run(cargo().arg("build").args(package).args(["--profile", "sim"]))
     })?;
     let program = target().join("sim").join("xdp-agg-fuzz");
     run(Command::new(program).args(&args.arguments))

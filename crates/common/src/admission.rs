@@ -45,8 +45,8 @@ pub enum Request {
 /// What an admitted packet of the parent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The result of a block, in the form of a contribution to it.
-    Result(Contribution),
+    /// The result of a block.
+    Result,
     /// Not all others have contributed to the block that was sent up again.
     Pending,
     /// Our sum is of another call than the others'.
@@ -64,6 +64,7 @@ pub fn is_from_above(conf: &JobConf, header: &Header) -> bool {
 }
 
 /// Checks a packet of the parent: `conf` and `uplink` are those of the job whose cookie it has.
+/// With what it is comes its block, in the form of a contribution to it.
 ///
 /// # Errors
 /// The first check that fails.
@@ -74,7 +75,7 @@ pub fn check_parent(
     header: &Header,
     source: Source,
     payload_len: u16,
-) -> Result<Reply, Reject> {
+) -> Result<(Reply, Contribution), Reject> {
     check_job(conf, header)?;
     if header.job != uplink.job {
         return Err(Reject::Job);
@@ -84,14 +85,15 @@ pub fn check_parent(
         return Err(Reject::Member);
     }
     let chunks = chunks_of(conf, payload_len)?;
-    match header.kind {
-        Kind::ProbeReply => Ok(Reply::Path),
-        _ if conf.phase != Phase::Running as u16 => Err(Reject::Epoch),
-        Kind::Result => Ok(Reply::Result(packet_of(header, chunks))),
-        Kind::Pending => Ok(Reply::Pending),
-        Kind::Mismatch => Ok(Reply::Mismatch),
-        Kind::Contribution | Kind::Probe | Kind::Ask => Err(Reject::Malformed),
-    }
+    let reply = match header.kind {
+        Kind::ProbeReply => Reply::Path,
+        _ if conf.phase != Phase::Running as u16 => return Err(Reject::Epoch),
+        Kind::Result => Reply::Result,
+        Kind::Pending => Reply::Pending,
+        Kind::Mismatch => Reply::Mismatch,
+        Kind::Contribution | Kind::Probe | Kind::Ask => return Err(Reject::Malformed),
+    };
+    Ok((reply, packet_of(header, chunks)))
 }
 
 /// Checks a packet against its job (the entry that `header.job` names).
@@ -353,10 +355,10 @@ mod tests {
         };
         let probing = JobConf { phase: Phase::Probing as u16, ..ABOVE };
         for (kind, expected, early) in [
-            (Kind::Result, Ok(Reply::Result(same)), Err(Reject::Epoch)),
-            (Kind::Pending, Ok(Reply::Pending), Err(Reject::Epoch)),
-            (Kind::Mismatch, Ok(Reply::Mismatch), Err(Reject::Epoch)),
-            (Kind::ProbeReply, Ok(Reply::Path), Ok(Reply::Path)),
+            (Kind::Result, Ok((Reply::Result, same)), Err(Reject::Epoch)),
+            (Kind::Pending, Ok((Reply::Pending, same)), Err(Reject::Epoch)),
+            (Kind::Mismatch, Ok((Reply::Mismatch, same)), Err(Reject::Epoch)),
+            (Kind::ProbeReply, Ok((Reply::Path, same)), Ok((Reply::Path, same))),
             (Kind::Probe, Err(Reject::Malformed), Err(Reject::Epoch)),
             (Kind::Contribution, Err(Reject::Malformed), Err(Reject::Epoch)),
             (Kind::Ask, Err(Reject::Malformed), Err(Reject::Epoch)),

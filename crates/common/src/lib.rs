@@ -4,6 +4,7 @@
 //! * [`frame`]: where that header lies in an Ethernet/IPv4/UDP frame, and the IPv4 checksum.
 //! * [`lanes`]: the payload: biased 32-bit lanes, added two at a time.
 //! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
+//! * [`answer`]: what goes out for a packet, and what is counted.
 //! * [`copies`]: which blocks of a broadcast the root alone contributes.
 //! * [`admission`]: who may touch a slot at all.
 //! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
@@ -17,6 +18,7 @@
 #![deny(unsafe_code)]
 
 pub mod admission;
+pub mod answer;
 #[cfg(feature = "control")]
 pub mod control;
 pub mod copies;

@@ -268,7 +268,9 @@ pub struct JobCounters {
     pub stale: u64,
     /// Probes answered.
     pub probes: u64,
-    /// Copies of results handed to interfaces or sockets.
+    /// Packets with a result that were handed to an interface or a socket, those of `resends`
+    /// included. A result for all is one for each member; in [`ResultMode::Multicast`] it is one
+    /// for each interface that members are behind, and one in user space.
     pub copies: u64,
     /// Sums sent up to the parent for the first time: blocks, at an aggregator that has one.
     pub forwards: u64,

@@ -40,7 +40,7 @@
 //! then becomes of the argument above is said in [`crate::copies`].
 
 use crate::lanes::{self, Chunk, Pick};
-use crate::maps::Reject;
+use crate::maps::{JobConf, Reject};
 use crate::wire::Reduction;
 
 /// The slots of one job.
@@ -65,6 +65,16 @@ impl Pool {
     #[must_use]
     pub const fn forwarding(self, forwards: bool) -> Self {
         Self { forwards, ..self }
+    }
+
+    /// The pool of a job; `None` if its number of slots makes none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(conf: &JobConf) -> Option<Self> {
+        match Self::new(conf.slots) {
+            Some(pool) => Some(pool.forwarding(conf.forwards != 0)),
+            None => None,
+        }
     }
 
     /// Whether the sums go up to a parent.

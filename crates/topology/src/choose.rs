@@ -283,12 +283,10 @@ fn bound_by(cable: &Cable) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::SpineLeaf;
-    use crate::units::Rate;
+    use crate::sample;
 
     fn racks(ratio: f64, racks: usize) -> Topology {
-        let plan = SpineLeaf::oversubscribed((1, racks, 4), Rate::gbit(10), ratio);
-        plan.generate().expect("a few hosts").topology
+        sample::racks(racks, 4, ratio)
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl Topology {
     }
 
     /// Likewise for a network on which no job is to run: it may have more hosts than a job, up to
-    /// [`MAX_WORLD`](crate::generate::MAX_WORLD).
+    /// [`MAX_WORLD`](crate::model::MAX_WORLD).
     ///
     /// # Errors
     /// [`FileError`], as from [`Topology::parse`].

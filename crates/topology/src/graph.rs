@@ -1,7 +1,7 @@
 //! Networks as graphs: hosts and switches, links with capacity and latency, and routes.
 //!
-//! [`Network::of`] is the tree that a [`Topology`] describes; [`generate`](crate::generate) makes
-//! networks with several paths.
+//! [`Network::of`] is the tree that a [`Topology`] describes; a [`Builder`] makes any other, for
+//! example with several paths.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -61,26 +61,28 @@ pub struct Link {
 
 /// A network in the making.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Builder {
+pub struct Builder {
     nodes: Vec<NodeKind>,
     links: Vec<Link>,
 }
 
 impl Builder {
-    pub(crate) fn node(&mut self, kind: NodeKind) -> usize {
+    /// Adds a node; its number.
+    pub fn node(&mut self, kind: NodeKind) -> usize {
         self.nodes.push(kind);
         self.nodes.len() - 1
     }
 
     /// Both directions of a cable.
-    pub(crate) fn cable(&mut self, a: usize, b: usize, capacity: Rate, latency_ns: u64, cost: u32) {
+    pub fn cable(&mut self, a: usize, b: usize, capacity: Rate, latency_ns: u64, cost: u32) {
         for (from, to) in [(a, b), (b, a)] {
             self.links.push(Link { from, to, capacity, latency_ns, cost });
         }
     }
 
     /// The network; `regions` are the nodes that the regions' aggregators are at.
-    pub(crate) fn finish(self, regions: Vec<usize>) -> Network {
+    #[must_use]
+    pub fn finish(self, regions: Vec<usize>) -> Network {
         let Self { nodes, links } = self;
         let mut leaving = vec![Vec::new(); nodes.len()];
         for (index, link) in links.iter().enumerate() {

@@ -5,9 +5,8 @@ use serde::Serialize;
 
 use crate::analysis::Traffic;
 use crate::flows::{Scheme, staffed};
-use crate::generate::equip;
 use crate::graph::Network;
-use crate::model::{Strategy, Topology};
+use crate::model::{Strategy, Topology, equip};
 use crate::occupation::{Occupation, StepCosts, ring_seconds};
 
 /// The state after a region more has been equipped; the first is today's.
@@ -154,30 +153,13 @@ fn push(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{SpineLeaf, fat_tree};
-    use crate::units::Rate;
+    use crate::sample::racks;
 
     const BYTES: f64 = 98e6;
 
     #[test]
-    fn each_rack_gains_with_rina_but_not_before_a_server() {
-        let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
-        let rina = rina(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
-        let groups: Vec<_> = rina.iter().map(|upgrade| upgrade.count).collect();
-        assert_eq!(groups[..9], [16, 15, 14, 13, 12, 11, 10, 9, 8]);
-        assert!(rina.windows(2).all(|pair| pair[1].gain > pair[0].gain), "every step gains");
-        let server = server(&made.topology, BYTES, StepCosts { overhead: 1e-3, sigma: 1e-4 });
-        // The server's own rack, its pod, the core, and so on: 15 copies reach the server.
-        assert_eq!(server.first().map(|upgrade| upgrade.count), Some(15));
-        // The core switch is none of the regions, but it only passes on what is summed.
-        assert_eq!(server.last().map(|upgrade| upgrade.count), Some(3));
-        assert!(server.windows(2).any(|pair| pair[1].gain < pair[0].gain * 1.001), "a plateau");
-    }
-
-    #[test]
     fn with_half_of_the_racks_equipped_rina_is_faster() {
-        let plan = SpineLeaf::oversubscribed((1, 8, 4), Rate::gbit(10), 4.0);
-        let topology = plan.generate().expect("32 hosts").topology;
+        let topology = racks(8, 4, 4.0);
         let costs = StepCosts::default();
         let (rina, server) = (rina(&topology, BYTES, costs), server(&topology, BYTES, costs));
         assert_eq!((rina.len(), server.len()), (9, 9));
@@ -186,8 +168,7 @@ mod tests {
 
     #[test]
     fn with_all_racks_equipped_both_are_as_fast() {
-        let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
-        let topology = plan.generate().expect("8 hosts").topology;
+        let topology = racks(2, 4, 4.0);
         let costs = StepCosts { overhead: 1e-6, sigma: 0.0 };
         let (rina, server) = (rina(&topology, BYTES, costs), server(&topology, BYTES, costs));
         let [rina, server] = [rina, server].map(|upgrades| upgrades[2].seconds);
@@ -196,8 +177,7 @@ mod tests {
 
     #[test]
     fn the_rack_with_most_workers_comes_first() {
-        let plan = SpineLeaf::oversubscribed((1, 3, 4), Rate::gbit(10), 4.0);
-        let mut topology = plan.generate().expect("12 hosts").topology;
+        let mut topology = racks(3, 4, 4.0);
         for host in &mut topology.hosts[8..] {
             host.region = Some(1);
         }
@@ -210,12 +190,11 @@ mod tests {
 
     #[test]
     fn what_is_equipped_already_is_not_proposed() {
-        let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
-        let mut made = plan.generate().expect("8 hosts");
-        made.equip(0);
+        let mut topology = racks(2, 4, 4.0);
+        equip(&mut topology, 0);
         for upgrades in [
-            rina(&made.topology, BYTES, StepCosts::default()),
-            server(&made.topology, BYTES, StepCosts::default()),
+            rina(&topology, BYTES, StepCosts::default()),
+            server(&topology, BYTES, StepCosts::default()),
         ] {
             let names: Vec<_> = upgrades.iter().map(|upgrade| upgrade.name.as_str()).collect();
             assert_eq!(names, ["-", "rack1"]);

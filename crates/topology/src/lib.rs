@@ -8,7 +8,7 @@
 //!   it compares with other schemes (paper 2, table 1).
 //! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which
 //!   rack to equip with an aggregator next (paper 3, section III-B).
-//! * [`graph`] and [`generate`]: fat-trees and the like with their routes, for the simulator.
+//! * [`graph`]: the links of a network, and the routes over them.
 //! * [`units`] and [`size`]: rates and sizes as people write them.
 //!
 //! Nothing here opens a file ([`file::bounded`] reads what it is handed), and nothing depends on
@@ -21,13 +21,14 @@ pub mod analysis;
 pub mod choose;
 pub mod file;
 pub mod flows;
-pub mod generate;
 pub mod graph;
 pub mod incremental;
 pub mod infer;
 pub mod model;
 pub mod occupation;
 pub mod plan;
+#[cfg(test)]
+mod sample;
 pub mod size;
 pub mod units;
 

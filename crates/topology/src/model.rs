@@ -6,8 +6,12 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::Serialize;
+use xdp_agg_common::control::CONTROL_PORT;
 
 use crate::units::Rate;
+
+/// Most workers of a network.
+pub const MAX_WORLD: usize = 16_384;
 
 /// A network and the job that is to run on it.
 ///
@@ -275,4 +279,14 @@ impl Topology {
         let regions = self.regions.iter().zip(capacity);
         regions.map(|(region, below)| region.uplink.is_some_and(|up| up.bits() < below)).collect()
     }
+}
+
+/// Gives a region an aggregator in its switch, at an address of its own.
+///
+/// # Panics
+/// If there is no such region.
+pub fn equip(topology: &mut Topology, region: usize) {
+    let [.., a, b] = (region + 1).to_be_bytes();
+    let control = SocketAddrV4::new(Ipv4Addr::new(172, 16, a, b), CONTROL_PORT);
+    topology.regions[region].aggregator = Some(Aggregator { control, slots: None, rate: None });
 }

@@ -141,8 +141,6 @@ pub fn ring_seconds(n: usize, transfer: f64, costs: StepCosts) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::fat_tree;
-    use crate::units::Rate;
 
     const B0: f64 = 1e10;
 
@@ -177,18 +175,6 @@ mod tests {
             host_rate: B0,
         };
         assert!((model.throughput() - B0 / 8.0).abs() < 1.0, "lemma 1");
-    }
-
-    #[test]
-    fn on_a_fat_tree_all_switches_of_the_tree_are_needed() {
-        let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
-        let none = Occupation::on_graph(&made.network, 0, |_| false);
-        let workers: usize = none.switches.iter().map(|switch| switch.workers).sum();
-        assert_eq!(workers, 15, "all but the server's own");
-        assert!((none.throughput() - B0 / 15.0).abs() < 1.0);
-        let all = Occupation::on_graph(&made.network, 0, |_| true);
-        assert!((all.throughput() - B0).abs() < 1.0);
-        assert!(none.switches.iter().enumerate().all(|(i, s)| s.parent.is_none_or(|p| p < i)));
     }
 
     #[test]

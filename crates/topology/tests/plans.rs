@@ -1,13 +1,16 @@
 //! Every plan is a valid one, whatever the network, and RAT's is the least traffic.
 
+#[path = "../src/sample.rs"]
+mod sample;
+
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use proptest::prelude::*;
 use xdp_agg_topology::analysis::{Traffic, demands, least_crossing, shortfall, table1};
 use xdp_agg_topology::flows::Scheme;
-use xdp_agg_topology::generate::{SpineLeaf, equip};
 use xdp_agg_topology::graph::Network;
+use xdp_agg_topology::model::equip;
 use xdp_agg_topology::{
     Forest, Host, KnownCosts, PlanError, Rate, Region, Site, Strategy, Topology,
 };
@@ -131,8 +134,7 @@ proptest! {
     /// Racks of the same size: every host's link carries the same, in both directions.
     #[test]
     fn rat_loads_all_hosts_alike(racks in 1_usize..7, hosts in 2_usize..7) {
-        let plan = SpineLeaf::oversubscribed((1, racks, hosts), Rate::gbit(10), 4.0);
-        let topology = plan.generate().expect("a few hosts").topology;
+        let topology = sample::racks(racks, hosts, 4.0);
         let forest = Forest::plan(&topology, Strategy::Rat).expect("there are daemons");
         let trees: BTreeSet<_> =
             demands(&topology, &forest, 1).into_iter().map(|demand| demand.trees).collect();
@@ -164,8 +166,7 @@ fn pods_of_racks(pods: usize, racks: usize, hosts: usize) -> Topology {
 }
 
 fn two_racks() -> Topology {
-    let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
-    plan.generate().expect("8 hosts").topology
+    sample::racks(2, 4, 4.0)
 }
 
 fn sites(forest: &Forest, tree: usize) -> Vec<Site> {
@@ -290,15 +291,14 @@ fn a_tree_knows_who_is_below() {
 
 #[test]
 fn four_thousand_workers_are_planned_in_a_moment() {
-    let plan = SpineLeaf::oversubscribed((16, 64, 64), Rate::gbit(10), 4.0);
-    let made = plan.generate().expect("4096 hosts");
-    let forest = Forest::plan(&made.topology, Strategy::Rat).expect("there are daemons");
+    let topology = sample::racks(64, 64, 4.0);
+    let forest = Forest::plan(&topology, Strategy::Rat).expect("there are daemons");
     assert_eq!(forest.trees.len(), 4096);
     assert!(forest.trees.iter().all(|tree| tree.nodes.len() == 64));
-    let ring = Scheme::of(&made.topology, Strategy::Ring).expect("a ring needs nothing");
-    let seconds = Traffic::of(&made.topology, &ring, 97e6).seconds;
+    let ring = Scheme::of(&topology, Strategy::Ring).expect("a ring needs nothing");
+    let seconds = Traffic::of(&topology, &ring, 97e6).seconds;
     assert!((seconds / (2.0 * 4095.0 / 4096.0 * 97e6 / 1.25e9) - 1.0).abs() < 1e-6);
-    assert_eq!(Network::of(&made.topology).hosts().len(), 4096);
+    assert_eq!(Network::of(&topology).hosts().len(), 4096);
 }
 
 #[test]
@@ -323,8 +323,7 @@ fn slots_and_jobs_that_are_missing_are_counted() {
         "{said}"
     );
     assert_eq!(shortfall(&demands(&topology, &forest, 16), 16, "--slots"), None);
-    let plan = SpineLeaf::oversubscribed((1, 1, 52), Rate::gbit(10), 1.0);
-    let topology = plan.generate().expect("52 hosts").topology;
+    let topology = sample::racks(1, 52, 1.0);
     let forest = Forest::plan(&topology, Strategy::Rina).expect("there are daemons");
     let demands = demands(&topology, &forest, 1);
     assert!(demands.iter().all(|demand| demand.jobs_missing() == 4));

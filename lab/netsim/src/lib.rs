@@ -2,6 +2,7 @@
 //!
 //! * [`engine`]: streams of chunks that share links max-min fairly, event by event.
 //! * [`fabric`]: a network (`xdp-agg-topology`) as capacities and routes; headers and overheads.
+//! * [`generate`]: fat-trees, dragonflies, spines with leaves.
 //! * [`strategy`]: ways to sum as schedules, from the planner's forests and rings.
 //! * [`predict`]: how long an all-reduce takes on a network.
 //! * [`figures`]: the papers' figures, as files.
@@ -14,5 +15,6 @@
 pub mod engine;
 pub mod fabric;
 pub mod figures;
+pub mod generate;
 pub mod predict;
 pub mod strategy;

@@ -5,9 +5,9 @@ use std::io::{self, Write as _};
 use anyhow::{Result, anyhow, bail};
 use xdp_agg_netsim::engine::{Options, Outcome, Pauses, Progress, SimulationError};
 use xdp_agg_netsim::fabric::{Costs, Fabric, Framing};
+use xdp_agg_netsim::generate::Generated;
 use xdp_agg_netsim::predict::{PredictError, Question, predict};
 use xdp_agg_netsim::strategy::{Coupling, Way};
-use xdp_agg_topology::generate::Generated;
 use xdp_agg_topology::graph::Network;
 use xdp_agg_topology::size;
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use xdp_agg_netsim::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_topology::file::{FileError, bounded};
-use xdp_agg_topology::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_topology::graph::{Network, NodeKind};
 use xdp_agg_topology::{Rate, Strategy, Topology, TopologyFile};
 

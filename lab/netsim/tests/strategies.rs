@@ -2,11 +2,11 @@
 
 use xdp_agg_netsim::engine::{Options, Pauses};
 use xdp_agg_netsim::fabric::{Costs, Fabric, Framing};
+use xdp_agg_netsim::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_netsim::predict::{Question, predict};
 use xdp_agg_netsim::strategy::{Coupling, Job, Way, schedule};
 use xdp_agg_topology::analysis::Traffic;
 use xdp_agg_topology::flows::Scheme;
-use xdp_agg_topology::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_topology::graph::Network;
 use xdp_agg_topology::plan::ring_order;
 use xdp_agg_topology::{Lost, Rate, Strategy};

@@ -1,14 +1,18 @@
 //! `bench kernel`: the XDP program alone, by test runs in the kernel.
 
+mod bench;
+mod counts;
+mod feeder;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use xdp_agg::engine::xdp::{BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 
+use self::bench::{BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
 use super::compare::warn_if_busy;
 use super::lab::Privilege;
 use super::row::write_json;
@@ -171,15 +175,4 @@ fn series(rows: &[BenchRow]) -> Vec<Series> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn payloads_are_whole_chunks() {
-        assert_eq!(chunks(&[64, 1408, 3456]).expect("they are"), [1, 22, 54]);
-        for wrong in [0, 63, 1400, 3520] {
-            assert!(chunks(&[wrong]).is_err(), "{wrong}");
-        }
-        assert_eq!(mtu_of(1408), 1458);
-    }
-}
+mod tests;

@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_common::control::{
     Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
 };
-use xdp_agg_common::frame::{HEADER_OFFSET, IP_OFFSET, Ipv4, PAYLOAD_OFFSET};
+use xdp_agg_common::frame::HEADER_OFFSET;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
@@ -82,16 +83,15 @@ impl Secret {
     }
 
     fn of(frame: &[u8]) -> Option<Self> {
-        let ip = Ipv4(frame.get(IP_OFFSET..)?.first_chunk().copied()?);
-        let header = frame.get(HEADER_OFFSET..)?.first_chunk()?;
-        let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-        let header =
-            Header::parse(header).ok().filter(|header| header.kind == Kind::Contribution)?;
-        let at = |addr: u32, port| SocketAddrV4::new(Ipv4Addr::from(addr), port);
-        ip.is_plain_udp().then(|| Self {
+        let SlicedPacket { net, transport, .. } = SlicedPacket::from_ethernet(frame).ok()?;
+        let (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Udp(udp))) = (net, transport) else {
+            return None;
+        };
+        let header = Header::parse(udp.payload().first_chunk()?).ok()?;
+        (header.kind == Kind::Contribution).then(|| Self {
             header,
-            from: at(ip.source(), port(IP_OFFSET + 20)),
-            to: at(ip.destination(), port(IP_OFFSET + 22)),
+            from: SocketAddrV4::new(ip.header().source_addr(), udp.source_port()),
+            to: SocketAddrV4::new(ip.header().destination_addr(), udp.destination_port()),
         })
     }
 
@@ -129,21 +129,20 @@ impl Secret {
     }
 }
 
-/// A frame with room for the link-layer addresses in front.
+/// A frame on the attacker's cable, without UDP checksum: whatever is damaged, that is not why it
+/// is refused.
 fn packet(header: &Header, from: SocketAddrV4, to: SocketAddrV4, payload: usize) -> Vec<u8> {
-    let mut frame = vec![0x55; PAYLOAD_OFFSET + payload];
-    frame[12..14].copy_from_slice(&[8, 0]);
-    let ip = Ipv4::answer((*from.ip()).into(), (*to.ip()).into(), payload as u16);
-    frame[IP_OFFSET..IP_OFFSET + 20].copy_from_slice(&ip.0);
-    let udp = IP_OFFSET + 20;
-    frame[udp..udp + 2].copy_from_slice(&from.port().to_be_bytes());
-    frame[udp + 2..udp + 4].copy_from_slice(&to.port().to_be_bytes());
-    let len = (8 + HEADER_LEN + payload) as u16;
-    frame[udp + 4..udp + 6].copy_from_slice(&len.to_be_bytes());
-    frame[udp + 6..udp + 8].copy_from_slice(&[0, 0]);
-    if let Some(place) = frame[HEADER_OFFSET..].first_chunk_mut() {
+    let mut data = vec![0x55; HEADER_LEN + payload];
+    if let Some(place) = data.first_chunk_mut() {
         header.emit(place);
     }
+    // `Namespace::connect` gives the two ends these addresses.
+    let builder = PacketBuilder::ethernet2([0x02, 0x88, 1, 0, 0, 0], [0x02, 0x88, 1, 0, 0, 1])
+        .ipv4(from.ip().octets(), to.ip().octets(), 64)
+        .udp(from.port(), to.port());
+    let mut frame = Vec::with_capacity(builder.size(data.len()));
+    builder.write(&mut frame, &data).expect("a vector takes it, and it is shorter than 64 KiB");
+    frame[HEADER_OFFSET - 2..HEADER_OFFSET].fill(0);
     frame
 }
 
@@ -177,13 +176,7 @@ impl Attacker {
         let index = self.namespace.netlink().index("eth0")?;
         let open = || sys::frame_socket(index, true);
         let socket = self.namespace.run(open)?.map_err(Error::os("opening a socket for frames"))?;
-        let mut frames = secret.forgeries(Self::ADDRESS);
-        for frame in &mut frames {
-            // `Namespace::connect` gives the two ends these addresses.
-            frame[..6].copy_from_slice(&[0x02, 0x88, 1, 0, 0, 1]);
-            frame[6..12].copy_from_slice(&[0x02, 0x88, 1, 0, 0, 0]);
-        }
-        Flood::start(socket, frames, cpu)
+        Flood::start(socket, secret.forgeries(Self::ADDRESS), cpu)
     }
 }
 

@@ -2,10 +2,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use etherparse::{
+    IcmpEchoHeader, Icmpv4Header, Icmpv4Type, NetSlice, SlicedPacket, TransportSlice,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::error::Error;
@@ -147,15 +151,18 @@ pub fn ping(from: &Namespace, to: Ipv4Addr, limit: Duration) -> Result<Duration,
     answer.ok_or_else(|| Error::Process(format!("no answer from {to} to {label} in {limit:?}")))
 }
 
-fn echo(to: Ipv4Addr, limit: Duration) -> io::Result<Option<Duration>> {
+/// As [`ping`], from the namespace of this thread. None: no answer in time.
+///
+/// # Errors
+/// No privilege, or no route.
+pub fn echo(to: Ipv4Addr, limit: Duration) -> io::Result<Option<Duration>> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
     let deadline = Instant::now() + limit;
-    let mut sequence = 0u16;
+    let mut request = IcmpEchoHeader { id: socket.as_raw_fd() as u16, seq: 0 };
     while Instant::now() < deadline {
-        sequence += 1;
+        request.seq += 1;
         let sent = Instant::now();
-        let request = echo_request(socket.as_raw_fd() as u16, sequence);
-        socket.send_to(&request, &SocketAddrV4::new(to, 0).into())?;
+        socket.send_to(&echo_request(request), &SocketAddrV4::new(to, 0).into())?;
         let again = deadline.min(sent + Duration::from_millis(200));
         loop {
             let left = again.saturating_duration_since(Instant::now());
@@ -165,7 +172,7 @@ fn echo(to: Ipv4Addr, limit: Duration) -> io::Result<Option<Duration>> {
             socket.set_read_timeout(Some(left))?;
             let mut packet = [0; 64];
             match (&socket).read(&mut packet) {
-                Ok(len) if is_reply(&packet[..len], to, &request) => {
+                Ok(len) if is_reply(&packet[..len], to, request) => {
                     return Ok(Some(sent.elapsed()));
                 }
                 Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock) => return Err(error),
@@ -176,25 +183,19 @@ fn echo(to: Ipv4Addr, limit: Duration) -> io::Result<Option<Duration>> {
     Ok(None)
 }
 
-/// Type 8, code 0, checksum, identifier, sequence number.
-fn echo_request(identifier: u16, sequence: u16) -> [u8; 8] {
-    let sum = 0x0800 + u32::from(identifier) + u32::from(sequence);
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
-    let mut packet = [8, 0, 0, 0, 0, 0, 0, 0];
-    packet[2..4].copy_from_slice(&checksum.to_be_bytes());
-    packet[4..6].copy_from_slice(&identifier.to_be_bytes());
-    packet[6..8].copy_from_slice(&sequence.to_be_bytes());
-    packet
+fn echo_request(echo: IcmpEchoHeader) -> impl Deref<Target = [u8]> {
+    Icmpv4Header::with_checksum(Icmpv4Type::EchoRequest(echo), &[]).to_bytes()
 }
 
 /// The packet comes with its IPv4 header.
-fn is_reply(packet: &[u8], from: Ipv4Addr, request: &[u8; 8]) -> bool {
-    packet.len() >= 28
-        && packet[0] == 0x45
-        && packet[12..16] == from.octets()
-        && packet[20] == 0
-        && packet[24..28] == request[4..8]
+fn is_reply(packet: &[u8], from: Ipv4Addr, request: IcmpEchoHeader) -> bool {
+    let Ok(SlicedPacket { net, transport, .. }) = SlicedPacket::from_ip(packet) else {
+        return false;
+    };
+    let (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Icmpv4(icmp))) = (net, transport) else {
+        return false;
+    };
+    ip.header().source_addr() == from && icmp.icmp_type() == Icmpv4Type::EchoReply(request)
 }
 
 #[cfg(test)]
@@ -203,11 +204,11 @@ mod tests {
 
     #[test]
     fn the_sum_over_an_echo_request_is_right() {
-        for (identifier, sequence) in [(0, 0), (0xffff, 0xffff), (0xf7ff, 1), (7, 300)] {
-            let words = echo_request(identifier, sequence);
+        for (id, seq) in [(0, 0), (0xffff, 0xffff), (0xf7ff, 1), (7, 300)] {
+            let words = echo_request(IcmpEchoHeader { id, seq });
             let sum: u32 =
                 words.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
-            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{identifier} {sequence}");
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{id} {seq}");
         }
     }
 }

@@ -13,7 +13,6 @@ use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
 use xdp_agg_common::control::{read_message, write_message};
@@ -241,21 +240,10 @@ pub fn network(workers: u16, mode: &str) -> Topology {
     Topology::builder().workers(workers.into()).mode(place).build().expect("a network")
 }
 
-/// One ICMP echo from the namespace of this thread (RFC 792). True if it is answered.
+/// Whether an ICMP echo from the namespace of this thread is answered.
 pub fn ping(to: Ipv4Addr) -> bool {
-    let socket =
-        Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4)).expect("a raw socket");
-    socket.set_read_timeout(Some(Duration::from_secs(2))).expect("a socket option");
-    // Echo request, identifier 1, sequence 1; the checksum of these words is 0xf7fd.
-    let request = [8, 0, 0xf7, 0xfd, 0, 1, 0, 1];
-    socket.send_to(&request, &SocketAddrV4::new(to, 0).into()).expect("sent");
-    let mut socket = socket;
-    let mut packet = [0; 128];
-    // Other ICMP packets may come first.
-    (0..10).any(|_| {
-        let len = std::io::Read::read(&mut socket, &mut packet).unwrap_or(0);
-        len >= 28 && packet[20] == 0 && packet[24..28] == request[4..]
-    })
+    let answer = xdp_agg_testbed::traffic::echo(to, Duration::from_secs(2));
+    answer.expect("a raw socket, and a route").is_some()
 }
 
 /// Does the same at all workers, each on its own host: a mesh opens sockets in a call.

@@ -2,7 +2,8 @@
 //!
 //! A [`Target`] is a plain function of bytes that panics when something is wrong. [`driver`] calls
 //! it with inputs that it makes from a corpus (`corpus/TARGET/`) by [`mutate`]; everything follows
-//! from one seed. `cargo xtask fuzz` runs it, and `tests/bounded.rs` a small part of it.
+//! from one seed. `cargo xtask fuzz` runs it, by the program of `verify/kernel` that fuzzes the
+//! kernel program too, and `tests/bounded.rs` runs a small part of it.
 //!
 //! It is a driver of our own and not libFuzzer because it needs no nightly compiler, runs in the
 //! test suite and repeats a run exactly. What it has instead of edge coverage: a target tells which
@@ -16,6 +17,14 @@ pub mod script;
 pub mod targets;
 
 pub use random::Random;
+
+use std::path::{Path, PathBuf};
+
+/// Where a directory of this crate is: the corpus, and the finds.
+#[must_use]
+pub fn directory(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
 
 /// What an input led to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

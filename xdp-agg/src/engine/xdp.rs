@@ -5,9 +5,7 @@
 //! phase still runs, so a packet never meets half a job.
 
 mod attach;
-mod bench;
 mod events;
-pub mod fuzz;
 mod local;
 mod object;
 mod phases;
@@ -15,32 +13,30 @@ mod pins;
 mod plan;
 mod sys;
 mod tables;
+#[doc(hidden)]
+pub mod testing;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tracing::info;
 use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::frame::chunks_for_mtu;
-use xdp_agg_common::lanes::Chunk;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
-use xdp_agg_common::slot::{Pool, SlotState};
+use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
-use attach::{Interface, links};
+use attach::Interface;
 use events::EventLog;
 use local::Local;
 use object::{Object, Settings, other};
 use pins::{Lock, Pins};
 use plan::Plan;
-use sys::{RawSlot, Stamp};
-
-pub use bench::{BenchAccount, BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
-pub use sys::pin_to_cpu;
+use sys::Stamp;
 
 /// The XDP program on interfaces of this network namespace. Interfaces are known by their numbers
 /// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
@@ -75,15 +71,6 @@ struct Job {
     pool: Pool,
     /// The members that are aggregators. Not known of a job that was taken over, which is running.
     forwarders: u64,
-}
-
-/// What the program did with a frame in a test run: see [`XdpEngine::test_run`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TestRun {
-    /// What the program returned (`enum xdp_action`).
-    pub action: u32,
-    /// Mean duration of one run.
-    pub duration: Duration,
 }
 
 impl XdpEngine {
@@ -131,31 +118,6 @@ impl XdpEngine {
         Ok(engine)
     }
 
-    /// Loads the program and attaches it to nothing: for test runs ([`Self::test_run`]), in which
-    /// every packet seems to come in on the loopback interface.
-    ///
-    /// # Errors
-    /// No privilege or an old kernel.
-    pub fn detached(config: &EngineConfig) -> Result<Self, EngineError> {
-        Self::detached_beside(config, None)
-    }
-
-    /// As [`Self::detached`], with this interface and address for workers of this host: those that
-    /// [`JobSetup::local`] names.
-    ///
-    /// # Errors
-    /// As [`Self::detached`].
-    pub fn detached_beside(
-        config: &EngineConfig,
-        local: Option<(u32, Ipv4Addr)>,
-    ) -> Result<Self, EngineError> {
-        let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(config, &[], None, Local::Detached(local))?;
-        engine.object.register_port(loopback.ifindex, 0, false)?;
-        engine.ports = vec![loopback.ifindex];
-        Ok(engine)
-    }
-
     fn load(
         config: &EngineConfig,
         interfaces: &[Interface],
@@ -186,26 +148,6 @@ impl XdpEngine {
             local,
             _lock: lock,
         })
-    }
-
-    /// Runs the program `repeat` times on one frame, as if the loopback interface had received it.
-    /// The frame is changed as the program changed it. What the program returns is told, but
-    /// nothing is sent.
-    ///
-    /// # Errors
-    /// The kernel's: a frame shorter than an Ethernet header, or longer than a page leaves room.
-    pub fn test_run(&self, frame: &mut Vec<u8>, repeat: u32) -> Result<TestRun, EngineError> {
-        let (action, duration) = object::test_run(self.object.ingress()?, frame, repeat)?;
-        Ok(TestRun { action, duration })
-    }
-
-    /// State and lanes of the slot that `block` of a job falls into.
-    ///
-    /// # Errors
-    /// No such job here, or the engine's.
-    pub fn slot(&self, job_id: u16, block: u64) -> Result<(SlotState, Vec<Chunk>), EngineError> {
-        let RawSlot { head, lanes } = self.object.slot(self.job(job_id)?.slot_of(block))?;
-        Ok((head.state, lanes.to_vec()))
     }
 
     /// Whether all that can outlive this does.

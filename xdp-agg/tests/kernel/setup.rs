@@ -2,10 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_agg::engine::xdp::XdpEngine;
-use xdp_agg::engine::{
-    Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, XdpMode,
-};
+use xdp_agg::engine::{Engine as _, EngineError, JobSetup};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{Header, Kind, Reduction};
 
@@ -27,19 +26,7 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
 
 /// The same, with this interface and address for workers of the aggregator's host.
 pub(crate) fn engine_beside(slots: u32, local: Option<(u32, Ipv4Addr)>) -> Option<XdpEngine> {
-    let config = EngineConfig {
-        kind: EngineKind::Xdp,
-        xdp_mode: XdpMode::Auto,
-        interfaces: Vec::new(),
-        data_addr: None,
-        local_addr: LocalAddr::Auto,
-        data_port: PORT,
-        slots,
-        mtu: None,
-        pin: None,
-        fresh: false,
-    };
-    match XdpEngine::detached_beside(&config, local) {
+    match XdpEngine::detached(PORT, slots, local) {
         Ok(engine) => Some(engine),
         Err(reason @ (EngineError::NotPermitted(_) | EngineError::Unsupported(_))) => {
             eprintln!("skipped: {reason}");
@@ -47,6 +34,15 @@ pub(crate) fn engine_beside(slots: u32, local: Option<(u32, Ipv4Addr)>) -> Optio
         }
         Err(error) => panic!("the program does not load: {error}, {:?}", error),
     }
+}
+
+/// Keeps this thread on one CPU (counted modulo those that the process may use).
+pub(crate) fn pin_to_cpu(nth: usize) {
+    let mine = sched_getaffinity(None).expect("this process has CPUs");
+    let all: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| mine.is_set(*cpu)).collect();
+    let mut one = CpuSet::new();
+    one.set(all[nth % all.len()]);
+    sched_setaffinity(None, &one).expect("a CPU that this process may use");
 }
 
 /// The job of most tests.

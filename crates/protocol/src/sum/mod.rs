@@ -13,6 +13,7 @@ use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use xdp_agg_common::admission::{Pace, Request, Source, check_job, check_member};
+use xdp_agg_common::answer::Reaction;
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{
     Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode, Uplink,
@@ -23,7 +24,6 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};
 use crate::engine::{JobSetup, Started};
 use bytes::chunks_mut;
 pub use error::Error;
-use parent::up;
 
 /// Most events kept until they are taken; beyond that, the counters tell.
 const EVENTS_MAX: usize = 64;
@@ -164,9 +164,8 @@ impl Sums {
         let forwards = setup.uplink.is_some();
         let phase = Phase::Probing as u16;
         let conf = JobConf { phase, mode: 0, forwards: forwards.into(), ..setup.conf };
-        let pool = Pool::new(conf.slots).map(|pool| pool.forwarding(forwards)).filter(|_| {
-            u64::from(conf.slot_base) + u64::from(conf.slots) <= self.slots.len() as u64
-        });
+        let end = u64::from(conf.slot_base) + u64::from(conf.slots);
+        let pool = Pool::of(&conf).filter(|_| end <= self.slots.len() as u64);
         let place = self.jobs.get_mut(usize::from(setup.job_id));
         let (Some(pool), Some(place)) = (pool, place) else {
             return Err(Error::Setup(format!(
@@ -297,82 +296,86 @@ impl Sums {
                 Answer::Sender { header, len: payload.len() }
             }
             Ok(Request::Contribute(contribution)) => {
-                match self.contribute(&header, &contribution, payload, now) {
-                    Ok(answer) => answer,
-                    Err((reason, answer)) => {
-                        self.refuse(counter, source, event, reason);
-                        answer
-                    }
+                let (refused, answer) =
+                    self.answer_contribution(&header, &contribution, payload, now);
+                if let Some(reason) = refused {
+                    self.refuse(counter, source, event, reason);
                 }
+                answer
             }
             Err(reason) => self.refuse(counter, source, event, reason),
         }
     }
 
-    /// A contribution to a job that is there, admitted. The error may come with an answer too.
-    fn contribute(
+    /// A contribution to a job that is there, admitted. A refusal may come with an answer too.
+    fn answer_contribution(
         &mut self,
         header: &Header,
         contribution: &Contribution,
         payload: &mut [u8],
         now: Duration,
-    ) -> Result<Answer, (Reject, Answer)> {
+    ) -> (Option<Reject>, Answer) {
         let job_id = usize::from(header.job);
-        let Some(Job { conf, pool, members, uplink, .. }) = &mut self.jobs[job_id] else {
-            return Err((Reject::Job, Answer::Nothing));
+        let Some(job) = &mut self.jobs[job_id] else {
+            return (Some(Reject::Job), Answer::Nothing);
         };
-        let index = (conf.slot_base + pool.slot_of(contribution.block)) as usize;
-        let state = &mut self.slots[index];
+        let (pool, members) = (job.pool, job.conf.members);
+        let index = (job.conf.slot_base + pool.slot_of(contribution.block)) as usize;
         let first = index * self.max_chunks;
-        let slot = &mut self.lanes[first..first + usize::from(contribution.chunks)];
-        let counters = &mut self.counters[job_id];
-        let packet = chunks_mut(payload);
-        let whole = packet.len() * CHUNK_LEN;
-
-        let outcome = take_in((state, slot), *pool, conf.members, contribution, packet);
-        let result = Header { kind: Kind::Result, flags: outcome.flags, ..*header };
-        if !matches!(outcome.verdict, Verdict::Reject(_)) {
-            members[usize::from(header.rank)].heard = nanos(now);
-        }
-        let complete = match outcome.verdict {
-            Verdict::Store { complete } | Verdict::Add { complete } => complete,
-            Verdict::Resend => {
-                counters.duplicates += u64::from(!contribution.asks);
-                counters.resends += 1;
-                return Ok(Answer::Sender { header: result, len: whole });
-            }
-            Verdict::Pending => {
-                counters.duplicates += u64::from(!contribution.asks);
-                counters.pendings += 1;
-                return Ok(short_answer(header, Kind::Pending, packet, outcome.seen));
-            }
-            Verdict::Forward => {
-                counters.duplicates += 1;
-                counters.forwards_again += 1;
-                return Ok(up(uplink, header.job, &result, whole));
-            }
-            Verdict::Stale => {
-                counters.stale += 1;
-                return Ok(Answer::Nothing);
-            }
-            Verdict::Reject(Reject::Mismatch) => {
-                // The only refusal with an answer: the member must end the job.
-                let answer = short_answer(header, Kind::Mismatch, packet, outcome.tag.into());
-                return Err((Reject::Mismatch, answer));
-            }
-            Verdict::Reject(reason) => return Err((reason, Answer::Nothing)),
+        let lanes = &mut self.lanes[first..first + usize::from(contribution.chunks)];
+        let slot = (&mut self.slots[index], lanes);
+        let outcome = take_in(slot, pool, members, contribution, chunks_mut(payload));
+        let header = Header { flags: outcome.flags, ..*header };
+        let refused = if let Verdict::Reject(reason) = outcome.verdict {
+            Some(reason)
+        } else {
+            job.members[usize::from(header.rank)].heard = nanos(now);
+            self.counters[job_id].note(outcome.verdict, contribution.asks, pool);
+            None
         };
-        counters.contributions += 1;
-        if !complete {
-            return Ok(Answer::Nothing);
+        let answer = (outcome.reaction(pool), outcome.word());
+        (refused, self.send(job_id, header, answer, payload))
+    }
+
+    /// Puts together what goes out. The packet has the lanes of a result, and the header its flags,
+    /// and the rank of a member that is told something; `word` is what one chunk tells.
+    fn send(
+        &mut self,
+        job_id: usize,
+        header: Header,
+        (reaction, word): (Reaction, u64),
+        payload: &mut [u8],
+    ) -> Answer {
+        let Some(Job { conf, uplink, .. }) = &self.jobs[job_id] else { return Answer::Nothing };
+        let packet = chunks_mut(payload);
+        let len = packet.len() * CHUNK_LEN;
+        let mut tell = |kind| {
+            if let Some(chunk) = packet.first_mut() {
+                *chunk = Chunk::default();
+                chunk[0] = lanes::Lane::new(word);
+            }
+            Answer::Sender { header: Header { kind, flags: 0, ..header }, len: CHUNK_LEN }
+        };
+        match reaction {
+            Reaction::Nothing => Answer::Nothing,
+            Reaction::Resend => {
+                Answer::Sender { header: Header { kind: Kind::Result, ..header }, len }
+            }
+            Reaction::Pending => tell(Kind::Pending),
+            Reaction::Mismatch => tell(Kind::Mismatch),
+            Reaction::All => {
+                let multicast = conf.mode == ResultMode::Multicast as u16;
+                let copies = if multicast { 1 } else { conf.members.count_ones() };
+                self.counters[job_id].copies += u64::from(copies);
+                Answer::Members { header: Header { kind: Kind::Result, ..header }, len }
+            }
+            Reaction::Parent => {
+                let Uplink { job, rank, .. } = *uplink;
+                let header = Header { kind: Kind::Contribution, job, rank, ..header };
+                Answer::Parent { job_id: job_id as u16, header, len }
+            }
+            Reaction::Member => Answer::Member { header, len },
         }
-        counters.blocks += 1;
-        if pool.forwards() {
-            counters.forwards += 1;
-            return Ok(up(uplink, header.job, &result, whole));
-        }
-        counters.copies += copies(conf);
-        Ok(Answer::Members { header: result, len: whole })
     }
 
     /// Counts a refused packet, and keeps the 1st, 2nd, 4th, 8th, … of a reason for the log.
@@ -388,12 +391,6 @@ impl Sums {
     }
 }
 
-/// Copies of a result that go out.
-fn copies(conf: &JobConf) -> u64 {
-    let multicast = conf.mode == ResultMode::Multicast as u16;
-    if multicast { 1 } else { conf.members.count_ones().into() }
-}
-
 /// A time as a [`Member`] and a [`Pace`] hold it; 0 is kept for: never.
 fn nanos(now: Duration) -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1)
@@ -402,15 +399,6 @@ fn nanos(now: Duration) -> u64 {
 /// How long ago a [`Member`] was heard; None: not in this epoch.
 pub fn since(heard: u64, now: Duration) -> Option<Duration> {
     (heard != 0).then(|| now.saturating_sub(Duration::from_nanos(heard)))
-}
-
-/// An answer of one chunk whose first word is `word`.
-fn short_answer(header: &Header, kind: Kind, packet: &mut [Chunk], word: u64) -> Answer {
-    if let Some(chunk) = packet.first_mut() {
-        *chunk = Chunk::default();
-        chunk[0] = lanes::Lane::new(word);
-    }
-    Answer::Sender { header: Header { kind, ..*header }, len: CHUNK_LEN }
 }
 
 #[cfg(test)]

@@ -99,7 +99,7 @@ fn a_block_is_summed_resent_and_named_while_pending() {
         resends: 1,
         pendings: 1,
         probes: 2,
-        copies: 2,
+        copies: 3,
         ..JobCounters::default()
     };
     assert_eq!(sums.counters()[3], expected);

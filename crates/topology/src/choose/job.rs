@@ -70,13 +70,11 @@ fn crossing(topology: &Topology, strategy: Strategy, slots: u32) -> Result<Cross
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::SpineLeaf;
     use crate::model::KnownCosts;
-    use crate::units::Rate;
+    use crate::sample;
 
     fn racks(slots: u32) -> Topology {
-        let plan = SpineLeaf::oversubscribed((1, 2, 4), Rate::gbit(10), 4.0);
-        let mut topology = plan.generate().expect("8 hosts").topology;
+        let mut topology = sample::racks(2, 4, 4.0);
         for host in &mut topology.hosts {
             host.slots = Some(slots);
         }

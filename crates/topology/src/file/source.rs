@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use toml::Spanned;
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use crate::generate::MAX_WORLD;
+use crate::model::MAX_WORLD;
 use crate::model::{Strategy, Topology};
 
 use super::{Fault, FileError, Lines, MAX_BYTES, Reader, raw};

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::generate::SpineLeaf;
 use crate::graph::Network;
+use crate::sample::racks as spine_leaf;
 
 /// What a probe would see: the max-min fair rates of all pairs at the same time.
 fn probe(topology: &Topology) -> Measured {
@@ -34,11 +34,6 @@ fn probe(topology: &Topology) -> Measured {
         }
     }
     Measured { hosts: topology.hosts.iter().map(|host| host.name.clone()).collect(), mbit }
-}
-
-fn spine_leaf(racks: usize, hosts: usize, ratio: f64) -> Topology {
-    let plan = SpineLeaf::oversubscribed((1, racks, hosts), Rate::gbit(10), ratio);
-    plan.generate().expect("a few hosts").topology
 }
 
 #[test]

@@ -8,12 +8,12 @@ mod scale;
 use std::fs;
 use std::path::Path;
 
+use crate::generate::Generated;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use xdp_agg_report::Report;
 use xdp_agg_report::plot::{Axes, Group, Labels, Panel, Series, groups, lines};
-use xdp_agg_topology::generate::Generated;
 
 use crate::engine::{Outcome, Progress};
 use crate::predict::{Question, predict};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::generate::{Generated, SpineLeaf};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
-use xdp_agg_topology::generate::{Generated, SpineLeaf};
 use xdp_agg_workloads::claims::{EFFICIENCIES, compute_in_transfers};
 use xdp_agg_workloads::model::{Setting, in_host_seconds};
 use xdp_agg_workloads::{Network as Model, claims::Efficiency};

@@ -1,9 +1,9 @@
 //! Figures 6 and 7 of paper 2 (RAT).
 
+use crate::generate::{Generated, SpineLeaf};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
-use xdp_agg_topology::generate::{Generated, SpineLeaf};
 
 use crate::engine::{Options, Pauses};
 use crate::fabric::{Costs, Fabric};

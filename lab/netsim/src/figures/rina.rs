@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::generate::{Dragonfly, Generated, fat_tree};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
-use xdp_agg_topology::generate::{Dragonfly, Generated, fat_tree};
 use xdp_agg_topology::{Forest, Rate, Strategy};
 use xdp_agg_workloads::{Network as Model, Tensor};
 

@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::Instant;
 
+use crate::generate::{Generated, SpineLeaf, fat_tree};
 use anyhow::Result;
 use procfs::process::Process;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
-use xdp_agg_topology::generate::{Generated, SpineLeaf, fat_tree};
 
 use crate::fabric::Costs;
 use crate::predict::Question;

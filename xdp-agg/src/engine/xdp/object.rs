@@ -7,7 +7,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use aya::maps::{
     Array, DevMap, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
@@ -22,6 +21,7 @@ use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota, U
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
+use super::testing::TestRun;
 use crate::engine::EngineError;
 
 /// The compiled kernel half (`cargo xtask build-ebpf`).
@@ -186,13 +186,12 @@ impl Object {
 }
 
 /// Runs a program `repeat` times on one frame, as if an interface had received it. The frame is
-/// changed as the program changed it; nothing is sent. What the program returned, and the mean time
-/// of a run.
+/// changed as the program changed it; nothing is sent.
 pub(super) fn test_run(
     program: &Xdp,
     frame: &mut Vec<u8>,
     repeat: u32,
-) -> Result<(u32, Duration), EngineError> {
+) -> Result<TestRun, EngineError> {
     let mut out = vec![0; frame.len().max(PAYLOAD_OFFSET + MAX_PAYLOAD)];
     let options = TestRunOptions {
         data_in: Some(frame),
@@ -203,7 +202,7 @@ pub(super) fn test_run(
     let result = program.test_run(options).map_err(|error| other("a test run", error))?;
     out.truncate(result.data_size_out as usize);
     *frame = out;
-    Ok((result.return_value, result.duration))
+    Ok(TestRun { action: result.return_value, duration: result.duration })
 }
 
 /// The object to load: the one compiled in, or the one that the environment names.

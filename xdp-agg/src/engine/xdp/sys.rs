@@ -16,14 +16,17 @@ use xdp_agg_common::maps::{MAX_PORTS, SLOT_LEN, SlotHead};
 /// A slot as the kernel's table holds it.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct RawSlot {
-    pub(super) head: SlotHead,
-    pub(super) lanes: [Chunk; MAX_CHUNKS],
+pub struct RawSlot {
+    /// The lock, and the slot's state.
+    pub head: SlotHead,
+    /// Its lanes.
+    pub lanes: [Chunk; MAX_CHUNKS],
 }
 
 impl RawSlot {
     /// A slot that was never used.
-    pub(super) fn empty() -> Self {
+    #[must_use]
+    pub fn empty() -> Self {
         Self { head: SlotHead::default(), lanes: [Chunk::default(); MAX_CHUNKS] }
     }
 }
@@ -33,25 +36,6 @@ const _: () = assert!(size_of::<RawSlot>() == SLOT_LEN);
 // SAFETY: repr(C) of plain integers without padding (the sizes add up, asserted above and beside
 // the fields' types): any bytes are a value, and no byte is undefined.
 unsafe impl aya::Pod for RawSlot {}
-
-/// What the benchmark's program does next (`xdp-agg-ebpf/src/bench.rs`).
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-pub(super) struct Step {
-    pub(super) done: u64,
-    pub(super) first_block: u64,
-    pub(super) blocks_log2: u32,
-    pub(super) first_rank: u16,
-    pub(super) first_port: u16,
-    pub(super) frame_len: u32,
-    pub(super) blocks_per_round: u16,
-    pub(super) ranks_per_round: u16,
-}
-
-const _: () = assert!(size_of::<Step>() == 32);
-
-// SAFETY: as above.
-unsafe impl aya::Pod for Step {}
 
 /// What a pinned data path was made for (`pins`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,26 +265,4 @@ pub(super) fn ifindex(name: &str) -> Option<u32> {
         0 => None,
         index => Some(index),
     }
-}
-
-/// Keeps the calling thread on one CPU (counted modulo the CPUs that it may use).
-///
-/// # Errors
-/// The system's.
-pub fn pin_to_cpu(nth: usize) -> io::Result<()> {
-    // SAFETY: a set of zeros is a valid, empty set; the calls get its address and size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let allowed: Vec<usize> =
-            (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect();
-        let mut one: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(allowed[nth % allowed.len()], &mut one);
-        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
 }

@@ -6,45 +6,41 @@
 //! interfaces. `step` in front of an empty program is measured too, and taken off. Blocks take
 //! turns packet by packet, so every packet meets another slot.
 
-mod counts;
-mod feeder;
-
 use std::time::Duration;
 
+use anyhow::{Result, bail};
+use etherparse::PacketBuilder;
 use serde::Serialize;
-use xdp_agg_common::frame::{HEADER_OFFSET, PAYLOAD_OFFSET};
+use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg::engine::{Engine as _, JobSetup};
 use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, MAX_WORKERS, Reduction};
+use xdp_agg_testbed::flood::pin_to_cpu;
 
-use self::feeder::{Feeder, Next, Rounds};
-use super::XdpEngine;
-use super::object::other;
-use super::sys;
-use crate::engine::{
-    Engine as _, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, XdpMode,
-};
+use super::counts;
+use super::feeder::{Feeder, Next, Rounds};
 
 /// Repetitions of a packet that changes nothing.
-const REPEATS: u32 = 4096;
+pub(super) const REPEATS: u32 = 4096;
 /// The cases whose lanes are compared and not added.
 const COMPARING: [(BenchCase, Reduction); 2] =
     [(BenchCase::Max16, Reduction::Max16), (BenchCase::Min32, Reduction::Min32)];
 /// Rounds of a case that many ranks take part in; rank 0 goes first, three ranks come last.
-const MIDDLE: u16 = MAX_WORKERS as u16 - 4;
+pub(super) const MIDDLE: u16 = MAX_WORKERS as u16 - 4;
 const AGGREGATOR: u32 = 0x0a01_00fe;
 const WORKER: u32 = 0x0a01_0001;
-const WORKER_PORT: u16 = 40_000;
+pub(super) const WORKER_PORT: u16 = 40_000;
 
 /// What is measured.
 #[derive(Clone, Debug)]
-pub struct BenchConfig {
+pub(super) struct BenchConfig {
     /// Block sizes in chunks of 64 bytes, 1 to [`MAX_CHUNKS`].
-    pub chunks: Vec<u16>,
+    pub(super) chunks: Vec<u16>,
     /// Slots that take turns, a power of two: 64 stay in a core's own caches, 4096 do not.
-    pub slots: u32,
+    pub(super) slots: u32,
     /// Samples of each case, at least 1; their median is told. A sample is a mean of many packets.
-    pub samples: u32,
+    pub(super) samples: u32,
 }
 
 impl Default for BenchConfig {
@@ -57,7 +53,7 @@ impl Default for BenchConfig {
 /// A way that a packet can take through the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum BenchCase {
+pub(super) enum BenchCase {
     /// What the test run itself takes (an empty program). All others have it taken off.
     Floor,
     /// Somebody else's packet: TCP, passed on.
@@ -88,8 +84,7 @@ pub enum BenchCase {
 
 impl BenchCase {
     /// The name in tables.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Floor => "floor",
             Self::Foreign => "foreign",
@@ -110,54 +105,54 @@ impl BenchCase {
 
 /// One case at one block size. Times are of one packet, without the test run's own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BenchRow {
+pub(super) struct BenchRow {
     /// What the packet did.
-    pub case: BenchCase,
+    pub(super) case: BenchCase,
     /// Its payload in bytes.
-    pub payload: u32,
+    pub(super) payload: u32,
     /// Slots that took turns.
-    pub slots: u32,
+    pub(super) slots: u32,
     /// Median of the samples, in nanoseconds.
-    pub ns_median: f64,
+    pub(super) ns_median: f64,
     /// The lower and upper quartile of the samples, in nanoseconds.
-    pub ns_quartiles: (f64, f64),
+    pub(super) ns_quartiles: (f64, f64),
     /// Number of samples.
-    pub samples: u32,
+    pub(super) samples: u32,
 }
 
 /// Where the time of an adding packet goes: differences of rows, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct BenchAccount {
+pub(super) struct BenchAccount {
     /// Payload in bytes.
-    pub payload: u32,
+    pub(super) payload: u32,
     /// Finding out that a packet is ours, and parsing it: `wrong-cookie`, which includes counting.
-    pub parse: f64,
+    pub(super) parse: f64,
     /// The rest of admission: `wrong-size` - `wrong-cookie`.
-    pub admit: f64,
+    pub(super) admit: f64,
     /// Slot, lock and slot machine: `wrong-block` - `wrong-size`.
-    pub slot: f64,
+    pub(super) slot: f64,
     /// Adding lanes: `add` - `wrong-block`.
-    pub lanes: f64,
+    pub(super) lanes: f64,
     /// All of it: `add`.
-    pub add: f64,
+    pub(super) add: f64,
 }
 
 /// Measures every case at every block size, on one CPU (the calling thread stays pinned to it).
 ///
 /// # Errors
 /// No privilege, an old kernel, or a configuration out of its range.
-pub fn kernel_bench(config: &BenchConfig) -> Result<Vec<BenchRow>, EngineError> {
+pub(super) fn kernel_bench(config: &BenchConfig) -> Result<Vec<BenchRow>> {
     let fits = |chunks: &u16| (1..=MAX_CHUNKS as u16).contains(chunks);
     if !config.slots.is_power_of_two()
         || !(2..=32768).contains(&config.slots)
         || !config.chunks.iter().all(fits)
     {
-        return Err(super::wrong(format!(
+        bail!(
             "the kernel benchmark wants 2 to 32768 slots, a power of two, and blocks of 1 to \
              {MAX_CHUNKS} chunks; it got {config:?}"
-        )));
+        );
     }
-    sys::pin_to_cpu(0).map_err(|error| other("pinning to a CPU", error))?;
+    pin_to_cpu(0)?;
     let mut bench = Bench::open(config)?;
     let mut rows = Vec::new();
     let mut epochs = 1..;
@@ -172,8 +167,7 @@ pub fn kernel_bench(config: &BenchConfig) -> Result<Vec<BenchRow>, EngineError> 
 }
 
 /// The account of each block size in `rows`.
-#[must_use]
-pub fn accounts(rows: &[BenchRow]) -> Vec<BenchAccount> {
+pub(super) fn accounts(rows: &[BenchRow]) -> Vec<BenchAccount> {
     let of = |case, payload| {
         let row = rows.iter().find(|row| row.case == case && row.payload == payload);
         row.map(|row| row.ns_median)
@@ -206,24 +200,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn open(config: &BenchConfig) -> Result<Self, EngineError> {
-        let engine = XdpEngine::detached(&EngineConfig {
-            kind: EngineKind::Xdp,
-            xdp_mode: XdpMode::Auto,
-            interfaces: Vec::new(),
-            data_addr: None,
-            local_addr: LocalAddr::Auto,
-            data_port: DATA_PORT,
-            slots: config.slots,
-            mtu: None,
-            pin: None,
-            fresh: false,
-        })?;
+    fn open(config: &BenchConfig) -> Result<Self> {
+        let engine = XdpEngine::detached(DATA_PORT, config.slots, None)?;
         let feeder = Feeder::open(&engine)?;
         Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })
     }
 
-    fn measure(&mut self, epoch: u16, chunks: u16) -> Result<Vec<BenchRow>, EngineError> {
+    fn measure(&mut self, epoch: u16, chunks: u16) -> Result<Vec<BenchRow>> {
         self.start_job(epoch, chunks)?;
         let before = self.counted()?;
         let header = header(epoch, Kind::Contribution);
@@ -254,7 +237,7 @@ impl Bench {
         chunks: u16,
         case: BenchCase,
         reduction: Reduction,
-    ) -> Result<BenchRow, EngineError> {
+    ) -> Result<BenchRow> {
         self.start_job(epoch, chunks)?;
         let before = self.counted()?;
         let frame = frame(&Header { reduction, ..header(epoch, Kind::Contribution) }, chunks);
@@ -277,8 +260,8 @@ impl Bench {
         Ok(row(case, u32::from(chunks) * CHUNK_LEN as u32, self.slots, samples))
     }
 
-    fn counted(&mut self) -> Result<JobCounters, EngineError> {
-        self.engine.counters().map(|all| all[0])
+    fn counted(&mut self) -> Result<JobCounters> {
+        Ok(self.engine.counters()?[0])
     }
 
     /// Packets that change nothing, so that one can be repeated as it is.
@@ -287,8 +270,8 @@ impl Bench {
         header: &Header,
         chunks: u16,
         generation: u64,
-    ) -> Result<Vec<(BenchCase, f64)>, EngineError> {
-        let floor = self.feeder.floor(frame(header, chunks))?;
+    ) -> Result<Vec<(BenchCase, f64)>> {
+        let floor = self.feeder.floor(&frame(header, chunks))?;
         let mut tcp = frame(header, chunks);
         tcp[23] = 6;
         let cookie = frame(&Header { cookie: header.cookie ^ 1, ..*header }, chunks);
@@ -320,7 +303,7 @@ impl Bench {
         header: &Header,
         chunks: u16,
         generation: u64,
-    ) -> Result<Vec<(BenchCase, f64)>, EngineError> {
+    ) -> Result<Vec<(BenchCase, f64)>> {
         let slots = u64::from(self.slots);
         let first = generation * slots;
         let before = first.saturating_sub(slots);
@@ -353,7 +336,7 @@ impl Bench {
     }
 
     /// A job of all ranks, whose paths were learned.
-    fn start_job(&mut self, epoch: u16, chunks: u16) -> Result<(), EngineError> {
+    fn start_job(&mut self, epoch: u16, chunks: u16) -> Result<()> {
         let workers = MAX_WORKERS as u16;
         let probe = header(epoch, Kind::Probe);
         let conf = JobConf {
@@ -374,7 +357,8 @@ impl Bench {
             let mut frame = frame(&Header { rank, ..probe }, 1);
             self.engine.test_run(&mut frame, 1)?;
         }
-        self.engine.start(0, Some(ResultMode::Fanout)).map(drop)
+        self.engine.start(0, Some(ResultMode::Fanout))?;
+        Ok(())
     }
 }
 
@@ -385,22 +369,19 @@ fn header(epoch: u16, kind: Kind) -> Header {
 
 /// A frame of the worker at [`WORKER`]; all lanes are 1.
 fn frame(header: &Header, chunks: u16) -> Vec<u8> {
-    let payload = usize::from(chunks) * CHUNK_LEN;
-    let mut frame = vec![0; PAYLOAD_OFFSET];
-    let ip = xdp_agg_common::frame::Ipv4::answer(WORKER, AGGREGATOR, payload as u16);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    frame[14..34].copy_from_slice(&ip.0);
-    frame[34..36].copy_from_slice(&(WORKER_PORT + header.rank).to_be_bytes());
-    frame[36..38].copy_from_slice(&DATA_PORT.to_be_bytes());
-    frame[38..40].copy_from_slice(&(ip.total_len() - 20).to_be_bytes());
     let mut ours = [0; HEADER_LEN];
     header.emit(&mut ours);
-    frame[HEADER_OFFSET..].copy_from_slice(&ours);
-    frame.extend(1_u32.to_le_bytes().repeat(payload / 4));
-    frame
+    let lanes = 1_u32.to_le_bytes().repeat(usize::from(chunks) * CHUNK_LEN / 4);
+    let data = [&ours[..], &lanes].concat();
+    let frame = PacketBuilder::ethernet2([0; 6], [0; 6])
+        .ipv4(WORKER.to_be_bytes(), AGGREGATOR.to_be_bytes(), 64)
+        .udp(WORKER_PORT + header.rank, DATA_PORT);
+    let mut bytes = Vec::with_capacity(frame.size(data.len()));
+    frame.write(&mut bytes, &data).expect("a vector takes it, and it is shorter than 64 KiB");
+    bytes
 }
 
-fn nanos(duration: Duration) -> f64 {
+pub(super) fn nanos(duration: Duration) -> f64 {
     duration.as_nanos() as f64
 }
 

@@ -6,14 +6,12 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_topology::graph::{Builder, LATENCY_NS, Network, NodeKind};
+use xdp_agg_topology::model::{MAX_WORLD, equip};
+use xdp_agg_topology::{Host, KnownCosts, Rate, Region, Strategy, Topology};
 
-use crate::graph::{Builder, LATENCY_NS, Network, NodeKind};
-use crate::model::{Aggregator, Host, KnownCosts, Region, Strategy, Topology};
-use crate::units::Rate;
-
-/// Most workers of a generated network.
-pub const MAX_WORLD: usize = 16_384;
+/// The port of the hosts' daemons.
+const DAEMON_PORT: u16 = 9870;
 
 /// A network, as a graph and as regions.
 #[derive(Clone, Debug)]
@@ -201,15 +199,6 @@ impl Generated {
     }
 }
 
-/// Gives a region an aggregator in its switch, at an address that no generated host has.
-///
-/// # Panics
-/// If there is no such region.
-pub fn equip(topology: &mut Topology, region: usize) {
-    let control = SocketAddrV4::new(address(172, region), CONTROL_PORT);
-    topology.regions[region].aggregator = Some(Aggregator { control, slots: None, rate: None });
-}
-
 fn at_least(what: &'static str, value: usize, least: usize) -> Result<(), GenerateError> {
     if value < least {
         return Err(GenerateError::Size { what, value, expected: "at least 1" });
@@ -219,12 +208,6 @@ fn at_least(what: &'static str, value: usize, least: usize) -> Result<(), Genera
 
 fn times(rate: Rate, count: usize) -> Rate {
     Rate::nearest(rate.bits() as f64 * count as f64)
-}
-
-/// The address with a number in a network: 10.0.0.1 is the first of 10.
-fn address(net: u8, number: usize) -> Ipv4Addr {
-    let [.., a, b] = (number + 1).to_be_bytes();
-    Ipv4Addr::new(net, 16, a, b)
 }
 
 /// Graph and regions in the making.
@@ -272,14 +255,15 @@ impl Maker {
             let index = self.topology.hosts.len();
             let node = self.builder.node(NodeKind::Host(index));
             self.cable(node, switch, rate, 1);
-            let address = address(10, index);
+            let [.., a, b] = (index + 1).to_be_bytes();
+            let address = Ipv4Addr::new(10, 16, a, b);
             self.topology.hosts.push(Host {
                 name: format!("h{index}"),
                 rank: u16::try_from(index).unwrap_or(u16::MAX),
                 address,
                 region: Some(region),
                 rate,
-                daemon: Some(SocketAddrV4::new(address, CONTROL_PORT)),
+                daemon: Some(SocketAddrV4::new(address, DAEMON_PORT)),
                 slots: None,
                 interface: None,
             });

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use xdp_agg::engine::xdp::fuzz::{FuzzConfig, FuzzError, FuzzReport, fuzz_kernel};
 use xdp_agg_common::maps::Reject;
 use xdp_agg_fuzz::driver::{self, Failure, Plan, Summary};
-use xdp_agg_fuzz::{Target, targets};
+use xdp_agg_fuzz::{Target, directory, targets};
+use xdp_agg_fuzz_kernel::{FuzzConfig, FuzzError, FuzzReport, fuzz_kernel};
 
 /// The target that is not of [`targets`].
 const KERNEL: &str = "kernel";
@@ -151,11 +151,6 @@ fn print_kernel(report: &FuzzReport, time: Duration) {
         shares.push(format!("refused: {} {:.2} %", reason.name(), share(*count)));
     }
     println!("         {}", shares.join(", "));
-}
-
-/// Where a directory of this crate is.
-fn directory(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
 fn fuzz(target: &Target, plan: Plan) -> Result<Summary> {

@@ -1,9 +1,9 @@
 //! What the program must have counted when the benchmark is done.
 
+use anyhow::{Result, bail};
 use xdp_agg_common::maps::{JobCounters, Reject};
 
-use super::{MIDDLE, REPEATS};
-use crate::engine::EngineError;
+use super::bench::{MIDDLE, REPEATS};
 
 /// Whether the program did with the packets what the cases' names say: figures of packets that were
 /// refused early would look excellent.
@@ -15,7 +15,7 @@ pub(super) fn check(
     after: &JobCounters,
     slots: u32,
     samples: u32,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (slots, samples, middle) = (u64::from(slots), u64::from(samples), u64::from(MIDDLE));
     let generations = samples + 1;
     let rejected = |reason| {
@@ -43,7 +43,7 @@ pub(super) fn check_comparing(
     after: &JobCounters,
     slots: u32,
     samples: u32,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let blocks = u64::from(slots) * (u64::from(samples) + 1);
     compare(&[
         ("stored or compared", after.contributions - before.contributions, 64 * blocks),
@@ -52,12 +52,12 @@ pub(super) fn check_comparing(
 }
 
 /// What was counted, and what should have been.
-fn compare(rows: &[(&str, u64, u64)]) -> Result<(), EngineError> {
-    match rows.iter().find(|(_, counted, expected)| counted != expected) {
-        None => Ok(()),
-        Some((what, counted, expected)) => Err(super::super::wrong(format!(
+fn compare(rows: &[(&str, u64, u64)]) -> Result<()> {
+    if let Some((what, counted, expected)) = rows.iter().find(|(_, is, wanted)| is != wanted) {
+        bail!(
             "the benchmark's packets did not do what they should: {counted} were {what}, expected \
              {expected}; is bpf/bench.bpfel.o older than the wire format? `cargo xtask build-ebpf`"
-        ))),
+        );
     }
+    Ok(())
 }

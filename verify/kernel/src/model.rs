@@ -5,35 +5,36 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use xdp_agg::engine::xdp::testing::RawSlot;
+use xdp_agg::engine::{self, JobSetup};
 use xdp_agg_common::admission::{
     Reply, Request, Source, check_job, check_member, check_parent, is_from_above,
 };
+use xdp_agg_common::answer::{Reaction, take_reply};
 use xdp_agg_common::frame::Ipv4;
 use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::maps::{
     JobConf, JobCounters, Member, Phase, Reject, ResultMode, UNADDRESSED, Uplink,
 };
-use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in, take_result};
+use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in};
 use xdp_agg_common::wire::{EVERYBODY, Header, HeaderError, Kind};
 
-use super::super::sys::RawSlot;
-use super::FuzzReport;
-use crate::engine::{self, JobSetup};
+use crate::FuzzReport;
 
 /// The data path's port.
-pub(super) const PORT: u16 = 0xBEE0;
+pub(crate) const PORT: u16 = 0xBEE0;
 /// The jobs, and how their results go out.
-pub(super) const JOBS: [u16; 3] = [3, 0, 7];
-pub(super) const MODES: [ResultMode; 3] =
+pub(crate) const JOBS: [u16; 3] = [3, 0, 7];
+pub(crate) const MODES: [ResultMode; 3] =
     [ResultMode::Fanout, ResultMode::Multicast, ResultMode::Fanout];
 /// The one of them that has a parent.
-pub(super) const FORWARDER: usize = 2;
+pub(crate) const FORWARDER: usize = 2;
 /// Slots of all; a job has a third of them.
-pub(super) const SLOTS: u32 = 12;
-pub(super) const POOL: u32 = SLOTS / 3;
+pub(crate) const SLOTS: u32 = 12;
+pub(crate) const POOL: u32 = SLOTS / 3;
 /// World size of all jobs, of which one rank is no member of the first.
-pub(super) const WORKERS: u16 = 4;
-pub(super) const MAX_CHUNKS: u16 = 3;
+pub(crate) const WORKERS: u16 = 4;
+pub(crate) const MAX_CHUNKS: u16 = 3;
 const AGGREGATOR: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
 
 /// What a test run returns.
@@ -42,15 +43,15 @@ const PASS: u32 = 2;
 const REDIRECT: u32 = 4;
 
 /// Of each of [`JOBS`], and of what belongs to no job.
-pub(super) type Counters = [JobCounters; 4];
+pub(crate) type Counters = [JobCounters; 4];
 
 /// All that the program may write, but for counters.
 #[derive(Clone)]
-pub(super) struct World {
-    pub(super) confs: [JobConf; 3],
-    pub(super) members: [[Member; WORKERS as usize]; 3],
-    pub(super) uplink: Uplink,
-    pub(super) slots: [RawSlot; SLOTS as usize],
+pub(crate) struct World {
+    pub(crate) confs: [JobConf; 3],
+    pub(crate) members: [[Member; WORKERS as usize]; 3],
+    pub(crate) uplink: Uplink,
+    pub(crate) slots: [RawSlot; SLOTS as usize],
 }
 
 impl Default for World {
@@ -65,23 +66,23 @@ impl Default for World {
 }
 
 /// What should come of a frame.
-pub(super) struct Expected {
-    pub(super) action: u32,
-    pub(super) frame: Vec<u8>,
+pub(crate) struct Expected {
+    pub(crate) action: u32,
+    pub(crate) frame: Vec<u8>,
     /// Job and rank that may have been heard.
     heard: Option<(usize, usize)>,
 }
 
 /// The state that the program should have.
 #[derive(Default)]
-pub(super) struct Model {
-    pub(super) world: World,
-    pub(super) counters: Counters,
-    pub(super) setups: Vec<JobSetup>,
+pub(crate) struct Model {
+    pub(crate) world: World,
+    pub(crate) counters: Counters,
+    pub(crate) setups: Vec<JobSetup>,
 }
 
 /// A job of this epoch.
-pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
+pub(crate) fn setup(job_id: u16, epoch: u16) -> JobSetup {
     let at = JOBS.iter().position(|job| *job == job_id).unwrap_or_default();
     let members: u64 = if at == 0 { 0b1011 } else { 0b1111 };
     let conf = JobConf {
@@ -108,12 +109,12 @@ pub(super) fn setup(job_id: u16, epoch: u16) -> JobSetup {
 }
 
 impl Model {
-    pub(super) fn new(setups: &[JobSetup; 3], world: World) -> Self {
+    pub(crate) fn new(setups: &[JobSetup; 3], world: World) -> Self {
         Self { world, counters: Counters::default(), setups: setups.to_vec() }
     }
 
     /// What should come of this frame.
-    pub(super) fn receive(&mut self, frame: &[u8], report: &mut FuzzReport) -> Expected {
+    pub(crate) fn receive(&mut self, frame: &[u8], report: &mut FuzzReport) -> Expected {
         let unchanged = |action| Expected { action, frame: frame.to_vec(), heard: None };
         match self.judge(frame, report) {
             Ok(expected) => expected,
@@ -189,7 +190,7 @@ impl Model {
                 member.mac.copy_from_slice(&frame[6..12]);
                 member.local_mac.copy_from_slice(&frame[..6]);
                 (member.ifindex, member.learned_epoch) = (1, conf.epoch);
-                packet.answer_sender(Kind::ProbeReply, 0);
+                packet.answer_sender(Header { kind: Kind::ProbeReply, flags: 0, ..header });
                 Ok(Expected { action: REDIRECT, frame: packet.bytes, heard: None })
             }
             Request::Contribute(c) => self.contribute(at, &c, packet, report),
@@ -205,82 +206,53 @@ impl Model {
     ) -> Result<Expected, Option<(usize, Reject)>> {
         let conf = self.world.confs[at];
         let counters = &mut self.counters[at];
-        let pool = pool_of(&conf).ok_or(None)?;
-        let index = conf.slot_base + pool.slot_of(c.block);
-        let slot = &mut self.world.slots[index as usize];
+        let pool = Pool::of(&conf).ok_or(None)?;
+        let slot = &mut self.world.slots[(conf.slot_base + pool.slot_of(c.block)) as usize];
         let mut chunks = packet.chunks();
         let held = (&mut slot.head.state, &mut slot.lanes[..]);
         let outcome = take_in(held, pool, conf.members, c, &mut chunks[..]);
+        counters.note(outcome.verdict, c.asks, pool);
         let mut heard = Some((at, usize::from(c.rank)));
-        let mut action = REDIRECT;
-        report.repetitions += 1;
         match outcome.verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => {
-                report.repetitions -= 1;
-                packet.set_chunks(&chunks);
-                action = self.added(at, (complete, outcome.flags), &mut packet, report);
-            }
-            Verdict::Resend => {
-                counters.duplicates += u64::from(!c.asks);
-                counters.resends += 1;
-                counters.copies += 1;
-                packet.set_chunks(&chunks);
-                packet.answer_sender(Kind::Result, outcome.flags);
-            }
-            Verdict::Pending => {
-                counters.duplicates += u64::from(!c.asks);
-                counters.pendings += 1;
-                packet.set_word(outcome.seen);
-                packet.answer_sender(Kind::Pending, 0);
-            }
-            Verdict::Forward => {
-                counters.duplicates += 1;
-                counters.forwards_again += 1;
-                packet.set_chunks(&chunks);
-                packet.answer_parent(&conf, &self.world.uplink, outcome.flags);
-            }
-            Verdict::Stale => {
-                counters.stale += 1;
-                action = DROP;
+                report.contributions += 1;
+                report.blocks += u64::from(complete);
             }
             Verdict::Reject(reason) => {
-                report.repetitions -= 1;
                 report.refused[reason as usize] += 1;
                 counters.rejects[reason as usize] += 1;
                 heard = None;
-                if reason == Reject::Mismatch {
-                    packet.set_word(outcome.tag.into());
-                    packet.answer_sender(Kind::Mismatch, 0);
-                } else {
-                    action = DROP;
-                }
             }
+            _ => report.repetitions += 1,
         }
+        // Nobody sees the lanes if others are missing, but where lanes are compared the packet was
+        // changed.
+        packet.set_chunks(&chunks);
+        packet.header.flags = outcome.flags;
+        let action = self.send(at, &mut packet, (outcome.reaction(pool), outcome.word()));
         Ok(Expected { action, frame: packet.bytes, heard })
     }
 
-    /// What should come of a contribution that was taken in, whose lanes are the slot's now: nobody
-    /// sees them if others are missing, but where lanes are compared the packet was changed.
-    fn added(
-        &mut self,
-        at: usize,
-        (complete, flags): (bool, u8),
-        packet: &mut Packet,
-        report: &mut FuzzReport,
-    ) -> u32 {
-        let (conf, counters) = (&self.world.confs[at], &mut self.counters[at]);
-        report.contributions += 1;
-        counters.contributions += 1;
-        if !complete {
-            return DROP;
-        }
-        report.blocks += 1;
-        counters.blocks += 1;
-        if pool_of(conf).is_some_and(Pool::forwards) {
-            counters.forwards += 1;
-            packet.answer_parent(conf, &self.world.uplink, flags);
-        } else {
-            packet.answer_all(conf, flags);
+    /// Makes a packet what goes out.
+    fn send(&self, at: usize, packet: &mut Packet, (reaction, word): (Reaction, u64)) -> u32 {
+        let World { confs, members, uplink, .. } = &self.world;
+        let (conf, header) = (&confs[at], packet.header);
+        match reaction {
+            Reaction::Nothing => return DROP,
+            Reaction::Resend => packet.answer_sender(Header { kind: Kind::Result, ..header }),
+            Reaction::Pending => packet.tell_sender(Kind::Pending, word),
+            Reaction::Mismatch => packet.tell_sender(Kind::Mismatch, word),
+            Reaction::All => packet.answer_all(conf),
+            Reaction::Parent => {
+                let Uplink { job, rank, addr, port, mac, local_mac, .. } = *uplink;
+                let header = Header { kind: Kind::Contribution, job, rank, ..header };
+                packet.send_to(conf, (addr, port), (mac, local_mac), header);
+            }
+            Reaction::Member => {
+                let member = members[at][usize::from(header.rank)];
+                let Member { addr, port, mac, local_mac, .. } = member;
+                packet.send_to(conf, (addr, port), (mac, local_mac), header);
+            }
         }
         REDIRECT
     }
@@ -293,53 +265,33 @@ impl Model {
         mut packet: Packet,
         report: &mut FuzzReport,
     ) -> Result<Expected, Reject> {
-        let World { confs, members, uplink, slots } = &mut self.world;
-        let (conf, counters) = (&confs[at], &mut self.counters[at]);
+        let World { confs, uplink, slots, .. } = &mut self.world;
+        let conf = &confs[at];
         let header = packet.header;
         let len = (packet.bytes.len() - 64) as u16;
-        let reply = check_parent(conf, uplink, &header, source, len)?;
-        let pool = pool_of(conf).ok_or(Reject::Job)?;
-        let slot = &mut slots[(conf.slot_base + pool.slot_of(header.block)) as usize];
-        packet.header.job = JOBS[at];
-        let mut rank = None;
-        let mut action = REDIRECT;
-        match reply {
-            Reply::Path => {
-                let mac = |at: usize| std::array::from_fn(|i| packet.bytes[at + i]);
-                (uplink.local_mac, uplink.mac) = (mac(0), mac(6));
-                (uplink.ifindex, uplink.learned_epoch) = (1, conf.epoch);
-                action = DROP;
-            }
-            Reply::Result(result) => {
-                let mut chunks = packet.chunks();
-                let held = (&mut slot.head.state, &mut slot.lanes[..]);
-                if take_result(held, pool, conf.members, &result, &mut chunks[..]) {
-                    report.deliveries += 1;
-                    counters.deliveries += 1;
-                    packet.answer_all(conf, header.flags);
-                } else {
-                    counters.late += 1;
-                    action = DROP;
-                }
-            }
-            Reply::Pending => {
-                rank = slot.head.state.waiting(pool, conf.members, header.epoch, header.block);
-                counters.late += u64::from(rank.is_none());
-                action = if rank.is_some() { REDIRECT } else { DROP };
-            }
-            Reply::Mismatch => rank = Some(conf.members.trailing_zeros() as u16),
+        let (reply, said) = check_parent(conf, uplink, &header, source, len)?;
+        if reply == Reply::Path {
+            let mac = |at: usize| std::array::from_fn(|i| packet.bytes[at + i]);
+            (uplink.local_mac, uplink.mac) = (mac(0), mac(6));
+            (uplink.ifindex, uplink.learned_epoch) = (1, conf.epoch);
+            return Ok(Expected { action: DROP, frame: packet.bytes, heard: None });
         }
-        if let Some(rank) = rank {
-            report.relays += 1;
-            counters.relays += 1;
-            let Member { addr, port, mac, local_mac, .. } = members[at][usize::from(rank)];
-            packet.send_to(conf, (addr, port), (mac, local_mac), Header { rank, ..packet.header });
-        }
+        let pool = Pool::of(conf).ok_or(Reject::Job)?;
+        let slot = &mut slots[(conf.slot_base + pool.slot_of(said.block)) as usize];
+        let held = (&mut slot.head.state, &mut slot.lanes[..]);
+        let mut chunks = packet.chunks();
+        let (reaction, rank) =
+            take_reply(held, pool, conf.members, (reply, &said), &mut chunks[..]);
+        self.counters[at].note_reply(reaction);
+        report.deliveries += u64::from(reaction == Reaction::All);
+        report.relays += u64::from(reaction == Reaction::Member);
+        packet.header = Header { job: JOBS[at], rank, ..header };
+        let action = self.send(at, &mut packet, (reaction, 0));
         Ok(Expected { action, frame: packet.bytes, heard: None })
     }
 
     /// What is otherwise in the kernel's maps than here.
-    pub(super) fn compare(&mut self, found: &World, expected: &Expected) -> Option<String> {
+    pub(crate) fn compare(&mut self, found: &World, expected: &Expected) -> Option<String> {
         for (at, job) in JOBS.into_iter().enumerate() {
             if found.confs[at] != self.world.confs[at] {
                 return Some(format!("the entry of job {job} was changed: {:?}", found.confs[at]));
@@ -376,10 +328,6 @@ impl Model {
     }
 }
 
-fn pool_of(conf: &JobConf) -> Option<Pool> {
-    Some(Pool::new(conf.slots)?.forwarding(conf.forwards != 0))
-}
-
 /// A packet of ours that is being answered in place, cut to its length.
 struct Packet {
     bytes: Vec<u8>,
@@ -402,13 +350,14 @@ impl Packet {
         self.bytes.extend(lanes.flat_map(|lane| lane.bits().to_le_bytes()));
     }
 
-    fn set_word(&mut self, word: u64) {
+    fn tell_sender(&mut self, kind: Kind, word: u64) {
         let mut chunk = Chunk::default();
         chunk[0] = Lane::new(word);
         self.set_chunks(&[chunk]);
+        self.answer_sender(Header { kind, flags: 0, ..self.header });
     }
 
-    fn answer_sender(&mut self, kind: Kind, flags: u8) {
+    fn answer_sender(&mut self, header: Header) {
         let (a, b) = self.bytes.split_at_mut(6);
         a.swap_with_slice(&mut b[..6]);
         let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| self.bytes[at + i]));
@@ -417,13 +366,7 @@ impl Packet {
         self.address(destination, source);
         self.bytes[34..36].copy_from_slice(&other);
         self.bytes[36..38].copy_from_slice(&port);
-        self.header(Header { kind, flags, ..self.header });
-    }
-
-    fn answer_parent(&mut self, conf: &JobConf, up: &Uplink, flags: u8) {
-        let (kind, job, rank) = (Kind::Contribution, up.job, up.rank);
-        let header = Header { kind, flags, job, rank, ..self.header };
-        self.send_to(conf, (up.addr, up.port), (up.mac, up.local_mac), header);
+        self.header(header);
     }
 
     fn send_to(
@@ -441,8 +384,8 @@ impl Packet {
         self.header(header);
     }
 
-    fn answer_all(&mut self, conf: &JobConf, flags: u8) {
-        let mut result = Header { kind: Kind::Result, flags, rank: UNADDRESSED, ..self.header };
+    fn answer_all(&mut self, conf: &JobConf) {
+        let mut result = Header { kind: Kind::Result, rank: UNADDRESSED, ..self.header };
         if conf.mode == ResultMode::Multicast as u16 {
             result.rank = EVERYBODY;
             let [_, a, b, c] = conf.group.to_be_bytes();

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
+use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg::engine::{Engine as _, EngineError, JobSetup};
 use xdp_agg_common::maps::{MAX_JOBS, Reject};
 
-use super::{Engine, EngineConfig, EngineError, JobSetup, XdpEngine};
-use crate::engine::{EngineKind, LocalAddr, XdpMode};
 use model::{JOBS, Model, SLOTS, World};
 use mutate::Mutator;
 
@@ -155,18 +155,7 @@ struct Bed {
 
 impl Bed {
     fn open(disturb: Option<fn(&[u8]) -> bool>) -> Result<Self, EngineError> {
-        let engine = XdpEngine::detached(&EngineConfig {
-            kind: EngineKind::Xdp,
-            xdp_mode: XdpMode::Auto,
-            interfaces: Vec::new(),
-            data_addr: None,
-            local_addr: LocalAddr::Auto,
-            data_port: model::PORT,
-            slots: SLOTS,
-            mtu: None,
-            pin: None,
-            fresh: false,
-        })?;
+        let engine = XdpEngine::detached(model::PORT, SLOTS, None)?;
         let (model, report) = (Model::default(), FuzzReport::default());
         let mut bed = Self { engine, model, epoch: 0, report, disturb };
         bed.reset()?;
@@ -195,25 +184,25 @@ impl Bed {
 
     /// All that the program may write, but for counters.
     fn world(&self) -> Result<World, EngineError> {
-        let object = &self.engine.object;
+        let engine = &self.engine;
         let mut world = World::default();
         for (at, job) in JOBS.into_iter().enumerate() {
-            world.confs[at] = super::phases::Tables::conf(object, job)?;
+            world.confs[at] = engine.conf(job)?;
             for (rank, member) in (0..).zip(&mut world.members[at]) {
-                *member = object.member(job, rank)?;
+                *member = engine.member(job, rank)?;
             }
         }
-        world.uplink = object.uplink(JOBS[model::FORWARDER])?;
+        world.uplink = engine.uplink(JOBS[model::FORWARDER])?;
         for (index, slot) in (0..).zip(&mut world.slots) {
-            *slot = object.slot(index)?;
+            *slot = engine.raw_slot(index)?;
         }
         Ok(world)
     }
 
     fn counters(&mut self) -> Result<model::Counters, EngineError> {
-        let at = |index| self.engine.object.counters(index);
+        let all = self.engine.counters()?;
         let [a, b, c] = JOBS.map(usize::from);
-        Ok([at(a)?, at(b)?, at(c)?, at(MAX_JOBS)?])
+        Ok([a, b, c, MAX_JOBS].map(|index| all[index]))
     }
 
     /// Gives the program one frame. What it did otherwise than the model.
@@ -223,10 +212,9 @@ impl Bed {
         let expected = self.model.receive(frame, &mut self.report);
         self.report.inputs += 1;
         if self.disturb.is_some_and(|disturb| disturb(frame)) {
-            let mut slot = self.engine.object.slot(1)?;
+            let mut slot = self.engine.raw_slot(1)?;
             slot.head.state.seen ^= 1 << 63;
-            let set = self.engine.object.slots.set(1, slot, 0);
-            set.map_err(|error| super::other("a slot", error))?;
+            self.engine.set_raw_slot(1, slot)?;
         }
         if action != expected.action {
             return Ok(Some(format!("it returned {action}, expected {}", expected.action)));

@@ -1,14 +1,15 @@
 //! The benchmark measures what it says: every case, and each in its place.
 
-use xdp_agg::engine::xdp::{BenchConfig, accounts, kernel_bench};
+use xdp_agg_testbed::is_root;
 
-use crate::setup::engine;
+use super::*;
 
 /// The benchmark itself compares what the program counted with what it let it do, and fails where
 /// they differ; times depend on what else the machine does, and are not looked at.
 #[test]
 fn every_case_is_measured_and_the_account_adds_up() {
-    if engine(2).is_none() {
+    if !is_root() {
+        eprintln!("skipped: not root");
         return;
     }
     let config = BenchConfig { chunks: vec![1, 54], slots: 64, samples: 5 };
@@ -39,4 +40,13 @@ fn sizes_that_do_not_exist_are_refused() {
         let error = kernel_bench(&config).expect_err("out of range");
         assert!(error.to_string().contains("power of two"), "{error}");
     }
+}
+
+#[test]
+fn payloads_are_whole_chunks() {
+    assert_eq!(chunks(&[64, 1408, 3456]).expect("they are"), [1, 22, 54]);
+    for wrong in [0, 63, 1400, 3520] {
+        assert!(chunks(&[wrong]).is_err(), "{wrong}");
+    }
+    assert_eq!(mtu_of(1408), 1458);
 }

@@ -1,13 +1,13 @@
 //! Frames: honest ones, honest ones that were spoilt, and noise.
 
+use etherparse::PacketBuilder;
 use rand::Rng as _;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom as _;
-use xdp_agg_common::frame::Ipv4;
-use xdp_agg_common::wire::{Header, Kind, Reduction};
+use xdp_agg::engine::JobSetup;
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
-use super::model::{MAX_CHUNKS, Model, POOL, PORT, WORKERS};
-use crate::engine::JobSetup;
+use crate::model::{MAX_CHUNKS, Model, POOL, PORT, WORKERS};
 
 /// The longest frame that fits a test run's page.
 const LONGEST: usize = 3500;
@@ -40,22 +40,24 @@ const FIELDS: [(usize, usize); 22] = [
 ];
 /// Where the epoch is in a frame.
 const EPOCH: std::ops::Range<usize> = 54..56;
+/// The aggregator's link-layer address.
+const AGGREGATOR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 /// Frames that are kept to take fields from.
 const KEPT: usize = 64;
 
 /// Makes frames.
-pub(super) struct Mutator {
+pub(crate) struct Mutator {
     rng: SmallRng,
     kept: Vec<Vec<u8>>,
 }
 
 impl Mutator {
-    pub(super) fn new(rng: SmallRng) -> Self {
+    pub(crate) fn new(rng: SmallRng) -> Self {
         Self { rng, kept: Vec::new() }
     }
 
     /// The next frame, of jobs in the model's state: so that some get deep.
-    pub(super) fn frame(&mut self, model: &Model) -> Vec<u8> {
+    pub(crate) fn frame(&mut self, model: &Model) -> Vec<u8> {
         if self.rng.random_ratio(1, 50) {
             let len = self.rng.random_range(SHORTEST..200);
             return (0..len).map(|_| self.rng.random()).collect();
@@ -198,7 +200,7 @@ impl Mutator {
 }
 
 /// A member's probe of one chunk.
-pub(super) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
+pub(crate) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
     let header = Header {
         kind: Kind::Probe,
         flags: 0,
@@ -214,7 +216,7 @@ pub(super) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
 }
 
 /// The parent's answer to our probe.
-pub(super) fn probe_reply(setup: &JobSetup) -> Vec<u8> {
+pub(crate) fn probe_reply(setup: &JobSetup) -> Vec<u8> {
     let header = Header {
         kind: Kind::ProbeReply,
         flags: 0,
@@ -238,12 +240,12 @@ fn from_parent(setup: &JobSetup, header: Header) -> Header {
 }
 
 /// A frame of a run in another epoch, as it is in this one.
-pub(super) fn in_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
+pub(crate) fn in_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
     exchange(frame, 1, epoch)
 }
 
 /// A frame of this epoch, as it is in the first one.
-pub(super) fn out_of_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
+pub(crate) fn out_of_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
     exchange(frame, epoch, 1)
 }
 
@@ -264,16 +266,13 @@ fn build(setup: &JobSetup, header: &Header, payload: &[u8]) -> Vec<u8> {
         Some(up) if header.kind.is_answer() => up.addr,
         _ => setup.members.get(&header.rank).copied().unwrap_or(nobody),
     };
-    let ip = Ipv4::answer(u32::from(*from.ip()), setup.conf.addr, payload.len() as u16);
-    let mut frame = vec![2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 1, header.rank as u8, 8, 0];
-    frame.extend(ip.0);
-    frame.extend(from.port().to_be_bytes());
-    frame.extend(PORT.to_be_bytes());
-    frame.extend((ip.total_len() - 20).to_be_bytes());
-    frame.extend([0, 0]);
-    let mut ours = [0; 22];
+    let mut ours = [0; HEADER_LEN];
     header.emit(&mut ours);
-    frame.extend(ours);
-    frame.extend(payload);
-    frame
+    let data = [&ours, payload].concat();
+    let frame = PacketBuilder::ethernet2([2, 0, 0, 0, 1, header.rank as u8], AGGREGATOR_MAC)
+        .ipv4(from.ip().octets(), setup.conf.addr.to_be_bytes(), 64)
+        .udp(from.port(), PORT);
+    let mut bytes = Vec::with_capacity(frame.size(data.len()));
+    frame.write(&mut bytes, &data).expect("a vector takes it, and it is shorter than 64 KiB");
+    bytes
 }

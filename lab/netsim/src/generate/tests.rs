@@ -1,5 +1,8 @@
 use std::collections::HashSet;
 
+use xdp_agg_topology::incremental::{rina, server};
+use xdp_agg_topology::occupation::{Occupation, StepCosts};
+
 use super::*;
 
 /// Every host reaches every other one, and each route is a chain of links.
@@ -129,4 +132,31 @@ fn addresses_differ() {
     let all: Vec<_> = hosts.chain(regions.map(|aggregator| aggregator.control)).collect();
     assert_eq!(all.len(), 128 + 40);
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+}
+
+#[test]
+fn each_rack_gains_with_rina_but_not_before_a_server() {
+    let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
+    let rina = rina(&made.topology, 98e6, StepCosts { overhead: 1e-3, sigma: 1e-4 });
+    let groups: Vec<_> = rina.iter().map(|upgrade| upgrade.count).collect();
+    assert_eq!(groups[..9], [16, 15, 14, 13, 12, 11, 10, 9, 8]);
+    assert!(rina.windows(2).all(|pair| pair[1].gain > pair[0].gain), "every step gains");
+    let server = server(&made.topology, 98e6, StepCosts { overhead: 1e-3, sigma: 1e-4 });
+    // The server's own rack, its pod, the core, and so on: 15 copies reach the server.
+    assert_eq!(server.first().map(|upgrade| upgrade.count), Some(15));
+    // The core switch is none of the regions, but it only passes on what is summed.
+    assert_eq!(server.last().map(|upgrade| upgrade.count), Some(3));
+    assert!(server.windows(2).any(|pair| pair[1].gain < pair[0].gain * 1.001), "a plateau");
+}
+
+#[test]
+fn on_a_fat_tree_all_switches_of_the_tree_are_needed() {
+    let made = fat_tree(4, Rate::gbit(10)).expect("k is even");
+    let none = Occupation::on_graph(&made.network, 0, |_| false);
+    let workers: usize = none.switches.iter().map(|switch| switch.workers).sum();
+    assert_eq!(workers, 15, "all but the server's own");
+    assert!((none.throughput() - 1e10 / 15.0).abs() < 1.0);
+    let all = Occupation::on_graph(&made.network, 0, |_| true);
+    assert!((all.throughput() - 1e10).abs() < 1.0);
+    assert!(none.switches.iter().enumerate().all(|(i, s)| s.parent.is_none_or(|p| p < i)));
 }
