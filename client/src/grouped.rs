@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
 use xdp_agg_numbers::{Element, Encoded, Format};
-use xdp_agg_protocol::worker::{Blocks, Buffer, Path, Purpose, Report, Share, block_len};
+use xdp_agg_protocol::worker::{
+    Blocks, Buffer, DataBlock, Path, Purpose, Report, Share, block_len,
+};
 
 use crate::error::{Error, JobError, code_of};
 
@@ -156,19 +158,19 @@ impl<T: Element> Blocks for Grouped<T> {
         Some(self.place.chunks)
     }
 
-    fn elements(&self, block: u64) -> usize {
+    fn elements(&self, block: DataBlock) -> usize {
         let own = self.share.place(block);
         self.geometry.locate(self.place.local_rank, own).1.len()
     }
 
-    fn scanned(&self) -> u64 {
+    fn scanned(&self) -> DataBlock {
         let scanned = self.exchange.as_ref().map(|exchange| exchange.scanned());
-        scanned.map_or(self.blocks(), |scanned| self.share.below(scanned))
+        scanned.map_or(DataBlock(self.blocks()), |scanned| self.share.below(scanned))
     }
 
-    fn staged(&self) -> u64 {
+    fn staged(&self) -> DataBlock {
         let staged = self.exchange.as_ref().map(|exchange| exchange.staged());
-        staged.map_or(self.blocks(), |staged| self.share.below(staged))
+        staged.map_or(DataBlock(self.blocks()), |staged| self.share.below(staged))
     }
 
     fn most_at_once(&self) -> u64 {
@@ -176,11 +178,11 @@ impl<T: Element> Blocks for Grouped<T> {
         (self.place.slice_blocks as u64 / self.share.of).max(1)
     }
 
-    fn key(&self, block: u64) -> u16 {
+    fn key(&self, block: DataBlock) -> u16 {
         self.exchange.as_ref().map_or(0, |exchange| exchange.key(self.share.place(block)))
     }
 
-    fn encode(&self, block: u64, key: u16, lanes: &mut [u8]) -> Encoded {
+    fn encode(&self, block: DataBlock, key: u16, lanes: &mut [u8]) -> Encoded {
         // Nothing is sent again of a part that is done.
         let Some(exchange) = &self.exchange else { return Encoded::default() };
         let inputs = exchange.inputs(self.share.place(block));
@@ -191,7 +193,7 @@ impl<T: Element> Blocks for Grouped<T> {
         self.format.encode(key, &sources[..inputs.len()], lanes)
     }
 
-    fn decode(&mut self, block: u64, key: u16, lanes: Option<&[u8]>, contributors: u32) {
+    fn decode(&mut self, block: DataBlock, key: u16, lanes: Option<&[u8]>, contributors: u32) {
         let own = self.share.place(block);
         let processes = contributors * self.place.local_size as u32;
         let Some(exchange) = &self.exchange else { return };

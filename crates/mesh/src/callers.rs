@@ -6,7 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::meet::wait;
 
 /// How long a caller may take for all of its first words: whoever connects speaks at once.
 pub const FIRST_WORDS: Duration = Duration::from_secs(2);
@@ -112,11 +114,7 @@ impl<'a> Callers<'a> {
         let streams = self.waiting.iter().map(|caller| caller.stream.as_fd());
         let fds = std::iter::once(self.listener.as_fd()).chain(streams);
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        match poll(&mut fds, Some(&time)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        wait(&mut fds, time)
     }
 }
 

@@ -6,12 +6,13 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::call::Call;
 use crate::element::Arithmetic;
 use crate::error::Error;
 use crate::link::Link;
+use crate::meet::wait;
 use crate::schedule::{Effect, Schedule, Send};
 use crate::wire::{HEADER_LEN, Header};
 
@@ -380,12 +381,7 @@ impl<'a> Run<'a> {
                 fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), flags));
             }
         }
-        let timeout =
-            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::io("wait for the mesh's sockets")(error.into())),
-        }
+        wait(&mut fds, timeout).map_err(Error::io("wait for the mesh's sockets"))?;
         let come = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let ready = ranks.into_iter().zip(&fds).filter(|(_, fd)| fd.revents().intersects(come));
         Ok(ready.map(|(rank, _)| rank).collect())

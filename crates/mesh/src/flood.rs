@@ -4,12 +4,13 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use socket2::SockRef;
 
 use crate::call::{Call, Collective};
 use crate::error::Error;
 use crate::link::Link;
+use crate::meet::wait;
 use crate::mesh::Mesh;
 use crate::wire::{HEADER_LEN, Header};
 
@@ -132,11 +133,7 @@ fn ready(links: &[Option<Link>]) -> Result<Vec<(usize, PollFlags)>, Error> {
     let flags = PollFlags::IN | PollFlags::OUT;
     let mut fds: Vec<_> =
         open().map(|link| PollFd::from_borrowed_fd(link.stream.as_fd(), flags)).collect();
-    let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(NAP.subsec_nanos()) };
-    match poll(&mut fds, Some(&nap)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(Error::io("wait for the mesh's sockets")(error.into())),
-    }
+    wait(&mut fds, NAP).map_err(Error::io("wait for the mesh's sockets"))?;
     let ready = open().zip(&fds).map(|(link, fd)| (usize::from(link.rank), fd.revents()));
     Ok(ready.filter(|(_, flags)| !flags.is_empty()).collect())
 }

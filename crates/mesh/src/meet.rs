@@ -1,10 +1,12 @@
-//! Sockets of ranks that look for each other: what every rendezvous over TCP needs.
+//! Sockets of ranks that look for each other, and waiting for them: what all over TCP need.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, Timespec, poll};
+use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
 /// Buffers of a connection, each way, in bytes: they decide the window scale.
@@ -53,6 +55,19 @@ pub fn connect_until(address: SocketAddr, end: Instant, pause: Duration) -> io::
             Err(error) if Instant::now() + pause >= end => return Err(error),
             Err(_) => std::thread::sleep(pause),
         }
+    }
+}
+
+/// Waits until one of the sockets is ready, `time` at most; or a little less, for a signal.
+///
+/// # Errors
+/// The system's.
+pub fn wait(fds: &mut [PollFd<'_>], time: Duration) -> io::Result<()> {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let time = Timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };
+    match poll(fds, Some(&time)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

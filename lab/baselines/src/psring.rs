@@ -58,7 +58,7 @@ impl PsRing {
         Ok(Self { place, group, waker, client, sequence: 0, deadline, sum: Vec::new() })
     }
 
-    fn all_reduce<T: Element + xdp_agg_ps::Element>(
+    fn all_reduce<T: xdp_agg_ps::Element>(
         &mut self,
         data: &mut [T],
         op: Op,
@@ -66,8 +66,7 @@ impl PsRing {
         operation(op)?;
         let slice_blocks = self.group.slice_blocks(BLOCK * size_of::<T>());
         let geometry = Geometry::new(data.len(), BLOCK, slice_blocks, self.place.local_size.into());
-        let description =
-            format!("call {}: {op} of {} {}", self.sequence, data.len(), <T as Element>::TYPE);
+        let description = format!("call {}: {op} of {} {}", self.sequence, data.len(), T::TYPE);
         let shape = Shape {
             sequence: self.sequence,
             len: data.len(),
@@ -86,14 +85,14 @@ impl PsRing {
     }
 
     /// Feeds this process's vector, pushes the host's sums of its slices, and takes results in.
-    fn carry<T: Element + xdp_agg_ps::Element>(
+    fn carry<T: xdp_agg_ps::Element>(
         &mut self,
         data: &mut [u8],
         mut feeder: Feeder,
         exchange: &Exchange,
     ) -> Result<(), BoxError> {
         let until = Instant::now() + self.deadline.min(xdp_agg_mesh::MAX_DEADLINE);
-        let format = Format::new(<T as Element>::TYPE, Op::Sum, Scaling::Block, None, 1)?;
+        let format = Format::new(T::TYPE, Op::Sum, Scaling::Block, None, 1)?;
         self.client.start(exchange.own_blocks())?;
         let mut pushed = 0;
         let mut full = false;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use self::link::Link;
 use self::stream::Expected;
 pub use self::stream::Piece;
-use crate::bytes;
 use crate::element::{Element, average};
 use crate::error::Error;
 use crate::frame::{HEADER_LEN, Header, Hello, Kind, MAX_NAME, MAX_PIECE, MAX_WORLD, Step};
@@ -196,7 +195,7 @@ impl PsClient {
         let block = self.options.block * size_of::<T>();
         let mut call = Call { header, block, links: self.links.len(), flows: Vec::new() };
         call.flows.extend((0..self.links.len()).map(Flow::new));
-        let done = self.run(&mut call, bytes::of_mut(data));
+        let done = self.run(&mut call, bytemuck::cast_slice_mut(data));
         self.keep(done)?;
         if op == Op::Average {
             average(data, self.options.world);

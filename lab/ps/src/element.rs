@@ -1,84 +1,44 @@
 //! What can be added, and how the parts of a piece are.
 
-/// The type of a vector's elements, as the frames name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// `f32`
-    F32 = 1,
-    /// `f64`
-    F64 = 2,
-    /// `i32`
-    I32 = 3,
-}
+use std::ops::Div;
 
-impl ElementType {
-    /// The type with this number.
-    pub(crate) const fn from_number(number: u8) -> Option<Self> {
-        Some(match number {
-            1 => Self::F32,
-            2 => Self::F64,
-            3 => Self::I32,
-            _ => return None,
-        })
-    }
-
-    /// Its name in messages.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            Self::I32 => "i32",
-        }
-    }
-
-    /// Bytes of an element.
-    #[must_use]
-    pub const fn size(self) -> usize {
-        match self {
-            Self::F32 | Self::I32 => 4,
-            Self::F64 => 8,
-        }
-    }
-}
+pub use xdp_agg_numbers::ElementType;
 
 /// An element type that a parameter server can add: `f32`, `f64` and `i32`.
-pub trait Element: sealed::Sealed + Copy + Send + 'static {
-    /// Its name on the wire.
-    const TYPE: ElementType;
+pub trait Element:
+    xdp_agg_numbers::Element + Div<Output = Self> + From<u16> + sealed::Sealed
+{
 }
 
 mod sealed {
-    /// Only this crate's types: plain numbers without padding, aligned to eight bytes at most.
-    pub trait Sealed {
-        /// The value divided by a number of workers; integers towards zero.
-        fn divided(self, by: u16) -> Self;
-    }
+    pub trait Sealed {}
 }
 
 macro_rules! element {
-    ($($type:ty = $name:ident),+) => {
-        $(
-            impl Element for $type {
-                const TYPE: ElementType = ElementType::$name;
-            }
-
-            impl sealed::Sealed for $type {
-                fn divided(self, by: u16) -> Self {
-                    self / Self::from(by)
-                }
-            }
-        )+
-    };
+    ($($type:ty)*) => {$(
+        impl sealed::Sealed for $type {}
+        impl Element for $type {}
+    )*};
 }
 
-element!(f32 = F32, f64 = F64, i32 = I32);
+element!(f32 f64 i32);
+
+/// Their numbers in frames are their places here, from 1 on.
+const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F64, ElementType::I32];
+
+/// The type with this number.
+pub(crate) fn of_number(number: u8) -> Option<ElementType> {
+    usize::from(number).checked_sub(1).and_then(|at| TYPES.get(at)).copied()
+}
+
+/// The number of a type; 0 of none.
+pub(crate) fn number(element: Option<ElementType>) -> u8 {
+    TYPES.iter().position(|one| Some(*one) == element).map_or(0, |at| at as u8 + 1)
+}
 
 /// Divides sums by the number of workers.
 pub(crate) fn average<T: Element>(values: &mut [T], workers: u16) {
-    values.iter_mut().for_each(|value| *value = value.divided(workers));
+    values.iter_mut().for_each(|value| *value = *value / T::from(workers));
 }
 
 /// A sum of integers that `i32` does not hold.
@@ -103,6 +63,7 @@ pub(crate) fn add_all(
             ElementType::F32 => others.for_each(|part| add_f32(strip, part)),
             ElementType::F64 => others.for_each(|part| add_f64(strip, part)),
             ElementType::I32 => add_i32(strip, others)?,
+            other => unreachable!("no frame carries {other}"),
         }
         at = end;
     }

@@ -13,7 +13,7 @@
 
 use std::io;
 
-use crate::element::ElementType;
+use crate::element::{self, ElementType};
 use crate::socket::{self, Stream};
 
 /// Version of the frames. Another one is refused in words.
@@ -65,7 +65,7 @@ impl Header {
 
     pub(crate) fn emit(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
-        let element = self.element.map_or(0, |element| element as u8);
+        let element = element::number(self.element);
         bytes[..4].copy_from_slice(&[MAGIC, VERSION, self.kind as u8, element]);
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
@@ -92,7 +92,7 @@ impl Header {
             6 => Kind::Bye,
             other => return Err(format!("there is no frame of kind {other}")),
         };
-        let element = ElementType::from_number(bytes[3]);
+        let element = element::of_number(bytes[3]);
         let is_piece = matches!(kind, Kind::Push | Kind::Result);
         if element.is_some() != is_piece || (bytes[3] != 0 && !is_piece) {
             return Err(format!("element type {} does not go with a {kind:?}", bytes[3]));

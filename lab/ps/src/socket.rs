@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 use rustix::net::{recvmsg, sendmsg};
@@ -77,12 +77,7 @@ pub(crate) fn wait(fds: &mut [(BorrowedFd<'_>, Ready)], wait: Duration) -> io::R
     };
     let mut polled: Vec<_> =
         fds.iter().map(|(fd, ready)| PollFd::from_borrowed_fd(*fd, flags(ready))).collect();
-    let seconds = i64::try_from(wait.as_secs()).unwrap_or(i64::MAX);
-    let timeout = Timespec { tv_sec: seconds, tv_nsec: wait.subsec_nanos().into() };
-    match poll(&mut polled, Some(&timeout)) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
-    }
+    xdp_agg_mesh::meet::wait(&mut polled, wait)?;
     let came: Vec<_> = polled.iter().map(PollFd::revents).collect();
     for ((_, ready), came) in fds.iter_mut().zip(came) {
         let broken = came.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);

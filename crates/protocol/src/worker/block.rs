@@ -1,5 +1,6 @@
 //! Numbers of blocks. A block has one in the epoch, by which it travels, and one in the job, by
-//! which calls go; a new epoch begins at 0 again.
+//! which calls go; a new epoch begins at 0 again. Of a call's blocks, those of data are numbered
+//! once more: there lie its elements.
 
 use std::ops::{Add, Sub};
 
@@ -43,4 +44,9 @@ number! {
 number! {
     /// A block by its number in the job's life.
     JobBlock
+}
+
+number! {
+    /// A block of data by its number among those that a flow has of a call.
+    DataBlock
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use xdp_agg_numbers::{Element, Encoded, Format};
 
+use super::block::DataBlock;
 use super::buffer::Buffer;
 use super::error::Error;
 use super::report::Report;
@@ -104,13 +105,13 @@ pub trait Blocks: Debug + Send {
     }
 
     /// Elements of a block.
-    fn elements(&self, block: u64) -> usize;
+    fn elements(&self, block: DataBlock) -> usize;
 
     /// The magnitudes of all blocks below this one are known; see [`Self::key`].
-    fn scanned(&self) -> u64;
+    fn scanned(&self) -> DataBlock;
 
     /// The input of all blocks below this one is in place.
-    fn staged(&self) -> u64;
+    fn staged(&self) -> DataBlock;
 
     /// Most blocks whose input can be in place at once; the same at all workers.
     fn most_at_once(&self) -> u64 {
@@ -118,13 +119,13 @@ pub trait Blocks: Debug + Send {
     }
 
     /// The key of the exponent that this worker's part of a block needs.
-    fn key(&self, block: u64) -> u16;
+    fn key(&self, block: DataBlock) -> u16;
 
     /// Writes a block's lanes. `key`: what the workers have agreed on, if the format needs that.
-    fn encode(&self, block: u64, key: u16, lanes: &mut [u8]) -> Encoded;
+    fn encode(&self, block: DataBlock, key: u16, lanes: &mut [u8]) -> Encoded;
 
     /// Takes in a block's result, over so many workers' lanes. None: it is not a number.
-    fn decode(&mut self, block: u64, key: u16, lanes: Option<&[u8]>, contributors: u32);
+    fn decode(&mut self, block: DataBlock, key: u16, lanes: Option<&[u8]>, contributors: u32);
 
     /// All blocks of this flow have their result, and this became of them.
     fn all_reduced(&mut self, _report: &Report) {}
@@ -205,14 +206,14 @@ impl Share {
     /// leaves open: block `j` of a vector goes to aggregator `j mod p`, so that all have equally
     /// much at any time.
     #[must_use]
-    pub const fn place(self, block: u64) -> u64 {
-        self.index + block * self.of
+    pub const fn place(self, block: DataBlock) -> u64 {
+        self.index + block.0 * self.of
     }
 
-    /// How many of the flow's blocks lie below this place in the vector.
+    /// The flow's blocks below this one lie below this place in the vector.
     #[must_use]
-    pub const fn below(self, place: u64) -> u64 {
-        if place <= self.index { 0 } else { (place - self.index).div_ceil(self.of) }
+    pub const fn below(self, place: u64) -> DataBlock {
+        DataBlock(if place <= self.index { 0 } else { (place - self.index).div_ceil(self.of) })
     }
 }
 
@@ -269,7 +270,7 @@ impl<T: Element> Local<T> {
         self.buffer
     }
 
-    fn range(&self, block: u64) -> Range<usize> {
+    fn range(&self, block: DataBlock) -> Range<usize> {
         let from = self.share.place(block) as usize * self.block_len;
         from..(from + self.block_len).min(self.buffer.len())
     }
@@ -321,28 +322,28 @@ impl<T: Element> Blocks for Local<T> {
         self.chunks
     }
 
-    fn elements(&self, block: u64) -> usize {
+    fn elements(&self, block: DataBlock) -> usize {
         self.range(block).len()
     }
 
-    fn scanned(&self) -> u64 {
-        self.blocks()
+    fn scanned(&self) -> DataBlock {
+        DataBlock(self.blocks())
     }
 
-    fn staged(&self) -> u64 {
-        self.blocks()
+    fn staged(&self) -> DataBlock {
+        DataBlock(self.blocks())
     }
 
-    fn key(&self, block: u64) -> u16 {
+    fn key(&self, block: DataBlock) -> u16 {
         let peak = self.format.peak(self.buffer.slice(self.range(block)));
         self.format.key(&[peak])
     }
 
-    fn encode(&self, block: u64, key: u16, lanes: &mut [u8]) -> Encoded {
+    fn encode(&self, block: DataBlock, key: u16, lanes: &mut [u8]) -> Encoded {
         self.format.encode(key, &[self.buffer.slice(self.range(block))], lanes)
     }
 
-    fn decode(&mut self, block: u64, key: u16, lanes: Option<&[u8]>, contributors: u32) {
+    fn decode(&mut self, block: DataBlock, key: u16, lanes: Option<&[u8]>, contributors: u32) {
         let range = self.range(block);
         let Some(lanes) = lanes else {
             if self.purpose.leaves_out() {
@@ -398,7 +399,7 @@ mod tests {
             let mut all: Vec<u64> = (0..of)
                 .flat_map(|index| {
                     let share = Share { index, of };
-                    (0..share.count(blocks)).map(move |block| share.place(block))
+                    (0..share.count(blocks)).map(move |block| share.place(DataBlock(block)))
                 })
                 .collect();
             all.sort_unstable();
@@ -406,8 +407,9 @@ mod tests {
             for index in 0..of {
                 let share = Share { index, of };
                 for place in 0..=blocks {
-                    let below = (0..share.count(blocks)).filter(|b| share.place(*b) < place);
-                    assert_eq!(share.below(place), below.count() as u64);
+                    let below =
+                        (0..share.count(blocks)).filter(|b| share.place(DataBlock(*b)) < place);
+                    assert_eq!(share.below(place).0, below.count() as u64);
                 }
             }
         }

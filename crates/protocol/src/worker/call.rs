@@ -7,7 +7,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{Reduction, flags};
 use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
-use super::block::JobBlock;
+use super::block::{DataBlock, JobBlock};
 use super::blocks::Blocks;
 use super::error::Error;
 use super::layout::{Layout, Part, group_of};
@@ -253,10 +253,10 @@ impl Call {
         self.first_block + self.released
     }
 
-    fn is_ready(&self, index: u64, scanned: u64, staged: u64) -> bool {
+    fn is_ready(&self, index: u64, scanned: DataBlock, staged: DataBlock) -> bool {
         self.knows(self.first_block + index)
             && match self.layout.part(index) {
-                Part::Keys(group) => self.layout.group_range(group).1 <= scanned,
+                Part::Keys(group) => self.layout.group_range(group).1 <= scanned.0,
                 Part::Data(data) => data < staged,
             }
     }
@@ -303,7 +303,8 @@ impl Call {
             Part::Data(data) => data,
             Part::Keys(group) => {
                 let (from, to) = self.layout.group_range(group);
-                let keys: Vec<u16> = (from..to).map(|data| self.blocks.key(data)).collect();
+                let keys: Vec<u16> =
+                    (from..to).map(|data| self.blocks.key(DataBlock(data))).collect();
                 encode_keys(&keys, payload);
                 return Marks { flags: 0, reduction: Reduction::Max16 };
             }
@@ -400,8 +401,8 @@ impl Call {
         self.layout.part(block - self.first_block)
     }
 
-    fn key(&self, data: u64) -> u16 {
-        self.keys.get(data as usize).copied().unwrap_or_default()
+    fn key(&self, data: DataBlock) -> u16 {
+        self.keys.get(data.0 as usize).copied().unwrap_or_default()
     }
 }
 

@@ -8,6 +8,8 @@
 
 use xdp_agg_numbers::KEYS_PER_CHUNK;
 
+use super::DataBlock;
+
 /// How far ahead of its group an exponent block travels at least, in data blocks: where it is half
 /// of the job's pool or more, the pool's own rule (a worker sends block `b` when it has the results
 /// up to `b - P/2`) says that it is there. Part of the protocol: all workers of a call must agree.
@@ -19,7 +21,7 @@ pub enum Part {
     /// Keys of the exponents of group `k`.
     Keys(u64),
     /// Data block `j`.
-    Data(u64),
+    Data(DataBlock),
 }
 
 /// Which block of a call is what.
@@ -68,8 +70,8 @@ impl Layout {
     }
 
     /// The group of a data block.
-    pub const fn group_of(&self, data: u64) -> u64 {
-        data / self.group
+    pub const fn group_of(&self, data: DataBlock) -> u64 {
+        data.0 / self.group
     }
 
     /// The data blocks of a group: from, and to.
@@ -87,13 +89,13 @@ impl Layout {
         let behind = index - self.first;
         let followed = self.groups - self.first;
         if self.group == 0 || behind >= followed * (self.group + 1) {
-            return Part::Data(behind - followed);
+            return Part::Data(DataBlock(behind - followed));
         }
         let (group, offset) = (behind / (self.group + 1), behind % (self.group + 1));
         if offset == self.group {
             Part::Keys(group + self.first)
         } else {
-            Part::Data(group * self.group + offset)
+            Part::Data(DataBlock(group * self.group + offset))
         }
     }
 }
@@ -108,7 +110,7 @@ mod tests {
     fn without_exponents_all_is_data() {
         let layout = Layout::new(5, 0);
         assert_eq!((layout.blocks(), layout.groups()), (5, 0));
-        assert!((0..5).all(|index| layout.part(index) == Part::Data(index)));
+        assert!((0..5).all(|index| layout.part(index) == Part::Data(DataBlock(index))));
     }
 
     proptest! {
@@ -129,7 +131,7 @@ mod tests {
                         prop_assert!(next_data == 0 || from - next_data >= AHEAD);
                     }
                     Part::Data(j) => {
-                        prop_assert_eq!(j, next_data);
+                        prop_assert_eq!(j.0, next_data);
                         prop_assert!(layout.group_of(j) < next_keys);
                         next_data += 1;
                     }

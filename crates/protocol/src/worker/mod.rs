@@ -14,7 +14,7 @@ pub mod layout;
 mod machine;
 mod report;
 
-pub use block::{EpochBlock, JobBlock};
+pub use block::{DataBlock, EpochBlock, JobBlock};
 pub use blocks::{Blocks, Local, Purpose, Share, block_len};
 pub use buffer::Buffer;
 pub use call::{Call, numbers};

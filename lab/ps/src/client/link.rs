@@ -119,18 +119,11 @@ impl Link {
         }
         let frames: Vec<_> =
             frames.take(FRAMES_PER_WRITE).map(|(header, bytes)| (header.emit(), bytes)).collect();
-        let mut places = Vec::with_capacity(2 * FRAMES_PER_WRITE);
-        let mut skip = at;
-        for (header, payload) in &frames {
-            for part in [&header[..], payload] {
-                let left = &part[skip.min(part.len())..];
-                skip -= skip.min(part.len());
-                if !left.is_empty() {
-                    places.push(IoSlice::new(left));
-                }
-            }
-        }
-        let written = socket::write(&self.stream, &places);
+        let parts = frames.iter().flat_map(|(header, payload)| [&header[..], payload]);
+        let mut places: Vec<_> = parts.map(IoSlice::new).collect();
+        let mut left = &mut places[..];
+        IoSlice::advance_slices(&mut left, at);
+        let written = socket::write(&self.stream, left);
         self.written(written)
     }
 

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{PsClient, STEPS};
-use crate::bytes;
 use crate::element::{Element, ElementType};
 use crate::error::Error;
 use crate::frame::{Header, Kind, MAX_PIECE, Step};
@@ -81,7 +80,7 @@ impl PsClient {
             piece,
             call: self.pieces << 8 | PIECES,
         };
-        link.enqueue(&header, bytes::of(values));
+        link.enqueue(&header, bytemuck::cast_slice(values));
         let expected = &mut self.expected[at];
         expected.headers.push_back(Header { kind: Kind::Result, ..header });
         expected.since.get_or_insert_with(Instant::now);

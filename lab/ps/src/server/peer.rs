@@ -141,18 +141,12 @@ impl Peer {
     /// Writes what there is room for. Payloads that nobody else has come back into `spare`.
     pub(super) fn write(&mut self, spare: &mut Vec<Vec<u8>>) -> io::Result<()> {
         while self.wants_write() {
-            let mut places: Vec<IoSlice<'_>> = Vec::with_capacity(2 * FRAMES_PER_WRITE);
-            let mut skip = self.out_at;
-            for frame in self.out.iter().take(FRAMES_PER_WRITE) {
-                for part in [&frame.header[..], &frame.payload] {
-                    let left = &part[skip.min(part.len())..];
-                    skip -= skip.min(part.len());
-                    if !left.is_empty() {
-                        places.push(IoSlice::new(left));
-                    }
-                }
-            }
-            let Some(written) = socket::write(&self.stream, &places)? else { return Ok(()) };
+            let frames = self.out.iter().take(FRAMES_PER_WRITE);
+            let parts = frames.flat_map(|frame| [&frame.header[..], &frame.payload]);
+            let mut places: Vec<_> = parts.map(IoSlice::new).collect();
+            let mut left = &mut places[..];
+            IoSlice::advance_slices(&mut left, self.out_at);
+            let Some(written) = socket::write(&self.stream, left)? else { return Ok(()) };
             self.out_at += written;
             while let Some(frame) = self.out.front()
                 && self.out_at >= frame.len()

@@ -1,6 +1,7 @@
 //! Settings: the daemon's file, and the worker's environment.
 //!
-//! An input is read as both: as a TOML file, and line by line as `NAME=value`.
+//! An input is read as both: as a TOML file, and line by line as `NAME=value`. What reads them are
+//! the aggregator and the worker library, sockets and all: the results are their own settings.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! What ranks of a mesh read from each other: first words, and the headers of messages.
+//! What ranks of a mesh read from each other: first words, and the headers of messages. Nobody but
+//! the crate that has the mesh's sockets knows these.
 
 use xdp_agg_mesh::inspect::{self, HEADER_LEN};
 

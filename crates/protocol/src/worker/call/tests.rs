@@ -28,7 +28,8 @@ fn blocks_cover_the_elements_once() {
         assert_eq!(call.is_done(), len == 0);
         if blocks > 0 {
             assert_eq!(call.payload_len(JobBlock(blocks - 1)), last, "{len}");
-            let covered: usize = (0..blocks).map(|block| call.blocks.elements(block)).sum();
+            let covered: usize =
+                (0..blocks).map(|block| call.blocks.elements(DataBlock(block))).sum();
             assert_eq!(covered, len);
         }
     }
@@ -214,22 +215,22 @@ impl Blocks for Fed {
     fn cut(&mut self, _: u16) -> Result<u64, Error> {
         Ok(0)
     }
-    fn elements(&self, _: u64) -> usize {
+    fn elements(&self, _: DataBlock) -> usize {
         0
     }
-    fn scanned(&self) -> u64 {
+    fn scanned(&self) -> DataBlock {
+        DataBlock(0)
+    }
+    fn staged(&self) -> DataBlock {
+        DataBlock(0)
+    }
+    fn key(&self, _: DataBlock) -> u16 {
         0
     }
-    fn staged(&self) -> u64 {
-        0
-    }
-    fn key(&self, _: u64) -> u16 {
-        0
-    }
-    fn encode(&self, _: u64, _: u16, _: &mut [u8]) -> xdp_agg_numbers::Encoded {
+    fn encode(&self, _: DataBlock, _: u16, _: &mut [u8]) -> xdp_agg_numbers::Encoded {
         xdp_agg_numbers::Encoded::default()
     }
-    fn decode(&mut self, _: u64, _: u16, _: Option<&[u8]>, _: u32) {}
+    fn decode(&mut self, _: DataBlock, _: u16, _: Option<&[u8]>, _: u32) {}
     fn complete(&self, report: &mut Report) {
         report.contributors = 0b111;
     }

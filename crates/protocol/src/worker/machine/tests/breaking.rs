@@ -5,7 +5,7 @@ use std::sync::Arc;
 use xdp_agg_numbers::{ElementType, Encoded, Format, Op, Scaling};
 
 use super::by_hand::Alone;
-use crate::worker::{Blocks, CallerError, Error};
+use crate::worker::{Blocks, CallerError, DataBlock, Error};
 
 /// Elements of a call.
 const LEN: usize = 16;
@@ -45,22 +45,22 @@ impl Blocks for Breaking {
     fn cut(&mut self, _: u16) -> Result<u64, Error> {
         Ok(1)
     }
-    fn elements(&self, _: u64) -> usize {
+    fn elements(&self, _: DataBlock) -> usize {
         LEN
     }
-    fn scanned(&self) -> u64 {
+    fn scanned(&self) -> DataBlock {
+        DataBlock(0)
+    }
+    fn staged(&self) -> DataBlock {
+        DataBlock(0)
+    }
+    fn key(&self, _: DataBlock) -> u16 {
         0
     }
-    fn staged(&self) -> u64 {
-        0
-    }
-    fn key(&self, _: u64) -> u16 {
-        0
-    }
-    fn encode(&self, _: u64, _: u16, _: &mut [u8]) -> Encoded {
+    fn encode(&self, _: DataBlock, _: u16, _: &mut [u8]) -> Encoded {
         Encoded::default()
     }
-    fn decode(&mut self, _: u64, _: u16, _: Option<&[u8]>, _: u32) {}
+    fn decode(&mut self, _: DataBlock, _: u16, _: Option<&[u8]>, _: u32) {}
     fn work(&mut self) -> Result<bool, Error> {
         match self.well.checked_sub(1) {
             Some(well) => {
