@@ -6,10 +6,9 @@ use aya_ebpf::{
     btf_maps::{Array, DevMap, PerCpuArray, PerCpuHashMap, RingBuf},
     macros::btf_map,
 };
-use xdp_agg_common::admission::Pace;
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
 use xdp_agg_common::maps::{
-    COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member,
+    COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member, Pace,
     QUOTA_LEN, SLOT_LEN, Uplink,
 };
 use xdp_agg_common::slot::SlotState;

@@ -10,7 +10,7 @@
 //! has counted already.
 
 use crate::lanes::CHUNK_LEN;
-use crate::maps::{JobConf, Member, Phase, Reject, Uplink};
+use crate::maps::{JobConf, Member, Pace, Phase, Reject, Uplink};
 use crate::slot::Contribution;
 use crate::wire::{Header, HeaderError, Kind, Reduction};
 
@@ -183,14 +183,6 @@ fn packet_of(header: &Header, chunks: u16) -> Contribution {
         asks: matches!(header.kind, Kind::Ask),
         block: header.block,
     }
-}
-
-/// How far a job is with its quota of packets: the generic cell rate algorithm (ITU-T I.371).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Pace {
-    /// When the next packet would be due if all came at the quota's pace, in nanoseconds.
-    due: u64,
 }
 
 impl Pace {

@@ -171,6 +171,14 @@ pub struct Member {
     pub local_mac: [u8; 6],
 }
 
+/// How far a job is with its quota of packets: the generic cell rate algorithm (ITU-T I.371).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Pace {
+    /// When the next packet would be due if all came at the quota's pace, in nanoseconds.
+    pub(crate) due: u64,
+}
+
 /// How far a job is with its quota of packets: a map value of its own, because it has a lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -180,7 +188,7 @@ pub struct Quota {
     /// Zero.
     pub pad: u32,
     /// Its state.
-    pub pace: crate::admission::Pace,
+    pub pace: Pace,
 }
 
 /// Why a packet that claims to be ours was refused. The number is the index of its counter.

@@ -3,6 +3,7 @@
 
 mod events;
 mod mmsg;
+mod open;
 mod options;
 mod uplink;
 pub mod userspace;
@@ -15,7 +16,8 @@ use std::time::Duration;
 use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 
-pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode, open};
+pub use open::open;
+pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 pub use xdp_agg_protocol::engine::{JobSetup, Started, Uplink};
 pub use xdp_agg_protocol::sum::Error as SumError;
 

@@ -6,6 +6,7 @@
 
 mod attach;
 mod events;
+mod interface;
 mod local;
 mod object;
 mod phases;
@@ -30,10 +31,10 @@ use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
-use attach::Interface;
 use events::EventLog;
+use interface::Interface;
 use local::Local;
-use object::{Object, Settings, other};
+use object::{Object, Settings, other, wrong};
 use pins::{Lock, Pins};
 use plan::Plan;
 use sys::Stamp;
@@ -336,8 +337,4 @@ fn mtu_of(config: &EngineConfig, interfaces: &[Interface]) -> u32 {
         (Some(a), Some(b)) => a.min(b),
         (a, b) => a.or(b).unwrap_or(u32::MAX),
     }
-}
-
-fn wrong(what: String) -> EngineError {
-    EngineError::Other { what: "XDP engine".into(), source: what.into() }
 }

@@ -4,19 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{info, warn};
 use xdp_agg_common::control::{
-    BranchReply, BranchRequest, BranchSetup, ErrorCode, JobInfo, LocalMembers, MemberInfo, Policy,
-    Reply,
+    BranchReply, BranchRequest, BranchSetup, ErrorCode, LocalMembers, Reply,
 };
-use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
 use super::checks::{self, Refusal};
 use super::job::{Wish, bits_of};
 use super::numbers::is_later;
+use super::served::{Served, Step};
 use super::setup::{identity, quota};
 use super::{ConnId, Effect, Formation, Heard, Jobs, Look, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
@@ -24,95 +23,11 @@ use crate::engine::{JobSetup, Started, Uplink};
 /// Pause between two probes of the way up.
 const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where a branch stands in its job's epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// Between epochs.
-    Idle,
-    /// The engine is registering the members.
-    Preparing,
-    /// The way up is being tried: when the next probe is due, and when it is over.
-    Probing(Instant, Instant),
-    /// It is open.
-    Linked,
-    /// The engine is opening the data path.
-    Starting,
-    Running,
-}
-
 /// What the engine has done.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Done {
     Prepared(Option<LocalMembers>),
     Started(Started),
-}
-
-/// A job that another daemon leads.
-#[derive(Clone, Debug)]
-pub(super) struct Served {
-    conn: ConnId,
-    name: String,
-    world_size: u16,
-    slot_base: u32,
-    slots: u32,
-    step: Step,
-    /// Why the latest probe of the way up could not be sent, if it could not.
-    unsent: Option<String>,
-    setup: Option<BranchSetup>,
-    mode: Option<ResultMode>,
-    pub(super) base: JobCounters,
-}
-
-impl Served {
-    fn epoch(&self) -> u16 {
-        self.setup.as_ref().map_or(0, |setup| setup.epoch)
-    }
-
-    /// When the next probe is due.
-    pub(super) const fn due(&self) -> Option<Instant> {
-        match self.step {
-            Step::Probing(due, _) => Some(due),
-            _ => None,
-        }
-    }
-
-    /// For people and tools.
-    pub(super) fn info(&self, job_id: u16) -> JobInfo {
-        let phase = match self.step {
-            Step::Idle => "forming",
-            Step::Preparing | Step::Probing(..) | Step::Linked | Step::Starting => "probing",
-            Step::Running => "running",
-        };
-        let members = self.setup.iter().flat_map(|setup| &setup.members);
-        let chunks = self.setup.as_ref().map_or(0, |setup| setup.chunks);
-        JobInfo {
-            job: self.name.clone(),
-            job_id,
-            phase: phase.into(),
-            world_size: self.world_size,
-            joined: members.clone().map(|(rank, _)| *rank).collect(),
-            epoch: self.epoch(),
-            slots: self.slots,
-            block_bytes: u32::from(chunks) * CHUNK_LEN as u32,
-            mode: self.mode,
-            policy: None::<Policy>,
-            members: members
-                .map(|(rank, data)| MemberInfo {
-                    rank: *rank,
-                    data: *data,
-                    connected: true,
-                    heartbeat_ms: None,
-                    contributed_ms: None,
-                })
-                .collect(),
-            reforms: 0,
-            lost: Vec::new(),
-            waiting: Vec::new(),
-            branches: Vec::new(),
-            parent: self.setup.as_ref().map(|setup| setup.uplink.data),
-            chosen: None,
-        }
-    }
 }
 
 impl Jobs {

@@ -9,10 +9,10 @@ use xdp_agg_common::maps::{MAX_JOBS, ResultMode};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 
+use super::effect::{Limits, Peer};
 use super::job::{Job, Wish};
 use super::phase::Phase;
 use super::slots::SlotRanges;
-use super::{Limits, Peer};
 
 /// A refusal: for programs and for people.
 pub(super) type Refusal = (ErrorCode, String);

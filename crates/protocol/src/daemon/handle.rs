@@ -10,10 +10,11 @@ use xdp_agg_common::control::{
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
 
-use super::branch::{Done, Served};
+use super::branch::Done;
 use super::checks::Refusal;
 use super::job::{Job, Wish, since};
 use super::phase::Phase;
+use super::served::Served;
 use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
 use crate::engine::Started;
 

@@ -11,10 +11,10 @@ use xdp_agg_common::control::{
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
 
-use super::ConnId;
+use super::effect::ConnId;
 use super::numbers::is_later;
 use super::phase::{Current, Phase};
-use super::tree::Trunk;
+use super::trunk::Trunk;
 
 /// A worker that has joined.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Reply};
 
 use super::job::{Job, Life, Member};
 use super::phase::Phase;
-use super::tree::Trunk;
+use super::trunk::Trunk;
 use super::{ConnId, Effect, Formation, Jobs};
 
 impl Jobs {

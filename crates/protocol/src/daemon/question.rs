@@ -1,31 +1,14 @@
 //! Who has not contributed to a block, where several aggregators are to tell.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::BranchRequest;
 
+use super::open::Question;
 use super::{ConnId, Jobs, LinkId};
 
 /// How long branches may take to say it: less than a worker waits for it whose call is over.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
-
-/// A question that several aggregators are to answer.
-#[derive(Clone, Debug)]
-pub(super) struct Question {
-    job_id: u16,
-    /// Of the job, when it was asked.
-    epoch: u16,
-    block: u64,
-    /// When it was asked: who contributes from then on keeps nobody waiting.
-    asked: Instant,
-    /// Links whose answer is awaited.
-    open: BTreeSet<LinkId>,
-    /// This daemon's engine has answered.
-    answered: bool,
-    /// Ranks that are awaited, as far as is known.
-    bits: u64,
-}
 
 impl Jobs {
     /// Asks all aggregators of a tree who has not contributed to a block.

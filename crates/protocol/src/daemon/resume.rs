@@ -10,7 +10,7 @@ use xdp_agg_common::reform::SPAN_MAX;
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
 use super::phase::Phase;
-use super::tree::Trunk;
+use super::trunk::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
 impl Jobs {

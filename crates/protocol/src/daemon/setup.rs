@@ -7,9 +7,9 @@ use xdp_agg_common::control::{Admitted, AggregatorLoss, JobInfo, MemberInfo};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::JobConf;
 
+use super::effect::{ConnId, Limits};
 use super::job::{Job, bits_of};
 use super::phase::Phase;
-use super::{ConnId, Limits};
 use crate::engine::JobSetup;
 
 /// Least time of a job's packets at its quota that may come at once, in nanoseconds.

@@ -13,7 +13,7 @@ use xdp_agg_common::wire::MAX_WORKERS;
 use super::job::{Job, Life, Member};
 use super::numbers::latest;
 use super::phase::{Current, Phase};
-use super::tree::Trunk;
+use super::trunk::Trunk;
 use super::{Effect, Jobs};
 
 /// The jobs that are running, and what no later epoch may repeat.

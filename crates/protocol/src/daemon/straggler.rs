@@ -11,24 +11,13 @@ use xdp_agg_common::control::{AbortReason, BranchRequest, Cause, ErrorCode, Repl
 use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::job::Job;
+use super::open::OpenLook;
 use super::{ConnId, Effect, Formation, Heard, Jobs, LinkId, Look, Purpose};
 
 /// How long branches may take to tell who contributes.
 const LOOK_TIME: Duration = Duration::from_secs(1);
 /// How often a branch is asked at most for those who want to see it.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
-
-/// What is known of who contributes, while branches are asked.
-#[derive(Clone, Debug)]
-pub(super) struct OpenLook {
-    look: Look,
-    /// Links whose answer is awaited.
-    open: BTreeSet<LinkId>,
-    /// Jobs and ranks of which it is known.
-    told: BTreeSet<(u16, u16)>,
-    /// Then it is concluded without the others.
-    pub(super) until: Instant,
-}
 
 impl Job {
     /// When these members last contributed; those that are members.

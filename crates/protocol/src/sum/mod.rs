@@ -12,11 +12,11 @@ pub mod uplink;
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use xdp_agg_common::admission::{Pace, Request, Source, check_job, check_member};
+use xdp_agg_common::admission::{Request, Source, check_job, check_member};
 use xdp_agg_common::answer::Reaction;
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{
-    Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, ResultMode, Uplink,
+    Event, JobConf, JobCounters, MAX_JOBS, Member, Pace, Phase, Reject, ResultMode, Uplink,
 };
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in};
 use xdp_agg_common::wire::{HEADER_LEN, Header, HeaderError, Kind};

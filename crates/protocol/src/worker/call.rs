@@ -53,6 +53,19 @@ pub(crate) struct Marks {
     pub(crate) reduction: Reduction,
 }
 
+impl Report {
+    /// What became of a call of which each aggregator had a part.
+    ///
+    /// A part without blocks knows who was a member when it began. That differs between workers
+    /// where one is being lost, and nobody's contribution is in it: only the others count.
+    #[must_use]
+    pub fn of_parts(parts: &[Call]) -> Self {
+        let telling = parts.iter().filter(|part| part.knows_contributors());
+        let joined = telling.map(|part| part.report).reduce(Self::joined);
+        joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
+    }
+}
+
 impl Call {
     /// A call that has not begun.
     pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use super::call::Call;
-
 /// Over what a call's blocks were summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -44,17 +42,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// What became of a call of which each aggregator had a part.
-    ///
-    /// A part without blocks knows who was a member when it began. That differs between workers
-    /// where one is being lost, and nobody's contribution is in it: only the others count.
-    #[must_use]
-    pub fn of_parts(parts: &[Call]) -> Self {
-        let telling = parts.iter().filter(|part| part.knows_contributors());
-        let joined = telling.map(|part| part.report).reduce(Self::joined);
-        joined.or_else(|| Some(parts.first()?.report)).unwrap_or_default()
-    }
-
     /// What became of two parts of one call.
     #[must_use]
     pub fn joined(self, other: Self) -> Self {

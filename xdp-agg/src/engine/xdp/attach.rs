@@ -3,22 +3,19 @@
 use std::os::fd::AsFd as _;
 
 use tracing::{info, warn};
-use xdp_agg_common::maps::{MAX_JOBS, MAX_PORTS, Phase};
+use xdp_agg_common::maps::{MAX_JOBS, Phase};
 use xdp_agg_common::slot::Pool;
 
+use super::interface::{Interface, VETH_MTU_MAX};
 use super::local::Local;
 use super::object::other;
 use super::phases::{self, Tables as _};
 use super::sys::{self, Stamp};
-use super::{Job, XdpEngine, wrong};
+use super::{Job, XdpEngine};
 use crate::engine::{EngineError, XdpMode};
-use crate::link::Links;
 
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-/// Largest MTU of a veth peer that native XDP takes: one page less what the kernel keeps in it.
-pub(super) const VETH_MTU_MAX: u32 = 3506;
-
 impl XdpEngine {
     /// Puts this engine's program in the place of the one that is pinned, on the same maps, and
     /// goes on with the jobs that are running there.
@@ -100,45 +97,6 @@ impl XdpEngine {
         }
         Ok(())
     }
-}
-
-/// An interface as it is when the engine starts.
-#[derive(Clone, Debug)]
-pub(super) struct Interface {
-    pub(super) name: String,
-    pub(super) ifindex: u32,
-    pub(super) mtu: u32,
-    pub(super) driver: String,
-}
-
-impl Interface {
-    pub(super) fn find_all(names: &[String]) -> Result<Vec<Self>, EngineError> {
-        let links = links()?;
-        let mut found: Vec<Self> = Vec::with_capacity(names.len());
-        for name in names {
-            let interface = Self::find(name, &links)?;
-            if found.iter().all(|other| other.ifindex != interface.ifindex) {
-                found.push(interface);
-            }
-        }
-        match found.len() {
-            0 => Err(EngineError::NoInterfaces),
-            1..=MAX_PORTS => Ok(found),
-            more => Err(wrong(format!("{more} interfaces; at most {MAX_PORTS} can be served"))),
-        }
-    }
-
-    pub(super) fn find(name: &str, links: &Links) -> Result<Self, EngineError> {
-        let ifindex = sys::ifindex(name).ok_or_else(|| EngineError::NoInterface(name.into()))?;
-        let mtu = links.mtu(name).map_err(|error| other(&format!("the MTU of {name}"), error))?;
-        // A device without a driver's name is none of those that need care.
-        let driver = links.driver(name).unwrap_or_default();
-        Ok(Self { name: name.into(), ifindex, mtu, driver })
-    }
-}
-
-pub(super) fn links() -> Result<Links, EngineError> {
-    Links::open().map_err(|error| other("asking about interfaces", error))
 }
 
 /// Why the program could not be attached to an interface.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use xdp_agg_common::control::LocalMembers;
 
-use super::attach::{Interface, VETH_MTU_MAX, links};
+use super::interface::{Interface, VETH_MTU_MAX, links};
 use super::object::other;
 use super::sys::Stamp;
 use crate::engine::{EngineConfig, EngineError, JobSetup, LocalAddr, XdpMode};

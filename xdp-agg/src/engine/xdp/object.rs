@@ -11,17 +11,14 @@ use std::path::PathBuf;
 use aya::maps::{
     Array, DevMap, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
 };
-use aya::programs::{ProgramError, TestRun as _, TestRunOptions, Xdp};
+use aya::programs::{ProgramError, Xdp};
 use aya::util::{KernelVersion, nr_cpus};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use tracing::info;
-use xdp_agg_common::frame::PAYLOAD_OFFSET;
-use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota, Uplink};
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
-use super::testing::TestRun;
 use crate::engine::EngineError;
 
 /// The compiled kernel half (`cargo xtask build-ebpf`).
@@ -185,26 +182,6 @@ impl Object {
     }
 }
 
-/// Runs a program `repeat` times on one frame, as if an interface had received it. The frame is
-/// changed as the program changed it; nothing is sent.
-pub(super) fn test_run(
-    program: &Xdp,
-    frame: &mut Vec<u8>,
-    repeat: u32,
-) -> Result<TestRun, EngineError> {
-    let mut out = vec![0; frame.len().max(PAYLOAD_OFFSET + MAX_PAYLOAD)];
-    let options = TestRunOptions {
-        data_in: Some(frame),
-        data_out: Some(&mut out),
-        repeat,
-        ..TestRunOptions::default()
-    };
-    let result = program.test_run(options).map_err(|error| other("a test run", error))?;
-    out.truncate(result.data_size_out as usize);
-    *frame = out;
-    Ok(TestRun { action: result.return_value, duration: result.duration })
-}
-
 /// The object to load: the one compiled in, or the one that the environment names.
 fn object_bytes() -> Result<Cow<'static, [u8]>, EngineError> {
     let Some(path) = env::var_os(OBJECT_VARIABLE) else { return Ok(Cow::Borrowed(OBJECT)) };
@@ -304,6 +281,11 @@ pub(super) fn no_such(name: &str) -> EngineError {
 
 fn map_error(what: &'static str) -> impl Fn(MapError) -> EngineError {
     move |error| other(what, error)
+}
+
+/// What was asked of the engine cannot be.
+pub(super) fn wrong(what: String) -> EngineError {
+    EngineError::Other { what: "XDP engine".into(), source: what.into() }
 }
 
 /// Any other error, with what was tried.

@@ -5,14 +5,15 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use aya::programs::ProgramFd;
-use xdp_agg_common::lanes::Chunk;
+use aya::programs::{ProgramFd, TestRun as _, TestRunOptions};
+use xdp_agg_common::frame::PAYLOAD_OFFSET;
+use xdp_agg_common::lanes::{Chunk, MAX_PAYLOAD};
 use xdp_agg_common::maps::{JobConf, Member, Uplink};
 use xdp_agg_common::slot::SlotState;
 
-use super::attach::{Interface, links};
+use super::interface::{Interface, links};
 use super::local::Local;
-use super::object::{self, other};
+use super::object::other;
 use super::phases::Tables as _;
 use super::{EngineConfig, EngineError, XdpEngine};
 use crate::engine::{EngineKind, LocalAddr, XdpMode};
@@ -66,7 +67,18 @@ impl XdpEngine {
     /// # Errors
     /// The kernel's: a frame shorter than an Ethernet header, or longer than a page leaves room.
     pub fn test_run(&self, frame: &mut Vec<u8>, repeat: u32) -> Result<TestRun, EngineError> {
-        object::test_run(self.object.ingress()?, frame, repeat)
+        let program = self.object.ingress()?;
+        let mut out = vec![0; frame.len().max(PAYLOAD_OFFSET + MAX_PAYLOAD)];
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            repeat,
+            ..TestRunOptions::default()
+        };
+        let result = program.test_run(options).map_err(|error| other("a test run", error))?;
+        out.truncate(result.data_size_out as usize);
+        *frame = out;
+        Ok(TestRun { action: result.return_value, duration: result.duration })
     }
 
     /// The program, for another one that goes on in it.

@@ -17,15 +17,18 @@ mod watch;
 mod woods;
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use rand::SeedableRng;
 use xdp_agg_common::control::{
     Admitted, AggregatorLoss, CONTROL_VERSION, Call, Cause, Chosen, CreateJob, ErrorCode, Held,
-    Join, Policy, Progress, Resume, Stats, Tree, WorkerLoss,
+    Join, Policy, Progress, Reply, Resume, Stats, Token, Tree, WorkerLoss,
 };
-use xdp_agg_common::maps::MAX_JOBS;
+use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 
 use super::*;
+use crate::engine::{JobSetup, Started};
 use told::Told;
 
 const PEER: Peer =

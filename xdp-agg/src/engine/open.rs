@@ -1,0 +1,44 @@
+//! Opening the engine that is wanted, or the one that can be had.
+
+use tracing::warn;
+
+use super::userspace::UserspaceEngine;
+use super::xdp::XdpEngine;
+use super::{Engine, EngineConfig, EngineError, EngineKind};
+
+/// Opens the engine that `config` asks for.
+///
+/// # Errors
+/// The engine's. With [`EngineKind::Auto`] only what the user-space engine cannot mend either:
+/// a missing privilege, kernel feature or interface list makes it step in, with a warning.
+pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
+    match config.kind {
+        EngineKind::Userspace => open_userspace(config),
+        EngineKind::Xdp => open_xdp(config),
+        EngineKind::Auto => match open_xdp(config) {
+            Err(
+                reason @ (EngineError::NotPermitted(_)
+                | EngineError::Unsupported(_)
+                | EngineError::NoInterfaces),
+            ) => {
+                warn!("falling back to the user-space engine, which is slower: {reason}");
+                open_userspace(config)
+            }
+            opened => opened,
+        },
+    }
+}
+
+fn open_userspace(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
+    if config.pin.is_some() {
+        warn!("the user-space engine has nothing to pin: its sums end with this daemon");
+    }
+    Ok(Box::new(UserspaceEngine::open(config)?))
+}
+
+fn open_xdp(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
+    if config.interfaces.is_empty() {
+        return Err(EngineError::NoInterfaces);
+    }
+    Ok(Box::new(XdpEngine::open(config)?))
+}
