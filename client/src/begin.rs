@@ -11,9 +11,9 @@ use crate::digest::digest;
 use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
 use crate::grouped::{self, Feed, Grouped};
-use crate::handle::{Begun, Patience, globally};
+use crate::handle::{Begun, Owned, Patience, globally};
 use xdp_agg_numbers::Op;
-use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Share};
+use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
 
 impl Communicator {
     /// Begins a call on memory that a caller lends.
@@ -33,14 +33,16 @@ impl Communicator {
         self.begin_in(unsafe { Buffer::lend(data) }, op, purpose)
     }
 
-    /// Begins a call on its own memory; [`vector_of`](crate::handle::vector_of) gives it back.
+    /// Begins a call on its own memory; [`Self::wait_owned`] gives it back.
     pub(crate) fn begin_owned<T: Element>(
         &self,
         data: Vec<T>,
         op: Op,
         purpose: &Purpose,
-    ) -> Result<Begun, Error> {
-        self.begin_in(Buffer::owned(data), op, purpose)
+    ) -> Result<Owned<T>, Error> {
+        let buffer = Buffer::owned(data);
+        let memory = buffer.keep();
+        Ok(Owned { begun: self.begin_in(buffer, op, purpose)?, memory })
     }
 
     fn begin_in<T: Element>(
@@ -64,6 +66,18 @@ impl Communicator {
         patience: &mut Patience<'_>,
     ) -> Result<Vec<Call>, Error> {
         begun.wait(patience).map_err(|error| globally(error, &self.place))
+    }
+
+    /// The same of a call on its own memory: the elements, and what became of the call.
+    pub(crate) fn wait_owned<T>(
+        &self,
+        owned: Owned<T>,
+        patience: &mut Patience<'_>,
+    ) -> Result<(Vec<T>, Report), Error> {
+        let calls = self.wait(owned.begun, patience)?;
+        let report = Report::of_parts(&calls);
+        drop(calls);
+        Ok((owned.memory.into_owned(), report))
     }
 
     /// Wakes the progress threads, from this stripe's on: nobody drives these yet.

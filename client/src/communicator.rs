@@ -280,14 +280,14 @@ impl Communicator {
         purpose: &Purpose,
     ) -> Result<Handle<T>, Error> {
         let buffer = Buffer::owned(data);
-        let short = self.is_short(&buffer);
+        let (short, memory) = (self.is_short(&buffer), buffer.keep());
         let sequence = self.begin(buffer, op, purpose)?;
         if short {
             drive::in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
         } else {
             self.nudge(0);
         }
-        Ok(Handle::through(self.stripes(), self.place, (sequence, short)))
+        Ok(Handle::through(self.stripes(), self.place, memory, (sequence, short)))
     }
 
     /// This process was forked from the one that made it.

@@ -5,7 +5,6 @@
 //! are de-quantisation and all-gather: a result is decoded straight into the segment, where all
 //! processes of the host read it.
 
-use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,11 +90,6 @@ impl<T: Element> Grouped<T> {
     pub(crate) fn with_purpose(mut self, purpose: &Purpose) -> Self {
         self.purpose = purpose.clone();
         self
-    }
-
-    /// The vector: the result, once the call is done. None: another part has it.
-    pub(crate) fn into_buffer(self) -> Option<Buffer<T>> {
-        self.feed.map(|feed| feed.buffer)
     }
 }
 
@@ -317,9 +311,5 @@ impl<T: Element> Blocks for Grouped<T> {
                 feeder.exchange().fail(code, &text);
             }
         }
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
     }
 }

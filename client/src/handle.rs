@@ -1,6 +1,5 @@
 //! Waiting for a call, in whatever way it was started.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -8,12 +7,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_numbers::Element;
-use xdp_agg_protocol::worker::{Buffer, Call, Local, Report};
+use xdp_agg_protocol::worker::{Call, Kept, Report};
 
 use crate::driver::drive;
 use crate::driver::stripe::Stripe;
 use crate::error::{Error, JobError};
-use crate::grouped::Grouped;
 use crate::settings::Place;
 
 /// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
@@ -35,6 +33,7 @@ enum Carrier<T> {
     /// The aggregators.
     Aggregators {
         place: Place,
+        memory: Kept<T>,
         /// Its waiter drives all stripes: see [`drive`].
         short: bool,
     },
@@ -47,9 +46,10 @@ impl<T: Element> Handle<T> {
     pub(crate) const fn through(
         stripes: Arc<[Stripe]>,
         place: Place,
+        memory: Kept<T>,
         (sequence, short): (u64, bool),
     ) -> Self {
-        Self { stripes, sequence, carrier: Some(Carrier::Aggregators { place, short }) }
+        Self { stripes, sequence, carrier: Some(Carrier::Aggregators { place, memory, short }) }
     }
 
     /// A call whose elements come from a thread, and this report with them.
@@ -76,7 +76,13 @@ impl<T: Element> Handle<T> {
     /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
         match self.carrier.take() {
-            Some(Carrier::Aggregators { place, short }) => self.gathered(place, short, deadline),
+            Some(Carrier::Aggregators { place, memory, short }) => {
+                let finished = finish(&self.stripes, (self.sequence, short), deadline);
+                let calls = finished.map_err(|error| globally(error, &place))?;
+                let report = Report::of_parts(&calls);
+                drop(calls);
+                Ok((memory.into_owned(), report))
+            }
             Some(Carrier::Thread { outcome, report }) => {
                 let outcome = outcome.into_inner().recv_timeout(deadline);
                 let outcome = outcome.unwrap_or_else(|why| Err(self.without(why, deadline)));
@@ -85,18 +91,6 @@ impl<T: Element> Handle<T> {
             // Unreachable: waiting takes the handle.
             None => Err(Error::Job(JobError::Closed)),
         }
-    }
-
-    fn gathered(
-        &self,
-        place: Place,
-        short: bool,
-        deadline: Duration,
-    ) -> Result<(Vec<T>, Report), Error> {
-        let finished = finish(&self.stripes, (self.sequence, short), deadline);
-        let calls = finished.map_err(|error| globally(error, &place))?;
-        let report = Report::of_parts(&calls);
-        Ok((vector_of(calls), report))
     }
 
     /// Why there is no outcome.
@@ -116,24 +110,6 @@ impl<T: Element> Handle<T> {
         });
         fail(&self.stripes, &error);
         error
-    }
-}
-
-/// The vector of a call in several parts; empty if it was lent.
-pub(crate) fn vector_of<T: Element>(calls: Vec<Call>) -> Vec<T> {
-    let mut buffers: Vec<Buffer<T>> = calls.into_iter().filter_map(buffer_of).collect();
-    // The last of them has the memory.
-    let last = buffers.pop();
-    drop(buffers);
-    last.map(Buffer::into_owned).unwrap_or_default()
-}
-
-/// The vector of a call's part, if it has it.
-fn buffer_of<T: Element>(call: Call) -> Option<Buffer<T>> {
-    let any: Box<dyn Any> = call.into_blocks().into_any();
-    match any.downcast::<Local<T>>() {
-        Ok(local) => Some(local.into_buffer()),
-        Err(any) => any.downcast::<Grouped<T>>().ok().and_then(|part| part.into_buffer()),
     }
 }
 
@@ -160,6 +136,13 @@ pub(crate) struct Begun {
     since: Instant,
     /// The parts that have ended.
     calls: Vec<Option<Call>>,
+}
+
+/// A call on memory of its own, begun at all aggregators.
+#[derive(Debug)]
+pub(crate) struct Owned<T> {
+    pub(crate) begun: Begun,
+    pub(crate) memory: Kept<T>,
 }
 
 /// How often a caller is asked whether it still wants to wait.

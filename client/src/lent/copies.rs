@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use xdp_agg_numbers::Op;
-use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_protocol::worker::Purpose;
 
 use super::inner::{Inner, Rest};
 use super::{Memory, Outcome};
 use crate::collectives::Words;
 use crate::error::Error;
-use crate::handle::vector_of;
 
 /// Begins a broadcast.
 pub(super) fn broadcast(inner: &Inner, memory: Memory, root: u16) -> Result<Rest, Error> {
@@ -48,10 +47,9 @@ fn copy(
     let begun = communicator.begin_owned(words.into_inner(), Op::Max, &purpose)?;
     Ok(Box::new(move |inner, patience| {
         let communicator = &inner.communicator;
-        let calls = communicator.wait(begun, patience)?;
-        let report = Report::of_parts(&calls);
+        let (words, report) = communicator.wait_owned(begun, patience)?;
         communicator.refuse_lost(name, &report, &parts)?;
-        let words = Words::from(vector_of::<i64>(calls));
+        let words = Words::from(words);
         // SAFETY: as above.
         words.take(unsafe { memory.as_bytes() }, &parts, communicator.rank());
         Ok(Outcome { report, ..Outcome::default() })
@@ -63,7 +61,7 @@ pub(super) fn barrier(inner: &Inner) -> Result<Rest, Error> {
     let purpose = Purpose::of(&Arc::from("barrier"));
     let begun = inner.communicator.begin_owned(vec![1_i32], Op::Max, &purpose)?;
     Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
-        Ok(Outcome { report: Report::of_parts(&calls), ..Outcome::default() })
+        let (_, report) = inner.communicator.wait_owned(begun, patience)?;
+        Ok(Outcome { report, ..Outcome::default() })
     }))
 }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_numbers::{Element, Op};
-use xdp_agg_protocol::worker::{Call, Purpose, Report};
+use xdp_agg_protocol::worker::{Purpose, Report};
 
 use super::guess::Guesses;
 use super::inner::{Inner, Rest, Sum};
 use super::{Memory, Outcome, Precision};
 use crate::communicator::Communicator;
 use crate::error::Error;
-use crate::handle::{Begun, Patience, vector_of};
+use crate::handle::{Owned, Patience};
 
 /// Lanes of a vector that is sent with room for its type's whole range, without asking what range
 /// it needs: about three packets, which take less time than a second round trip.
@@ -125,7 +125,7 @@ struct Rounds {
 /// Some groups of the vector, on their way.
 struct Piece {
     groups: Range<usize>,
-    begun: Begun,
+    begun: Owned<i32>,
 }
 
 impl Rounds {
@@ -196,7 +196,7 @@ impl Rounds {
         let spans: Vec<String> = self.spans.iter().map(Span::to_string).collect();
         let what = format!("{}: digits of {}", self.what, spans.join(" "));
         let begun = communicator.begin_owned(rows, Op::Sum, &Purpose::of(&Arc::from(what)))?;
-        let rows = self.take(communicator.wait(begun, patience)?);
+        let rows = self.take(communicator.wait_owned(begun, patience)?);
         let (misfits, rows) = rows.split_last().unwrap_or((&1, &[]));
         if *misfits == 0 {
             self.decode(all, rows, data);
@@ -214,7 +214,7 @@ impl Rounds {
         let keys: Vec<i32> = data.chunks(GROUP).flat_map(|group| survey(group).keys()).collect();
         let purpose = Purpose::of(&Arc::from(format!("{}: spans", self.what)));
         let begun = communicator.begin_owned(keys, Op::Max, &purpose)?;
-        let keys: Vec<i32> = vector_of(communicator.wait(begun, patience)?);
+        let (keys, _) = communicator.wait_owned(begun, patience)?;
         Ok(keys.as_chunks::<KEYS>().0.iter().map(|keys| Span::from_keys(*keys)).collect())
     }
 
@@ -264,16 +264,15 @@ impl Rounds {
         patience: &mut Patience<'_>,
     ) -> Result<(), Error> {
         let Some(Piece { groups, begun }) = self.flying.pop_front() else { return Ok(()) };
-        let rows = self.take(communicator.wait(begun, patience)?);
+        let rows = self.take(communicator.wait_owned(begun, patience)?);
         self.decode(groups, &rows, data);
         Ok(())
     }
 
     /// What a call brought, and the account of it.
-    fn take(&mut self, calls: Vec<Call>) -> Vec<i32> {
-        let report = Report::of_parts(&calls);
+    fn take(&mut self, (rows, report): (Vec<i32>, Report)) -> Vec<i32> {
         self.report = Some(self.report.map_or(report, |before| before.joined(report)));
-        vector_of(calls)
+        rows
     }
 
     fn decode<T: Element>(&self, groups: Range<usize>, rows: &[i32], data: &mut [T]) {

@@ -11,7 +11,7 @@ use super::floats::keys;
 use super::inner::{Inner, Rest, Sum};
 use super::{DataType, Memory, Outcome, Reduction};
 use crate::error::Error;
-use crate::handle::{Patience, vector_of};
+use crate::handle::Patience;
 
 /// Begins a reduction of integers, or a minimum or maximum of floats.
 pub(super) fn begin(
@@ -111,9 +111,7 @@ fn widened<T: Pod, W: xdp_agg_numbers::Element>(
     let wide: Vec<W> = unsafe { memory.elements::<T>() }.iter().map(|x| of(*x)).collect();
     let begun = inner.communicator.begin_owned(wide, op, &purpose(sum, memory))?;
     Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
-        let report = Report::of_parts(&calls);
-        let wide: Vec<W> = vector_of(calls);
+        let (wide, report) = inner.communicator.wait_owned(begun, patience)?;
         // SAFETY: as above.
         let elements = unsafe { memory.elements::<T>() };
         elements.iter_mut().zip(wide).for_each(|(element, wide)| *element = to(wide));
@@ -199,9 +197,7 @@ fn sum_i64(
     let begun = inner.communicator.begin_owned(halves, Op::Sum, &purpose(sum, memory))?;
     let by = divisor(inner, sum);
     Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
-        let report = Report::of_parts(&calls);
-        let halves: Vec<i64> = vector_of(calls);
+        let (halves, report) = inner.communicator.wait_owned(begun, patience)?;
         // SAFETY: as above.
         let elements = unsafe { memory.elements::<i64>() };
         for (element, [low, high]) in elements.iter_mut().zip(halves.as_chunks().0) {
@@ -227,7 +223,7 @@ fn fits(
     let what = format!("{}: largest", describe(sum, memory));
     let purpose = Purpose::of(&Arc::from(what));
     let begun = communicator.begin_owned(vec![peak.unwrap_or(0)], Op::Max, &purpose)?;
-    let peaks: Vec<i64> = vector_of(communicator.wait(begun, patience)?);
+    let (peaks, _) = communicator.wait_owned(begun, patience)?;
     let place = communicator.place();
     let format = Format::new(element, Op::Sum, Scaling::Block, None, place.hosts)?;
     let (lowest, highest) = format.integer_range(place.local_size);

@@ -63,7 +63,7 @@ impl Purpose {
 
 /// A call's elements, cut into data blocks. Block `j` is the `j`-th of this flow, which need not be
 /// the `j`-th of the vector: other flows may have the others.
-pub trait Blocks: Debug + Send {
+pub trait Blocks: Any + Debug + Send {
     /// How its elements travel.
     fn format(&self) -> &Format;
 
@@ -172,9 +172,6 @@ pub trait Blocks: Debug + Send {
     fn overdue(&self, _waited: Duration) -> Option<Error> {
         None
     }
-
-    /// The caller's elements, for who knows their type.
-    fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
 /// Which blocks of a vector a flow has.
@@ -357,10 +354,6 @@ impl<T: Element> Blocks for Local<T> {
 
     fn left_out(&self) -> &[Range<usize>] {
         &self.left_out
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
     }
 }
 

@@ -69,6 +69,12 @@ impl<T> Buffer<T> {
         Self { memory: self.memory, len: self.len, owner: self.owner.clone() }
     }
 
+    /// Keeps a call's own memory until all parts of the call are gone.
+    #[must_use]
+    pub fn keep(&self) -> Kept<T> {
+        Kept(self.owner.clone())
+    }
+
     /// How many elements.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -106,7 +112,19 @@ impl<T> Buffer<T> {
     /// The call's own memory back; empty if it was lent, or while another part still has it.
     #[must_use]
     pub fn into_owned(self) -> Vec<T> {
-        let Some(owner) = self.owner.and_then(Arc::into_inner) else { return Vec::new() };
+        Kept(self.owner).into_owned()
+    }
+}
+
+/// A call's own memory, which nobody reaches through this while the call has it.
+#[derive(Debug)]
+pub struct Kept<T>(Option<Arc<Owner<T>>>);
+
+impl<T> Kept<T> {
+    /// The memory back; empty if it was lent, or while a part of the call still has it.
+    #[must_use]
+    pub fn into_owned(self) -> Vec<T> {
+        let Some(owner) = self.0.and_then(Arc::into_inner) else { return Vec::new() };
         let owner = std::mem::ManuallyDrop::new(owner);
         // SAFETY: as in the owner's drop, which does not run.
         unsafe { Vec::from_raw_parts(owner.memory, owner.len, owner.capacity) }
@@ -131,8 +149,11 @@ mod tests {
         first.slice_mut(0..2)[0] = 10;
         second.slice_mut(2..4)[1] = 40;
         assert_eq!(first.slice(1..3), [2, 3]);
+        let kept = first.keep();
+        assert!(first.keep().into_owned().is_empty(), "a part has it");
         assert!(first.into_owned().is_empty());
-        assert_eq!(second.into_owned(), [10, 2, 3, 40]);
+        drop(second);
+        assert_eq!(kept.into_owned(), [10, 2, 3, 40]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod report;
 
 pub use block::{DataBlock, EpochBlock, JobBlock};
 pub use blocks::{Blocks, Local, Purpose, Share, block_len};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Kept};
 pub use call::{Call, numbers};
 pub use error::{CallerError, Error};
 pub use machine::{

@@ -1,5 +1,6 @@
 //! What a worker may send, take in, and hand to its caller.
 
+use std::any::Any;
 use xdp_agg_common::control::RunKind;
 use xdp_agg_common::wire::Header;
 use xdp_agg_protocol::worker::{Call, Local, Report};
@@ -160,7 +161,7 @@ impl Checker {
         if let Err(problem) = self.check_report(&layout, &completions, call.report()) {
             return self.fail(|| format!("call {sequence} of rank {rank}: {problem}"));
         }
-        let any = call.into_blocks().into_any();
+        let any: Box<dyn Any> = call.into_blocks();
         let elements = match any.downcast::<Local<i32>>() {
             Ok(local) => Elements::I32(local.into_buffer().into_owned()),
             Err(any) => match any.downcast::<Local<f32>>() {

@@ -1,5 +1,6 @@
 //! Tests of one call.
 
+use std::any::Any;
 use xdp_agg_common::lanes::{Bias, Lane, Pick, extreme};
 use xdp_agg_numbers::{Element, ElementType, Op, Scaling};
 
@@ -158,7 +159,8 @@ fn all_reduce<T: Element>(
     }
     let ended = calls.into_iter().map(|call| {
         let report = call.report;
-        let local = call.into_blocks().into_any().downcast::<Local<T>>().expect("as it began");
+        let blocks: Box<dyn Any> = call.into_blocks();
+        let local = blocks.downcast::<Local<T>>().expect("as it began");
         (report, local.into_buffer().into_owned())
     });
     ended.collect()
@@ -233,9 +235,6 @@ impl Blocks for Fed {
     fn decode(&mut self, _: DataBlock, _: u16, _: Option<&[u8]>, _: u32) {}
     fn complete(&self, report: &mut Report) {
         report.contributors = 0b111;
-    }
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
-        self
     }
 }
 

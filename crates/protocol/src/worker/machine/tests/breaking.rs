@@ -73,9 +73,6 @@ impl Blocks for Breaking {
     fn finished(&self) -> bool {
         false
     }
-    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
-        self
-    }
 }
 
 /// A process of the host that gave a call up, and left, broke its later calls too. The first says

@@ -1,5 +1,6 @@
 //! Machines, a network that loses, doubles and reorders, and a small daemon, all in memory.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -256,7 +257,8 @@ impl World {
             let contributors = call.contributors();
             let each = contributors.iter().flat_map(|held| (0..held.len).map(|_| held.members));
             let each = each.collect();
-            let local = call.into_blocks().into_any().downcast::<Local<i32>>();
+            let blocks: Box<dyn Any> = call.into_blocks();
+            let local = blocks.downcast::<Local<i32>>();
             let sums = local.expect("integers went in").into_buffer().into_owned();
             self.outcomes.insert((*sequence, *rank), (each, sums));
             false
