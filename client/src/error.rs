@@ -15,6 +15,7 @@ pub use xdp_agg_protocol::worker::Error as JobError;
 /// What the job's policy survives is no error. After any error of a call the communicator is
 /// unusable: every later call returns the same error. Drop it and connect again.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A setting is missing or out of its range.
     #[error("{name}: {problem}")]
@@ -35,7 +36,7 @@ pub enum Error {
     Host(#[from] xdp_agg_host::Error),
     /// A collective among the workers themselves.
     #[error("{0}")]
-    Mesh(Arc<xdp_agg_mesh::Error>),
+    Mesh(#[source] Arc<xdp_agg_mesh::Error>),
     /// A collective wanted data of workers that are lost.
     #[error(
         "the {what} ended without the data of ranks {ranks:?}: they are lost, and the job goes on \
@@ -71,12 +72,12 @@ pub enum Error {
     #[error("TLS with the aggregator failed: {0}")]
     Tls(String),
     /// The operating system refused something.
-    #[error("{what}: {reason}")]
+    #[error("{what}: {source}")]
     Io {
         /// What was tried.
         what: &'static str,
-        /// The system's words.
-        reason: String,
+        /// The system's error.
+        source: Arc<io::Error>,
     },
 }
 
@@ -110,7 +111,7 @@ impl Error {
     }
 
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self::Io { what, reason: error.to_string() }
+        move |error| Self::Io { what, source: Arc::new(error) }
     }
 }
 
@@ -178,7 +179,7 @@ impl From<SimdError> for Error {
     fn from(error: SimdError) -> Self {
         let problem = match error {
             SimdError::Unknown(unknown) => unknown.to_string(),
-            unsupported @ SimdError::Unsupported { .. } => unsupported.to_string(),
+            other => other.to_string(),
         };
         Self::Config { name: simd::VARIABLE, problem }
     }

@@ -119,6 +119,7 @@ pub struct Settings {
 
 /// What is wrong with a setting.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {path}: {source}", path = path.display())]

@@ -21,6 +21,7 @@ const LEN_MAX: u64 = 4 << 20;
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StateError {
     /// The system refuses.
     #[error("{path}: {source}; --state-dir names the directory", path = path.display())]

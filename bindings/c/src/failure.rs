@@ -154,6 +154,7 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
         Error::Forked => Code::XDP_AGG_ERROR_FORKED,
         Error::Ring { .. } => Code::XDP_AGG_ERROR_AGGREGATOR_LOST,
         Error::Io { .. } => Code::XDP_AGG_ERROR_SYSTEM,
+        _ => Code::XDP_AGG_ERROR_INTERNAL,
     };
     (code, ranks)
 }

@@ -84,7 +84,7 @@ fn describe(error: &Error) -> Described {
         Error::Interrupted(_) => ("Closed", vec![]),
         Error::Forked => ("Forked", vec![]),
         Error::Ring { .. } => ("AggregatorLost", vec![]),
-        Error::Io { .. } => ("Error", vec![]),
+        _ => ("Error", vec![]),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 /// [`Error::Busy`] can be tried again. After any other error of a call the group is of no more
 /// use: drop it, and make another with all processes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// An option is out of its range.
     #[error("{name}: {problem}")]

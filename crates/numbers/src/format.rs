@@ -34,6 +34,7 @@ pub struct Format {
 
 /// Why there is no such format.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FormatError {
     /// Lanes of this width are of no use here.
     #[error("the {op} of {element} cannot travel in {width}-bit lanes: choose {choose}")]

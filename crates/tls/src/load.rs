@@ -13,6 +13,7 @@ const FILE_MAX: u64 = 4 << 20;
 
 /// What is wrong with the settings of TLS.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
     #[error(

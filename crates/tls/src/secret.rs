@@ -12,6 +12,7 @@ const TOKEN_MAX: usize = 1024;
 
 /// Why a token cannot be read from a file.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SecretError {
     /// The file cannot be read.
     #[error(

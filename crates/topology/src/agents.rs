@@ -4,6 +4,7 @@ use crate::model::{Strategy, Topology};
 
 /// What a network lacks for a strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Lack {
     /// Neither a region nor a host in it aggregates.
     #[error(

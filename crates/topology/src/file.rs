@@ -38,6 +38,7 @@ pub struct FileError {
 
 /// What is wrong with a topology.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Fault {
     /// It is no TOML, or a key is unknown, missing or of another type.
     #[error("{0}; see docs/topology.md for the format")]

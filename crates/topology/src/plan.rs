@@ -48,6 +48,7 @@ pub struct Lost {
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// The strategy needs no trees.
     #[error("strategy {0} has no aggregation trees; expected colocated, rat, rina, passing or atp")]

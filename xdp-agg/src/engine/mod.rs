@@ -109,6 +109,7 @@ pub trait Engine: Send {
 
 /// Why an engine could not start or could not do what was asked.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// The XDP engine was asked for without interfaces.
     #[error(

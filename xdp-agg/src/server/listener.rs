@@ -10,6 +10,7 @@ const BACKLOG: u32 = 2048;
 
 /// Why the server cannot run.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServerError {
     /// The control address is taken.
     #[error(

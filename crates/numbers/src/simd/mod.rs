@@ -65,6 +65,7 @@ fn no_level(name: &str) -> UnknownName {
 
 /// Why a level cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SimdError {
     /// The CPU has not got these instructions.
     #[error("this CPU cannot run {asked}: its best is {best}; choose that, or unset {VARIABLE}")]
