@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
+use xdp_agg_mesh::meet::random;
 use xdp_agg_mesh::{Algorithm, Mesh};
 use xdp_agg_numbers::{Element, ElementType};
 
@@ -211,12 +212,6 @@ fn same(what: &str, seen: &[i64]) -> Result<(), Error> {
     }
     let theirs = "at least one other worker made another one".into();
     Err(Error::CallMismatch { ours: what.into(), theirs })
-}
-
-/// A number that nobody can guess: the hasher is seeded by the system's random numbers.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
 }
 
 /// True for types that workers can reduce among themselves.
