@@ -173,16 +173,17 @@ impl<'a> Run<'a> {
         let mut slices = [IoSlice::new(&[]); 2 * MESSAGES];
         let mut count = 0;
         for (header, send) in headers.iter_mut().zip(next) {
-            let may_leave = self.may_leave(send);
-            if may_leave == 0 {
-                break;
-            }
+            let Some(payload) = self.may_leave(send).checked_sub(HEADER_LEN) else { break };
             let range = bytes(&send.range, size);
             let (offset, len) = (range.start as u64, range.len() as u64);
             *header = Header::Data { call, offset, len }.encode();
             slices[count] = IoSlice::new(header);
-            slices[count + 1] = IoSlice::new(&self.work.data[range][..may_leave - HEADER_LEN]);
+            slices[count + 1] = IoSlice::new(&self.work.data[range][..payload]);
             count += 2;
+            if (payload as u64) < len {
+                // The rest of it comes before any other message.
+                break;
+            }
         }
         let Some(link) = &self.links[usize::from(to)] else {
             return Err(lost(to, call, "there is no connection with it"));
@@ -428,8 +429,8 @@ impl<'a> Run<'a> {
     /// more.
     fn too_late(&mut self) -> Error {
         let ranks = 0..self.links.len() as u16;
-        let awaited = |rank: &u16| !self.waiting[usize::from(*rank)].is_empty();
-        let absent = ranks.filter(awaited).find(|rank| self.came_from(*rank).0 == 0);
+        let mut awaited = ranks.filter(|rank| self.expects(usize::from(*rank)));
+        let absent = awaited.find(|rank| self.came_from(*rank).0 == 0);
         if absent.is_none()
             && let Some(stopped) = self.await_reason()
         {

@@ -9,7 +9,7 @@ use socket2::SockRef;
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, Header};
 
-/// Bytes that are read ahead of their use, at most: a short message with its header, and any notice.
+/// Bytes that are read ahead of their use, at most: a short message with its header, or a notice.
 const BUFFER: usize = 16 << 10;
 
 /// A connection with another rank.
@@ -45,7 +45,8 @@ impl Link {
         })
     }
 
-    /// Takes what is here, and reads once if that is not all; 0: nothing is there, or never will be ([`Self::ended`]).
+    /// Takes what is here, and reads once if that is not all; 0: nothing is there, or never will be
+    /// ([`Self::ended`]).
     pub(crate) fn read(&mut self, place: &mut [u8]) -> usize {
         self.take_or_receive(place, false)
     }

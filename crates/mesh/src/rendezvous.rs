@@ -1,9 +1,11 @@
 //! How the ranks find each other, and how each connects with all.
 //!
 //! Every rank has a listener. Where all know all addresses, the lower rank of two connects to the
-//! higher one. Where only rank 0's is known, all come to it first, and get the addresses there. Both
-//! ranks of a connection prove that they know the job's cookie, which is not said itself. Messages
-//! are JSON behind a length, as on control connections.
+//! higher one. Where only rank 0's is known, all come to it first, and get the addresses there.
+//! Messages are JSON behind a length, as on control connections.
+//!
+//! Both ranks of a connection prove that they know the job's cookie. It is not said itself, except
+//! by rank 0 where the ranks come without one.
 
 #[cfg(test)]
 mod tests;

@@ -60,11 +60,14 @@ fn reductions_are_exact_and_repeatable() {
                     mesh.reduce(&mut data, Op::Sum, root, algorithm).expect("all are well");
                     let mut largest = vec![rank as i32; 3];
                     mesh.reduce(&mut largest, Op::Max, root, algorithm).expect("all are well");
+                    let mut mean = [f64::from(mesh.rank()); 3];
+                    mesh.reduce(&mut mean, Op::Average, root, algorithm).expect("all are well");
                     let mut odd = floats(mesh.rank(), len);
                     mesh.reduce(&mut odd, Op::Sum, root, algorithm).expect("all are well");
                     if mesh.rank() == root {
                         assert!(data == sums, "{algorithm} {ranks}");
                         assert_eq!(largest, [i32::from(ranks) - 1; 3]);
+                        assert_eq!(mean, [f64::from(ranks - 1) / 2.0; 3]);
                     }
                     odd
                 })
@@ -94,6 +97,9 @@ fn parts_are_scattered_and_gathered() {
                 }
                 mesh.all_gather(&mut data).expect("all are well");
                 assert!((0..len).all(|i| data[i] == sum(i)), "{ranks} {len}");
+                let mut mean = vec![f32::from(mesh.rank()); len];
+                let part = mesh.reduce_scatter(&mut mean, Op::Average).expect("all are well");
+                assert!(mean[part].iter().all(|x| *x == f32::from(ranks - 1) / 2.0));
             });
         }
     }

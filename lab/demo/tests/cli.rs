@@ -54,7 +54,7 @@ fn errors_say_what_to_do() {
     let text = failure(&["worker", "--system", "single", "--batch", "0"]);
     assert!(text.contains("a batch of 0 images"), "{text}");
     let text = failure(&["worker", "--system", "tcp-ring"]);
-    assert!(text.contains("RANK is not set"), "{text}");
+    assert!(text.contains("RANK: not set"), "{text}");
     let text = failure(&["worker", "--system", "xdp-agg"]);
     assert!(text.contains("cannot join the aggregation"), "{text}");
     let text = failure(&["worker", "--system", "emulated", "--scale=-1"]);

@@ -92,6 +92,22 @@ fn who_does_not_belong_to_this_ring_is_turned_away() {
     }
 }
 
+/// Where a member should listen, somebody else does, and welcomes whoever comes.
+#[test]
+fn a_stranger_in_a_members_place_is_found_out() {
+    let (listener, address) = listener();
+    let stranger = thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        let hello: Hello = read_message(&mut stream).unwrap();
+        assert!(!format!("{hello:?}").contains(&COOKIE.to_string()), "the cookie is told");
+        write_message(&mut stream, &Answer::Welcome { proof: hello.proof }).unwrap();
+    });
+    let own = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let error = member(0, 2, own).addresses(vec![own, address]).open().unwrap_err();
+    assert!(matches!(&error, Error::Unreachable { rank: 1, .. }), "{error}");
+    stranger.join().unwrap();
+}
+
 /// A ring that no daemon knows of has no cookie, and takes none.
 #[test]
 fn a_member_of_a_job_is_a_stranger_elsewhere() {

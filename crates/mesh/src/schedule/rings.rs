@@ -134,9 +134,12 @@ pub fn all_gather(rank: u16, world: u16, len: usize) -> Schedule {
     round(rank, world, len, |ring, schedule, part| ring.gather(schedule, 0, part))
 }
 
-/// What `rank` does in an all-reduce of `len` elements round a ring. No link carries more than `2 (N - 1) / N` times the vector, which is the least
-/// that is possible without help from the network. All ranks end with the same bits: each element
-/// is reduced at one rank.
+/// What `rank` does in an all-reduce of `len` elements round a ring. All ranks end with the same
+/// bits: each element is reduced at one rank.
+///
+/// No link carries more than `2 (N - 1) / N` times the vector, which is the least that is possible
+/// without help from the network. A part is passed on while it comes, so both directions of every
+/// link stay busy.
 #[must_use]
 pub fn all_reduce(rank: u16, world: u16, len: usize) -> Schedule {
     round(rank, world, len, |ring, schedule, part| ring.reduce_and_gather(schedule, 0, part))
