@@ -12,7 +12,7 @@ use super::xdp::XdpEngine;
 use super::{Engine, EngineError};
 
 /// Which engine the user wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// XDP where it is permitted and interfaces are named, otherwise user space, with a warning.
@@ -25,7 +25,7 @@ pub enum EngineKind {
 }
 
 /// How the XDP program is attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum XdpMode {
     /// Native where the driver can, otherwise generic, with a warning.
