@@ -46,8 +46,9 @@ fn run(fabric: &Fabric, name: &str, args: &[&OsStr], plan: Option<&Path>) {
         let mut command = topology.worker(rank).command(program(name).expect("it is built"));
         command
             .args(args)
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", count.to_string())
+            // As `mpirun -x MASTER_ADDR -x MASTER_PORT` starts it.
+            .env("OMPI_COMM_WORLD_RANK", rank.to_string())
+            .env("OMPI_COMM_WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", topology.worker_addr(0).to_string())
             .env("MASTER_PORT", "29600");
         if let Some(plan) = plan {

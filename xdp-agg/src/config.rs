@@ -1,7 +1,6 @@
 //! The daemon's settings: flags over environment over file over defaults.
 //!
-//! Flags and environment are the command line's to read; here a [`Partial`] of each source is
-//! laid over the next, and the whole is checked once.
+//! A [`Partial`] of each source is laid over the next, and the whole is checked once.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -45,64 +44,108 @@ const TIMEOUT_MAX_S: u64 = 86_400;
 
 /// The settings of one source; None where it says nothing. In a file the names are those of the
 /// flags: `data-port = 48864`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Partial {
-    /// Interfaces that workers are behind.
+    /// Interface that workers are behind; repeat it for several
+    #[arg(short, long, env = "XDP_AGG_INTERFACE", value_name = "IF", value_delimiter = ',')]
     pub interface: Option<Vec<String>>,
-    /// Which engine.
+    /// What sums: XDP in the kernel, or plain UDP sockets without privileges [default: auto]
+    #[arg(long, env = "XDP_AGG_ENGINE", value_name = "ENGINE")]
     pub engine: Option<EngineKind>,
-    /// How XDP is attached.
+    /// How the XDP program is attached [default: auto]
+    #[arg(long, env = "XDP_AGG_XDP_MODE", value_name = "MODE")]
     pub xdp_mode: Option<XdpMode>,
-    /// Where workers and tools connect.
+    /// Where workers and tools connect (TCP) [default: 0.0.0.0:9870]
+    #[arg(long, env = "XDP_AGG_CONTROL", value_name = "ADDR:PORT")]
     pub control: Option<SocketAddr>,
-    /// Address that workers send to.
+    /// IPv4 address of this host that workers send data to [default: the one that each worker is
+    /// connected to]
+    #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP")]
     pub data_addr: Option<Ipv4Addr>,
-    /// Address that workers on the daemon's own host send to.
+    /// Address that workers on this host send data to, with the XDP engine: one of nobody, to which
+    /// a veth pair is made; `auto` takes one of 169.254.109.0/24, `off` serves no such workers
+    /// [default: auto]
+    #[arg(long, env = "XDP_AGG_LOCAL_ADDR", value_name = "IP|auto|off")]
     pub local_addr: Option<LocalAddr>,
-    /// UDP port that workers send to.
+    /// UDP port that workers send data to; 0 takes a free one (user-space engine only) [default:
+    /// 48864]
+    #[arg(long, env = "XDP_AGG_DATA_PORT", value_name = "PORT")]
     pub data_port: Option<u16>,
-    /// Slots of the whole pool.
+    /// Slots of all jobs together [default: 8192]
+    #[arg(long, env = "XDP_AGG_SLOTS", value_name = "N")]
     pub slots: Option<u32>,
-    /// Slots of a job that asks for none in particular.
+    /// Slots of a job that asks for none in particular, a power of two [default: 1024]
+    #[arg(long, env = "XDP_AGG_JOB_SLOTS", value_name = "N")]
     pub job_slots: Option<u32>,
-    /// MTU that bounds the blocks.
+    /// MTU that bounds the blocks, in bytes [default: the smallest of the interfaces']
+    #[arg(long, env = "XDP_AGG_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// Seconds for all ranks to join.
+    /// How long ranks may take to join a job, from the first one [default: 60]
+    #[arg(long, env = "XDP_AGG_JOIN_TIMEOUT", value_name = "SECS")]
     pub join_timeout: Option<u64>,
-    /// Seconds for all paths to be tried, and for each step of a tree's branches.
+    /// How long the members of a job may take to try their paths, and the branches of its tree for
+    /// each step until it runs: connect, serve, prepare, find their parent, start [default: 20]
+    #[arg(long, env = "XDP_AGG_PROBE_TIMEOUT", value_name = "SECS")]
     pub probe_timeout: Option<u64>,
-    /// Certificate of the daemon, for control connections over TLS.
+    /// Certificate of this daemon in PEM, for control connections over TLS (then all are)
+    #[arg(long, env = "XDP_AGG_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key.
+    /// Key of that certificate, in PEM
+    #[arg(long, env = "XDP_AGG_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Authority that must have signed the certificates of workers and tools.
+    /// Authority that must have signed the certificate of every worker and tool [default: none is
+    /// asked for]
+    #[arg(long, env = "XDP_AGG_TLS_CLIENT_CA", value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Authority that signed the certificates of the daemons below this one in a job's tree.
+    /// The daemons below this one in a job's tree are reached over TLS: their certificates must be
+    /// signed by this authority (PEM). Without it these connections are plain. This daemon shows
+    /// its own certificate.
+    #[arg(long, value_name = "FILE", env = "XDP_AGG_TLS_BRANCH_CA")]
     pub tls_branch_ca: Option<PathBuf>,
-    /// Seconds for the members of another daemon's job to come back.
+    /// How long the members of a job may take to come back after the daemon's restart [default: 10]
+    #[arg(long, env = "XDP_AGG_RESUME_TIMEOUT", value_name = "SECS")]
     pub resume_timeout: Option<u64>,
-    /// Seconds in which a dead host is noticed.
+    /// In what time a dead host or link is noticed; a process that is only stopped is not dead
+    /// [default: 2]
+    #[arg(long, env = "XDP_AGG_DEAD_AFTER", value_name = "SECS")]
     pub dead_after: Option<f64>,
-    /// Seconds that others wait for a member that contributes nothing; 0: for ever.
+    /// How long the others wait for a worker that contributes nothing until it counts as lost; 0:
+    /// until their calls' deadlines [default: 0]
+    #[arg(long, env = "XDP_AGG_STRAGGLER_TIMEOUT", value_name = "SECS")]
     pub straggler_timeout: Option<f64>,
-    /// File with the token that every connection has to know.
+    /// File with the token that workers and tools have to know; only its owner may read it
+    /// [default: none is needed]
+    #[arg(long, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Most slots of a job.
+    /// Most slots that a job may ask for [default: all]
+    #[arg(long, env = "XDP_AGG_JOB_SLOTS_MAX", value_name = "N")]
     pub job_slots_max: Option<u32>,
-    /// Packets a second that a job may send; 0: no limit.
+    /// Packets a second that a job may send; what is more is dropped and counted; 0: no limit
+    /// [default: 0]
+    #[arg(long, env = "XDP_AGG_JOB_PACKET_RATE", value_name = "N")]
     pub job_packet_rate: Option<u64>,
-    /// Directory in a BPF file system where the data path is pinned.
+    /// Directory in a BPF file system where the data path is pinned: it goes on while the daemon is
+    /// replaced, also after SIGKILL [default: it ends with the daemon]
+    #[arg(long, env = "XDP_AGG_PIN", value_name = "DIR")]
     pub pin: Option<PathBuf>,
-    /// Remove what is pinned there first. Not for files: every restart would end the jobs.
+    /// With --pin: remove the data path that an earlier daemon left there, with its jobs, instead
+    /// of taking it over
+    // Not for files: every restart would end the jobs.
+    #[arg(long, requires = "pin")]
     #[serde(skip)]
-    pub fresh: Option<bool>,
-    /// Directory of the file in which running jobs are left to the next daemon. The file is named
-    /// after `pin`: daemons can share the directory.
+    pub fresh: bool,
+    /// With --pin: directory of the file that tells the next daemon of the running jobs, and is
+    /// named after the directory of the pins [default: /run/xdp-agg]
+    #[arg(long, env = "XDP_AGG_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// With `pin`: a shutdown leaves the data path and the jobs to the next daemon.
-    pub keep_on_exit: Option<bool>,
-    /// What is logged, as a filter of `tracing`.
+    /// With --pin: leave data path and jobs to the next daemon also when interrupted; without it
+    /// they end then (keep-on-exit in the file)
+    #[arg(long = "keep")]
+    pub keep_on_exit: bool,
+    /// What is logged, for example `debug` or `warn,xdp_agg::jobs=debug`; RUST_LOG does the same
+    /// [default: info]
+    #[arg(long, env = "XDP_AGG_LOG", value_name = "FILTER")]
     pub log: Option<String>,
 }
 
@@ -199,9 +242,9 @@ impl Partial {
             job_slots_max: self.job_slots_max.or(below.job_slots_max),
             job_packet_rate: self.job_packet_rate.or(below.job_packet_rate),
             pin: self.pin.or(below.pin),
-            fresh: self.fresh.or(below.fresh),
+            fresh: self.fresh || below.fresh,
             state_dir: self.state_dir.or(below.state_dir),
-            keep_on_exit: self.keep_on_exit.or(below.keep_on_exit),
+            keep_on_exit: self.keep_on_exit || below.keep_on_exit,
             log: self.log.or(below.log),
         }
     }
@@ -235,7 +278,7 @@ impl Partial {
                 slots,
                 mtu: self.mtu,
                 pin: self.pin,
-                fresh: self.fresh.unwrap_or(false),
+                fresh: self.fresh,
             },
             server,
         })
@@ -318,8 +361,7 @@ impl Partial {
         // What cannot be loaded is told now, and not when the first tree is formed.
         branch_tls.load("localhost")?;
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
-        let keep_on_exit = self.keep_on_exit.unwrap_or(false);
-        if keep_on_exit && self.pin.is_none() {
+        if self.keep_on_exit && self.pin.is_none() {
             let expected =
                 "without --pin nothing outlives this process: name a directory to pin to";
             return wrong("keep-on-exit", true, expected.into());
@@ -340,7 +382,7 @@ impl Partial {
             job_slots_max: self.job_slots_max,
             job_packet_rate: rate,
             state: self.state(kind)?,
-            keep_on_exit,
+            keep_on_exit: self.keep_on_exit,
             tls: tls.load()?,
             branch_tls,
         })
@@ -391,90 +433,4 @@ fn wrong<T>(name: &'static str, value: impl ToString, expected: String) -> Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(text: &str) -> Result<Partial, ConfigError> {
-        toml::from_str(text).map_err(|source| ConfigError::Toml {
-            path: "test.toml".into(),
-            source: Box::new(source),
-        })
-    }
-
-    #[test]
-    fn a_file_says_what_the_flags_say() {
-        let all = "interface = ['p0', 'p1']\nengine = 'xdp'\nxdp-mode = 'generic'\n\
-                   control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
-                   slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
-                   log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
-                   job-slots-max = 16\njob-packet-rate = 1000\n\
-                   local-addr = '169.254.7.7'\n";
-        let settings = file(all).and_then(Partial::complete).expect("all of it is right");
-        assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
-        assert_eq!(settings.engine.interfaces, ["p0", "p1"]);
-        assert_eq!((settings.engine.slots, settings.server.job_slots), (64, 8));
-        assert_eq!(settings.engine.xdp_mode, XdpMode::Generic);
-        let local = LocalAddr::At(Ipv4Addr::new(169, 254, 7, 7));
-        assert_eq!(settings.engine.local_addr, local);
-        let server = settings.server;
-        assert_eq!(server.probe_timeout, Duration::from_secs(6));
-        assert_eq!(server.resume_timeout, Duration::from_secs(7));
-        assert_eq!(server.dead_after, Duration::from_secs(1));
-        assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));
-        assert_eq!((server.job_slots_max, server.job_packet_rate), (Some(16), Some(1000)));
-    }
-
-    #[test]
-    fn an_unknown_key_is_named() {
-        let error = file("slots = 64\ndata_prot = 5000\n").expect_err("there is no such key");
-        let text = error.to_string();
-        for word in ["data_prot", "line 2", "data-port", "test.toml"] {
-            assert!(text.contains(word), "{word:?} is missing in {text}");
-        }
-    }
-
-    #[test]
-    fn what_lies_above_wins() {
-        let above = Partial { slots: Some(16), ..Partial::default() };
-        let below = Partial { slots: Some(64), job_slots: Some(4), ..Partial::default() };
-        let both = above.over(below);
-        assert_eq!((both.slots, both.job_slots), (Some(16), Some(4)));
-    }
-
-    #[test]
-    fn values_out_of_range_are_named_with_what_is_expected() {
-        let cases = [
-            ("slots = 1", "slots = 1: 2 to"),
-            ("job-slots = 12", "job-slots = 12: a power of two"),
-            ("slots = 8\njob-slots = 16", "from 2 to 8"),
-            ("mtu = 113", "mtu = 113: 114 to"),
-            ("data-addr = '0.0.0.0'", "data-addr = 0.0.0.0: one address"),
-            ("local-addr = '127.0.0.1'", "local-addr = 127.0.0.1: an address that nobody has"),
-            ("data-port = 0", "--engine userspace"),
-            ("join-timeout = 0", "join-timeout = 0: 1 to"),
-            ("probe-timeout = 90000", "probe-timeout = 90000: 1 to"),
-            ("resume-timeout = 0", "resume-timeout = 0: 1 to"),
-            ("dead-after = 0", "dead-after = 0: 0.1 to 3600"),
-            ("dead-after = nan", "dead-after = NaN: 0.1 to 3600"),
-            ("straggler-timeout = -1", "straggler-timeout = -1: 0.1 to 3600"),
-            ("job-slots-max = 1", "job-slots-max = 1: 2 to 8192"),
-            ("job-slots-max = 16\njob-slots = 32", "from 2 to 16 (job-slots-max)"),
-            ("job-packet-rate = 2000000000", "job-packet-rate = 2000000000: 0 (no limit)"),
-            ("keep-on-exit = true", "--pin"),
-            ("pin = 'here'", "pin = here: an absolute path"),
-            ("pin = '/sys/fs/bpf/x'\nengine = 'userspace'", "nothing to pin"),
-            ("pin = '/sys/fs/bpf/x'\nstate-dir = '/proc/none'", "state-dir = /proc/none"),
-            ("token-file = '/none'", "token-file: cannot read /none (No such file"),
-        ];
-        for (text, words) in cases {
-            let error = file(text).and_then(Partial::complete).expect_err(text);
-            assert!(error.to_string().contains(words), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_small_pool_shrinks_the_default_of_a_job() {
-        let settings = file("slots = 100").and_then(Partial::complete).expect("it is right");
-        assert_eq!(settings.server.job_slots, 64);
-    }
-}
+mod tests;

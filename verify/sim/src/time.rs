@@ -1,7 +1,6 @@
 //! Virtual time: nanoseconds since the start of a run, and the queue of what happens when.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A moment or a span of virtual time, in nanoseconds.
@@ -27,51 +26,22 @@ pub(crate) fn nanos(duration: Duration) -> Nanos {
 /// What happens when: by time, and what was queued first comes first at the same time.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    heap: BinaryHeap<Entry<T>>,
+    events: BTreeMap<(Nanos, u64), T>,
     count: u64,
-}
-
-#[derive(Debug)]
-struct Entry<T> {
-    at: Nanos,
-    order: u64,
-    event: T,
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
-        Self { heap: BinaryHeap::with_capacity(256), count: 0 }
+        Self { events: BTreeMap::new(), count: 0 }
     }
 
     pub(crate) fn push(&mut self, at: Nanos, event: T) {
-        let order = self.count;
+        self.events.insert((at, self.count), event);
         self.count += 1;
-        self.heap.push(Entry { at, order, event });
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Nanos, T)> {
-        self.heap.pop().map(|entry| (entry.at, entry.event))
-    }
-}
-
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-
-impl<T> Eq for Entry<T> {}
-
-impl<T> PartialOrd for Entry<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> Ord for Entry<T> {
-    // The heap's largest is what comes first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
+        self.events.pop_first().map(|((at, _), event)| (at, event))
     }
 }
 

@@ -28,9 +28,10 @@ const KNOCK: Duration = Duration::from_secs(1);
 ///
 /// Start it on every host, by torchrun, mpirun or srun as every worker is started, or with RANK
 /// and WORLD_SIZE; MASTER_ADDR and MASTER_PORT say where rank 0 listens. Of several processes on a
-/// host the first one measures. All hosts send to all others at the same time, over TCP, so that narrow uplinks show; then messages are
-/// timed, and daemons where they answer on port 9870 (or at XDP_AGG_ADDR). Rank 0 writes the file:
-/// hosts, the rates between them, and costs that `auto` chooses by.
+/// host the first one measures. All hosts send to all others at the same time, over TCP, so that
+/// narrow uplinks show; then messages are timed, and daemons where they answer on port 9870 (or at
+/// XDP_AGG_ADDR). Rank 0 writes the file: hosts, the rates between them, and costs that `auto`
+/// chooses by.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Write the topology here (rank 0). A file that is there keeps its hosts, regions and

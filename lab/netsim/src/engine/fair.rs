@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::schedule::Schedule;
-use super::time::Time;
+use ordered_float::OrderedFloat as Time;
 
 /// Rates this close are the same: arithmetic in another order must not make an event.
 const SAME: f64 = 1e-12;
@@ -44,7 +44,7 @@ struct Work {
     growing: Vec<u32>,
     fixed: Vec<bool>,
     new_rates: Vec<f64>,
-    heap: BinaryHeap<Reverse<(Time, u32, bool)>>,
+    heap: BinaryHeap<Reverse<(Time<f64>, u32, bool)>>,
 }
 
 impl Shares {

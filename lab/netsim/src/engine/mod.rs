@@ -8,7 +8,6 @@ mod fair;
 mod options;
 mod run;
 mod schedule;
-mod time;
 
 pub use options::{Options, Outcome, Pauses, Progress, SimulationError};
 pub use run::simulate;

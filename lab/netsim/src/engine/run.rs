@@ -9,7 +9,7 @@ use rand::{SeedableRng, seq};
 use super::fair::Shares;
 use super::options::{Options, Outcome, Progress, SimulationError, check};
 use super::schedule::{After, Grouped, Schedule};
-use super::time::Time;
+use ordered_float::OrderedFloat as Time;
 
 /// Events closer than this share of the time so far happen together.
 const TOGETHER: f64 = 1e-10;
@@ -82,7 +82,7 @@ enum Happening {
     Redrawn,
 }
 
-type Event = Reverse<(Time, u64, u32, Happening)>;
+type Event = Reverse<(Time<f64>, u64, u32, Happening)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
