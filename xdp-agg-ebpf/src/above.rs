@@ -2,7 +2,6 @@
 
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
 use xdp_agg_common::admission::{Reply, Source, check_parent, is_from_above};
-use xdp_agg_common::answer::take_reply;
 use xdp_agg_common::maps::{JobConf, MAX_JOBS, Reject, Uplink};
 use xdp_agg_common::wire::Header;
 
@@ -44,11 +43,7 @@ pub fn answer_reply(
     if reply == Reply::Path {
         return Ok(learn(ctx, packet, uplink, header.epoch));
     }
-    let members = conf.members;
-    let mut payload = packet.payload();
-    let answer = slots::locked(conf, said.block, |pool, slot| {
-        take_reply(slot, pool, members, (reply, &said), &mut payload)
-    });
+    let answer = slots::locked_reply(packet, conf, reply, &said);
     let Some((reaction, rank)) = answer else { return Ok(None) };
     count(job, |counters| counters.note_reply(reaction));
     let header = Header { job, rank, ..*header };

@@ -8,7 +8,7 @@ use xdp_agg_common::frame::{ETH_LEN, ETHERTYPE_IPV4, IP_LEN, IP_OVERHEAD};
 use xdp_agg_common::maps::{
     Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, member_index,
 };
-use xdp_agg_common::slot::{Contribution, Verdict, take_in};
+use xdp_agg_common::slot::{Contribution, Verdict};
 use xdp_agg_common::wire::{Header, Kind};
 
 use crate::above;
@@ -239,12 +239,7 @@ fn answer_contribution(
     (c, member): (&Contribution, *mut Member),
     refusal: &Refusal,
 ) -> Option<u32> {
-    let members = conf.members;
-    // The packet was cut to its length before, so the payload ends where the frame ends.
-    let mut payload = packet.payload();
-    let (pool, outcome) = slots::locked(conf, c.block, |pool, slot| {
-        (pool, take_in(slot, pool, members, c, &mut payload))
-    })?;
+    let (pool, outcome) = slots::locked(packet, conf, c)?;
     if let Verdict::Reject(reason) = outcome.verdict {
         report(&Refusal { reason, ..*refusal });
     } else {

@@ -143,7 +143,7 @@ pub struct Partial {
     /// they end then (keep-on-exit in the file)
     #[arg(long = "keep")]
     pub keep_on_exit: bool,
-    /// What is logged, for example `debug` or `warn,xdp_agg::jobs=debug`; RUST_LOG does the same
+    /// What is logged, for example `debug` or `warn,xdp_agg_protocol=debug`; RUST_LOG does the same
     /// [default: info]
     #[arg(long, env = "XDP_AGG_LOG", value_name = "FILTER")]
     pub log: Option<String>,

@@ -392,11 +392,12 @@ pub fn take_in(
     packet: &mut (impl Payload + ?Sized),
 ) -> Outcome {
     let verdict = state.contribute(pool, members, c);
+    move_lanes(lanes, packet, verdict, c.reduction);
     // Nobody has contributed to a block that is asked for too early.
     let seen = if c.asks { 0 } else { state.seen };
-    let outcome = Outcome { verdict, seen, flags: state.flags, tag: state.tag };
-    move_lanes(lanes, packet, verdict, c.reduction);
-    outcome
+    // Read behind the loop over the lanes, which the kernel program runs faster with nothing to
+    // carry through it.
+    Outcome { verdict, seen, flags: state.flags, tag: state.tag }
 }
 
 /// As [`take_in`], for the parent's result: see [`SlotState::deliver`]. The packet holds the result

@@ -11,6 +11,9 @@ use xdp_agg_common::wire::Header;
 use crate::frames::Frame;
 use crate::setup::{engine, header, job, pin_to_cpu, start};
 
+/// A block that no other test sends: they run beside this one, and log to the same place.
+const BLOCK: u64 = 77_777;
+
 /// What was logged.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -44,16 +47,19 @@ fn refused_packets_are_logged_at_powers_of_two() {
     start(&mut engine, &job, None);
     pin_to_cpu(0); // counts are per CPU
     for _ in 0..100 {
-        let spoilt = Header { cookie: 1, ..header(&job, 1, 5) };
+        let spoilt = Header { cookie: 1, ..header(&job, 1, BLOCK) };
         let mut frame = Frame::from_worker(1, &spoilt, 1);
         engine.test_run(&mut frame.bytes, 1).expect("it runs");
     }
     let wanted =
-        [1, 2, 4, 8, 16, 32, 64].map(|count| format!("count={count} job=3 rank=1 block=5"));
+        [1, 2, 4, 8, 16, 32, 64].map(|count| format!("count={count} job=3 rank=1 block={BLOCK}"));
     let end = Instant::now() + Duration::from_secs(10);
     let told = || {
         let text = String::from_utf8_lossy(&log.0.lock().expect("no writer panics")).into_owned();
-        let ours = |line: &&str| line.contains("10.1.0.2:40001") && line.contains("(cookie)");
+        let ours = |line: &&str| {
+            let from = line.contains("10.1.0.2:40001") && line.contains("(cookie)");
+            from && line.ends_with(&format!("block={BLOCK}"))
+        };
         text.lines().filter(ours).map(String::from).collect::<Vec<_>>()
     };
     while told().len() < wanted.len() && Instant::now() < end {
