@@ -87,7 +87,7 @@ impl Communicator {
         }
     }
 
-    /// Who waits for such a call drives all stripes itself.
+    /// A thread that waits for such a call drives all stripes itself.
     pub(crate) fn is_short<T: Element>(&self, buffer: &Buffer<T>) -> bool {
         self.stripes.len() > 1 && buffer.len() * size_of::<T>() <= drive::LONGEST
     }

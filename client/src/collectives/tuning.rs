@@ -149,10 +149,10 @@ impl Choice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Rule {
-    /// For at most so many ranks; none: for any number.
+    /// The most ranks that it is for; None: any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u16>,
-    /// For at most so many bytes; none: for any number.
+    /// The most bytes that it is for; None: any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub up_to: Option<u64>,
     /// The way.
@@ -174,7 +174,7 @@ const fn is_yes(checked: &bool) -> bool {
 }
 
 impl Rule {
-    /// This way for at most so many ranks and bytes.
+    /// This way for at most `ranks` ranks and `up_to` bytes.
     #[must_use]
     pub fn new(ranks: Option<u16>, up_to: Option<u64>, algorithm: Way) -> Self {
         let (chunk, k) = match algorithm {
@@ -307,7 +307,7 @@ impl Tuning {
         }
     }
 
-    /// How a call of so many ranks and bytes travels.
+    /// How a call of `bytes` bytes among `ranks` ranks travels.
     #[must_use]
     pub fn choose(&self, kind: Kind, ranks: u16, bytes: u64) -> Choice {
         let rules = self.rules(kind);

@@ -5,8 +5,8 @@
 //! over before the other threads have been woken, so one thread looks after all sockets in turn,
 //! and sleeps on all of them at once.
 //!
-//! Engines are taken in the order of their stripes, always. A thread that has some gives all of
-//! them away before it waits for one in front. So threads that drive all stripes and threads that
+//! Engines are always taken in the order of their stripes. A thread that holds some gives all of
+//! them away before it waits for an earlier one. So threads that drive all stripes and threads that
 //! drive one cannot wait for each other in a circle.
 
 use std::slice;

@@ -370,8 +370,8 @@ impl Engine {
     }
 }
 
-/// While little is under way, its results are a round trip away: gives the processor to whoever
-/// brings them, and looks again, before it goes to sleep. True if something came.
+/// While little is under way, its results are a round trip away. Gives the processor to the threads
+/// that bring them, and looks again, before it sleeps. True if something came.
 pub(crate) fn receive_soon(engines: &mut [MutexGuard<'_, Engine>]) -> bool {
     let under_way: u32 = engines.iter().map(|engine| engine.machine.under_way()).sum();
     if !(1..=YIELD_BLOCKS).contains(&under_way) {

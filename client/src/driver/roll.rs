@@ -1,7 +1,8 @@
-//! What the stripes of a communicator know of each other: who is left, and how far each is.
+//! What the stripes of a communicator know of each other: which members are left, and how far each
+//! is.
 //!
-//! A ring takes the place of one lost aggregator. Its members have nobody to tell them who else is
-//! lost (in a co-located job a host takes its aggregator with it); the other aggregators do.
+//! A ring takes the place of one lost aggregator, which cannot tell the members of further losses.
+//! (In a co-located job a host takes its aggregator with it.) The other aggregators tell them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

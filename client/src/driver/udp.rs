@@ -175,9 +175,9 @@ fn prepare(socket: &Socket) -> io::Result<()> {
 }
 
 /// Errors that only this program's own mistakes have. All others of a UDP socket say what the
-/// network, or whoever pretends to be it, did to an earlier packet (ICMP), or what the host does
-/// for a while: a queue that is full, a route, an address or a firewall that changes. None of them
-/// ends anything: the probe, the control connection and the deadline decide.
+/// network, or a host that forges its ICMP, did to an earlier packet. Or they say what the host
+/// does for a while: a queue is full; a route, an address or a firewall changes. None of them ends
+/// anything: the probe, the control connection and the deadline decide.
 pub(crate) fn is_misuse(error: &io::Error) -> bool {
     let misused = [libc::EBADF, libc::ENOTSOCK, libc::EFAULT, libc::ENOTCONN, libc::EDESTADDRREQ];
     error.raw_os_error().is_some_and(|number| misused.contains(&number))

@@ -47,7 +47,7 @@ impl InFlight {
         self.0.state.lock().ending.is_some()
     }
 
-    /// Waits for its end, at most so long. None: it has not ended yet, and goes on.
+    /// Waits for its end, at most for `at_most`. None: it has not ended yet, and goes on.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> Option<Ending> {
         let mut state = self.0.state.lock();

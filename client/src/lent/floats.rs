@@ -100,7 +100,8 @@ fn again<T: Element>(
     let mut all: Vec<T> =
         left_out.iter().flat_map(|range| data[range.clone()].iter().copied()).collect();
     let mut rounds = Rounds::new(inner.digits, &communicator, sum);
-    // Guesses belong to the order in which calls begin, and this is not it: there are none here.
+    // Guesses follow the order in which calls begin. Sums done again have another order, so none
+    // are made here.
     rounds.begin(&communicator, &mut all, &Mutex::default(), patience)?;
     rounds.finish(&communicator, &mut all, patience)?;
     let mut summed = &all[..];

@@ -1,10 +1,10 @@
-//! What the spans of an exact sum will be, by what those of the last one like it were.
+//! Guesses of an exact sum's spans, by those of the last sum like it.
 //!
 //! A guess saves a short vector the round in which the workers agree. Each worker says with its
-//! digits whether its elements have room in them; where one's have not, all of them agree as usual.
-//! All ranks guess alike: they begin the same calls in the same order, each after it is known how
-//! the one before was decided, and learn from agreed numbers alone. Were it otherwise, the purposes
-//! of their calls would differ, which is an error and not a wrong sum.
+//! digits whether its elements have room in them; if one's have not, all workers agree as usual.
+//! All ranks guess alike. They begin the same calls in the same order, each once the decision on
+//! the one before is known, and learn from agreed numbers alone. If their guesses differed, so
+//! would the purposes of their calls, which is an error and not a wrong sum.
 
 use std::collections::HashMap;
 

@@ -158,7 +158,7 @@ fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, 
     };
     let root = daemon(0)?;
     let branches = tree.nodes.iter().enumerate().skip(1).map(|(index, node)| {
-        // Parents come before children there, too; the root is no branch.
+        // Parents come before children there, too; the root is not a branch.
         let parent = node.parent.filter(|parent| *parent > 0).map(|parent| parent as u16 - 1);
         Ok(Branch { daemon: daemon(index)?, parent, ranks: node.ranks.clone() })
     });

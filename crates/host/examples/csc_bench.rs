@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each process is this program again. Everything is measured in one run, the algorithms in turns,
-//! so that what else the machine does meets all of them. `--bytes` is the size of the whole buffer:
+//! so that other load on the machine meets all of them. `--bytes` is the size of the whole buffer:
 //! an all-gather's output, a reduce-scatter's input.
 //!
 //! The bound of the last columns: the bytes that the algorithm copies (a reduction's reads and

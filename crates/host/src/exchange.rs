@@ -36,7 +36,7 @@ impl<'a> Deref for Inputs<'a> {
 
 impl Drop for Inputs<'_> {
     fn drop(&mut self) {
-        // Release: the reads are over before whoever finishes the block sees it unread.
+        // Release: the reads are over before the thread that finishes the block sees it unread.
         self.state.fetch_sub(1, Release);
     }
 }
@@ -140,7 +140,8 @@ impl Exchange {
     #[must_use]
     pub fn staged(&self) -> u64 {
         let staged = self.own_before(self.call.reached(Stage::Staged));
-        // Release: the inputs that this thread sees in place are so for whoever goes by this.
+        // Release: the inputs that this thread sees in place are so for any thread that relies on
+        // this.
         self.staged.fetch_max(staged, Release);
         staged
     }

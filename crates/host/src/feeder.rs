@@ -125,14 +125,14 @@ impl Feeder {
         if self.done() || self.next().is_some() {
             return Vec::new();
         }
-        // Who has not even staged the chunk is what its owners wait for.
+        // The chunk's owners wait for processes that have not even staged it.
         let stages = [Stage::Staged, Stage::Reduced];
         let behind = stages.map(|stage| self.call.behind(stage, self.gathered));
         behind.into_iter().find(|behind| !behind.is_empty()).unwrap_or_default()
     }
 
-    /// Of these, those whose part of the vector is not there. Whoever else is waited for may wait
-    /// for something itself.
+    /// Of these, those whose part of the vector is not there. Any other process that is waited for
+    /// may wait for something itself.
     #[must_use]
     pub fn unstaged(&self) -> Vec<usize> {
         if self.done() || self.next().is_some() {
@@ -221,7 +221,7 @@ impl Feeder {
         self.gathered += 1;
     }
 
-    /// Whether somebody left who is still needed.
+    /// Whether a process left that is still needed.
     fn look_for_leavers(&self) -> Result<(), Error> {
         let left = self.call.core().left();
         if left == 0 {

@@ -58,7 +58,7 @@ pub use marks::Marks;
 pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
 pub use wake::Waker;
 
-/// A digest of bytes that are no secret (FNV-1a).
+/// A digest of bytes that are not secret (FNV-1a).
 pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
     let mut state = fnv::FnvHasher::default();
     bytes.into_iter().for_each(|byte| state.write_u8(byte));

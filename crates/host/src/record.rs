@@ -50,7 +50,7 @@ mod failed {
     pub(super) const MISMATCH: u32 = 2;
     /// Somebody gave up.
     pub(super) const ELSEWHERE: u32 = 3;
-    /// Somebody left who was still needed: the code is who.
+    /// A process left that was still needed: the code says which.
     pub(super) const LEFT: u32 = 4;
 }
 

@@ -140,7 +140,7 @@ impl Ring {
         self.mailbox(rank) + COUNTERS + (number % PLACES) as usize * self.chunk
     }
 
-    /// Written, and who waits for that; read, and who waits for that.
+    /// Written, and those that wait for that; read, and those that wait for that.
     fn counters(&self, rank: usize) -> [&AtomicU32; 4] {
         [0, 1, 2, 3].map(|line| self.group.core().segment.word(self.mailbox(rank) + line * LINE))
     }

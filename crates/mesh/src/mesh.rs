@@ -82,7 +82,7 @@ impl Mesh {
         &self.groups
     }
 
-    /// This rank's part of a vector of so many elements, in reduce-scatter and all-gather.
+    /// This rank's part of a vector of `len` elements, in reduce-scatter and all-gather.
     #[must_use]
     pub fn part(&self, len: usize) -> Range<usize> {
         part(self.rank.into(), self.links.len(), len)

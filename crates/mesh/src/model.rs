@@ -15,7 +15,7 @@ pub struct Network {
     pub bytes_per_s: f64,
 }
 
-/// A model's cost: so many starts, and so many bytes one after the other.
+/// A model's cost: a number of starts, and a number of bytes one after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Factor of `t_s`.

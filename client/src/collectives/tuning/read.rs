@@ -1,4 +1,4 @@
-//! A table as it is written. What is wrong with it is said with its line, which is shown.
+//! Reads a table from its text. An error names the line that is wrong, and shows it.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -231,7 +231,7 @@ mod tests {
         );
         let long = format!("[[broadcast]]\nalgorithm = \"{}\"", "x".repeat(200));
         assert_eq!(table(&long).expect_err("no way").lines().count(), 1);
-        // Text that ends in the middle of it, or has odd characters, is no reason to panic.
+        // Text that ends in the middle of it, or has odd characters, must not cause a panic.
         let text = "[[broadcast]]\nalgorithm = \"é\"\nk = 9\r\n\u{0}[[reduce]]\nalgorithm = 'ring'";
         for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
             drop(table(&text[..end]));

@@ -1,4 +1,5 @@
-//! Who sends what to whom, after what: the collectives as data, one [`Schedule`] a rank.
+//! Which rank sends what to which one, after what: the collectives as data, one [`Schedule`] a
+//! rank.
 //!
 //! A schedule knows no sockets and no clock. Ranges are in elements of the whole vector.
 
@@ -17,7 +18,7 @@ pub use trees::{Tree, broadcast, reduce};
 /// Sends a range to a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// To whom.
+    /// The rank that it goes to.
     pub to: u16,
     /// Which elements.
     pub range: Range<usize>,
@@ -41,7 +42,7 @@ pub enum Effect {
 /// Receives a range from a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// From whom.
+    /// The rank that it comes from.
     pub from: u16,
     /// Which elements.
     pub range: Range<usize>,
@@ -65,7 +66,7 @@ pub struct Schedule {
 
 impl Schedule {
     pub(crate) fn send(&mut self, to: u16, range: Range<usize>, after: usize) {
-        // Nothing is no message: the other side leaves it out as well.
+        // An empty range is not sent: the other side leaves it out as well.
         if !range.is_empty() {
             self.sends.push(Send { to, range, after, streams: false });
         }

@@ -279,7 +279,7 @@ mod tests {
         assert!(hierarchical_all_reduce(0, &groups, 10).is_err());
     }
 
-    /// Whoever leaves has heard of everybody, directly or not.
+    /// A rank that leaves has heard of all others, directly or not.
     #[test]
     fn nobody_leaves_a_barrier_early() {
         for world in 1..=17_u16 {

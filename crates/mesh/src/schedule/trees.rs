@@ -8,14 +8,14 @@ use super::{Algorithm, Effect, Groups, Schedule, part};
 /// A rank's place in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Whom it has its data from; None at the root.
+    /// The rank that it has its data from; None at the root.
     pub parent: Option<u16>,
-    /// Whom it sends to, in this order.
+    /// The ranks that it sends to, in this order.
     pub children: Vec<u16>,
 }
 
 impl Tree {
-    /// Of an algorithm; None where it is no tree ([`Algorithm::ScatterAllGather`]).
+    /// Of an algorithm; None where it is not a tree ([`Algorithm::ScatterAllGather`]).
     #[must_use]
     pub fn of(algorithm: Algorithm, rank: u16, root: u16, groups: &Groups) -> Option<Self> {
         let world: u16 = groups.groups().iter().map(|group| group.len() as u16).sum();
@@ -111,7 +111,7 @@ pub fn broadcast(
 
 /// What `rank` does in a reduction of `len` elements of `size` bytes to the root: the broadcast of
 /// the same algorithm, backwards. The order of additions depends on nothing but the arguments.
-/// [`Algorithm::ScatterAllGather`] is no tree; the binomial one takes its place.
+/// [`Algorithm::ScatterAllGather`] is not a tree; the binomial one takes its place.
 #[must_use]
 pub fn reduce(
     algorithm: Algorithm,

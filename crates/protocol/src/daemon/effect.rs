@@ -146,7 +146,7 @@ pub enum Effect {
     /// Call `Engine::missing` and answer [`Answer::Missing`], as far as it is of
     /// these ranks.
     Missing {
-        /// Who asks.
+        /// The connection that asks.
         conn: ConnId,
         /// Index of the job.
         job_id: u16,
@@ -204,7 +204,7 @@ pub enum Answer {
     Uplink(Formation, Result<bool, String>),
     /// To [`Effect::Missing`].
     Missing {
-        /// Who asked.
+        /// The connection that asked.
         conn: ConnId,
         /// Block number.
         block: u64,

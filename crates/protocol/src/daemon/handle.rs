@@ -339,7 +339,7 @@ impl Jobs {
         self.reply(conn, Reply::Error { code, message });
     }
 
-    /// Tells who has not contributed to a block.
+    /// Tells which ranks have not contributed to a block.
     pub(super) fn tell_missing(&mut self, conn: ConnId, block: u64, bits: u64) {
         let ranks = (0..64).filter(|rank| bits >> rank & 1 == 1).collect();
         self.reply(conn, Reply::Missing { block, ranks });

@@ -203,8 +203,8 @@ impl Job {
         self.policy.or(self.life.policy).unwrap_or_default()
     }
 
-    /// Whether the loss of a member leaves the others in a job. What has never run has nothing to
-    /// save: there the others are told, and whoever starts workers can start them all again.
+    /// Whether the loss of a member leaves the others in a job. A job that has never run has
+    /// nothing to save: its other members are told, and all workers can be started again.
     pub(super) fn shrinks(&self) -> bool {
         self.life.ran && self.policy().worker_loss == WorkerLoss::Shrink
     }
@@ -251,7 +251,7 @@ impl Job {
         let awaited = |rank: &u16| match (self.phase(), life.members.get(rank)) {
             (Phase::Forming(_), None) => true,
             (Phase::Returning(_), None) => {
-                // Whoever comes anew in its place shows that it is not going to come back.
+                // A new worker in its place shows that it is not going to come back.
                 let replaced = self.shrinks() && life.waiting.contains_key(rank);
                 life.epoch_members >> rank & 1 == 1 && !replaced
             }

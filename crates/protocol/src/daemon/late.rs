@@ -1,7 +1,7 @@
 //! Branches that keep their job waiting: each step until it runs has a time of its own.
 //!
-//! A daemon that is stopped, or that is none, takes connections and answers nothing. Nobody but the
-//! root can tell it from one that is slow.
+//! A stopped daemon, or another program in its place, takes connections and answers nothing. Only
+//! the root can tell it from a slow one.
 
 use std::net::SocketAddrV4;
 
@@ -68,7 +68,7 @@ impl Job {
 }
 
 impl Jobs {
-    /// A step of the branches is over. False: it is not them who are awaited.
+    /// The time for a step of the branches is over. False: the job does not wait for a branch.
     pub(super) fn branches_are_late(&mut self, job_id: u16) -> bool {
         let Some(job) = self.jobs.get(&job_id) else {
             return false;

@@ -1,4 +1,4 @@
-//! Jobs: who is a member of what.
+//! Jobs and their members.
 //!
 //! It is driven as [the crate](crate) says: what is to be done comes out of [`Jobs::poll_effect`],
 //! and what came of it goes in by [`Jobs::handle_answer`].
@@ -14,8 +14,8 @@
 //!
 //! Every epoch has a fresh cookie and a number that no job of this daemon had before (until the
 //! numbers have gone round): slots that another job used hold nothing that could be mistaken for
-//! this one's. It is later than that of the epoch that returning workers come from; what these
-//! name moves the daemon's numbers only when their job forms.
+//! this one's. A new epoch's number comes after the one that returning workers report. Their number
+//! advances the daemon's counter only when their job forms.
 //!
 //! A member says `Progress` once between two `Admitted`: in answer to `Reform`, or before it, when
 //! it had come to the call of `RunTo`. `Resumed` ends a pause; where it is still wanted, `Pause` or
@@ -23,8 +23,8 @@
 //!
 //! There is no limit to the time in which a member says its `Progress` or `Paused`, unless
 //! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
-//! deadlines. After `RunTo` it counts from the first `Progress` on. Before that a member may have
-//! calls to make, and who waits for its contributions to them says so.
+//! deadlines. After `RunTo` the limit counts from the first `Progress` on. Before that a member may
+//! have calls to make, and members that wait for its contributions to them say so.
 
 mod branch;
 mod checks;
@@ -114,7 +114,7 @@ pub struct Jobs {
     /// Connections to branches: job, and the branch's control address.
     links: BTreeMap<LinkId, (u16, SocketAddrV4)>,
     next_link: u64,
-    /// Asked by whom, and not answered by all aggregators of a tree yet.
+    /// By the connection that asked: not answered by all aggregators of a tree yet.
     questions: BTreeMap<ConnId, Question>,
     /// Branches are to tell who contributes, and have not all done so.
     looks: BTreeMap<u64, OpenLook>,
@@ -175,7 +175,7 @@ impl Jobs {
         }
     }
 
-    /// A connection said something that is no message: `why` says what was wrong.
+    /// A connection said something that is not a message: `why` says what was wrong.
     pub fn handle_garbled(&mut self, conn: ConnId, why: &str) {
         if self.sessions.contains_key(&conn) {
             self.refuse_and_close(conn, ErrorCode::Protocol, why);

@@ -30,13 +30,13 @@ impl Jobs {
     /// The epoch is over, because these ranks are lost: the others say what they have. `back` has
     /// said it already, with its new connection.
     pub(super) fn reform(&mut self, job_id: u16, lost: Vec<u16>, reason: &str, back: Option<u16>) {
-        // First of all: no result of this epoch may come to anybody who said what it has.
+        // First of all: no result of this epoch may come to a member that said what it has.
         self.silence(job_id);
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
-        // Who had come to the call of RunTo has said it already, once and for all of this epoch.
+        // Members that had come to the call of RunTo have said it already, once for this epoch.
         let all_said = matches!(job.phase(), Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
         for (rank, member) in &mut job.life.members {

@@ -70,7 +70,7 @@ pub enum Answer {
 pub struct Job {
     /// As the workers know it.
     pub conf: JobConf,
-    /// By rank; the default for a rank that is no member.
+    /// By rank; the default for a rank that is not a member.
     pub members: Vec<Member>,
     /// The parent, where the sums go up.
     pub uplink: Uplink,

@@ -1,10 +1,11 @@
 //! The order of a call's blocks: its data, and ahead of it the exponents that the data needs.
 //!
 //! With block scaling (`docs/numerics.md`) the workers agree on an exponent for each block of data
-//! before anybody sends it. A block of 16-bit keys, of which the aggregator takes the largest, does
-//! so for a *group* of data blocks. Exponent blocks are blocks like all others: exactly once,
-//! repeated when lost, handed on to a new epoch. They travel [`AHEAD`] blocks before their group,
-//! so that in steady state nobody waits for them; only the first of a call cost a round trip.
+//! before anybody sends it. A block of 16-bit keys, of which the aggregator takes the largest,
+//! settles those of a *group* of data blocks. Exponent blocks are blocks like all others: exactly
+//! once, repeated when lost, handed on to a new epoch. They travel [`AHEAD`] blocks before their
+//! group, so that in steady state nobody waits for them; only the first of a call cost a round
+//! trip.
 
 use xdp_agg_numbers::KEYS_PER_CHUNK;
 
@@ -37,7 +38,7 @@ pub struct Layout {
     first: u64,
 }
 
-/// Data blocks of a group, where blocks have so many chunks: as many as their keys fit a block.
+/// Data blocks of a group, where blocks have `chunks` chunks: as many as their keys fit a block.
 pub const fn group_of(chunks: u16) -> u64 {
     chunks as u64 * KEYS_PER_CHUNK as u64
 }

@@ -156,7 +156,7 @@ fn who_contributes_to_a_branch_is_shown() {
         woods.info().members.iter().map(|member| member.contributed_ms.is_some()).collect()
     };
     assert_eq!(shown(&mut woods), [true, true, false, true, true]);
-    // Who looks often sees what was known.
+    // A caller that looks often sees what was known.
     woods.daemons[1].silent = 0;
     assert_eq!(shown(&mut woods), [true, true, false, true, true]);
     woods.wait_for(Duration::from_secs(1));

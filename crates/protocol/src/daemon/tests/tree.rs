@@ -5,8 +5,8 @@ use xdp_agg_common::control::{Branch, LocalMembers, TreeError};
 use super::woods::{Daemon, GO_ON, Woods, address, branch, control, data, path};
 use super::*;
 
-/// A worker on its aggregator's host is told where it sends to, by the root whoever says it; the
-/// others' address stays, and so does that of ranks that are none of a branch's own.
+/// A worker on its aggregator's host learns its address from the root, whichever daemon found it.
+/// The others' address stays, and so does that of ranks that are not below the branch.
 #[test]
 fn workers_beside_their_aggregator_are_told_another_address() {
     let mut woods = Woods::new(2);

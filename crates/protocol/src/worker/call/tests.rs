@@ -37,7 +37,7 @@ fn blocks_cover_the_elements_once() {
 }
 
 /// The flows of a vector group their blocks alike, also where an aggregator takes longer ones: the
-/// processes of a host look so far ahead and no further.
+/// processes of a host look no further ahead than these groups need.
 #[test]
 fn groups_are_of_the_blocks_that_were_agreed_upon() {
     let format = Format::new(f32::TYPE, Op::Sum, Scaling::Block, None, 2).expect("it makes sense");
@@ -87,7 +87,7 @@ fn a_part_without_blocks_says_nothing_of_contributors() {
             assert_eq!((report.blocks, report.path), (1, Path::Ring));
         }
     }
-    // With blocks in both it is as it was, and a call without any says who was a member.
+    // With blocks in both it is as it was, and a call without any names its members.
     let report = Report::of_parts(&[part(352, 0b11), part(352, 0b01)]);
     assert_eq!((report.blocks, report.contributors, report.partial), (2, 0b01, 0b10));
     assert_eq!(Report::of_parts(&[part(0, 0b01), part(0, 0b11)]).contributors, 0b01);

@@ -84,7 +84,7 @@ impl Flow {
         self.lose(&losses);
     }
 
-    /// So many blocks went over to lost.
+    /// Moves these blocks over to lost.
     const fn lose(&mut self, losses: &Losses) {
         self.under_way -= losses.sent;
         self.awaited -= losses.awaited;

@@ -16,13 +16,13 @@
 //!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
 //!   oldest block is asked for again, ever more slowly.
 //! * **Lead**: where a vector's parts go over several flows, none may be more than [`LEAD`] blocks
-//!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: what one flow
-//!   is ahead, another one is behind, and at the end its links alone would be busy.
+//!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: if one flow
+//!   is ahead, another is behind, and at the end the latter's links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
 //! * **Broadcast** ([`Part`], [`xdp_agg_common::copies`]): a block that another worker alone
 //!   contributes is under way as soon as the pool allows it, and nothing is sent for it: what a gap
-//!   or the timer takes for lost is asked for. A listener contributes to a full block when it holds
-//!   all before the full one before it, so that this acknowledges them to the root, whose window
+//!   or the timer takes for lost is asked for. A listener contributes to a full block once it holds
+//!   every block before the previous full one. This acknowledges them to the root, whose window
 //!   counts all blocks since the oldest without result.
 
 mod config;
@@ -202,8 +202,8 @@ impl Flow {
         self.end - self.base
     }
 
-    /// Another flow of the same communicator has so many blocks left: this one waits where it is
-    /// too far ahead. It never waits for good: of all flows, the last one is held back nowhere.
+    /// Another flow of the same communicator has `others_left` blocks left: this one waits if it is
+    /// too far ahead. It never waits for good: the last of all flows is never held back.
     pub const fn hold_back(&mut self, others_left: u64) {
         self.least_left = others_left.saturating_sub(LEAD);
     }

@@ -201,7 +201,7 @@ fn nobody_is_far_ahead_of_the_other_flows() {
     ahead.hold_back(ahead.left() + LEAD);
     assert!(!ahead.is_held_back());
     assert_ne!(send_all(&mut ahead, now), [0_u64; 0]);
-    // Whoever is last waits for nobody; nor does who has no others.
+    // The last flow waits for nobody; nor does a flow without others.
     ahead.hold_back(0);
     assert!(!ahead.is_held_back());
 }
@@ -303,7 +303,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Who is sent what: the sum, or that it is not complete.
+    /// Which workers are sent what: the sum, or that it is not complete.
     fn take_in(&mut self, c: &Contribution, worth: u64) -> (u64, Option<u64>) {
         let (state, sum) = &mut self.slots[self.pool.slot_of(c.block) as usize];
         let to_all = |complete| if complete { self.members } else { 0 };

@@ -108,8 +108,8 @@ impl Machine {
         self.begin_calls();
     }
 
-    /// A wish to resume that came to nothing bound this worker to nothing: whoever takes up the job
-    /// asks again.
+    /// A wish to resume that came to nothing bound this worker to nothing: a daemon that takes up
+    /// the job asks again.
     fn unfreeze_resume(&mut self) {
         if self.freeze == Freeze::Resume {
             self.freeze = Freeze::No;
@@ -371,7 +371,7 @@ impl Machine {
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
             && now < self.reach_until;
-        // Who was on a ring can go on over one.
+        // A worker that was on a ring can go on over one.
         let may_pass = self.back.rings > 0
             || !matches!(
                 code,

@@ -218,7 +218,7 @@ impl Machine {
         self.early.take(epoch.flow.sent_end())
     }
 
-    /// Who keeps this block waiting?
+    /// Asks which ranks keep this block waiting.
     pub(super) fn question(&self, block: EpochBlock) -> Request {
         Request::Missing { block: block.0, of: self.waits_for(block) }
     }

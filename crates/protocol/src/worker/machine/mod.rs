@@ -1,9 +1,8 @@
 //! A worker's whole protocol: membership ([`Control`] and replies), calls, blocks ([`flow`]) and
 //! what a new epoch does to them ([`xdp_agg_common::reform`]).
 //!
-//! It is driven as [the crate](crate) says. What [`Machine::poll_early`] gives is a packet that
-//! comes in once more. Before packets are sent, look at [`Machine::endpoint`]: it changes with the
-//! epoch.
+//! It is driven as [the crate](crate) says. A packet from [`Machine::poll_early`] comes in once
+//! more. Before packets are sent, look at [`Machine::endpoint`]: it changes with the epoch.
 //!
 //! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
 
@@ -130,7 +129,7 @@ pub struct Machine {
     lost_since: Option<Duration>,
     lost_reason: String,
     back: WayBack,
-    /// The daemon's answer to who is missing.
+    /// The daemon's answer: which ranks are missing.
     missing: Option<Vec<u16>>,
     /// The oldest block that has no result, and since when that, or the last question, is so.
     awaited: (EpochBlock, Duration),
@@ -211,7 +210,7 @@ impl Machine {
         }
     }
 
-    /// Why it is no member any more.
+    /// Why it is not a member any more.
     #[must_use]
     pub const fn failure(&self) -> Option<&Error> {
         self.failed.as_ref()
@@ -422,7 +421,7 @@ impl Machine {
         epoch.map_or(0, |epoch| epoch.flow.left() + (self.end - self.released))
     }
 
-    /// The communicator's other machines have up to so many blocks left: see
+    /// The communicator's other machines have up to `others_left` blocks left: see
     /// [`flow::Flow::hold_back`]. True if this one waits for them now.
     pub fn hold_back(&mut self, others_left: u64) -> bool {
         let unreleased = self.end - self.released;

@@ -159,8 +159,8 @@ fn a_result_after_the_progress_is_not_taken_in() {
     assert_eq!(call.contributors(), [Held { from: 0, len: 3, members: 0b111 }]);
 }
 
-/// A holder whose call is over hands its sum on; who neither holds nor lacks it sends nothing but
-/// zeros without a bias.
+/// A holder whose call is over hands its sum on; a worker that neither holds nor lacks it sends
+/// only zeros without a bias.
 #[test]
 fn a_sum_is_handed_on_after_its_call() {
     let copy = |source| RunKind::Copy { source, members: 0b111 };
@@ -342,8 +342,8 @@ fn probes_end() {
     assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
 }
 
-/// Too many come at once: whoever is turned away comes again, also where the loss of the aggregator
-/// would end the job, and although the connection ends before this worker has hung up.
+/// Too many come at once: a worker that is turned away comes again. It does so also where the loss
+/// of the aggregator would end the job, and although the connection ends before it has hung up.
 #[test]
 fn who_is_turned_away_before_the_job_comes_again() {
     let mut alone = Alone::with(AggregatorLoss::Fail);
@@ -355,7 +355,7 @@ fn who_is_turned_away_before_the_job_comes_again() {
     assert_eq!(alone.machine.poll_control(NOW + RETRY), Some(Control::Connect));
 }
 
-/// Who never got to the daemon is told so, whatever deadline ends it.
+/// A worker that never reached the daemon is told so, whatever deadline ends it.
 #[test]
 fn an_absent_daemon_is_named_at_the_deadline() {
     for (patience, tries) in [(300, 4), (60_000, 101)] {
