@@ -205,7 +205,7 @@ impl Launch {
                     return wrong(size.name, "0 processes; at least 1 is expected");
                 }
                 (Some(rank), Some(size)) if rank.value >= size.value => {
-                    let problem = format!("{}, with {size}; ranks count from 0", rank.value);
+                    let problem = format!("rank {}, with {size}; ranks count from 0", rank.value);
                     return wrong(rank.name, &problem);
                 }
                 _ => {}

@@ -77,11 +77,14 @@ fn contradictions_are_named() {
     for (set, words) in [
         (&[("RANK", "first")][..], "RANK: \"first\" is not a number"),
         (&[("PMI_RANK", "-1")], "PMI_RANK: \"-1\" is not a number"),
-        (&[("SLURM_PROCID", "2"), ("SLURM_NTASKS", "2")], "SLURM_PROCID: 2, with SLURM_NTASKS=2"),
+        (
+            &[("SLURM_PROCID", "2"), ("SLURM_NTASKS", "2")],
+            "SLURM_PROCID: rank 2, with SLURM_NTASKS=2",
+        ),
         (&[("RANK", "0"), ("WORLD_SIZE", "0")], "WORLD_SIZE: 0 processes"),
         (
             &[("PMI_RANK", "0"), ("MPI_LOCALRANKID", "4"), ("MPI_LOCALNRANKS", "4")],
-            "MPI_LOCALRANKID: 4, with MPI_LOCALNRANKS=4",
+            "MPI_LOCALRANKID: rank 4, with MPI_LOCALNRANKS=4",
         ),
         (
             &[("RANK", "1"), ("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")],
