@@ -1,4 +1,4 @@
-//! Digests, to compare by, of what is no secret.
+//! Digests for comparing data that is not secret.
 
 use std::hash::Hasher;
 

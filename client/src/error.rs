@@ -12,8 +12,8 @@ pub use xdp_agg_protocol::worker::Error as JobError;
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
-/// What the job's policy survives is no error. After any error of a call the communicator is
-/// unusable: every later call returns the same error. Drop it and connect again.
+/// A loss that the job's policy survives is not an error. After any error of a call the
+/// communicator is unusable: every later call returns the same error. Drop it and connect again.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A setting is missing or out of its range.
@@ -93,8 +93,8 @@ impl Error {
         }
     }
 
-    /// What made this worker give up, if that is another one's doing. `first` is the first rank of
-    /// its host, whose processes count for themselves.
+    /// What made this worker give up, if another worker caused it. `first` is the first rank of its
+    /// host, whose processes count for themselves.
     #[must_use]
     pub fn cause(&self, first: u16) -> Option<Cause> {
         use xdp_agg_host::Error as Host;

@@ -1,7 +1,7 @@
 //! Whether this process is the one that made something, or was forked from it.
 //!
-//! A forked child has the parent's descriptors and memory, and none of its threads. What it did
-//! with them would be done in the parent's name: so it does nothing, not even when it drops them.
+//! A forked child has the parent's descriptors and memory, and none of its threads. Anything it did
+//! with them would be in the parent's name. So it does nothing, not even when it drops them.
 #![expect(unsafe_code, reason = "pthread_atfork is a C interface")]
 
 use std::sync::Once;

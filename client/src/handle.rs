@@ -63,14 +63,14 @@ impl<T: Element> Handle<T> {
         Self { stripes, sequence, carrier: Some(Carrier::Thread { outcome, report }) }
     }
 
-    /// Number of the call in the communicator's life, from 0; of one that goes round a ring of the
-    /// workers, of the first call through the aggregators at or behind it.
+    /// Number of the call in the communicator's life, from 0. A call round a ring of the workers
+    /// has that of the first call through the aggregators at or behind it.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// Waits for the result, at most so long, and gives the elements back.
+    /// Waits for the result, at most for `deadline`, and gives the elements back.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
@@ -155,7 +155,7 @@ impl<T: Element> Drop for Handle<T> {
 pub(crate) struct Begun {
     stripes: Arc<[Stripe]>,
     sequence: u64,
-    /// Who waits for it drives all stripes: see [`drive`].
+    /// The thread that waits for it drives all stripes: see [`drive`].
     short: bool,
     since: Instant,
     /// The parts that have ended.
@@ -207,7 +207,7 @@ impl Begun {
         })
     }
 
-    /// The time is over: the first stripe that has not ended says for whom it waits.
+    /// The time is over: the first stripe that has not ended names the ranks that it waits for.
     fn end(&self, deadline: Duration) -> Error {
         let late = self.calls.iter().position(Option::is_none).unwrap_or(0);
         self.fail(drive::give_up(&self.stripes[late].shared, self.sequence, deadline))

@@ -19,11 +19,11 @@ pub(crate) fn join(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc
     Ok(Group::join(&options)?)
 }
 
-/// What follows from blocks of so many chunks over so many flows.
+/// What follows from blocks of `chunks` chunks over `flows` flows.
 ///
-/// Each flow has one of `flows` blocks of the vector, and may have to know [`looked_ahead`] of its
-/// own before it sends the next: `flows` times as many of the vector's. Were it less, a flow would
-/// wait for peaks that no process finds before this very flow has gone on. That costs no memory
+/// Each flow carries one block in `flows`, and may have to know [`looked_ahead`] of its own before
+/// it sends the next: `flows` times that number of the vector's. With fewer, a flow would wait for
+/// peaks that no process finds before this flow has gone on. Knowing more peaks costs no memory
 /// (`xdp_agg_host`'s `call`), so the segment's size does not depend on the flows.
 ///
 /// [`looked_ahead`]: layout::looked_ahead
@@ -70,8 +70,9 @@ mod tests {
             prop_assert!(of(n, flows, chunks).segment <= (32 << 20).max((2 << 20) + data + peaks));
         }
 
-        /// Where a flow sends the next data, or the keys before it, nothing is needed that lies
-        /// `scan_ahead` or more behind: all of it may be scanned while that block is not finished.
+        /// To send the next data, or the keys before it, a flow needs nothing that lies
+        /// `scan_ahead` or more behind that block. All that it needs may be scanned while the block
+        /// is not finished.
         #[test]
         fn what_all_flows_look_at_is_scanned(
             data in 1_u64..40_000, flows in 1_u64..65, index in 0_u64..64, chunks in 1_u16..30,

@@ -53,9 +53,9 @@ pub use memory::Memory;
 pub use types::{DataType, Precision, Reduction};
 pub use xdp_agg_numbers::UnknownName;
 
-/// Bytes of the longest vector that is summed exactly where nobody has chosen.
+/// Bytes of the longest vector that is summed exactly by default.
 pub const EXACT_UP_TO: usize = 64 << 10;
-/// The variable that says another one.
+/// The variable that sets another length.
 const EXACT_UP_TO_NAME: &str = "XDP_AGG_EXACT_UP_TO";
 /// The variable that says how exact sums are.
 const PRECISION: &str = "XDP_AGG_PRECISION";
@@ -68,14 +68,14 @@ pub enum Task {
     AllReduce(Reduction),
     /// All ranks get the root's vector, bit for bit.
     Broadcast {
-        /// Whose.
+        /// The rank that has it.
         root: u16,
     },
     /// The root gets the reduced vector; the others' is unspecified then.
     Reduce {
         /// How.
         reduction: Reduction,
-        /// Who gets it.
+        /// The rank that gets it.
         root: u16,
     },
     /// Each rank gets its part of the reduced vector ([`Communicator::part`]) in its place; the
@@ -132,7 +132,7 @@ impl Settings {
 /// How a call ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// Who contributed, and over what it was summed.
+    /// Which ranks contributed, and over what it was summed.
     pub report: Report,
     /// How floats were summed. None: nothing was rounded.
     pub precision: Option<Precision>,

@@ -2,9 +2,9 @@
 //!
 //! Each goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
 //! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel
-//! as unsigned 64-bit lanes of which it keeps the largest: who has nothing to say sends zeros. That
-//! is exact for any bytes, and all workers get the same ones. A broadcast has one worker that has
-//! anything to say: its packets alone travel ([`xdp_agg_common::copies`]).
+//! as unsigned 64-bit lanes of which it keeps the largest: a worker without data sends zeros. The
+//! result is exact for any bytes and the same at all workers. In a broadcast one worker has data,
+//! and its packets alone travel ([`xdp_agg_common::copies`]).
 
 mod bytes;
 mod mesh;
@@ -34,9 +34,9 @@ impl Communicator {
     /// All-reduces by a way of the caller's choice, the same at all workers: through the
     /// aggregators, or round a ring of the workers.
     ///
-    /// Round the ring floats are added as they are, in the same order in every run, so sums may
-    /// differ in their last bits from those of the aggregators, and integers wrap where those
-    /// refuse them. 16-bit floats go through the aggregators in any case.
+    /// Round the ring floats are added as they are, in the same order in every run. So sums may
+    /// differ in their last bits from those of the aggregators, and integers wrap where the
+    /// aggregators refuse them. 16-bit floats go through the aggregators in any case.
     ///
     /// # Errors
     /// As [`Self::all_reduce`]; a way that no all-reduce goes; a worker that cannot be reached.
@@ -55,8 +55,8 @@ impl Communicator {
     }
 
     /// [`Self::start`] by a way of the caller's choice, the same at all workers: see
-    /// [`Self::all_reduce_by`]. Calls round the ring are carried out by a thread of their own, one
-    /// after the other in the order in which they and other calls among the workers were made.
+    /// [`Self::all_reduce_by`]. A thread of their own carries out calls round the ring, one after
+    /// the other. It keeps the order in which they and other calls among the workers were made.
     ///
     /// # Errors
     /// As [`Self::start`]; a way that no all-reduce goes; a worker that cannot be reached.
@@ -76,9 +76,9 @@ impl Communicator {
     /// Leaves the root's elements at all workers, bit for bit.
     ///
     /// # Errors
-    /// A root that is none; the deadline (naming ranks), the job's end, a call that differs from
-    /// the other workers', a worker that cannot be reached; a root that is lost. After an error
-    /// other than the first and the last the contents of `data` are unspecified and the
+    /// No worker has the rank `root`; the deadline (naming ranks), the job's end, a call that
+    /// differs from the other workers', a worker that cannot be reached; a root that is lost. After
+    /// an error other than the first and the last the contents of `data` are unspecified and the
     /// communicator is unusable.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: u16) -> Result<(), Error> {
         self.broadcast_by(data, root, self.choice(Kind::Broadcast, size_of_val(data)))
@@ -219,13 +219,13 @@ impl Communicator {
         self.all_reduce_for(&mut [1_i32], Op::Max, &Purpose::of(&Arc::from("barrier"))).map(drop)
     }
 
-    /// A worker's part of a vector of so many elements, in reduce-scatter and all-gather.
+    /// A worker's part of a vector of `len` elements, in reduce-scatter and all-gather.
     #[must_use]
     pub fn part(&self, rank: u16, len: usize) -> Range<usize> {
         part(rank.into(), self.world_size().into(), len)
     }
 
-    /// How a call of so many bytes travels.
+    /// How a call of `bytes` bytes travels.
     #[must_use]
     pub fn choice(&self, kind: Kind, bytes: usize) -> Choice {
         self.side.tuning.choose(kind, self.world_size(), bytes as u64)
@@ -240,7 +240,7 @@ impl Communicator {
     }
 
     /// The way of a call, checked. Jobs that go on without lost workers go through the aggregator,
-    /// which knows who is left.
+    /// which knows the workers that are left.
     fn way(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
         if let Some(problem) = choice.way.problem(kind) {
             return Err(Error::Config { name: "algorithm", problem });
@@ -267,7 +267,7 @@ impl Communicator {
         Arc::from(format!("{what}{op} of {len} {}{root} by {way}", T::TYPE))
     }
 
-    /// Byte ranges to everybody from those who have them, through the aggregator.
+    /// Sends byte ranges from the ranks that have them to all, through the aggregator.
     fn exchange(
         &self,
         name: &'static str,
@@ -288,7 +288,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Zeros of who is lost are not its data.
+    /// Refuses a result that lacks a rank's part: the zeros in its place are not its data.
     pub(crate) fn refuse_lost(
         &self,
         what: &'static str,

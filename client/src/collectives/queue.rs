@@ -1,5 +1,5 @@
-//! Calls among the workers, one after the other in the order in which they were begun: by whoever
-//! makes them, or by a thread where they were started for later.
+//! Calls among the workers, one after the other in the order in which they were begun. The caller's
+//! thread makes a call, or the queue's thread if it was started for later.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -45,7 +45,7 @@ enum Tasks {
 }
 
 impl Queue {
-    /// Begins a call: nobody else does meanwhile.
+    /// Begins a call: no other call begins meanwhile.
     pub(super) fn begin(self: &Arc<Self>) -> Beginning<'_> {
         Beginning { begun: self.begun.lock(), queue: self }
     }
@@ -53,8 +53,8 @@ impl Queue {
     /// Leaves a task to the thread, behind those that it has.
     ///
     /// # Errors
-    /// The system has no thread; the queue is closed. The task comes back: with it ends a turn,
-    /// which may have to wait, and nobody's lock must be held meanwhile.
+    /// The system has no thread; the queue is closed. The task comes back: dropping it ends a turn,
+    /// which may have to wait, so no lock may be held then.
     fn leave(&self, task: Task) -> Result<(), (Error, Task)> {
         let mut tasks = self.tasks.lock();
         if let Tasks::None = *tasks {
@@ -69,7 +69,7 @@ impl Queue {
             *tasks = Tasks::Thread(to_do);
         }
         match &*tasks {
-            // It ends when nobody has the sender any more.
+            // The thread ends when the sender is dropped.
             Tasks::Thread(to_do) => {
                 to_do.send(task).map_err(|unsent| (Error::Job(JobError::Closed), unsent.0))
             }
@@ -77,7 +77,8 @@ impl Queue {
         }
     }
 
-    /// What has not come to its turn never will; the thread ends with the call that it is in.
+    /// Tasks whose turn has not come are never carried out; the thread ends with the call that it
+    /// is in.
     pub(super) fn close(&self) {
         *self.tasks.lock() = Tasks::Closed;
     }

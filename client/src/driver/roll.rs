@@ -1,7 +1,8 @@
-//! What the stripes of a communicator know of each other: who is left, and how far each is.
+//! What the stripes of a communicator know of each other: which members are left, and how far each
+//! is.
 //!
-//! A ring takes the place of one lost aggregator. Its members have nobody to tell them who else is
-//! lost (in a co-located job a host takes its aggregator with it); the other aggregators do.
+//! A ring takes the place of one lost aggregator, which cannot tell the members of further losses.
+//! (In a co-located job a host takes its aggregator with it.) The other aggregators tell them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,9 +23,8 @@ struct Entry {
 
 impl Roll {
     /// Of the stripes of the worker of this rank. Each worker begins its rounds with another
-    /// stripe. If all began with the same aggregator, that one's link and slots would be contended
-    /// for while those of the others stood idle, and then the next one's. Where hosts are
-    /// aggregators, each ends with its own.
+    /// stripe. If all began with the same aggregator, all would contend for its link and slots
+    /// while the others stood idle. Where hosts are aggregators, each ends with its own.
     pub(crate) fn new(stripes: usize, rank: u16) -> Self {
         let first = (usize::from(rank) + 1) % stripes.max(1);
         Self { first, entries: (0..stripes).map(|_| Entry::default()).collect() }

@@ -1,7 +1,7 @@
 //! The longest packet that a route takes, as this host's administrator has set it.
 //!
-//! What a socket is told (`IP_MTU`) is something else: it believes ICMP packets, which anybody can
-//! send, for ten minutes. So the interface and the route's own setting are asked for.
+//! A socket's `IP_MTU` is not used: for ten minutes it follows ICMP packets, which anybody can
+//! send. The settings of the interface and of the route are asked for instead.
 
 use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;

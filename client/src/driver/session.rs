@@ -40,7 +40,7 @@ pub(crate) struct Dial {
 pub(crate) struct Session {
     stream: ControlStream,
     received: Vec<u8>,
-    /// For who sleeps on it without holding the session.
+    /// For a thread that sleeps on it without holding the session.
     watched: Arc<OwnedFd>,
 }
 

@@ -1,7 +1,8 @@
 //! What a communicator's threads share: the engine, and how to get at it.
 //!
-//! Whoever waits for a call drives the engine, in the foreground. A thread of its own drives it
-//! while nobody waits, answers the daemon, opens sockets, and carries the ring.
+//! A thread that waits for a call drives the engine, in the foreground. While nobody waits, the
+//! progress thread drives it. That thread also answers the daemon, opens sockets, and carries the
+//! ring.
 
 #[cfg(test)]
 mod tests;
@@ -29,10 +30,10 @@ use crate::fallback::Fallback;
 
 /// Longest sleep of a thread that drives the calls.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
-/// How often a thread looks that waits for other threads: one that carries a ring for a call's
-/// input, one that is ahead of the other stripes for these.
+/// How often a thread looks again that waits for other threads. A thread that carries a ring waits
+/// for a call's input; one that is ahead waits for the other stripes.
 const GLANCE: Duration = Duration::from_millis(1);
-/// How long a call that was sent off is left to whoever may wait for it.
+/// How long a call that was sent off is left to a thread that may wait for it.
 const SOON: Duration = Duration::from_micros(200);
 /// How long a thread that has handed on the engine leaves it to others before it asks for it.
 const TURN: Duration = Duration::from_millis(1);
@@ -46,7 +47,7 @@ pub(crate) struct Shared {
     foreground: AtomicUsize,
     closing: AtomicBool,
     /// The progress thread is busy with a ring or a connection, which it cannot leave at once. Set
-    /// while it holds the engine: who closes gets it behind that, or the thread sees `closing`.
+    /// while it holds the engine: a closing thread gets it after that, or this one sees `closing`.
     busy: AtomicBool,
     /// For the ring.
     listener: Mutex<Option<TcpListener>>,
@@ -151,8 +152,8 @@ impl Shared {
     }
 
     /// Sends what a call that was started has to send. If nobody drives it soon, the progress
-    /// thread does: who starts a short call often waits for it next, and a thread that is woken in
-    /// vain costs as much as the call.
+    /// thread does. A caller that starts a short call often waits for it next, and waking a thread
+    /// in vain costs as much as the call.
     pub(crate) fn send_off(&self) {
         let mut engine = self.lock();
         engine.advance();
@@ -205,7 +206,7 @@ impl Shared {
         self.wanted.load(Ordering::Acquire) > 0
     }
 
-    /// Hands the engine to who waits for it.
+    /// Hands the engine to a thread that waits for it.
     pub(crate) fn give_way(&self, engine: MutexGuard<'_, Engine>) {
         self.wake.hush();
         MutexGuard::unlock_fair(engine);
@@ -224,10 +225,10 @@ impl Shared {
         }
     }
 
-    /// It does not any longer; what is left is the progress thread's.
+    /// The thread drives no longer; the progress thread does the work that is left.
     pub(crate) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         let more = engine.has_work() || engine.has_errand();
-        // With the engine: who adds work to it sees that nobody drives it.
+        // While the engine is held: a thread that adds work to it sees that nobody drives it.
         self.foreground.fetch_sub(1, Ordering::AcqRel);
         drop(engine);
         if more {
@@ -333,12 +334,12 @@ impl Shared {
         Ok(ring)
     }
 
-    /// What takes its time, without the engine: a deadline may pass meanwhile, and who closes
-    /// does not wait for it. None: that was done already.
+    /// Does slow work without the engine: a deadline may pass meanwhile, and a thread that closes
+    /// does not wait for it. None: the stripe was closed already.
     fn away<T>(&self, engine: MutexGuard<'_, Engine>, work: impl FnOnce() -> T) -> Option<T> {
         self.busy.store(true, Ordering::Release);
         drop(engine);
-        // Whoever closed before the engine was taken has waited for this thread since.
+        // A thread that closed before the engine was taken has waited for this thread since.
         let done = (!self.closing.load(Ordering::Acquire)).then(work);
         self.busy.store(false, Ordering::Release);
         done
@@ -403,8 +404,8 @@ impl Shared {
         }
     }
 
-    /// Connects to the daemon on a thread of its own, which ends when that is done, one way or the
-    /// other: the ring is not to wait for it.
+    /// Connects to the daemon on a thread of its own, which ends after the attempt: the ring is not
+    /// to wait for it.
     fn probe(self: &Arc<Self>, dial: Dial) {
         let shared = Arc::downgrade(self);
         let connect = move || {

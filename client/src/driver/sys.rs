@@ -23,7 +23,7 @@ pub(crate) struct Receiver {
     buffers: Vec<u8>,
     /// Length of each message of the latest [`Self::receive`], and of its packets.
     lens: [(usize, usize); BATCH],
-    /// Messages that the next call takes at most: who takes in too much at once sends too late.
+    /// Messages that the next call takes at most: taking in too much at once delays sending.
     most: usize,
 }
 
@@ -49,7 +49,7 @@ impl Receiver {
             header.msg_hdr.msg_controllen = size_of_val(control) as _;
         }
         // SAFETY: `most` headers, each with one iovec over a buffer of its own and a control
-        // buffer; all of them outlive the call, and the kernel writes at most their lengths.
+        // buffer. All outlive the call, and the kernel writes at most their lengths.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -144,8 +144,8 @@ impl Watch {
         self.fds.clear();
     }
 
-    /// These come behind those that are there. They must be open until [`Self::wait`]; what another
-    /// one of the same number does is not understood, and does no harm.
+    /// Adds these behind those that are there. They must be open until [`Self::wait`]. A later file
+    /// with the same number is mistaken for the first, which does no harm.
     pub(crate) fn extend(&mut self, interests: &[Interest<'_>]) {
         self.fds.extend(interests.iter().map(Interest::entry));
     }
@@ -155,13 +155,13 @@ impl Watch {
         poll(&mut self.fds, timeout)
     }
 
-    /// The latest [`Self::wait`] found something on the descriptor that was added so many before.
+    /// The latest [`Self::wait`] found something on descriptor `index`, counted from 0 as added.
     pub(crate) fn is_ready(&self, index: usize) -> bool {
         self.fds.get(index).is_some_and(|fd| fd.revents != 0)
     }
 }
 
-/// A descriptor that becomes readable when its time has come, for who sleeps in [`wait`].
+/// A descriptor that becomes readable when its time has come, for a thread in [`wait`].
 pub(crate) struct Timer {
     fd: OwnedFd,
 }
@@ -178,7 +178,7 @@ impl Timer {
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// Readable so long from now, once; zero: not at all.
+    /// Readable once, `after` from now; zero: not at all.
     pub(crate) fn set(&self, after: Duration) {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let value = libc::timespec {

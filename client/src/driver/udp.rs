@@ -168,16 +168,16 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     }
     // Results that come together are taken in together (since Linux 5.0).
     let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
-    // Packets are never cut on their way, and what anybody claims that way to take is not believed:
-    // a probe of full size has gone through, and a path that got narrower loses packets.
+    // Packets are never cut on their way, and claims about the way's MTU are not believed. A probe
+    // of full size has gone through; a path that has become narrower loses packets.
     let whole = libc::IP_PMTUDISC_PROBE;
     sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, whole)
 }
 
 /// Errors that only this program's own mistakes have. All others of a UDP socket say what the
-/// network, or whoever pretends to be it, did to an earlier packet (ICMP), or what the host does
-/// for a while: a queue that is full, a route, an address or a firewall that changes. None of them
-/// ends anything: the probe, the control connection and the deadline decide.
+/// network, or a host that forges its ICMP, did to an earlier packet. Or they say what the host
+/// does for a while: a queue is full; a route, an address or a firewall changes. None of them ends
+/// anything: the probe, the control connection and the deadline decide.
 pub(crate) fn is_misuse(error: &io::Error) -> bool {
     let misused = [libc::EBADF, libc::ENOTSOCK, libc::EFAULT, libc::ENOTCONN, libc::EDESTADDRREQ];
     error.raw_os_error().is_some_and(|number| misused.contains(&number))

@@ -1,4 +1,4 @@
-//! Who makes the calls: in the caller's thread, or on threads of its own for those in flight.
+//! Makes the calls: in the caller's thread, or on threads of its own for those in flight.
 #![expect(unsafe_code, reason = "calls on lent memory, whose lender keeps a promise")]
 
 use std::mem::ManuallyDrop;

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::handle::{Begun, Patience, vector_of};
 
 /// Lanes of a vector that is sent with room for its type's whole range, without asking what range
-/// it needs: about three packets, which take less time than a second round trip.
+/// it needs. That is about three packets, which take less time than a second round trip.
 const AT_ONCE: usize = 1024;
 /// Lanes that are sent at once at most, about: 4 MiB.
 const PIECE: usize = 1 << 20;
@@ -100,7 +100,8 @@ fn again<T: Element>(
     let mut all: Vec<T> =
         left_out.iter().flat_map(|range| data[range.clone()].iter().copied()).collect();
     let mut rounds = Rounds::new(inner.digits, &communicator, sum);
-    // Guesses belong to the order in which calls begin, and this is not it: there are none here.
+    // Guesses follow the order in which calls begin. Sums done again have another order, so none
+    // are made here.
     rounds.begin(&communicator, &mut all, &Mutex::default(), patience)?;
     rounds.finish(&communicator, &mut all, patience)?;
     let mut summed = &all[..];

@@ -1,10 +1,10 @@
-//! What the spans of an exact sum will be, by what those of the last one like it were.
+//! Guesses of an exact sum's spans, by those of the last sum like it.
 //!
 //! A guess saves a short vector the round in which the workers agree. Each worker says with its
-//! digits whether its elements have room in them; where one's have not, all of them agree as usual.
-//! All ranks guess alike: they begin the same calls in the same order, each after it is known how
-//! the one before was decided, and learn from agreed numbers alone. Were it otherwise, the purposes
-//! of their calls would differ, which is an error and not a wrong sum.
+//! digits whether its elements have room in them; if one's have not, all workers agree as usual.
+//! All ranks guess alike. They begin the same calls in the same order, each once the decision on
+//! the one before is known, and learn from agreed numbers alone. If their guesses differed, so
+//! would the purposes of their calls, which is an error and not a wrong sum.
 
 use std::collections::HashMap;
 
@@ -50,8 +50,8 @@ impl Guesses {
         Some(guess.spans.iter().map(|span| digits.filled(*span)).collect())
     }
 
-    /// Whether all elements had room. Where some had none, calls are not tried for a while: each
-    /// time for twice as many.
+    /// Whether all elements had room. If not, no guess is made for some calls, each time for twice
+    /// the number of calls.
     pub(super) fn was(&mut self, right: bool, of: ElementType, len: usize) {
         let Some(guess) = self.0.get_mut(&(of, len)) else { return };
         guess.pause = if right { 0 } else { (guess.last_pause * 2).clamp(1, LONGEST_PAUSE) };

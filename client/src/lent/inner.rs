@@ -1,4 +1,5 @@
-//! What the threads of a membership share: settings, turns, and the job of what is summed again.
+//! What the threads of a membership share: settings, turns, and the job of elements that are summed
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -72,7 +73,7 @@ pub(super) struct Call {
 pub(super) struct Sum {
     pub(super) reduction: Reduction,
     pub(super) average: bool,
-    /// Whose turn it is.
+    /// The call's turn.
     pub(super) turn: u64,
     /// What follows the name of the reduction; None: an all-reduce.
     pub(super) part_of: Option<String>,
@@ -138,7 +139,7 @@ impl Inner {
     }
 
     pub(super) fn take_turn(&self) -> u64 {
-        // Both in one order: whoever takes turns does so under this lock.
+        // Both in one order: every thread takes its turns under this lock.
         let _threads = self.threads.lock();
         self.next_turn()
     }
@@ -232,7 +233,7 @@ impl Inner {
 
     pub(super) fn abort(&self, error: &Error) {
         self.abort_main(error);
-        // While somebody opens it, that one sees how the other ended.
+        // While a thread opens it, that thread sees how the main communicator ended.
         if let Some(Some(side)) = self.side.try_lock().as_deref() {
             side.fail(error);
         }

@@ -216,7 +216,7 @@ fn is_long(inner: &Inner, memory: Memory) -> bool {
     inner.repeats && memory.bytes() > super::EXACT_UP_TO
 }
 
-/// Whether all ranks' integers are so small that their sum fits as it is.
+/// Whether all ranks' integers are small enough that their sum fits as it is.
 fn fits(
     inner: &Inner,
     (memory, sum): (Memory, &Sum),

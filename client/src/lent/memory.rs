@@ -14,8 +14,8 @@ pub struct Memory {
     data_type: DataType,
 }
 
-// SAFETY: whoever lends the memory to a call leaves it to the call, on whatever thread that is
-// carried out: the contract of `new`.
+// SAFETY: the lender leaves the memory to the call, on whichever thread the call is carried out:
+// the contract of `new`.
 unsafe impl Send for Memory {}
 
 impl Memory {

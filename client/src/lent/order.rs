@@ -1,5 +1,5 @@
-//! Whose turn it is: calls begin in the order in which they were made, and what of them must be
-//! done again is done in that order, too.
+//! Turns: calls begin in the order in which they were made, and parts of them that must be done
+//! again follow the same order.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Order {
         self.state.lock().over == turn
     }
 
-    /// Waits until all turns before this one are over, at most so long. True: they are.
+    /// Waits until all turns before this one are over, at most for `at_most`. True: they are.
     pub(super) fn wait(&self, turn: u64, at_most: Duration) -> bool {
         let mut state = self.state.lock();
         if state.over < turn {

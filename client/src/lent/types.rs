@@ -90,7 +90,7 @@ impl Precision {
     /// From the value of `XDP_AGG_PRECISION`.
     ///
     /// # Errors
-    /// [`Error::Config`]: there is none of this name.
+    /// [`Error::Config`]: no precision has this name.
     pub fn of_setting(value: &str) -> Result<Self, Error> {
         let wrong =
             |error: UnknownName| Error::Config { name: PRECISION, problem: error.to_string() };

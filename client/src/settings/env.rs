@@ -39,7 +39,7 @@ pub(crate) fn text(name: &'static str, value: Option<OsString>) -> Result<Option
 /// The longest that a call may take, as `XDP_AGG_DEADLINE` says; None if it is not set.
 ///
 /// # Errors
-/// [`Error::Config`]: it is no time above 0 in seconds.
+/// [`Error::Config`]: it is not a time above 0 in seconds.
 pub fn deadline_from_env() -> Result<Option<Duration>, Error> {
     const NAME: &str = "XDP_AGG_DEADLINE";
     variable(NAME)?.map(|value| some_seconds(NAME, &value)).transpose()

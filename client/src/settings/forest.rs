@@ -38,8 +38,8 @@ impl Builder {
     /// The same at all workers: each computes the same plan. Ranks of the topology are hosts.
     ///
     /// `auto` chooses trees by the network's links and the file's costs for vectors of 25 MiB.
-    /// Where all costs were measured, all-reduces of those sizes for which a ring of the workers is
-    /// faster go round that one; the tuning table's rules for all-reduce come before it. A strategy
+    /// Where all costs were measured, all-reduces of the sizes for which a ring of the workers is
+    /// faster go round the ring. The tuning table's rules for all-reduce come before it. A strategy
     /// that is given here is kept to for all sizes. What was chosen and why is in the log, and in
     /// [`Communicator::chosen`](crate::Communicator::chosen).
     ///
@@ -158,7 +158,7 @@ fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, 
     };
     let root = daemon(0)?;
     let branches = tree.nodes.iter().enumerate().skip(1).map(|(index, node)| {
-        // Parents come before children there, too; the root is no branch.
+        // Parents come before children there, too; the root is not a branch.
         let parent = node.parent.filter(|parent| *parent > 0).map(|parent| parent as u16 - 1);
         Ok(Branch { daemon: daemon(index)?, parent, ranks: node.ranks.clone() })
     });

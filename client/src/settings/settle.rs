@@ -51,7 +51,7 @@ impl Builder {
         chosen
     }
 
-    /// Adds whose daemon it is that cannot be reached.
+    /// Names the owner of a daemon that cannot be reached.
     pub(crate) fn explain(&self, error: Error) -> Error {
         match (error, &self.source) {
             (Error::Job(JobError::Unreachable { address, reason, .. }), Some(source)) => {
@@ -64,12 +64,12 @@ impl Builder {
     /// The interface that the topology gives this host exists.
     pub(crate) fn check_own_host(&self, place: &Place) -> Result<(), Error> {
         let source = self.source.as_ref();
-        // Of another number of hosts nobody knows which one this is; that is refused later.
+        // With another number of hosts it is unknown which one this is; that is refused later.
         let Some(source) = source.filter(|source| source.hosts() == usize::from(place.hosts))
         else {
             return Ok(());
         };
-        // The thread's network namespace; /sys has that of whoever mounted it.
+        // The thread's network namespace; /sys has that of the process that mounted it.
         let Ok(text) = std::fs::read_to_string("/proc/thread-self/net/dev") else {
             tracing::debug!("/proc has no list of interfaces: the topology's is not checked");
             return Ok(());

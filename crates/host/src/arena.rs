@@ -289,7 +289,7 @@ mod tests {
                             prop_assert!(offset + len <= other || other + its_len <= offset);
                         }
                         held.push((offset, len));
-                        // Whoever has memory writes to it: the allocator must not depend on it.
+                        // An owner writes to its memory: the allocator must not depend on it.
                         for word in (offset..offset + len.next_multiple_of(64)).step_by(64) {
                             segment.word(word).store(u32::MAX, Relaxed);
                         }

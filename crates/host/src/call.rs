@@ -1,27 +1,27 @@
-//! One call: its room in the segment, and what of it is whose when.
+//! One call: its room in the segment, and which process owns which part of it when.
 //!
-//! Four counters of each process, in chunks, say how far it is. Whose turn a piece of memory is
-//! follows from them alone:
+//! Four counters of each process, in chunks, say how far it is. They alone determine which process
+//! may use a piece of memory:
 //!
 //! * `scanned[p]`: process `p` has published the peaks of its input in chunks below this.
 //! * `keyed[l]`: owner `l` has made keys of all peaks of its blocks in chunks below this.
 //! * `staged[p]`: the copy of `p`'s input of chunks below this is in the staging ring.
 //! * `reduced[l]`: owner `l` has written its results of chunks below this to the result ring.
 //!
-//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c -
-//! D`. By then all owners have reduced `c - D`, so nobody reads that place of the staging ring
-//! any more. And once all processes have staged `c`, all have gathered `c - D`: then, and not
-//! before, the owners write results of `c` into place `c mod D` of the result ring. So that one
-//! rule guards both rings, and no counter is needed for what is gathered.
+//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c - D`.
+//! By then all owners have reduced `c - D`, so nobody reads that place of the staging ring any
+//! more. And once all processes have staged `c`, all have gathered `c - D`. Then, and not before,
+//! the owners write results of `c` into place `c mod D` of the result ring. So this one rule guards
+//! both rings, and no counter is needed for what is gathered.
 //!
-//! Peaks have a ring of their own, of R chunks: a process scans chunk `c` when all owners have
+//! Peaks have a ring of their own, of R chunks. A process scans chunk `c` when all owners have
 //! keyed `c - R`, so nobody reads that place any more. Keys stay in their owner's own memory. So
-//! how far ahead of the data peaks are known (a flow over one of many aggregators looks far) costs
-//! no room here, and R, of any size, makes nobody wait for the network: keying chunk `c` waits for
-//! nothing but that all have scanned it, scanning it for nothing but `keyed > c - R` and the bound
-//! `gathered + ahead` that the feeder keeps to. Of the chunks below the slowest process's bound the
-//! first that is not keyed can therefore be scanned by all, and then keyed by all: in the end all
-//! of them are, whatever the flows do meanwhile, as if each pair had room for `ahead` chunks.
+//! peaks known far ahead of the data (a flow over one of many aggregators looks far) cost no room
+//! here. Nor does R, of any size, make a process wait for the network. Keying chunk `c` waits only
+//! until all have scanned it. Scanning it waits only for `keyed > c - R` and the bound `gathered +
+//! ahead` that the feeder keeps to. So all can scan, and then key, the first chunk below the
+//! slowest process's bound that is not keyed. In the end all of these are keyed, whatever the flows
+//! do meanwhile, as if each pair had room for `ahead` chunks.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -122,7 +122,7 @@ impl Call {
 
     /// How far the slowest process is: chunks that all are beyond.
     ///
-    /// Acquire: what they did to the memory before is seen after.
+    /// Acquire: what those processes did to the memory before is seen afterwards.
     pub(crate) fn reached(&self, stage: Stage) -> u64 {
         let each = (0..self.core().size).map(|rank| self.counter(stage, rank).load(Acquire));
         each.min().expect("a group has at least one process")
@@ -136,8 +136,8 @@ impl Call {
 
     /// This process is beyond `chunks` chunks now.
     ///
-    /// Release: what it did to the memory before is seen by whoever sees this. Sleepers are rung
-    /// for by the last process to come so far; of two that come at once, the fences in `advanced`
+    /// Release: a process that sees this sees what this one did to the memory before. The last
+    /// process to get here rings for sleepers. Of two that come at once, the fences in `advanced`
     /// let at least one see that both have.
     pub(crate) fn advance(&self, stage: Stage, chunks: u64) {
         let core = self.core();
@@ -151,9 +151,9 @@ impl Call {
         }
     }
 
-    /// Whether somebody may wait for all to be beyond `before` chunks. For keys of others only a
-    /// process waits whose peaks have filled the ring. The fence in `advanced`, and that before its
-    /// last look, let either this see how far it has scanned or it see the keys.
+    /// Whether somebody may wait for all to be beyond `before` chunks. Only a process whose peaks
+    /// have filled the ring waits for keys of others. By the fence in `advanced` and the one before
+    /// its last look, either this sees how far that process has scanned, or it sees the keys.
     fn is_waited_for(&self, stage: Stage, before: u64) -> bool {
         let full = before + self.plan.ring as u64;
         !matches!(stage, Stage::Keyed)

@@ -1,8 +1,7 @@
 //! Whether the memory limit has room for the segment.
 //!
 //! Taking up memory beyond a control group's limit does not fail: the kernel ends some process of
-//! the group. So it is asked first. Where the limit cannot be read there is none as far as anybody
-//! can tell.
+//! the group. So the limit is asked for first. A limit that cannot be read counts as none.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! What all of a process's handles share: the segment, its lock, its barrier, the bells, and the
-//! knowledge of who is lost.
+//! knowledge of which process is lost.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
@@ -66,7 +66,7 @@ impl Core {
         let (rank, size) = (options.local_rank, options.local_size);
         let arena = Arena::new(layout::ARENA, segment.len());
         let cpus = available_parallelism().map_or(1, |cpus| cpus.get());
-        // With fewer CPUs than processes, who spins keeps from running who is waited for.
+        // With fewer CPUs than processes, a spinning process keeps the awaited one from running.
         let spins = if size <= cpus { SPINS } else { 0 };
         Self { segment, arena, rank, size, options, bells, spins }
     }
@@ -80,7 +80,7 @@ impl Core {
         }
         self.ring_everyone();
         let round = self.segment.word(layout::BARRIER_ROUND);
-        // Fails on addresses that are no futex alone.
+        // Fails only on addresses that are not a futex.
         let _ = futex::wake(round, futex::Flags::empty(), i32::MAX as u32);
     }
 
@@ -106,8 +106,8 @@ impl Core {
         self.ring_everyone();
     }
 
-    /// Bit set of who left. Read before the counters of those who are waited for: what they did
-    /// before they left is seen then.
+    /// Bit set of the processes that left. Read before the counters of awaited processes: what they
+    /// did before they left is seen then.
     pub(crate) fn left(&self) -> u64 {
         self.segment.counter(layout::LEFT).load(Acquire)
     }
@@ -116,7 +116,7 @@ impl Core {
         self.left() & 1 << rank != 0
     }
 
-    /// After a counter was advanced: wakes whoever sleeps, in all processes.
+    /// After a counter was advanced: wakes all sleepers, in all processes.
     pub(crate) fn ring_sleepers(&self) {
         protocol::advanced::<AtomicU32>();
         for rank in 0..self.size {
@@ -172,8 +172,8 @@ impl Core {
         }
         let start = Instant::now();
         loop {
-            // Counted before the look: whoever changes the word then looks whether to wake. SeqCst
-            // on both sides, so that at least one sees what the other did.
+            // Counted before the look: a process that changes the word looks afterwards whether to
+            // wake. SeqCst on both sides, so that at least one sees what the other did.
             sleepers.fetch_add(1, SeqCst);
             let now = word.load(SeqCst);
             if !ready(now) {
@@ -206,10 +206,11 @@ impl Core {
         Ok(())
     }
 
-    /// Wakes who waits on a word with [`Self::wait_word`]. The word was stored with SeqCst before.
+    /// Wakes all that wait on a word with [`Self::wait_word`]. The word was stored with SeqCst
+    /// before.
     pub(crate) fn wake_word(&self, word: &AtomicU32, sleepers: &AtomicU32) {
         if sleepers.load(SeqCst) != 0 {
-            // Fails on addresses that are no futex alone.
+            // Fails only on addresses that are not a futex.
             let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
         }
     }
@@ -256,7 +257,8 @@ impl Core {
         self.wait_word("a barrier", rounds, sleepers, reached, missing)
     }
 
-    /// Takes the lock of allocator and records. Who dies with it is a loss, and all give up.
+    /// Takes the lock of allocator and records. A process that dies with it is a loss, and all give
+    /// up.
     pub(crate) fn lock(&self) -> Result<Locked<'_>, Error> {
         let word = self.segment.word(layout::LOCK);
         let own = self.rank as u32 + 1;
@@ -266,7 +268,7 @@ impl Core {
         let start = Instant::now();
         loop {
             let held = word.load(Relaxed);
-            // Marked as contended even if nobody else waits: it cannot be told.
+            // Marked as contended even if nobody else waits, because that cannot be told.
             if held == 0 {
                 if word.compare_exchange(0, own | CONTENDED, Acquire, Relaxed).is_ok() {
                     return Ok(Locked(self));

@@ -1,9 +1,9 @@
-//! Who is at the other end of a unix socket.
+//! The process at the other end of a unix socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Who is at the other end of a unix socket, as the kernel says.
+/// The process at the other end of a unix socket, as the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
     /// 0 if it cannot be named here (another pid namespace).

@@ -1,10 +1,11 @@
 //! CSC, cross shared communication (paper 5, section 2.2): each process writes its part once to the
-//! shared segment, one synchronisation, and all read what they need of the others' parts, each in
+//! shared segment. After one synchronisation all read what they need of the others' parts, each in
 //! another order, so that no two start on the same part.
 //!
 //! A buffer that is larger than the area goes through it in pieces. The area has two halves that
-//! take turns, so a piece needs no second synchronisation: who writes to a half has passed the
-//! barrier of the piece before, so all have arrived there, so all have read what the half held.
+//! take turns, so a piece needs no second synchronisation. A process that writes to a half has
+//! passed the barrier of the piece before. So all have arrived there, and have read what the half
+//! held.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
@@ -227,7 +228,7 @@ impl Csc {
     /// As [`Self::all_gather`].
     ///
     /// # Panics
-    /// If the length is no multiple of `grain`.
+    /// If the length is not a multiple of `grain`.
     pub fn all_reduce(
         &mut self,
         data: &mut [u8],
@@ -368,9 +369,9 @@ impl Csc {
     }
 }
 
-/// Which of its two words a process brings to a round. They are the process's, for all areas, and
-/// so this goes by the barrier's round: who writes for one has passed the round before, so all have
-/// arrived there, so all have read what was brought to the one before that.
+/// Which of its two words a process brings to a round. The two serve all areas, so this goes by the
+/// barrier's round. A process that writes for a round has passed the one before. So all have
+/// arrived there, and have read what was brought to the one before that.
 const fn parity_of(round: u32) -> usize {
     (round & 1) as usize
 }
@@ -380,7 +381,8 @@ fn brought_at(core: &Core, round: u32, rank: usize) -> usize {
     core.segment.counter(Slot::of(rank).brings_at(parity_of(round))).load(Relaxed) as usize
 }
 
-/// How to copy a piece of an output of so many bytes, which nobody reads before all of it is there.
+/// How to copy a piece of an output of `output` bytes, which nobody reads before all of it is
+/// there.
 fn copy_for(output: usize) -> fn(&[u8], &mut [u8]) {
     if output >= stream::FROM { stream::copy } else { |from, to| to.copy_from_slice(from) }
 }
@@ -403,8 +405,8 @@ mod memory {
 
     /// A part that this process writes.
     pub(super) fn write(core: &Core, offset: usize, len: usize) -> &mut [u8] {
-        // SAFETY: parts are written by one process, before the barrier of their piece (a result:
-        // before the second), and all have read what was there before (see the module's text).
+        // SAFETY: one process writes a part, before the barrier of its piece (a result: before the
+        // second). By then all have read what was there before (see the module's text).
         unsafe { core.segment.bytes_mut(offset, len) }
     }
 

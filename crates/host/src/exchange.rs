@@ -36,7 +36,7 @@ impl<'a> Deref for Inputs<'a> {
 
 impl Drop for Inputs<'_> {
     fn drop(&mut self) {
-        // Release: the reads are over before whoever finishes the block sees it unread.
+        // Release: the reads are over before the thread that finishes the block sees it unread.
         self.state.fetch_sub(1, Release);
     }
 }
@@ -140,7 +140,8 @@ impl Exchange {
     #[must_use]
     pub fn staged(&self) -> u64 {
         let staged = self.own_before(self.call.reached(Stage::Staged));
-        // Release: the inputs that this thread sees in place are so for whoever goes by this.
+        // Release: the inputs that this thread sees in place are so for any thread that relies on
+        // this.
         self.staged.fetch_max(staged, Release);
         staged
     }
@@ -282,8 +283,8 @@ mod call_bytes {
 
     /// An input in the staging ring.
     pub(super) fn input(core: &Core, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: the block is staged (seen by Acquire) and not finished, and cannot be as long as
-        // the caller's count of readers stands; until all blocks of its chunk are, no process
+        // SAFETY: the block is staged (seen by Acquire). It is not finished, and cannot be while
+        // the caller counts as a reader. Until all blocks of its chunk are finished, no process
         // writes to this place of the ring (`call`).
         unsafe { core.segment.bytes(offset, len) }
     }
@@ -291,7 +292,7 @@ mod call_bytes {
     /// An output in the result ring.
     pub(super) fn output(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: the block is staged and not finished, and nobody else writes it (the caller's
-        // WRITING bit): all processes have gathered what was in this place of the ring before, and
+        // WRITING bit). All processes have gathered what was in this place of the ring before, and
         // none reads it before the block is finished (`call`).
         unsafe { core.segment.bytes_mut(offset, len) }
     }

@@ -82,7 +82,7 @@ impl Group {
     }
 
     /// Leaves in good order, as the drop does: this process contributes nothing more, and what it
-    /// has done stands. Whoever still needs more of it gets [`Error::PeerLeft`].
+    /// has done stands. A process that still needs more of it gets [`Error::PeerLeft`].
     pub fn leave(&self) {
         self.core.leave();
     }
@@ -104,7 +104,7 @@ impl Group {
         loop {
             match attempt() {
                 Err(Error::Busy { .. }) if Instant::now() < until => {
-                    // Whoever frees a record rings; it may have been just before.
+                    // A process that frees a record rings; it may have been just before.
                     self.core.sleep(Duration::from_millis(10), || false);
                 }
                 done => return done,

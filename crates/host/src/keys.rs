@@ -1,4 +1,4 @@
-//! What an owner makes of all processes' peaks of its blocks, and keeps to itself.
+//! The keys that an owner makes of all processes' peaks of its blocks, and keeps to itself.
 
 use std::fmt;
 use std::sync::atomic::AtomicU16;
@@ -32,7 +32,7 @@ impl fmt::Debug for Key {
 #[derive(Debug)]
 pub(crate) struct Keys {
     keys: Vec<AtomicU16>,
-    /// Whoever makes keys.
+    /// Held by the thread that makes keys.
     pub(crate) turn: Mutex<()>,
 }
 

@@ -1,11 +1,11 @@
-//! Where what is in a segment, in bytes from its start. `docs/inhost.md` has the picture.
+//! Where each thing is in a segment, in bytes from its start. `docs/inhost.md` has the picture.
 
 use crate::options::MAX_PROCESSES;
 
 /// Size of a cache line, and of the pair of lines that prefetchers pull together.
 pub(crate) const LINE: usize = 64;
 
-/// Who is lost, and how it showed: 0, or [`failure`](crate::core::failure).
+/// Which process is lost, and how it showed: 0, or [`failure`](crate::core::failure).
 pub(crate) const FAILED: usize = 0;
 /// Bit set of the local ranks that left in good order.
 pub(crate) const LEFT: usize = 8;
@@ -31,7 +31,7 @@ impl Slot {
         Self(SLOTS + local_rank * SLOT)
     }
 
-    /// Who of this process's threads sleeps (see `protocol`).
+    /// How this process's threads sleep (see `protocol`).
     pub(crate) fn asleep(self) -> usize {
         self.0
     }
@@ -41,7 +41,7 @@ impl Slot {
         self.0 + LINE
     }
 
-    /// Rounds of the barrier that this process has come to: to say who is missing.
+    /// Rounds of the barrier that this process has come to: to say which process is missing.
     pub(crate) fn round(self) -> usize {
         self.0 + 2 * LINE
     }

@@ -3,7 +3,7 @@
 //! * [`Group`]: the processes of a job on this host, made by [`Group::join`] with [`Options`].
 //! * [`Group::begin`] opens a call: a [`Feeder`] for the thread that has the vector, and an
 //!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
-//!   which block is whose, [`Marks`] what is reported of it.
+//!   which process owns which block, [`Marks`] what is reported of it.
 //! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
 //!   [`send_receive`]: the same round a ring of sends and receives, the paper's baseline; [`ring`]:
 //!   round a ring of mailboxes in the segment; [`Buffer`]: memory in the segment.
@@ -58,7 +58,7 @@ pub use marks::Marks;
 pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
 pub use wake::Waker;
 
-/// A digest of bytes that are no secret (FNV-1a).
+/// A digest of bytes that are not secret (FNV-1a).
 pub(crate) fn digest(bytes: impl IntoIterator<Item = u8>) -> u64 {
     let mut state = fnv::FnvHasher::default();
     bytes.into_iter().for_each(|byte| state.write_u8(byte));

@@ -38,7 +38,7 @@ pub(crate) enum Message {
     Refused(Error),
 }
 
-/// Who comes, and what has to be the same in all.
+/// Which process comes, and what has to be the same in all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u32,

@@ -8,8 +8,8 @@ use crate::Error;
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
 
-/// Own blocks whose peaks the ring of peaks holds at least: so far ahead of the slowest the other
-/// processes scan.
+/// Own blocks whose peaks the ring of peaks holds at least: the other processes scan that far ahead
+/// of the slowest.
 pub(crate) const RING_BLOCKS: usize = 128;
 
 /// Bytes of a segment, where nothing asks for more.
@@ -66,7 +66,7 @@ pub struct Options {
     pub wait_within: Duration,
 }
 
-/// Longer waits count as this one, a year: what no clock can reach is no moment.
+/// Longer waits count as this one, a year: the clock cannot express every later time.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// The moment at which a wait that begins now is over.
@@ -93,9 +93,9 @@ impl Options {
         }
     }
 
-    /// Bytes of a segment in which two calls of any length have room for 16 blocks of so many bytes
-    /// that each process has under way: `local_size` inputs and a result of each, and the peaks of
-    /// some more. At least 32 MiB, all of it in memory from the start.
+    /// Bytes of a segment in which two calls of any length have room for 16 blocks of `block_bytes`
+    /// bytes under way from each process. A block takes `local_size` inputs and a result; there is
+    /// room for the peaks of some more. At least 32 MiB, all of it in memory from the start.
     #[must_use]
     pub const fn good_segment(&self, block_bytes: usize) -> usize {
         let processes = self.local_size;

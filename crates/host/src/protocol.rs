@@ -1,10 +1,10 @@
 //! Falling asleep and ringing, so that no ring is lost: over any kind of atomics, so that loom can
 //! try every interleaving (`tests/sleep.rs`).
 //!
-//! The one who sleeps: sets its bit ([`fall_asleep`]), looks once more, sleeps. The one who rings:
-//! advances a counter, then takes the bits ([`sleepers`]) and rings for those it found. Between
-//! write and read both have a fence of sequential consistency, so that at least one of the two sees
-//! what the other wrote: the sleeper the counter, or the ringer the bit.
+//! A thread that sleeps sets its bit ([`fall_asleep`]), looks once more, and sleeps. A thread that
+//! rings advances a counter, then takes the bits ([`sleepers`]) and rings for those it found.
+//! Between write and read both have a fence of sequential consistency, so that at least one of the
+//! two sees what the other wrote: the sleeper the counter, or the ringer the bit.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -54,8 +54,8 @@ pub fn advanced<B: Bits>() {
     B::fence();
 }
 
-/// Who has to be rung for. A ring wakes all threads of a process that sleep in that way, so their
-/// common bit is cleared: who rings next need not.
+/// The sleepers to ring for. A ring wakes all threads of a process that sleep in that way, so their
+/// common bit is cleared: the next ringer need not ring.
 pub fn sleepers<B: Bits>(asleep: &B) -> u32 {
     match asleep.get() {
         0 => 0,

@@ -14,7 +14,7 @@ const DESCRIPTION: usize = 256;
 /// Bytes of a failure's text.
 const TEXT: usize = 448;
 
-/// Where what is in a record, in bytes from its start.
+/// Where each thing is in a record, in bytes from its start.
 mod at {
     pub(super) const KEY: usize = 0;
     pub(super) const USED: usize = 8;
@@ -50,7 +50,7 @@ mod failed {
     pub(super) const MISMATCH: u32 = 2;
     /// Somebody gave up.
     pub(super) const ELSEWHERE: u32 = 3;
-    /// Somebody left who was still needed: the code is who.
+    /// A process left that was still needed: the code says which.
     pub(super) const LEFT: u32 = 4;
 }
 

@@ -1,7 +1,7 @@
 //! How the processes of a job on a host find each other, and come to share a segment.
 //!
 //! Local rank 0 binds an abstract unix socket whose name follows from user and job. Such a name
-//! belongs to a network namespace and lives as long as the socket does: when its process ends,
+//! belongs to a network namespace and lives as long as the socket does. When its process ends,
 //! however that happens, the kernel frees it. So a name that is taken is taken by a live process,
 //! and a stale one cannot exist.
 
@@ -24,7 +24,7 @@ pub(crate) use lead::{lead, refuse_newcomer};
 
 /// How long a name that is in use may take to become free: the last job's process may be ending.
 const NAME_PATIENCE: Duration = Duration::from_secs(3);
-/// How long those who come late are told why it will not be.
+/// How long late processes are told why the group fails.
 const LINGER: Duration = Duration::from_secs(1);
 /// Between attempts.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -49,7 +49,7 @@ pub(crate) struct Connection {
     pub(crate) pid: i32,
 }
 
-/// Makes a bell: who sleeps in `poll(2)` hears it.
+/// Makes a bell: a thread that sleeps in `poll(2)` hears it.
 pub(crate) fn bell() -> Result<OwnedFd, Error> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     rustix::event::eventfd(0, flags).map_err(|errno| Error::system("eventfd", errno))

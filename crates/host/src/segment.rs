@@ -2,8 +2,8 @@
 //! reference.
 //!
 //! Words ([`Segment::word`], [`Segment::counter`]) are atomics, so any process may do anything to
-//! them at any time. Bytes ([`Segment::bytes`], [`Segment::bytes_mut`]) are plain memory: who may
-//! touch which of them when is what the protocols of this crate arrange, by Release stores and
+//! them at any time. Bytes ([`Segment::bytes`], [`Segment::bytes_mut`]) are plain memory: this
+//! crate's protocols arrange which process may touch which of them when, by Release stores and
 //! Acquire loads of words. Processes that break the protocol (of the same user, and with the same
 //! segment open: a debugger could do no worse) are out of scope.
 
@@ -41,7 +41,7 @@ pub(crate) fn create(place: &Place, len: usize) -> Result<OwnedFd, Error> {
             let file = rustix::fs::memfd_create("xdp-agg-host", flags)
                 .map_err(|errno| Error::system("memfd_create", errno))?;
             fill(&file, len, "memory", "free memory, raise the memory limit, or lower `segment`")?;
-            // Nobody who has the descriptor can pull the memory from under the others (SIGBUS).
+            // No process with the descriptor can pull the memory from under the others (SIGBUS).
             let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
             rustix::fs::fcntl_add_seals(&file, seals)
                 .map_err(|errno| Error::system("sealing the segment", errno))?;
@@ -130,8 +130,8 @@ impl Segment {
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         let at = self.at(offset, 4);
         assert!(offset.is_multiple_of(4), "a word lies on its boundary");
-        // SAFETY: in bounds (`at`), aligned (the mapping is on a page), alive as long as `self`,
-        // and never anything but an atomic: words and bytes of a segment do not overlap.
+        // SAFETY: in bounds (`at`), aligned (the mapping is on a page), alive as long as `self`. It
+        // is never anything but an atomic: words and bytes of a segment do not overlap.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 

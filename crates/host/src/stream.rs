@@ -1,12 +1,12 @@
 //! Copies past the caches.
 //!
-//! A store into memory that is in no cache reads the line first and writes it back later. Who will
-//! not read what it writes until long after can leave that out with non-temporal stores, as the C
+//! A store into memory that is in no cache reads the line first and writes it back later. A writer
+//! that will not read its output until long after can avoid both with non-temporal stores, as the C
 //! library does for copies above some size. The copies of a collective are parts of a larger one,
 //! each below that size: only the caller knows how large the whole is.
 
 /// Bytes of output from which on copies go past the caches: about what a core's second level of
-/// cache holds. What is larger is not there any more when it has all been written.
+/// cache holds. A larger output has left that cache by the time it has all been written.
 pub(crate) const FROM: usize = 1 << 20;
 
 /// Copies `from` to `to`, of one length, past the caches.

@@ -15,8 +15,8 @@ use crate::{Error, Group};
 /// 1. [`Waker::arm`]; 2. look once more whether there is something to do; 3. if not, poll with
 ///    [`Waker::fd`] among the descriptors (readable: look again); 4. [`Waker::disarm`].
 ///
-/// Whoever advances what this process may wait for rings only where a thread has armed itself. Do
-/// not sleep longer than some 100 ms: a process that dies before it rings leaves it to that.
+/// A process that advances what this one may wait for rings only where a thread has armed itself.
+/// Do not sleep longer than some 100 ms: a process may die before it rings.
 #[derive(Debug)]
 pub struct Waker {
     group: Arc<Group>,

@@ -6,7 +6,7 @@ use common::run;
 use xdp_agg_host::Error;
 use xdp_agg_host::csc::Csc;
 
-/// Who is ahead in one area does not change what others still compare in the other one.
+/// A process that is ahead in one area does not change what others still compare in the other one.
 #[test]
 fn two_areas_in_turn() {
     let room = |options: &mut xdp_agg_host::Options| options.segment = 16 << 20;

@@ -37,7 +37,7 @@ fn sums(n: usize, range: std::ops::Range<usize>) -> Vec<u8> {
     range.flat_map(|i| sum(i).to_ne_bytes()).collect()
 }
 
-/// Elements of a part: none, one, odd, many pieces, and so many that an all-gather's copies go past
+/// Elements of a part: none, one, odd, many pieces, and enough that an all-gather's copies go past
 /// the caches.
 const COUNTS: [usize; 6] = [0, 1, 7, 1000, 4097, 150_001];
 

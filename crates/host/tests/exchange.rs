@@ -288,8 +288,8 @@ fn finishing_while_inputs_are_held_is_refused() {
     );
 }
 
-/// Carries the blocks of a call in so many flows, block `j` in flow `j mod flows`. As those of the
-/// network do, a flow sends a block when it knows the keys of `looks` of its own from there.
+/// Carries the blocks of a call in `flows` flows, block `j` in flow `j mod flows`. Like a flow of
+/// the network, each sends a block when it knows the keys of `looks` of its own from there.
 fn carry_in_flows(call: &mut Running, flows: u64, looks: u64, random: &mut SmallRng) {
     let own = call.exchange.own_blocks();
     let mut next: Vec<u64> = (0..flows).collect();

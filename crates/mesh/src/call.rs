@@ -75,7 +75,7 @@ pub struct Call {
     pub(crate) element: u8,
     /// The operation, or the reduction of words; 0 where nothing is reduced.
     pub(crate) op: u8,
-    /// The root; 0 where there is none.
+    /// The root; 0 for a call without one.
     pub root: u16,
     /// The algorithm, as a number and its parameter.
     pub(crate) algorithm: (u8, u32),

@@ -1,4 +1,5 @@
-//! Who has connected to a listener and not yet said its first words: all are heard at once.
+//! Callers that have connected to a listener and not yet said their first words: all are heard at
+//! once.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -10,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::meet::wait;
 
-/// How long a caller may take for all of its first words: whoever connects speaks at once.
+/// How long a caller may take for all of its first words: a caller speaks as soon as it connects.
 pub const FIRST_WORDS: Duration = Duration::from_secs(2);
 /// Longest first words, in bytes.
 pub const MAX_WORDS: usize = 4096;
@@ -53,7 +54,7 @@ impl<'a> Callers<'a> {
     }
 
     /// The next caller that has said its first words, and these; what follows them is not read.
-    /// None when there is none until `end`.
+    /// None: no such caller came until `end`.
     pub fn next(&mut self, end: Instant) -> Option<(TcpStream, Vec<u8>)> {
         loop {
             let trouble = self.let_in();
@@ -76,7 +77,7 @@ impl<'a> Callers<'a> {
 
     /// True: the system does not let them in.
     fn let_in(&mut self) -> bool {
-        // So many at a time, that who is in is heard, too.
+        // A bounded number at a time, so that callers already let in are heard, too.
         for _ in 0..MAX_CALLERS {
             match self.listener.accept() {
                 Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {

@@ -42,20 +42,20 @@ pub enum Error {
         missing.len(), waited.as_secs_f32(), list(.missing), refusals(.refused)
     )]
     MissingRanks {
-        /// Who, in ascending order.
+        /// The ranks that did not come, in ascending order.
         missing: Vec<u16>,
         /// The number of ranks.
         world_size: u16,
         /// The deadline.
         waited: Duration,
-        /// Who was turned away meanwhile, and why.
+        /// The callers that were turned away meanwhile, and why.
         refused: Vec<String>,
     },
     /// A rank could not be connected to.
     #[error("rank {rank} at {address} cannot be reached within {} s: {source}; is it running \
          there, and does no firewall close its TCP ports?", waited.as_secs_f32())]
     Unreachable {
-        /// Whom.
+        /// The rank that cannot be reached.
         rank: u16,
         /// Where.
         address: SocketAddr,
@@ -67,7 +67,7 @@ pub enum Error {
     /// Another rank does not want this one.
     #[error("rank {by} turned this worker away: {reason}")]
     Refused {
-        /// Who.
+        /// The rank that refused.
         by: u16,
         /// Its words.
         reason: String,
@@ -78,7 +78,7 @@ pub enum Error {
          must make the same calls in the same order with the same lengths, types and root"
     )]
     Mismatch {
-        /// Whose call differs.
+        /// The rank whose call differs.
         rank: u16,
         /// This rank's.
         ours: Box<Call>,
@@ -88,7 +88,7 @@ pub enum Error {
     /// A rank's connection ended in the middle of a call.
     #[error("rank {rank} is gone in call {call}: {reason}; is it still running?")]
     PeerLost {
-        /// Who.
+        /// The rank that is gone.
         rank: u16,
         /// Number of the call.
         call: u64,
@@ -98,7 +98,7 @@ pub enum Error {
     /// Another rank gave up, and said so.
     #[error("rank {by} gave up: {reason}")]
     Stopped {
-        /// Who gave up first.
+        /// The rank that gave up first.
         by: u16,
         /// The rank that it blames, if any.
         culprit: Option<u16>,
@@ -109,7 +109,7 @@ pub enum Error {
     #[error("call {call} did not end within {} s: waiting for rank {rank}, which {state}; is that \
          worker alive, and does it make this call?", waited.as_secs_f32())]
     Deadline {
-        /// Who is waited for.
+        /// The rank that is waited for.
         rank: u16,
         /// Number of the call.
         call: u64,

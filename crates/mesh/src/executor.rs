@@ -211,7 +211,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Receives from all of whom something is awaited; whether that was anything.
+    /// Receives from all ranks that owe something; whether anything came.
     fn receive(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         for rank in 0..self.links.len() {
@@ -419,7 +419,7 @@ impl<'a> Run<'a> {
             if left.is_zero() || !can_speak || self.look(left, false).is_err() {
                 return None;
             }
-            // What can be read but is no notice would be seen again at once.
+            // Bytes that can be read but are not a notice would be seen again at once.
             std::thread::sleep(Duration::from_millis(5).min(left));
         }
     }

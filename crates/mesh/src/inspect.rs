@@ -1,16 +1,16 @@
-//! What is read from other ranks, for fuzzing. No part of the interface.
+//! What is read from other ranks, for fuzzing. Not part of the interface.
 
 use xdp_agg_common::control::decode;
 
 pub use crate::wire::HEADER_LEN;
 
-/// What a message's header says, written again. None: it is none.
+/// A message's header, decoded and encoded again. None: it is not a header.
 #[must_use]
 pub fn rewrite_header(bytes: &[u8; HEADER_LEN]) -> Option<[u8; HEADER_LEN]> {
     crate::wire::Header::decode(bytes).map(|header| header.encode())
 }
 
-/// Whether these are the first words of a caller, or of who answers it.
+/// Whether these are the first words of a caller, or of the rank that answers it.
 #[must_use]
 pub fn are_first_words(bytes: &[u8]) -> bool {
     let mut frame = (bytes.len() as u32).to_be_bytes().to_vec();

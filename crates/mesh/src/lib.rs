@@ -3,8 +3,8 @@
 //! * [`Mesh`]: the connections of a rank with all others, and the collectives over them: all-reduce
 //!   round a ring, broadcast by seven algorithms, reduce, reduce-scatter, all-gather, barrier,
 //!   hierarchical all-reduce.
-//! * [`schedule`]: who sends what range to whom, after what: the algorithms themselves, without
-//!   sockets or clocks.
+//! * [`schedule`]: which rank sends what range to which one, after what: the algorithms themselves,
+//!   without sockets or clocks.
 //! * [`model`]: what they cost, by the models (1) to (6) of the broadcast paper (Xin, Xie, Li:
 //!   Large Message Broadcast Design for Distributed Machine Learning, 2020).
 //! * [`Mesh::flood`]: what all get through to each other at the same time.

@@ -110,7 +110,7 @@ impl Link {
     /// The header of the next message, if it is here; `current` has it until the message is done.
     ///
     /// # Errors
-    /// What is no header, and a notice: the other rank gave up.
+    /// Bytes that are not a header; a notice that the other rank gave up.
     pub(crate) fn next_header(&mut self, call: u64) -> Result<Option<Header>, Error> {
         if self.current.is_none() {
             if !self.gather(HEADER_LEN) {

@@ -21,7 +21,7 @@ pub fn tune(socket: &SockRef<'_>) {
     let _ = socket.set_tcp_congestion(b"cubic");
 }
 
-/// A non-blocking listener for so many callers at a time.
+/// A non-blocking listener for `callers` callers at a time.
 ///
 /// # Errors
 /// The system's; `AddrInUse` where another socket has the port.

@@ -14,7 +14,7 @@ use crate::schedule::Groups;
 pub const MAX_WORLD: u16 = 512;
 /// Deadline of opening and of each call, where none is given.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
-/// Longer deadlines count as this one, a year: what no clock can reach is no moment.
+/// Longer deadlines count as this one, a year: the clock cannot express every later time.
 pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Vectors up to that many bytes are all-reduced whole, where nothing else is said.
 ///
@@ -124,7 +124,7 @@ impl Builder {
         self
     }
 
-    /// So many ranks share a host, numbered host by host. Default: 1.
+    /// `size` ranks share a host, numbered host by host. Default: 1.
     #[must_use]
     pub fn group_size(mut self, size: u16) -> Self {
         self.groups = Some(Groups::of_size(self.world_size, size));
@@ -165,7 +165,7 @@ impl Builder {
         self.listener.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// A number that only the job's ranks know; whoever does not know it is turned away. At a
+    /// A number that only the job's ranks know; a caller that does not know it is turned away. At a
     /// rendezvous rank 0 makes one where none is given.
     #[must_use]
     pub const fn cookie(mut self, cookie: u64) -> Self {

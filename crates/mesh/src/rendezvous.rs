@@ -132,7 +132,7 @@ impl Builder {
                 let missing = absent(&guests, 1);
                 for (stream, _) in guests.iter_mut().flatten() {
                     let (ranks, refused) = (missing.clone(), refused.clone());
-                    // Who is gone meanwhile needs no answer.
+                    // A rank that is gone meanwhile needs no answer.
                     let _ = write_message(stream, &Answer::Missing { ranks, refused });
                 }
                 return Err(self.missing(missing, refused));
@@ -309,7 +309,8 @@ impl Builder {
     }
 }
 
-/// True when all have come. Who is gone again has not: it may come once more, as a new process.
+/// True when all have come. A rank that is gone again does not count: it may come once more, as a
+/// new process.
 fn are_here(guests: &mut [Option<(TcpStream, SocketAddr)>]) -> bool {
     if !absent(guests, 1).is_empty() {
         return false;
@@ -341,7 +342,7 @@ fn length(words: &[u8]) -> usize {
     words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))
 }
 
-/// The next caller that speaks as one; None when there is none until `end`.
+/// The next caller that speaks as one; None: none came until `end`.
 fn next(callers: &mut Callers<'_>, end: Instant) -> Option<(TcpStream, Hello)> {
     loop {
         let (stream, words) = callers.next(end)?;

@@ -13,7 +13,7 @@ const NOBODY: u16 = u16::MAX;
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
-    /// Bytes of a call: so many, from this offset of the vector on.
+    /// `len` bytes of a call, from this offset of the vector on.
     Data { call: Call, offset: u64, len: u64 },
     /// The sender gives up; a text of this length follows.
     Stop { by: u16, culprit: Option<u16>, len: usize },
@@ -46,7 +46,7 @@ impl Header {
         bytes
     }
 
-    /// None: these bytes are no header.
+    /// None: these bytes are not a header.
     pub(crate) fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u64_at = |at: usize| {

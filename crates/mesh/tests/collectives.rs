@@ -126,7 +126,7 @@ fn a_hierarchical_ring_gives_all_ranks_the_same_bits() {
     }
 }
 
-/// Whoever has left the barrier, all had come to it.
+/// A rank leaves the barrier only after all have come to it.
 #[test]
 fn a_barrier_keeps_everybody() {
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -22,7 +22,7 @@ fn a_dead_rank_is_named() {
         let errors = on_all(&mut meshes, |mesh| {
             let mut data = bytes(mesh.rank(), 1 << 20);
             let first = mesh.broadcast(&mut data, 0, algorithm);
-            // Who was done before it could know hears of it in the next call.
+            // A rank that was done before it could know hears of it in the next call.
             first.and_then(|()| mesh.barrier()).expect_err("rank 2 is gone")
         });
         assert!(start.elapsed() < Duration::from_secs(5), "{algorithm}");
@@ -135,7 +135,7 @@ fn arguments_that_cannot_be_are_refused_at_once() {
     on_all(&mut meshes, |mesh| mesh.barrier().expect("all are well"));
 }
 
-/// A rank with another cookie is turned away, and told why; the others say who is missing.
+/// A rank with another cookie is turned away, and told why; the others name the missing rank.
 #[test]
 fn a_wrong_cookie_is_refused() {
     let opened: Vec<_> = listed(3)

@@ -1,7 +1,7 @@
 //! The protocol of xdp-agg: what a worker and a daemon decide, without sockets, clocks or threads.
 //!
 //! * [`worker`]: a worker's membership, calls and blocks.
-//! * [`daemon`]: who is a member of which job.
+//! * [`daemon`]: jobs and their members.
 //! * [`sum`]: what a packet does to the sums, where no kernel program does it.
 //! * [`engine`]: what a daemon's jobs and whatever sums for them tell each other.
 //!
@@ -12,9 +12,9 @@
 //!
 //! * `handle_*`: something came in. A message, a packet, a connection that opened or ended, what
 //!   came of an effect, or a time (`handle_timeout`).
-//! * `poll_*`: what is to go out. Packets (`poll_transmit`), what is to be done with the control
-//!   connection (`poll_control`) or with the engine and connections (`poll_effect`), and when time
-//!   alone will matter (`poll_timeout`; None: not before something comes in).
+//! * `poll_*`: what is to go out. Packets (`poll_transmit`); what to do with the control connection
+//!   (`poll_control`), or with the engine and connections (`poll_effect`). And when time alone will
+//!   matter (`poll_timeout`; None: not before something comes in).
 //! * Wishes of the application or the operator: `start`, `leave`, `fail`, `shut_down`, ….
 //! * Questions, which change nothing: `state`, `counters`, `snapshot`, ….
 //!

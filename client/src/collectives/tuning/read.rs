@@ -1,4 +1,4 @@
-//! A table as it is written. What is wrong with it is said with its line, which is shown.
+//! Reads a table from its text. An error names the line that is wrong, and shows it.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -158,7 +158,7 @@ impl Reader<'_> {
     fn fault(&self, span: &Range<usize>, problem: impl Display) -> String {
         let number = self.line(span);
         let fault = format!("line {number}: {problem}");
-        // What is missing at the end is on a line of its own, which is empty.
+        // Text missing at the end is shown on an empty line of its own.
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let start = before.rfind('\n').map_or(0, |end| end + 1);
         let line = self.text[start..].lines().next().unwrap_or_default();
@@ -231,7 +231,7 @@ mod tests {
         );
         let long = format!("[[broadcast]]\nalgorithm = \"{}\"", "x".repeat(200));
         assert_eq!(table(&long).expect_err("no way").lines().count(), 1);
-        // Text that ends in the middle of it, or has odd characters, is no reason to panic.
+        // Text that ends in the middle of it, or has odd characters, must not cause a panic.
         let text = "[[broadcast]]\nalgorithm = \"é\"\nk = 9\r\n\u{0}[[reduce]]\nalgorithm = 'ring'";
         for end in (0..=text.len()).filter(|end| text.is_char_boundary(*end)) {
             drop(table(&text[..end]));

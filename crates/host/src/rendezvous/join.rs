@@ -103,7 +103,7 @@ fn answer(
     socket: &OwnedFd,
     until: Instant,
 ) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
-    // Local rank 0 has the same deadline, and says at its end for whom it waits.
+    // Local rank 0 has the same deadline, and says at its end which ranks it waits for.
     let until = until + LINGER;
     while Instant::now() < until {
         if readable(&[socket.as_fd()], until)?[0] {

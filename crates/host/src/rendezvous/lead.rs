@@ -57,8 +57,8 @@ fn bind(options: &Options) -> Result<OwnedFd, Error> {
     Ok(listener)
 }
 
-/// Says hello to the one who has the name: two processes may both have been given local rank 0,
-/// and then all have to know. Returns its process id.
+/// Says hello to the process that has the name: two processes may both have been given local rank
+/// 0, and then all have to know. Returns its process id.
 fn second_leader(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<i32, Error> {
     let socket = socket(SocketFlags::empty())?;
     if rustix::net::connect(&socket, name).is_err() {
@@ -75,13 +75,13 @@ fn second_leader(options: &Options, name: &SocketAddrUnix, until: Instant) -> Re
     Ok(pid)
 }
 
-/// Tells one who comes when the group is complete that the name is in use.
+/// Tells a process that comes when the group is complete that the name is in use.
 pub(crate) fn refuse_newcomer(listener: &OwnedFd, options: &Options) {
     let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { return };
     if same_user(&socket).is_ok() {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let error = Error::NameInUse { job: options.job.clone(), pid };
-        // One who does not want to know has gone already.
+        // A process that does not want to know has gone already.
         let _ = message::send(&socket, &Message::Refused(error), &[]);
         tracing::warn!(job = options.job, "a process came to a job that is complete");
     }
@@ -167,7 +167,7 @@ impl Leader<'_> {
             return;
         };
         match same_user(&socket) {
-            // More than there can be are somebody's mistake, and must not exhaust descriptors.
+            // More connections than a job can need are a mistake, and must not exhaust descriptors.
             Ok(peer) if self.strangers.len() < 2 * crate::MAX_PROCESSES => {
                 self.strangers.push((socket, peer));
             }
@@ -176,7 +176,7 @@ impl Leader<'_> {
         }
     }
 
-    /// One who was not known says hello.
+    /// A stranger says hello.
     fn introduce(&mut self, socket: OwnedFd, peer: Peer) -> Result<(), Error> {
         let Ok(Some((Message::Hello(hello), mut descriptors))) = message::receive(&socket) else {
             tracing::debug!(pid = peer.pid, "a connection ended without a hello");
@@ -231,13 +231,13 @@ impl Leader<'_> {
         Ok(())
     }
 
-    /// Tells all who have come, and for a while those who still come, why it will not be.
+    /// Tells all that have come, and for a while those that still come, why the group fails.
     fn refuse_all(&mut self, error: &Error) {
         let refused = Message::Refused(error.clone());
         let complete = self.missing().is_empty();
         let members = self.members.drain(..).flatten().map(|member| member.connection.socket);
         for socket in members.chain(self.strangers.drain(..).map(|(socket, _)| socket)) {
-            // One who does not want to know has gone already; so below.
+            // A process that does not want to know has gone already; so below.
             let _ = message::send(&socket, &refused, &[]);
         }
         let until = Instant::now() + LINGER;

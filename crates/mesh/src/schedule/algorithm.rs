@@ -15,8 +15,8 @@ pub enum Algorithm {
     Direct,
     /// Each rank sends the whole to the next: equation (2).
     Chain,
-    /// A binomial tree: in each round, everybody who has it sends it to one who has not; equation
-    /// (3) with `k = 2`.
+    /// A binomial tree: in each round, every rank that has the data sends it to one that has not;
+    /// equation (3) with `k = 2`.
     Binomial,
     /// A k-nomial tree: in each round to `k - 1`; equation (3).
     Knomial {
@@ -81,7 +81,7 @@ impl Algorithm {
         }
     }
 
-    /// The same with chunks of so many bytes, where it cuts any.
+    /// The same with chunks of `chunk` bytes, where it cuts any.
     #[must_use]
     pub const fn with_chunk(self, chunk: u32) -> Self {
         match self {
@@ -162,7 +162,7 @@ impl Groups {
         Self((0..world_size).map(|rank| vec![rank]).collect())
     }
 
-    /// So many ranks a host, numbered host by host; the last host may have fewer.
+    /// `size` ranks a host, numbered host by host; the last host may have fewer.
     #[must_use]
     pub fn of_size(world_size: u16, size: u16) -> Self {
         let ranks: Vec<u16> = (0..world_size).collect();

@@ -1,4 +1,5 @@
-//! Who sends what to whom, after what: the collectives as data, one [`Schedule`] a rank.
+//! Which rank sends what to which one, after what: the collectives as data, one [`Schedule`] a
+//! rank.
 //!
 //! A schedule knows no sockets and no clock. Ranges are in elements of the whole vector.
 
@@ -17,13 +18,14 @@ pub use trees::{Tree, broadcast, reduce};
 /// Sends a range to a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// To whom.
+    /// The rank that it goes to.
     pub to: u16,
     /// Which elements.
     pub range: Range<usize>,
     /// How many of the schedule's receives, from its first on, must have ended before.
     pub after: usize,
-    /// The last of those receives is of the same range: what has come of it may leave already.
+    /// The last of those receives is of the same range: elements of it that have come may leave
+    /// already.
     pub streams: bool,
 }
 
@@ -41,7 +43,7 @@ pub enum Effect {
 /// Receives a range from a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// From whom.
+    /// The rank that it comes from.
     pub from: u16,
     /// Which elements.
     pub range: Range<usize>,
@@ -54,7 +56,7 @@ pub struct Receive {
 /// What one rank does in a call.
 ///
 /// Sends are carried out in their order, one after the other. Receives of one rank's messages are
-/// carried out in their order; those of several ranks in any order that `after` leaves.
+/// carried out in their order. Receives from several ranks take any order that `after` allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// What it sends.
@@ -65,7 +67,7 @@ pub struct Schedule {
 
 impl Schedule {
     pub(crate) fn send(&mut self, to: u16, range: Range<usize>, after: usize) {
-        // Nothing is no message: the other side leaves it out as well.
+        // An empty range is not sent: the other side leaves it out as well.
         if !range.is_empty() {
             self.sends.push(Send { to, range, after, streams: false });
         }
@@ -78,7 +80,7 @@ impl Schedule {
         }
     }
 
-    /// How many receives must have ended so that this one has.
+    /// Adds a receive. Returns how many receives have ended once this one has.
     pub(crate) fn receive(
         &mut self,
         from: u16,
@@ -93,8 +95,8 @@ impl Schedule {
     }
 }
 
-/// Part `index` of `of` parts of a vector of `len` elements: as even as can be, the first ones
-/// longer by one element where it does not divide.
+/// Part `index` of `of` parts of a vector of `len` elements. Parts are as even as can be; the first
+/// ones are longer by one element if `of` does not divide `len`.
 #[must_use]
 pub const fn part(index: usize, of: usize, len: usize) -> Range<usize> {
     let (each, more) = (len / of, len % of);

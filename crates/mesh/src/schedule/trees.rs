@@ -8,14 +8,14 @@ use super::{Algorithm, Effect, Groups, Schedule, part};
 /// A rank's place in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// Whom it has its data from; None at the root.
+    /// The rank that it has its data from; None at the root.
     pub parent: Option<u16>,
-    /// Whom it sends to, in this order.
+    /// The ranks that it sends to, in this order.
     pub children: Vec<u16>,
 }
 
 impl Tree {
-    /// Of an algorithm; None where it is no tree ([`Algorithm::ScatterAllGather`]).
+    /// Of an algorithm; None where it is not a tree ([`Algorithm::ScatterAllGather`]).
     #[must_use]
     pub fn of(algorithm: Algorithm, rank: u16, root: u16, groups: &Groups) -> Option<Self> {
         let world: u16 = groups.groups().iter().map(|group| group.len() as u16).sum();
@@ -46,9 +46,9 @@ impl Tree {
         }
     }
 
-    /// A k-nomial tree. Counted from the root, a rank's lowest digit to the base `k` that is not 0
-    /// is what its parent has not; its children have one digit more below that. The largest
-    /// subtree is served first.
+    /// A k-nomial tree. Ranks are counted from the root, in base `k`. A rank's parent has 0 for the
+    /// rank's lowest digit that is not 0; its children have one more digit below that one. The
+    /// largest subtree is served first.
     fn nomial(k: u32, rank: u16, root: u16, world: u16) -> Self {
         let me = u32::from(back(root, rank, world));
         let (k, size) = (k.max(2), u32::from(world));
@@ -111,7 +111,7 @@ pub fn broadcast(
 
 /// What `rank` does in a reduction of `len` elements of `size` bytes to the root: the broadcast of
 /// the same algorithm, backwards. The order of additions depends on nothing but the arguments.
-/// [`Algorithm::ScatterAllGather`] is no tree; the binomial one takes its place.
+/// [`Algorithm::ScatterAllGather`] is not a tree; the binomial one takes its place.
 #[must_use]
 pub fn reduce(
     algorithm: Algorithm,

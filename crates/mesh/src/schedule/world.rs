@@ -17,7 +17,7 @@ pub(super) struct World<'a> {
     next_send: Vec<usize>,
     /// Messages between two ranks that wait for their receiver, in order.
     wires: Vec<Vec<VecDeque<Vec<Made>>>>,
-    /// What comes is joined with what is there, also where it would take its place.
+    /// Received values are joined with those that are there, also where they would replace them.
     pub(super) gossips: bool,
 }
 
@@ -39,7 +39,7 @@ impl<'a> World<'a> {
         self.done[rank].iter().position(|done| !done).unwrap_or(self.done[rank].len())
     }
 
-    /// Carries everything out: in a round a rank sends at most so many messages, which arrive at
+    /// Carries everything out: in a round a rank sends at most `ports` messages, which arrive at
     /// the round's end. How many rounds it took.
     pub(super) fn run(&mut self, ports: usize) -> usize {
         let n = self.schedules.len();
@@ -127,7 +127,7 @@ pub(super) fn spread(schedules: &[Schedule], root: u16, len: usize, ports: usize
     rounds
 }
 
-/// Each of `len` elements is received so many times.
+/// Each of `len` elements is received `times` times.
 pub(super) fn exactly_once(schedule: &Schedule, len: usize, times: usize) -> bool {
     let mut counts = vec![0; len];
     for receive in &schedule.receives {

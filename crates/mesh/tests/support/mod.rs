@@ -15,7 +15,7 @@ use xdp_agg_mesh::{Builder, Mesh};
 /// Longest time that anything here may take.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// A mesh of so many ranks, so many to a group; by a rendezvous where that is odd, by a list of
+/// A mesh of `ranks` ranks, `group` to a group: by a rendezvous where `ranks` is odd, by a list of
 /// addresses where it is even.
 pub fn world(ranks: u16, group: u16) -> Vec<Mesh> {
     world_of(ranks, |builder| builder.group_size(group))

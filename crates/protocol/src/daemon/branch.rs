@@ -162,7 +162,7 @@ impl Jobs {
         };
         let members: BTreeMap<_, _> = setup.members.iter().copied().collect();
         let addr = addr.unwrap_or(Ipv4Addr::UNSPECIFIED);
-        // This host's own: the root is whoever says that it is one.
+        // This host's own quota: any daemon may say that it is a root.
         let (packet_interval, packet_burst) =
             quota(self.limits.job_packet_rate, served.slots, served.world_size);
         let conf = JobConf {
@@ -258,8 +258,8 @@ impl Jobs {
         self.branch_reply(conn, reply);
     }
 
-    /// Tries the ways up that are due. None is tried for ever: whoever asks for it names the
-    /// address.
+    /// Tries the ways up that are due. None is tried for ever: the daemon that asks for it names
+    /// the address.
     pub(super) fn probe_uplinks(&mut self) {
         let now = self.clock;
         let mut over = Vec::new();

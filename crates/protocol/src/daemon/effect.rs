@@ -106,7 +106,7 @@ pub enum Purpose {
     Stats(ConnId),
 }
 
-/// Why the data path is asked who contributes.
+/// Why the data path is asked which members contribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// Somebody wants to see the jobs.
@@ -146,7 +146,7 @@ pub enum Effect {
     /// Call `Engine::missing` and answer [`Answer::Missing`], as far as it is of
     /// these ranks.
     Missing {
-        /// Who asks.
+        /// The connection that asks.
         conn: ConnId,
         /// Index of the job.
         job_id: u16,
@@ -204,7 +204,7 @@ pub enum Answer {
     Uplink(Formation, Result<bool, String>),
     /// To [`Effect::Missing`].
     Missing {
-        /// Who asked.
+        /// The connection that asked.
         conn: ConnId,
         /// Block number.
         block: u64,

@@ -58,7 +58,7 @@ impl Jobs {
             Request::Stats => self.look(Look::Stats(conn)),
             // A job may have ended since it was sent: no reason to complain.
             Request::Heartbeat => self.heartbeat(conn),
-            // To leave what one is not in is done at once: the job may have ended meanwhile.
+            // Leaving without being a member is done at once: the job may have ended meanwhile.
             Request::Leave => {
                 if let Some((job_id, rank)) = session.member {
                     self.leave(conn, job_id, rank);
@@ -339,7 +339,7 @@ impl Jobs {
         self.reply(conn, Reply::Error { code, message });
     }
 
-    /// Tells who has not contributed to a block.
+    /// Tells which ranks have not contributed to a block.
     pub(super) fn tell_missing(&mut self, conn: ConnId, block: u64, bits: u64) {
         let ranks = (0..64).filter(|rank| bits >> rank & 1 == 1).collect();
         self.reply(conn, Reply::Missing { block, ranks });

@@ -62,7 +62,7 @@ impl Jobs {
         }
     }
 
-    /// A connection is no member any more, nor waits.
+    /// A connection is neither a member any more, nor waiting.
     pub(super) fn discharge(&mut self, conn: Option<ConnId>) {
         if let Some(session) = conn.and_then(|conn| self.sessions.get_mut(&conn)) {
             session.member = None;

@@ -1,7 +1,7 @@
 //! Branches that keep their job waiting: each step until it runs has a time of its own.
 //!
-//! A daemon that is stopped, or that is none, takes connections and answers nothing. Nobody but the
-//! root can tell it from one that is slow.
+//! A stopped daemon, or another program in its place, takes connections and answers nothing. Only
+//! the root can tell it from a slow one.
 
 use std::net::SocketAddrV4;
 
@@ -20,7 +20,7 @@ enum Step {
 }
 
 impl Step {
-    /// That it was not done, and what to do. `limit` is what it had, in words.
+    /// Says that the step was not done, and what to do. `limit` is the step's time, in words.
     fn told(self, limit: &str) -> String {
         let stuck = "is its daemon stopped, or busy?";
         let (what, hint) = match self {
@@ -43,8 +43,8 @@ impl Step {
 }
 
 impl Job {
-    /// The branch that is waited for, and for what. Of several, one that waits for none of the
-    /// others: parents come first, and a branch finds its way up when its parent answers.
+    /// The branch that is waited for, and for what. Of several, one that does not wait for another:
+    /// parents come first, and a branch finds its way up when its parent answers.
     fn late_branch(&self) -> Option<(SocketAddrV4, Step)> {
         let trunk = &self.life.trunk;
         trunk.tree.branches.iter().find_map(|branch| {
@@ -68,7 +68,7 @@ impl Job {
 }
 
 impl Jobs {
-    /// A step of the branches is over. False: it is not them who are awaited.
+    /// The time for a step of the branches is over. False: the job does not wait for a branch.
     pub(super) fn branches_are_late(&mut self, job_id: u16) -> bool {
         let Some(job) = self.jobs.get(&job_id) else {
             return false;

@@ -1,4 +1,4 @@
-//! Who becomes a member, who is none any more, and what follows for the job.
+//! How ranks become members and cease to be members, and what follows for the job.
 
 use std::mem;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::trunk::Trunk;
 use super::{ConnId, Effect, Formation, Jobs};
 
 impl Jobs {
-    /// Looks whether what the job waits for has come, and goes on.
+    /// Goes on if the event that the job waits for has come.
     pub(super) fn advance(&mut self, job_id: u16) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
@@ -70,8 +70,8 @@ impl Jobs {
         self.tell_members(job_id, &Reply::Pause { joining });
     }
 
-    /// Those that wait for a rank that will not be free are told so. All of them: it is rare, and
-    /// who still has a chance may ask again.
+    /// Turns away all that wait for a rank, because one of these will not be free. This is rare,
+    /// and a worker that still has a chance may ask again.
     pub(super) fn turn_away(&mut self, job_id: u16, why: &str) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

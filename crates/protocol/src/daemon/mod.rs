@@ -1,30 +1,30 @@
-//! Jobs: who is a member of what.
+//! Jobs and their members.
 //!
 //! It is driven as [the crate](crate) says: what is to be done comes out of [`Jobs::poll_effect`],
 //! and what came of it goes in by [`Jobs::handle_answer`].
 //!
 //! The table of a job's phases is in `phase`. A job forms (ranks join), probes (members try their
-//! paths), runs, and ends: finished, when all members have left, or aborted, which each remaining
-//! member is told once. A job made by `Create` then forms again; one made by its first `Join`
-//! vanishes. A rank that leaves or dies while the job forms only frees its place.
+//! paths), runs, and ends. It finishes when all members have left, or is aborted, which each
+//! remaining member is told once. A job made by `Create` then forms again; one made by its first
+//! `Join` vanishes. A rank that leaves or dies while the job forms only frees its place.
 //!
-//! A job that has run may get further epochs (`membership`): without a member that was lost, where
-//! its policy is to shrink; with the members of another daemon's job that come back (`resume`);
-//! with ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
+//! A job that has run may get further epochs (`membership`). One goes on without a lost member,
+//! where the policy is to shrink. One takes in the members of another daemon's job that come back
+//! (`resume`), or ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
 //!
 //! Every epoch has a fresh cookie and a number that no job of this daemon had before (until the
-//! numbers have gone round): slots that another job used hold nothing that could be mistaken for
-//! this one's. It is later than that of the epoch that returning workers come from; what these
-//! name moves the daemon's numbers only when their job forms.
+//! numbers have gone round). So nothing in slots that another job used can be mistaken for this
+//! one's. A new epoch's number comes after the one that returning workers report. Their number
+//! advances the daemon's counter only when their job forms.
 //!
 //! A member says `Progress` once between two `Admitted`: in answer to `Reform`, or before it, when
 //! it had come to the call of `RunTo`. `Resumed` ends a pause; where it is still wanted, `Pause` or
 //! `RunTo` is said again.
 //!
-//! There is no limit to the time in which a member says its `Progress` or `Paused`, unless
-//! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
-//! deadlines. After `RunTo` it counts from the first `Progress` on. Before that a member may have
-//! calls to make, and who waits for its contributions to them says so.
+//! A member may take any time to say its `Progress` or `Paused`, unless
+//! [`Limits::straggler_timeout`] is set. A stopped process is not dead, and the others' calls have
+//! deadlines. After `RunTo` the limit counts from the first `Progress` on. Before that a member may
+//! have calls to make, and members that wait for its contributions to them say so.
 
 mod branch;
 mod checks;
@@ -114,9 +114,9 @@ pub struct Jobs {
     /// Connections to branches: job, and the branch's control address.
     links: BTreeMap<LinkId, (u16, SocketAddrV4)>,
     next_link: u64,
-    /// Asked by whom, and not answered by all aggregators of a tree yet.
+    /// By the connection that asked: not answered by all aggregators of a tree yet.
     questions: BTreeMap<ConnId, Question>,
-    /// Branches are to tell who contributes, and have not all done so.
+    /// Branches are to tell which members contribute, and some have not answered.
     looks: BTreeMap<u64, OpenLook>,
     next_look: u64,
     pool: SlotRanges,
@@ -175,7 +175,7 @@ impl Jobs {
         }
     }
 
-    /// A connection said something that is no message: `why` says what was wrong.
+    /// A connection said something that is not a message: `why` says what was wrong.
     pub fn handle_garbled(&mut self, conn: ConnId, why: &str) {
         if self.sessions.contains_key(&conn) {
             self.refuse_and_close(conn, ErrorCode::Protocol, why);

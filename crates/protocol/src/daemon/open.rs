@@ -12,7 +12,7 @@ pub(super) struct Question {
     /// Of the job, when it was asked.
     pub(super) epoch: u16,
     pub(super) block: u64,
-    /// When it was asked: who contributes from then on keeps nobody waiting.
+    /// When it was asked: a member that contributes from then on keeps nobody waiting.
     pub(super) asked: Instant,
     /// Links whose answer is awaited.
     pub(super) open: BTreeSet<LinkId>,
@@ -22,14 +22,14 @@ pub(super) struct Question {
     pub(super) bits: u64,
 }
 
-/// What is known of who contributes, while branches are asked.
+/// What is known about contributions, while branches are asked.
 #[derive(Clone, Debug)]
 pub(super) struct OpenLook {
     pub(super) look: Look,
     /// Links whose answer is awaited.
     pub(super) open: BTreeSet<LinkId>,
-    /// Jobs and ranks of which it is known.
+    /// Jobs and ranks whose contributions are known.
     pub(super) told: BTreeSet<(u16, u16)>,
-    /// Then it is concluded without the others.
+    /// The time at which it is concluded without the others.
     pub(super) until: Instant,
 }

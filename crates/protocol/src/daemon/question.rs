@@ -1,4 +1,4 @@
-//! Who has not contributed to a block, where several aggregators are to tell.
+//! Which ranks have not contributed to a block, where several aggregators are to tell.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use xdp_agg_common::control::BranchRequest;
 use super::open::Question;
 use super::{ConnId, Jobs, LinkId};
 
-/// How long branches may take to say it: less than a worker waits for it whose call is over.
+/// How long branches may take to answer: less than a worker whose call is over waits for it.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 impl Jobs {
-    /// Asks all aggregators of a tree who has not contributed to a block.
+    /// Asks all aggregators of a tree which ranks have not contributed to a block.
     pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, block: u64) {
         let Some(life) = self.jobs.get(&job_id).map(|job| &job.life) else {
             return;
@@ -23,7 +23,7 @@ impl Jobs {
         self.tell_branches(job_id, &BranchRequest::Missing { block });
     }
 
-    /// This daemon's engine has said who is missing.
+    /// This daemon's engine has said which ranks are missing.
     pub(super) fn root_misses(&mut self, conn: ConnId, block: u64, bits: u64) {
         let Some(question) = self.questions.get_mut(&conn) else {
             // Nobody else is asked.
@@ -40,7 +40,7 @@ impl Jobs {
         self.answer_questions();
     }
 
-    /// A branch has said it.
+    /// A branch has said which ranks are missing.
     pub(super) fn branch_misses(&mut self, link: LinkId, block: u64, bits: u64) {
         let asked = |question: &Question| question.block == block && question.open.contains(&link);
         let conn = self.questions.iter().find(|(_, q)| asked(q)).map(|(conn, _)| *conn);
@@ -65,7 +65,7 @@ impl Jobs {
         answered.map(|question| question.asked + ANSWER_TIME).min()
     }
 
-    /// Tells what is known without the branches that have not said it in time.
+    /// Tells what is known, without the branches that have not answered in time.
     pub(super) fn end_questions(&mut self) {
         let now = self.clock;
         for question in self.questions.values_mut() {

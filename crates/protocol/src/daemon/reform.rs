@@ -30,13 +30,13 @@ impl Jobs {
     /// The epoch is over, because these ranks are lost: the others say what they have. `back` has
     /// said it already, with its new connection.
     pub(super) fn reform(&mut self, job_id: u16, lost: Vec<u16>, reason: &str, back: Option<u16>) {
-        // First of all: no result of this epoch may come to anybody who said what it has.
+        // First of all: no result of this epoch may come to a member that said what it has.
         self.silence(job_id);
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
-        // Who had come to the call of RunTo has said it already, once and for all of this epoch.
+        // Members that had come to the call of RunTo have said it already, once for this epoch.
         let all_said = matches!(job.phase(), Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
         for (rank, member) in &mut job.life.members {
@@ -177,7 +177,7 @@ impl Jobs {
         let theirs = life.map_or([0; 2], |life| [life.trunk.last_epoch(), life.epoch]);
         let contested = life.is_some_and(|life| life.trunk.contests > 0);
         // Roots that share branches and take the same numbers at the same time would do so for
-        // ever: of different ones, the latest is taken by all.
+        // ever. If the numbers differ, all take the latest.
         let step = if contested { self.rng.random_range(1..=CONTEST) } else { 1 };
         let last = latest([self.last_epoch].into_iter().chain(theirs));
         self.last_epoch = last.checked_add(step).unwrap_or(step);

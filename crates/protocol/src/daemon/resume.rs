@@ -78,8 +78,8 @@ impl Jobs {
         Ok(())
     }
 
-    /// The first worker of a job that another daemon had: all of its epoch may come back. Those who
-    /// have joined anew meanwhile wait.
+    /// The first worker of a job that another daemon had: all of its epoch may come back. Workers
+    /// that have joined anew meanwhile wait.
     fn expect_return(&mut self, job_id: u16, join: &Join, resume: &Resume) {
         let end = self.clock + self.limits.resume_timeout;
         let Some(job) = self.jobs.get_mut(&job_id) else {
@@ -109,8 +109,8 @@ impl Jobs {
     }
 
     /// The members of this very epoch have met on a ring since: what this daemon has of the job is
-    /// over. Whom it still holds for members are connections of before, and those that the ring
-    /// does without.
+    /// over. The members that it still lists are old connections, and members that the ring does
+    /// without.
     fn leave_behind(&mut self, job_id: u16) {
         self.silence(job_id);
         self.hang_up_all(job_id);

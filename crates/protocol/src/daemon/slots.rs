@@ -1,4 +1,4 @@
-//! Who owns which slots of the engine's pool.
+//! Which job owns which slots of the engine's pool.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Who contributes, as the data path tells: for people, and to end the wait for one that does not.
+//! Which members contribute, as the data path tells: for people, and to end the wait for one that
+//! does not.
 //!
 //! A straggler is a member whose contribution the others lack. They say so by asking for the ranks
 //! that a block misses. Without [`super::Limits::straggler_timeout`] nothing follows from it.
@@ -14,9 +15,9 @@ use super::job::Job;
 use super::open::OpenLook;
 use super::{ConnId, Effect, Formation, Heard, Jobs, LinkId, Look, Purpose};
 
-/// How long branches may take to tell who contributes.
+/// How long branches may take to tell which members contribute.
 const LOOK_TIME: Duration = Duration::from_secs(1);
-/// How often a branch is asked at most for those who want to see it.
+/// The least time between two questions to a branch for people that want to see it.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 impl Job {
@@ -38,7 +39,7 @@ impl Job {
 }
 
 impl Jobs {
-    /// A member asks who has not contributed to a block, of those that it waits for.
+    /// A member asks which of the ranks that it waits for have not contributed to a block.
     pub(super) fn missing(&mut self, conn: ConnId, job_id: u16, (block, of): (u64, Option<u64>)) {
         if block > BLOCK_MASK {
             let message = format!("block {block}: block numbers are below 2^48");
@@ -118,15 +119,15 @@ impl Jobs {
         }
     }
 
-    /// Asks the data path who contributes, for somebody who wants to see it.
+    /// Asks the data path which members contribute, for a connection that wants to see it.
     pub(super) fn look(&mut self, look: Look) {
         let summing = self.jobs.values().filter(|job| job.is_summing()).map(|job| job.job_id);
         let jobs = summing.collect();
         self.effects.push_back(Effect::Heard { look, jobs });
     }
 
-    /// This daemon's data path has told who contributes. What comes by a branch is the branch's to
-    /// tell: here all below it are one member.
+    /// This daemon's data path has told which members contribute. A branch tells of those below it:
+    /// here all of them are one member.
     pub(super) fn heard(&mut self, look: Look, heard: &[(u16, Heard)]) {
         if let Look::Root { conn, number } = look {
             return self.tell_root(conn, number, heard);
@@ -177,7 +178,7 @@ impl Jobs {
         open
     }
 
-    /// A branch has told who contributes to it.
+    /// A branch has told which members contribute to it.
     pub(super) fn branch_heard(
         &mut self,
         link: LinkId,
@@ -215,7 +216,7 @@ impl Jobs {
         }
     }
 
-    /// Does without the branches that have not told in time who contributes.
+    /// Does without the branches that have not told in time which members contribute.
     pub(super) fn end_looks(&mut self) {
         let now = self.clock;
         let over: Vec<_> = self.looks.extract_if(.., |_, look| look.until <= now).collect();
@@ -224,7 +225,7 @@ impl Jobs {
         }
     }
 
-    /// All is known of who contributes that will be known.
+    /// No further answers about contributions will come.
     fn conclude(&mut self, OpenLook { look, told, .. }: &OpenLook) {
         let now = self.clock;
         match *look {
@@ -250,7 +251,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.life.epoch == epoch) else {
             return;
         };
-        // Whatever has become of the epoch meanwhile: stragglers of the next one are looked for.
+        // Even if the epoch has ended meanwhile: stragglers of the next one are looked for.
         job.life.looking = false;
         if !job.is_summing() {
             return;

@@ -1,9 +1,9 @@
 //! Jobs of several aggregators, at the root: the connections to the branches and what they say.
 //!
 //! A branch is greeted and asked to serve the job once; from then on it follows each of the job's
-//! epochs. A branch that is lost ends the job where its policy is to fail when an aggregator is
-//! lost; otherwise the job goes on without it, in a new epoch: what was below it sends to its
-//! parent (in Rina, the rack of a lost agent falls back).
+//! epochs. The loss of a branch ends a job whose policy is to fail when an aggregator is lost.
+//! Otherwise the job goes on without it, in a new epoch. Workers below it send to its parent (in
+//! Rina, the rack of a lost agent falls back).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;

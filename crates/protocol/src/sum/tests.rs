@@ -257,7 +257,7 @@ fn beyond_the_quota_nothing_changes() {
         packet[2] = job;
         sums.handle_packet(source(rank), &mut packet, NOW)
     };
-    // A stranger, who does not come from the rank's address, does not use it up.
+    // A packet from another address than the rank's does not use it up.
     (0..100).for_each(|_| assert_eq!(from(1, 0, 3), Answer::Nothing));
     assert_eq!(from(0, 0, 3), Answer::Nothing);
     (0..4).for_each(|_| assert!(matches!(from(0, 0, 3), Answer::Sender { .. })));

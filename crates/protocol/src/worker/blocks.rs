@@ -35,8 +35,8 @@ impl Purpose {
         Self { root, ..self }
     }
 
-    /// Blocks whose result is no number keep their input, for who sums them in another way: see
-    /// [`Blocks::left_out`].
+    /// Blocks whose result is not a number keep their input, for a caller that sums them in another
+    /// way: see [`Blocks::left_out`].
     #[must_use]
     pub fn leaving_out(self) -> Self {
         Self { leaves_out: true, ..self }
@@ -67,7 +67,7 @@ pub trait Blocks: Debug + Send {
     /// How its elements travel.
     fn format(&self) -> &Format;
 
-    /// Elements of the whole vector, whoever sends them.
+    /// Elements of the whole vector, whichever flows and processes send them.
     fn vector_len(&self) -> usize;
 
     /// What the call is, where it is more than an all-reduce; the workers must agree on it.
@@ -86,20 +86,20 @@ pub trait Blocks: Debug + Send {
         None
     }
 
-    /// Values that cannot be summed by so many workers are refused before anything is sent.
+    /// Refuses values that cannot be summed over all workers, before anything is sent.
     ///
     /// # Errors
     /// Where and what.
     fn check(&self) -> Result<(), Error>;
 
-    /// Cuts the elements into blocks of at most so many chunks; how many blocks there are.
+    /// Cuts the elements into blocks of at most `chunks` chunks; how many blocks there are.
     ///
     /// # Errors
     /// They were cut already, and these blocks are longer.
     fn cut(&mut self, chunks: u16) -> Result<u64, Error>;
 
-    /// Chunks of a block, if they were agreed upon before it was cut: the flows of a vector have
-    /// blocks of one length, whatever each of their aggregators would take.
+    /// Chunks of a block, if they were agreed upon before it was cut. The flows of a vector have
+    /// blocks of one length, whatever each aggregator would take.
     fn agreed_chunks(&self) -> Option<u16> {
         None
     }
@@ -124,7 +124,8 @@ pub trait Blocks: Debug + Send {
     /// Writes a block's lanes. `key`: what the workers have agreed on, if the format needs that.
     fn encode(&self, block: DataBlock, key: u16, lanes: &mut [u8]) -> Encoded;
 
-    /// Takes in a block's result, over so many workers' lanes. None: it is not a number.
+    /// Takes in a block's result, over the lanes of `contributors` workers. None: it is not a
+    /// number.
     fn decode(&mut self, block: DataBlock, key: u16, lanes: Option<&[u8]>, contributors: u32);
 
     /// All blocks of this flow have their result, and this became of them.
@@ -153,7 +154,7 @@ pub trait Blocks: Debug + Send {
         false
     }
 
-    /// Elements of the vector whose result is no number and which still are the input, as the
+    /// Elements of the vector whose result is not a number and which still are the input, as the
     /// caller wanted it. Complete when the call is.
     fn left_out(&self) -> &[Range<usize>] {
         &[]
@@ -167,13 +168,13 @@ pub trait Blocks: Debug + Send {
         Vec::new()
     }
 
-    /// The caller has waited for the call so long, and does not any longer: the error, where
-    /// processes of this host are to blame.
+    /// The caller has waited this time for the call and gives up: the error, where processes of
+    /// this host are to blame.
     fn overdue(&self, _waited: Duration) -> Option<Error> {
         None
     }
 
-    /// The caller's elements, for who knows their type.
+    /// The caller's elements, for a caller that knows their type.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
@@ -196,7 +197,7 @@ impl Share {
         (self.of > 1).then(|| format!("part {} of {}", self.index + 1, self.of))
     }
 
-    /// How many of so many blocks.
+    /// How many of `blocks` blocks.
     #[must_use]
     pub const fn count(self, blocks: u64) -> u64 {
         (blocks + self.of - 1 - self.index) / self.of
@@ -243,8 +244,8 @@ impl<T: Element> Local<T> {
         Self { buffer, format, share, chunks, block_len: 0, purpose, left_out: Vec::new() }
     }
 
-    /// The same as a broadcast: all get the elements of `root`, and nobody else has any. Those of
-    /// the others must be what changes nothing, in a format without exponents.
+    /// The same as a broadcast: all get the elements of `root`, and nobody else has any. The
+    /// others' elements must be ones that change nothing, in a format without exponents.
     #[must_use]
     pub fn with_root(mut self, root: u16) -> Self {
         self.purpose.root = Some(root);
@@ -258,7 +259,7 @@ impl<T: Element> Local<T> {
         self
     }
 
-    /// Some blocks of so many chunks of a vector.
+    /// Some blocks of a vector, each of `chunks` chunks.
     #[must_use]
     pub const fn part(buffer: Buffer<T>, format: Format, share: Share, chunks: u16) -> Self {
         Self::cut_as(buffer, format, share, Some(chunks))

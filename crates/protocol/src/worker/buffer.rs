@@ -1,4 +1,4 @@
-//! The memory of a call: owned by it, or lent by a caller who waits for its end.
+//! The memory of a call: owned by it, or lent by a caller that waits for its end.
 //!
 //! A call over several aggregators has a part in each of them; the parts share one memory and each
 //! touches blocks of its own.
@@ -26,10 +26,10 @@ struct Owner<T> {
 }
 
 // SAFETY: a buffer is an exclusive access to its elements, or to those of its blocks (see `share`),
-// which whoever holds it may move to another thread.
+// which its holder may move to another thread.
 unsafe impl<T: Send> Send for Buffer<T> {}
 
-// SAFETY: the owner's pointer is used by whoever drops the last reference alone.
+// SAFETY: only the thread that drops the last reference uses the owner's pointer.
 unsafe impl<T: Send> Send for Owner<T> {}
 // SAFETY: as above; a shared reference gives no access.
 unsafe impl<T: Send> Sync for Owner<T> {}

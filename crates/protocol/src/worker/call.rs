@@ -56,8 +56,8 @@ pub(crate) struct Marks {
 impl Report {
     /// What became of a call of which each aggregator had a part.
     ///
-    /// A part without blocks knows who was a member when it began. That differs between workers
-    /// where one is being lost, and nobody's contribution is in it: only the others count.
+    /// A part without blocks names the members at its beginning. These differ between workers while
+    /// one is being lost, and the part holds no contribution: only the other parts count.
     #[must_use]
     pub fn of_parts(parts: &[Call]) -> Self {
         let telling = parts.iter().filter(|part| part.knows_contributors());
@@ -141,8 +141,8 @@ impl Call {
         &self.report
     }
 
-    /// Its report says whose contributions are in the result, and not merely who might have
-    /// contributed.
+    /// Its report says whose contributions are in the result, and not merely which workers might
+    /// have contributed.
     pub(super) fn knows_contributors(&self) -> bool {
         self.report.blocks > 0 || self.blocks.knows_contributors()
     }
@@ -386,7 +386,7 @@ impl Call {
         }
     }
 
-    /// A report names who is in the data; who is in the exponents alone added nothing.
+    /// A report names the workers in the data; a worker in the exponents alone added nothing.
     fn note_contributors(&mut self, block: JobBlock, members: u64, is_data: bool) {
         if self.left == self.report.blocks {
             self.usual = members;

@@ -1,18 +1,20 @@
 //! The order of a call's blocks: its data, and ahead of it the exponents that the data needs.
 //!
 //! With block scaling (`docs/numerics.md`) the workers agree on an exponent for each block of data
-//! before anybody sends it. A block of 16-bit keys, of which the aggregator takes the largest, does
-//! so for a *group* of data blocks. Exponent blocks are blocks like all others: exactly once,
-//! repeated when lost, handed on to a new epoch. They travel [`AHEAD`] blocks before their group,
-//! so that in steady state nobody waits for them; only the first of a call cost a round trip.
+//! before anybody sends it. A block of 16-bit keys, of which the aggregator takes the largest,
+//! settles those of a *group* of data blocks. Exponent blocks are blocks like all others: exactly
+//! once, repeated when lost, handed on to a new epoch. They travel [`AHEAD`] blocks before their
+//! group, so that in steady state nobody waits for them; only the first of a call cost a round
+//! trip.
 
 use xdp_agg_numbers::KEYS_PER_CHUNK;
 
 use super::DataBlock;
 
-/// How far ahead of its group an exponent block travels at least, in data blocks: where it is half
-/// of the job's pool or more, the pool's own rule (a worker sends block `b` when it has the results
-/// up to `b - P/2`) says that it is there. Part of the protocol: all workers of a call must agree.
+/// How far ahead of its group an exponent block travels at least, in data blocks. If this is half
+/// of the job's pool or more, the pool's own rule ensures that the block's result is there: a
+/// worker sends block `b` when it has the results up to `b - P/2`. Part of the protocol: all
+/// workers of a call must agree.
 pub const AHEAD: u64 = 1024;
 
 /// What a block of a call holds.
@@ -37,13 +39,13 @@ pub struct Layout {
     first: u64,
 }
 
-/// Data blocks of a group, where blocks have so many chunks: as many as their keys fit a block.
+/// Data blocks of a group, where blocks have `chunks` chunks: as many as their keys fit a block.
 pub const fn group_of(chunks: u16) -> u64 {
     chunks as u64 * KEYS_PER_CHUNK as u64
 }
 
-/// How many data blocks of a flow must be known ahead of the one that is sent, so that no exponent
-/// block waits for what the worker has not looked at.
+/// How many data blocks of a flow must be known ahead of the one that is sent. Then no exponent
+/// block waits for data that the worker has not looked at.
 pub const fn looked_ahead(group: u64) -> u64 {
     AHEAD + 3 * group
 }

@@ -80,7 +80,7 @@ fn of_several_late_branches_the_highest_is_named() {
     for index in [1, 2] {
         woods.daemons[index].stuck_at = Some(Stuck::Link);
     }
-    // The addresses are no order: branch 2 is the parent here.
+    // The addresses give no order: branch 2 is the parent here.
     let mut tree = path();
     tree.branches[0].daemon = control(2);
     tree.branches[1].daemon = control(1);

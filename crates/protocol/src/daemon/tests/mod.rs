@@ -34,7 +34,7 @@ use told::Told;
 const PEER: Peer =
     Peer { local: Some(Ipv4Addr::new(10, 0, 0, 254)), remote: Some(Ipv4Addr::new(10, 0, 0, 1)) };
 
-/// Goes on whoever is lost.
+/// Goes on after any loss.
 const SHRINK: Policy =
     Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss: AggregatorLoss::Resume };
 /// Goes on when the daemon is lost, but not when a worker is.

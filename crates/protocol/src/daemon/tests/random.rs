@@ -22,7 +22,7 @@ enum Step {
     AllReturn,
     /// A connection does what it is expected to do next.
     Obey(usize),
-    /// All do, so many times.
+    /// All do, this number of times.
     AllObey(u8),
     Lie(usize),
     Out(usize, Out),
@@ -326,7 +326,7 @@ proptest! {
                 let heard = world.heard.get(&conn).map_or(&[][..], Vec::as_slice);
                 let told = heard.iter().filter(|r| matches!(r, Reply::Aborted(_))).count();
                 prop_assert!(told <= 1, "{:?} at {:?}: {:?}", conn, step, heard);
-                // Who is still a member was told nothing of an end.
+                // A connection that is still a member was told nothing of an end.
                 let several = matches!(step, Step::AllObey(_) | Step::Assemble(_));
                 if world.jobs.is_member(conn) && !several {
                     prop_assert_eq!(told, 0, "{:?} at {:?}: {:?}", conn, step, heard);

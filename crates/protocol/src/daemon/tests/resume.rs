@@ -313,7 +313,7 @@ fn an_epoch_before_the_one_that_runs_is_no_proof() {
     assert_eq!(world.phase("train"), "running");
 }
 
-/// As a member of epoch 7, or of what is `join`'s, would say behind so many rings.
+/// As a member of epoch 7, or of the one in `join`, would say after `rings` rings.
 fn behind(rings: u32, join: Join) -> Join {
     let resume = join.resume.expect("it has one");
     Join { resume: Some(Resume { rings, ..resume }), ..join }
@@ -336,7 +336,7 @@ fn an_offer_changes_nothing_and_is_honest() {
     assert_eq!(refused(&offered(&mut world, anew.clone()), &["no epoch"]), ErrorCode::Invalid);
     let too_large = Join { slots: Some(1 << 20), ..join.clone() };
     assert_eq!(refused(&offered(&mut world, too_large), &["slots"]), ErrorCode::NoRoom);
-    // Others who have only begun to join make room.
+    // Others that have only begun to join make room.
     let (fresh, _) = come_back(&mut world, Join { rank: 1, data_port: 4001, ..anew });
     assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
     world.close(fresh);
@@ -442,7 +442,7 @@ fn the_epoch_after_the_last_number_is_the_later_one() {
     }
 }
 
-/// Whoever names an epoch of a job that does not come about moves no number of another job.
+/// A worker that names an epoch of a job that does not form moves no number of another job.
 #[test]
 fn numbers_that_are_only_named_count_for_nothing() {
     let mut world = World::new();

@@ -23,7 +23,7 @@ fn heartbeats_go_to_members_until_they_stay_unanswered() {
     world.wait_for(Duration::from_millis(200));
     let info = &world.infos()[0].members;
     assert_eq!((info[0].heartbeat_ms, info[1].heartbeat_ms), (Some(450), Some(450)));
-    // One that is no member (any more) is not refused for it, and gets none.
+    // A connection that is not a member (any more) is not refused for it, and gets no heartbeats.
     world.say(members[0], Request::Leave);
     assert_eq!(world.say(members[0], Request::Heartbeat), []);
     world.say(members[1], Request::Leave);
@@ -103,7 +103,7 @@ fn who_does_not_report_is_lost_where_a_limit_is_set() {
     assert_eq!(admitted(&world.hear(members[0])).members, 0b1);
 }
 
-/// A member is lost between the question who contributes and its answer.
+/// A member is lost between the question which members contribute and its answer.
 #[test]
 fn stragglers_are_looked_for_after_a_look_that_came_to_nothing() {
     let (mut world, members) = late(SHRINK);
@@ -168,7 +168,7 @@ fn quotas_are_given_to_the_data_path_and_refused_in_words() {
     assert_eq!(world.engine[&0].conf.packet_interval, 0);
 }
 
-/// Whoever leads the job, the packets are this host's.
+/// The packets are this host's, whichever daemon leads the job.
 #[test]
 fn a_job_that_another_daemon_leads_has_a_quota_too() {
     use xdp_agg_common::control::{BranchRequest, BranchSetup, Uplink};

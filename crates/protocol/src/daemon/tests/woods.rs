@@ -4,7 +4,7 @@ use xdp_agg_common::control::{Branch, BranchReply, JobInfo, LocalMembers};
 
 use super::*;
 
-/// Goes on whoever is lost.
+/// Goes on after any loss.
 pub(super) const GO_ON: Policy =
     Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss: AggregatorLoss::Resume };
 

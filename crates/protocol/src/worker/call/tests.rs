@@ -36,7 +36,7 @@ fn blocks_cover_the_elements_once() {
 }
 
 /// The flows of a vector group their blocks alike, also where an aggregator takes longer ones: the
-/// processes of a host look so far ahead and no further.
+/// processes of a host look no further ahead than these groups need.
 #[test]
 fn groups_are_of_the_blocks_that_were_agreed_upon() {
     let format = Format::new(f32::TYPE, Op::Sum, Scaling::Block, None, 2).expect("it makes sense");
@@ -64,7 +64,7 @@ fn contributors_are_told_by_block() {
     assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
 }
 
-/// A vector of one block over two aggregators, while rank 1 is being lost: one worker has heard of
+/// A vector of one block over two aggregators, while rank 1 is being lost. One worker has heard of
 /// it when the second part begins, the other has not, and nothing travels in that part.
 #[test]
 fn a_part_without_blocks_says_nothing_of_contributors() {
@@ -86,7 +86,7 @@ fn a_part_without_blocks_says_nothing_of_contributors() {
             assert_eq!((report.blocks, report.path), (1, Path::Ring));
         }
     }
-    // With blocks in both it is as it was, and a call without any says who was a member.
+    // With blocks in both it is as it was, and a call without any names its members.
     let report = Report::of_parts(&[part(352, 0b11), part(352, 0b01)]);
     assert_eq!((report.blocks, report.contributors, report.partial), (2, 0b01, 0b10));
     assert_eq!(Report::of_parts(&[part(0, 0b01), part(0, 0b11)]).contributors, 0b01);
@@ -197,7 +197,7 @@ fn the_smallest_and_the_largest_are_exact() {
     }
 }
 
-/// Nothing of its own to send, and all done before the job lets the call begin: what others of
+/// A call with nothing of its own to send is all done before the job lets it begin. What others of
 /// its host have to say of it is not lost.
 #[derive(Debug)]
 struct Fed(Format);
@@ -284,8 +284,8 @@ fn non_finite_values_reach_every_worker() {
     }
 }
 
-/// What is finite stays finite: what is too small becomes (positive) zero, what is too large
-/// the nearest number that fits, and is counted at its owner.
+/// A finite value stays finite. One that is too small becomes (positive) zero. One that is too
+/// large becomes the nearest number that fits, and is counted at its owner.
 #[test]
 fn extreme_finite_values_are_rounded_or_clamped() {
     let tiny = [0.0, -0.0, f32::from_bits(1), -f32::from_bits(1), f32::MIN_POSITIVE / 2.0];

@@ -6,8 +6,8 @@
 //! It is driven as [the crate](crate) says; a call adds blocks by [`Flow::extend`].
 //!
 //! # Rules
-//! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here,
-//!   where `limit` is half the job's pool (`xdp_agg_common::slot` says why).
+//! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here.
+//!   `limit` is half the job's pool (`xdp_agg_common::slot` says why).
 //! * **Gap**: each transmission has a number. When the results of [`REORDER`] later first
 //!   transmissions are here, and it took longer than trips vary, a transmission without result is
 //!   taken for lost and repeated at once.
@@ -16,14 +16,14 @@
 //!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
 //!   oldest block is asked for again, ever more slowly.
 //! * **Lead**: where a vector's parts go over several flows, none may be more than [`LEAD`] blocks
-//!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: what one flow
-//!   is ahead, another one is behind, and at the end its links alone would be busy.
+//!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: if one flow
+//!   is ahead, another is behind, and at the end the latter's links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
 //! * **Broadcast** ([`Part`], [`xdp_agg_common::copies`]): a block that another worker alone
-//!   contributes is under way as soon as the pool allows it, and nothing is sent for it: what a gap
-//!   or the timer takes for lost is asked for. A listener contributes to a full block when it holds
-//!   all before the full one before it, so that this acknowledges them to the root, whose window
-//!   counts all blocks since the oldest without result.
+//!   contributes is under way as soon as the pool allows it. Nothing is sent for it, but it is
+//!   asked for when a gap or the timer takes it for lost. A listener contributes to a full block
+//!   once it holds every block before the previous full one. This acknowledges them to the root,
+//!   whose window counts all blocks since the oldest without result.
 
 mod config;
 mod loss;
@@ -202,8 +202,8 @@ impl Flow {
         self.end - self.base
     }
 
-    /// Another flow of the same communicator has so many blocks left: this one waits where it is
-    /// too far ahead. It never waits for good: of all flows, the last one is held back nowhere.
+    /// Another flow of the same communicator has `others_left` blocks left: this one waits if it is
+    /// too far ahead. It never waits for good: the last of all flows is never held back.
     pub const fn hold_back(&mut self, others_left: u64) {
         self.least_left = others_left.saturating_sub(LEAD);
     }
@@ -252,8 +252,8 @@ impl Flow {
         self.roles.of(number)
     }
 
-    /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
-    /// no block that is waited for, and must not be looked at.
+    /// A result has arrived. True: it is new, and the caller delivers it. False: it is a copy, or
+    /// no such block is waited for, and it must not be looked at.
     pub fn handle_result(&mut self, EpochBlock(number): EpochBlock, now: Duration) -> bool {
         self.open(now);
         let Some(block) = self.waited_for(number) else {

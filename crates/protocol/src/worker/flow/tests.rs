@@ -159,8 +159,8 @@ fn a_wrong_timeout_costs_no_window() {
     }
 }
 
-/// All results are late and come together: those of blocks that were to be repeated and had not yet
-/// been show it.
+/// All results are late and come together. Blocks that were to be repeated, but were not yet, show
+/// it.
 #[test]
 fn results_behind_a_timeout_show_that_it_was_wrong() {
     let mut flow = Flow::new(CONFIG);
@@ -175,7 +175,7 @@ fn results_behind_a_timeout_show_that_it_was_wrong() {
         assert!(flow.handle_result(EpochBlock(block), now + US));
     }
     assert!(flow.window() >= before, "{} of {before}", flow.window());
-    // The oldest one's alone stays: which of its two transmissions was answered is not known.
+    // Only the oldest block's loss stays: which of its two transmissions was answered is not known.
     assert_eq!(flow.counters().losses, 1);
 }
 
@@ -201,7 +201,7 @@ fn nobody_is_far_ahead_of_the_other_flows() {
     ahead.hold_back(ahead.left() + LEAD);
     assert!(!ahead.is_held_back());
     assert_ne!(send_all(&mut ahead, now), [0_u64; 0]);
-    // Whoever is last waits for nobody; nor does who has no others.
+    // The last flow waits for nobody; nor does a flow without others.
     ahead.hold_back(0);
     assert!(!ahead.is_held_back());
 }
@@ -303,7 +303,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Who is sent what: the sum, or that it is not complete.
+    /// Which workers are sent what: the sum, or that it is not complete.
     fn take_in(&mut self, c: &Contribution, worth: u64) -> (u64, Option<u64>) {
         let (state, sum) = &mut self.slots[self.pool.slot_of(c.block) as usize];
         let to_all = |complete| if complete { self.members } else { 0 };

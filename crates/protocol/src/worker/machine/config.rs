@@ -92,7 +92,7 @@ impl Config {
         }
     }
 
-    /// Time between two packets of so many bytes (behind UDP) at the allowed rate.
+    /// Time between two packets of `packet` bytes (behind UDP) at the allowed rate.
     pub(super) fn block_interval(&self, packet: usize) -> Duration {
         let bits = (packet + IP_OVERHEAD - HEADER_LEN + 14) as u64 * 8;
         match self.rate {

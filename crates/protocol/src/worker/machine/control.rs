@@ -52,7 +52,7 @@ impl Machine {
         self.say_hello();
         let join = self.join_with(self.progress());
         if join.resume.is_some() && self.freeze == Freeze::No {
-            // What is taken in from now on, the daemon does not know of.
+            // The daemon does not know of results taken in from now on.
             self.freeze = Freeze::Resume;
         }
         self.say(Request::Join(join));
@@ -108,8 +108,8 @@ impl Machine {
         self.begin_calls();
     }
 
-    /// A wish to resume that came to nothing bound this worker to nothing: whoever takes up the job
-    /// asks again.
+    /// A wish to resume that came to nothing bound this worker to nothing: a daemon that takes up
+    /// the job asks again.
     fn unfreeze_resume(&mut self) {
         if self.freeze == Freeze::Resume {
             self.freeze = Freeze::No;
@@ -313,8 +313,8 @@ impl Machine {
         self.counters.resumes += 1;
         self.unfreeze_resume();
         if self.gate.is_some() || self.freeze == Freeze::Reform {
-            // The daemon that asked for this pause says so again; another one does not, and does
-            // not expect to hear when the calls before it are done.
+            // The daemon that asked for this pause asks again. Another daemon does not, nor expects
+            // to hear when the calls before the pause are done.
             self.gate_until = Some(now + GRACE);
             self.run_to = false;
         }
@@ -371,7 +371,7 @@ impl Machine {
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
             && now < self.reach_until;
-        // Who was on a ring can go on over one.
+        // A worker that was on a ring can go on over one.
         let may_pass = self.back.rings > 0
             || !matches!(
                 code,

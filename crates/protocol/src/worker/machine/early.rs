@@ -1,7 +1,7 @@
 //! Solo blocks whose call this worker has not come to.
 //!
 //! A root needs nobody else to be there, so its blocks may come while this worker waits for an
-//! earlier call. What is not kept is asked for later, a round trip too late.
+//! earlier call. A block that is not kept is asked for later, a round trip too late.
 
 use std::collections::BTreeMap;
 

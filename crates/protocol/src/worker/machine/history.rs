@@ -1,8 +1,8 @@
 //! The sums of the latest results, kept for members that may lack them when the epoch ends.
 //!
 //! As many as [`xdp_agg_common::reform`] asks for: half the pool, or all blocks of the epoch's plan
-//! where those are more. A block of the epoch lives in entry `block mod capacity`; what it
-//! overwrites all members have.
+//! where those are more. A block of the epoch lives in entry `block mod capacity`; all members have
+//! the one that it overwrites.
 
 use crate::worker::EpochBlock;
 

@@ -1,9 +1,8 @@
 //! A worker's whole protocol: membership ([`Control`] and replies), calls, blocks ([`flow`]) and
 //! what a new epoch does to them ([`xdp_agg_common::reform`]).
 //!
-//! It is driven as [the crate](crate) says. What [`Machine::poll_early`] gives is a packet that
-//! comes in once more. Before packets are sent, look at [`Machine::endpoint`]: it changes with the
-//! epoch.
+//! It is driven as [the crate](crate) says. A packet from [`Machine::poll_early`] comes in once
+//! more. Before packets are sent, look at [`Machine::endpoint`]: it changes with the epoch.
 //!
 //! Calls go by the *job's* block numbers, the wire by the *epoch's*; `Epoch` translates.
 
@@ -47,7 +46,8 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub const RETRY: Duration = Duration::from_millis(100);
 /// How long a pause that was announced over a connection that broke holds without a word.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the oldest block may wait until the daemon is asked whom it waits for, and asked again.
+/// How long the oldest block may wait until the daemon is asked which ranks it waits for, and asked
+/// again.
 const ASK: Duration = Duration::from_secs(1);
 /// What a worker has called that did not come to the call yet.
 const NO_CALL: &str = "none";
@@ -130,7 +130,7 @@ pub struct Machine {
     lost_since: Option<Duration>,
     lost_reason: String,
     back: WayBack,
-    /// The daemon's answer to who is missing.
+    /// The daemon's answer: which ranks are missing.
     missing: Option<Vec<u16>>,
     /// The oldest block that has no result, and since when that, or the last question, is so.
     awaited: (EpochBlock, Duration),
@@ -211,7 +211,7 @@ impl Machine {
         }
     }
 
-    /// Why it is no member any more.
+    /// Why it is not a member any more.
     #[must_use]
     pub const fn failure(&self) -> Option<&Error> {
         self.failed.as_ref()
@@ -300,7 +300,7 @@ impl Machine {
         self.counters.socket_errors
     }
 
-    /// Asks the daemon whom the oldest block waits for, or a call that may not begin yet;
+    /// Asks the daemon which ranks the oldest block waits for, or a call that may not begin yet;
     /// [`Self::missing`] has the answer. False: it cannot be asked.
     pub fn ask_for_missing(&mut self) -> bool {
         self.missing = None;
@@ -319,8 +319,8 @@ impl Machine {
         true
     }
 
-    /// All that this process sends of a call is summed, and so are its fellows' contributions here:
-    /// one of them has to say what is missing.
+    /// All that this process sends of a call is summed, with its fellows' contributions. So one of
+    /// the fellows has to say what is missing.
     #[must_use]
     pub fn depends_on_fellows(&self, sequence: u64) -> bool {
         let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
@@ -422,7 +422,7 @@ impl Machine {
         epoch.map_or(0, |epoch| epoch.flow.left() + (self.end - self.released))
     }
 
-    /// The communicator's other machines have up to so many blocks left: see
+    /// The communicator's other machines have up to `others_left` blocks left: see
     /// [`flow::Flow::hold_back`]. True if this one waits for them now.
     pub fn hold_back(&mut self, others_left: u64) -> bool {
         let unreleased = self.end - self.released;
@@ -432,7 +432,7 @@ impl Machine {
     }
 
     /// Most blocks under way in a job that has solo blocks: such jobs end with the first loss, and
-    /// have one level of aggregators. None: it has none.
+    /// have one level of aggregators. None: no solo blocks.
     fn solo_limit(&self, pool: Pool) -> Option<u32> {
         let may = !self.keeps_results() && self.config.tree.is_single();
         copies::limit(pool).filter(|_| may)

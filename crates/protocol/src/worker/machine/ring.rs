@@ -22,7 +22,7 @@ use crate::worker::{EpochBlock, Error, rank_bit};
 /// Most blocks of a batch: some 3 MB at MTU 1500.
 const BATCH: u64 = 2048;
 
-/// Who takes part in a ring, and where.
+/// The members of a ring, and where they listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seat {
     /// The members' ranks, in ascending order.
@@ -67,8 +67,8 @@ pub struct Lanes {
 }
 
 impl Machine {
-    /// The ring that is to be built now, if any. It does without the ranks of `lost`, which are
-    /// known from elsewhere to be so, where the policy is to go on without lost workers.
+    /// The ring that is to be built now, if any. If the policy is to go on without lost workers, it
+    /// leaves out the ranks of `lost`, whose loss is known from elsewhere.
     #[must_use]
     pub fn ring_seat(&self, lost: u64) -> Option<Seat> {
         let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();
@@ -114,7 +114,7 @@ impl Machine {
     /// The ring is there, and this is what its members have, in the order of [`Seat::members`].
     ///
     /// # Errors
-    /// They do not fit together; this worker is no member any more.
+    /// The members' reports do not fit together; this worker is not a member any more.
     pub fn handle_ring_formed(
         &mut self,
         progress: &[(u16, Progress)],

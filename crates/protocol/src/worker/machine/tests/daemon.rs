@@ -215,7 +215,7 @@ impl World {
     pub(super) fn kill(&mut self, rank: u16) {
         self.machines[usize::from(rank)] = None;
         self.calls.retain(|(of, _)| *of != rank);
-        // What only the dead had seen is nobody's result.
+        // Results that only the dead rank had seen no longer count.
         self.outcomes.retain(|(_, of), _| *of != rank);
         self.drop_connection(rank);
         if self.members & (1 << rank) == 0 || self.dead {
