@@ -19,8 +19,8 @@ impl Communicator {
     /// Begins a call on memory that a caller lends.
     ///
     /// # Safety
-    /// The memory must be valid, and nobody else's, until what is returned has been waited for or
-    /// dropped.
+    /// The memory must be valid, and used by nobody else, until the returned call has been waited
+    /// for or dropped.
     #[expect(unsafe_code, reason = "the one place where memory is lent to a call")]
     pub(crate) unsafe fn begin_lent<T: Element>(
         &self,

@@ -77,7 +77,7 @@ impl Communicator {
     pub(crate) fn connect(mut settings: Builder) -> Result<Self, Error> {
         let place = settings.place()?;
         let Builder { scaling, lanes, deadline, .. } = settings;
-        // What no call could have is told before anybody is waited for.
+        // Settings that no call can have are refused before any wait.
         Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         settings.check_own_host(&place)?;
@@ -223,7 +223,7 @@ impl Communicator {
         self.first().lock().machine.policy()
     }
 
-    /// What the communicator is doing. Of several aggregators, one with which it is not running
+    /// What the communicator is doing. Of several aggregators, one that it is not running with
     /// counts first.
     #[must_use]
     pub fn state(&self) -> State {

@@ -240,7 +240,7 @@ impl<T: Element> Blocks for Grouped<T> {
         let format = self.format;
         let mut scan = |block: &[u8]| format.peak::<T>(bytemuck::cast_slice(block));
         let (leaves_out, left_out) = (self.purpose.leaves_out(), &mut self.left_out);
-        // A result that is a number has no NaN: those of integers have none.
+        // A result that is a number has no NaN; results of integers never have one.
         let mut wanted = |place: Range<usize>, result: &[u8]| {
             let is_number = !leaves_out || !bytemuck::cast_slice::<_, T>(result)[0].is_nan();
             if !is_number {

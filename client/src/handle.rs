@@ -63,8 +63,8 @@ impl<T: Element> Handle<T> {
         Self { stripes, sequence, carrier: Some(Carrier::Thread { outcome, report }) }
     }
 
-    /// Number of the call in the communicator's life, from 0; of one that goes round a ring of the
-    /// workers, of the first call through the aggregators at or behind it.
+    /// Number of the call in the communicator's life, from 0. A call round a ring of the workers
+    /// has that of the first call through the aggregators at or behind it.
     #[must_use]
     pub const fn sequence(&self) -> u64 {
         self.sequence

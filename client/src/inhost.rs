@@ -70,8 +70,9 @@ mod tests {
             prop_assert!(of(n, flows, chunks).segment <= (32 << 20).max((2 << 20) + data + peaks));
         }
 
-        /// Where a flow sends the next data, or the keys before it, nothing is needed that lies
-        /// `scan_ahead` or more behind: all of it may be scanned while that block is not finished.
+        /// To send the next data, or the keys before it, a flow needs nothing that lies
+        /// `scan_ahead` or more behind that block. All that it needs may be scanned while the block
+        /// is not finished.
         #[test]
         fn what_all_flows_look_at_is_scanned(
             data in 1_u64..40_000, flows in 1_u64..65, index in 0_u64..64, chunks in 1_u16..30,

@@ -1,8 +1,8 @@
 //! Bytes as lanes of which the aggregator keeps the largest.
 //!
 //! A lane of a maximum of 64-bit integers is the integer with its highest bit flipped, so that
-//! unsigned order is that of the integers. Eight bytes flipped the same way are an integer whose
-//! lane is those very bytes; the least integer's lane is zero.
+//! lanes have the integers' order. Eight bytes flipped the same way are an integer whose lane is
+//! those very bytes; the least integer's lane is zero.
 
 use std::ops::Range;
 

@@ -34,9 +34,9 @@ impl Communicator {
     /// All-reduces by a way of the caller's choice, the same at all workers: through the
     /// aggregators, or round a ring of the workers.
     ///
-    /// Round the ring floats are added as they are, in the same order in every run, so sums may
-    /// differ in their last bits from those of the aggregators, and integers wrap where those
-    /// refuse them. 16-bit floats go through the aggregators in any case.
+    /// Round the ring floats are added as they are, in the same order in every run. So sums may
+    /// differ in their last bits from those of the aggregators, and integers wrap where the
+    /// aggregators refuse them. 16-bit floats go through the aggregators in any case.
     ///
     /// # Errors
     /// As [`Self::all_reduce`]; a way that no all-reduce goes; a worker that cannot be reached.
@@ -55,8 +55,8 @@ impl Communicator {
     }
 
     /// [`Self::start`] by a way of the caller's choice, the same at all workers: see
-    /// [`Self::all_reduce_by`]. Calls round the ring are carried out by a thread of their own, one
-    /// after the other in the order in which they and other calls among the workers were made.
+    /// [`Self::all_reduce_by`]. A thread of their own carries out calls round the ring, one after
+    /// the other. It keeps the order in which they and other calls among the workers were made.
     ///
     /// # Errors
     /// As [`Self::start`]; a way that no all-reduce goes; a worker that cannot be reached.

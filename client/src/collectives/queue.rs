@@ -77,7 +77,8 @@ impl Queue {
         }
     }
 
-    /// What has not come to its turn never will; the thread ends with the call that it is in.
+    /// Tasks whose turn has not come are never carried out; the thread ends with the call that it
+    /// is in.
     pub(super) fn close(&self) {
         *self.tasks.lock() = Tasks::Closed;
     }

@@ -193,8 +193,8 @@ impl Rule {
 
 /// Which way a collective goes, by its size and the number of ranks.
 ///
-/// Of a collective's rules, those with the smallest `ranks` that is enough count; of these, the one
-/// with the smallest `up-to` that is enough. Where none is enough, the largest is taken.
+/// Of a collective's rules, those with the smallest sufficient `ranks` count; of these, the one
+/// with the smallest sufficient `up-to` applies. If no value is sufficient, the largest is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Tuning {
@@ -213,10 +213,10 @@ pub struct Tuning {
 }
 
 impl Default for Tuning {
-    /// For broadcast the paper's Table 2: binomial trees up to 256 KiB (k-nomial up to 8 KiB),
-    /// scatter and all-gather up to 4 MiB, a pipelined chain above. The others through the
-    /// aggregator, whose one round trip costs the vector once each way; parts of vectors above
-    /// 1 MiB round a ring, which carries no more than it must.
+    /// Broadcasts follow the paper's Table 2: k-nomial trees up to 8 KiB, binomial trees up to 256
+    /// KiB, scatter and all-gather up to 4 MiB, a pipelined chain above. The others go through the
+    /// aggregator, whose one round trip costs the vector once each way. Parts of vectors above 1
+    /// MiB go round a ring, which carries no more than it must.
     fn default() -> Self {
         let mesh = |up_to, algorithm| Rule::new(None, up_to, Way::Mesh(algorithm));
         let parts = || {

@@ -2,7 +2,7 @@
 //!
 //! Each stripe has a thread of its own, which a long vector wants: two processors carry two
 //! stripes. A thread that waits for a long call drives one stripe after the other. A short call is
-//! over before the other threads have been woken, so one thread looks after all sockets in turn,
+//! over before the other threads have been woken. So one thread looks after all sockets in turn,
 //! and sleeps on all of them at once.
 //!
 //! Engines are always taken in the order of their stripes. A thread that holds some gives all of
@@ -20,7 +20,7 @@ use super::sys::Watch;
 use crate::error::Error;
 use xdp_agg_protocol::worker::Call;
 
-/// Most bytes of a call whose waiter drives all stripes: of longer ones copying, encoding and
+/// Most bytes of a call whose waiter drives all stripes. For longer ones copying, encoding and
 /// decoding take longer than waking threads, and are better shared.
 pub(crate) const LONGEST: usize = 64 << 10;
 /// Attempts to hand an engine to a thread that wants it, before the next step.
@@ -28,8 +28,8 @@ const COURTESY: u32 = 20;
 /// Longest wait for the daemon's word on which ranks are missing.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Waits for a call at these aggregators, at most until then, and drives all calls meanwhile; what
-/// ends comes into `calls`. True: all parts have.
+/// Waits for a call at these aggregators, at most until then, and drives all calls meanwhile. Parts
+/// that end come into `calls`. True: all parts have ended.
 pub(crate) fn drive<S: AsRef<Shared>>(
     stripes: &[S],
     sequence: u64,
@@ -50,8 +50,8 @@ pub(crate) fn drive<S: AsRef<Shared>>(
     Ok(true)
 }
 
-/// The time of this call, which was as long as that, is over: lets the daemon, or another process
-/// of this host, say which ranks the oldest block waits for, and ends the membership.
+/// The `deadline` of this call is over. Lets the daemon, or another process of this host, say which
+/// ranks the oldest block waits for, and ends the membership.
 pub(crate) fn give_up(shared: &Shared, sequence: u64, deadline: Duration) -> Error {
     let mut driver = Driver::enter(slice::from_ref(shared));
     let until = Instant::now() + LAST_WORD;

@@ -1,8 +1,8 @@
 //! What a worker's [`Machine`] needs from the world: a control connection, a UDP socket and a
-//! clock, driven one step at a time by whichever thread waits.
+//! clock. A waiting thread drives them one step at a time.
 //!
-//! Sockets are opened by the communicator's own thread only ([`Errand`]): it lives where the
-//! communicator was made (its network namespace), and it may take its time.
+//! Only the communicator's own thread opens sockets ([`Errand`]): it lives in the network namespace
+//! where the communicator was made, and it may take its time.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddrV4;
@@ -166,8 +166,8 @@ impl Engine {
         Ok(arrived >= BATCH || self.machine.has_news() || self.machine.work())
     }
 
-    /// From here on the other processes ring; what they did before is seen by one more look. True
-    /// if that found something to do. [`Self::disarm`] follows in any case.
+    /// From here on the other processes ring; one more look sees what they did before. True if that
+    /// found something to do. [`Self::disarm`] follows in any case.
     pub(crate) fn arm(&mut self) -> bool {
         if let Some(waker) = &self.waker {
             waker.arm();
@@ -230,7 +230,7 @@ impl Engine {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
                 Err(error) => {
                     self.note("receiving results", error)?;
-                    // It came in the place of what has arrived: there is more to look at.
+                    // The error came in place of arrived packets: there is more to look at.
                     arrived += 1;
                     0
                 }

@@ -23,9 +23,8 @@ struct Entry {
 
 impl Roll {
     /// Of the stripes of the worker of this rank. Each worker begins its rounds with another
-    /// stripe. If all began with the same aggregator, that one's link and slots would be contended
-    /// for while those of the others stood idle, and then the next one's. Where hosts are
-    /// aggregators, each ends with its own.
+    /// stripe. If all began with the same aggregator, all would contend for its link and slots
+    /// while the others stood idle. Where hosts are aggregators, each ends with its own.
     pub(crate) fn new(stripes: usize, rank: u16) -> Self {
         let first = (usize::from(rank) + 1) % stripes.max(1);
         Self { first, entries: (0..stripes).map(|_| Entry::default()).collect() }

@@ -30,8 +30,8 @@ use crate::fallback::Fallback;
 
 /// Longest sleep of a thread that drives the calls.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
-/// How often a thread looks that waits for other threads: one that carries a ring for a call's
-/// input, one that is ahead of the other stripes for these.
+/// How often a thread looks again that waits for other threads. A thread that carries a ring waits
+/// for a call's input; one that is ahead waits for the other stripes.
 const GLANCE: Duration = Duration::from_millis(1);
 /// How long a call that was sent off is left to a thread that may wait for it.
 const SOON: Duration = Duration::from_micros(200);
@@ -225,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// It does not any longer; what is left is the progress thread's.
+    /// The thread drives no longer; the progress thread does the work that is left.
     pub(crate) fn leave(&self, engine: MutexGuard<'_, Engine>) {
         let more = engine.has_work() || engine.has_errand();
         // While the engine is held: a thread that adds work to it sees that nobody drives it.
@@ -404,8 +404,8 @@ impl Shared {
         }
     }
 
-    /// Connects to the daemon on a thread of its own, which ends when that is done, one way or the
-    /// other: the ring is not to wait for it.
+    /// Connects to the daemon on a thread of its own, which ends after the attempt: the ring is not
+    /// to wait for it.
     fn probe(self: &Arc<Self>, dial: Dial) {
         let shared = Arc::downgrade(self);
         let connect = move || {

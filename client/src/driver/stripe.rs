@@ -150,9 +150,9 @@ fn twins(targets: &[Target], index: usize) -> usize {
     targets[..index].iter().filter(|other| other.address == targets[index].address).count()
 }
 
-/// The job at an aggregator. Where a host has several processes, each of them sums its own slices
-/// with its fellows of the other hosts: a job of one worker a host. Each further tree with the same
-/// root is a job of its own there.
+/// The job at an aggregator. If a host has several processes, each sums its own slices with its
+/// fellows of the other hosts: a job of one worker a host. Each further tree with the same root is
+/// a job of its own there.
 fn job(settings: &Builder, place: &Place, index: usize) -> String {
     let name = match place.local_size {
         1 => settings.job.clone(),

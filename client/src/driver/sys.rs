@@ -49,7 +49,7 @@ impl Receiver {
             header.msg_hdr.msg_controllen = size_of_val(control) as _;
         }
         // SAFETY: `most` headers, each with one iovec over a buffer of its own and a control
-        // buffer; all of them outlive the call, and the kernel writes at most their lengths.
+        // buffer. All outlive the call, and the kernel writes at most their lengths.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),

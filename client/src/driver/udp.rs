@@ -168,8 +168,8 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     }
     // Results that come together are taken in together (since Linux 5.0).
     let _ = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
-    // Packets are never cut on their way, and what anybody claims that way to take is not believed:
-    // a probe of full size has gone through, and a path that got narrower loses packets.
+    // Packets are never cut on their way, and claims about the way's MTU are not believed. A probe
+    // of full size has gone through; a path that has become narrower loses packets.
     let whole = libc::IP_PMTUDISC_PROBE;
     sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, whole)
 }

@@ -61,8 +61,8 @@ impl InFlight {
         state.ending.clone()
     }
 
-    /// Has this done when it ends: on the thread that ends it, which must not be blocked; or at
-    /// once, on this one, if it has ended.
+    /// Calls `then` when the call ends, on the thread that ends it, which must not be blocked. If
+    /// it has ended, calls `then` at once, on this thread.
     pub fn on_done(&self, then: impl FnOnce(&Ending) + Send + 'static) {
         let mut state = self.0.state.lock();
         match state.ending.clone() {

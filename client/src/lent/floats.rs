@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::handle::{Owned, Patience};
 
 /// Lanes of a vector that is sent with room for its type's whole range, without asking what range
-/// it needs: about three packets, which take less time than a second round trip.
+/// it needs. That is about three packets, which take less time than a second round trip.
 const AT_ONCE: usize = 1024;
 /// Lanes that are sent at once at most, about: 4 MiB.
 const PIECE: usize = 1 << 20;

@@ -55,8 +55,9 @@ impl Given {
         Settings::from_values(|name| self.lookup(name))
     }
 
-    /// What counts for a variable. What launchers say of a process's place on its host is right for
-    /// their own world alone, and what names the aggregators goes before all else that does.
+    /// The value that counts for a variable. A launcher's statement of a process's place on its
+    /// host holds for its own world alone. A given setting that names the aggregators overrules
+    /// variables that name them otherwise.
     #[must_use]
     pub fn lookup(&self, name: &'static str) -> Option<OsString> {
         if let Some(value) = self.0.get(name) {

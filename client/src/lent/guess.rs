@@ -50,8 +50,8 @@ impl Guesses {
         Some(guess.spans.iter().map(|span| digits.filled(*span)).collect())
     }
 
-    /// Whether all elements had room. Where some had none, calls are not tried for a while: each
-    /// time for twice as many.
+    /// Whether all elements had room. If not, no guess is made for some calls, each time for twice
+    /// the number of calls.
     pub(super) fn was(&mut self, right: bool, of: ElementType, len: usize) {
         let Some(guess) = self.0.get_mut(&(of, len)) else { return };
         guess.pause = if right { 0 } else { (guess.last_pause * 2).clamp(1, LONGEST_PAUSE) };

@@ -233,7 +233,7 @@ impl Inner {
 
     pub(super) fn abort(&self, error: &Error) {
         self.abort_main(error);
-        // While somebody opens it, that one sees how the other ended.
+        // While a thread opens it, that thread sees how the main communicator ended.
         if let Some(Some(side)) = self.side.try_lock().as_deref() {
             side.fail(error);
         }

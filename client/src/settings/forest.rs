@@ -38,8 +38,8 @@ impl Builder {
     /// The same at all workers: each computes the same plan. Ranks of the topology are hosts.
     ///
     /// `auto` chooses trees by the network's links and the file's costs for vectors of 25 MiB.
-    /// Where all costs were measured, all-reduces of those sizes for which a ring of the workers is
-    /// faster go round that one; the tuning table's rules for all-reduce come before it. A strategy
+    /// Where all costs were measured, all-reduces of the sizes for which a ring of the workers is
+    /// faster go round the ring. The tuning table's rules for all-reduce come before it. A strategy
     /// that is given here is kept to for all sizes. What was chosen and why is in the log, and in
     /// [`Communicator::chosen`](crate::Communicator::chosen).
     ///

@@ -200,7 +200,7 @@ impl Builder {
         self
     }
 
-    /// This process among those of its host, and how many there are: they sum over shared memory
+    /// This process among those of its host, and how many there are. They sum over shared memory
     /// first, and one copy of the vector leaves the host. Default: one process a host.
     #[must_use]
     pub const fn local(mut self, rank: u16, size: u16) -> Self {

@@ -155,7 +155,7 @@ fn several_aggregators_are_understood() {
 fn unknown_instructions_are_told_at_the_start() {
     const CHILD: &str = "XDP_AGG_TEST_OF_SIMD";
     if std::env::var_os(CHILD).is_some() {
-        // Nobody listens there: what is wrong here is told before anybody is asked.
+        // Nobody listens there: a wrong setting is refused before any connection.
         let builder = with(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("XDP_AGG_ADDR", "127.0.0.1:1")]);
         let error = builder.expect("all is well").connect().expect_err("no such level");
         assert!(matches!(&error, Error::Config { name: "XDP_AGG_SIMD", .. }), "{error}");

@@ -8,9 +8,9 @@
 //! so that other load on the machine meets all of them. `--bytes` is the size of the whole buffer:
 //! an all-gather's output, a reduce-scatter's input.
 //!
-//! The bound of the last columns: the bytes that the algorithm copies (a reduction's reads and
-//! writes count half a copied byte each), divided by the measured copy bandwidth of all processes
-//! at once, in buffers of the same size.
+//! The bound of the last columns: the bytes that the algorithm copies, divided by the measured copy
+//! bandwidth of all processes at once, in buffers of the same size. A reduction's reads and writes
+//! count half a copied byte each.
 
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -167,7 +167,8 @@ impl Bench {
         for &chunk in &settings.chunks {
             rings.push((chunk, Ring::new(group, chunk)?));
         }
-        // What needs the whole buffer in the segment is measured where that has room for it.
+        // Algorithms that need the whole buffer in the segment are measured where it has room for
+        // that.
         let fits = bytes <= group.room() / 7;
         let viewer = fits.then(|| Csc::new(group, 2 * bytes + 128 * n)).transpose()?;
         let in_place = fits.then(|| group.buffer(bytes / n)).transpose()?;

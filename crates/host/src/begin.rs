@@ -9,9 +9,9 @@ use crate::record::{Claim, Shared};
 use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
 
 impl Group {
-    /// Blocks of `block_bytes` (of the caller's elements) that a slice of a full chunk has: as many
-    /// as let two calls run at a time, at most [`Options::slice_blocks`]. It follows from options
-    /// alone, so all hosts with the same options get the same.
+    /// Blocks of `block_bytes` (of the caller's elements) in a slice of a full chunk: as many as
+    /// let two calls run at a time, at most [`Options::slice_blocks`]. The number follows from
+    /// options alone, so all hosts with the same options get the same.
     #[must_use]
     pub fn slice_blocks(&self, block_bytes: usize) -> usize {
         Plan::slice_blocks(&self.core().options, self.room(), block_bytes)

@@ -1,7 +1,7 @@
-//! One call: its room in the segment, and what of it is whose when.
+//! One call: its room in the segment, and which process owns which part of it when.
 //!
-//! Four counters of each process, in chunks, say how far it is. Whose turn a piece of memory is
-//! follows from them alone:
+//! Four counters of each process, in chunks, say how far it is. They alone determine which process
+//! may use a piece of memory:
 //!
 //! * `scanned[p]`: process `p` has published the peaks of its input in chunks below this.
 //! * `keyed[l]`: owner `l` has made keys of all peaks of its blocks in chunks below this.
@@ -10,11 +10,11 @@
 //!
 //! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c - D`.
 //! By then all owners have reduced `c - D`, so nobody reads that place of the staging ring any
-//! more. And once all processes have staged `c`, all have gathered `c - D`: then, and not before,
+//! more. And once all processes have staged `c`, all have gathered `c - D`. Then, and not before,
 //! the owners write results of `c` into place `c mod D` of the result ring. So this one rule guards
 //! both rings, and no counter is needed for what is gathered.
 //!
-//! Peaks have a ring of their own, of R chunks: a process scans chunk `c` when all owners have
+//! Peaks have a ring of their own, of R chunks. A process scans chunk `c` when all owners have
 //! keyed `c - R`, so nobody reads that place any more. Keys stay in their owner's own memory. So
 //! peaks known far ahead of the data (a flow over one of many aggregators looks far) cost no room
 //! here. Nor does R, of any size, make a process wait for the network. Keying chunk `c` waits only
@@ -122,7 +122,7 @@ impl Call {
 
     /// How far the slowest process is: chunks that all are beyond.
     ///
-    /// Acquire: what they did to the memory before is seen after.
+    /// Acquire: what those processes did to the memory before is seen afterwards.
     pub(crate) fn reached(&self, stage: Stage) -> u64 {
         let each = (0..self.core().size).map(|rank| self.counter(stage, rank).load(Acquire));
         each.min().expect("a group has at least one process")
@@ -137,7 +137,7 @@ impl Call {
     /// This process is beyond `chunks` chunks now.
     ///
     /// Release: a process that sees this sees what this one did to the memory before. The last
-    /// process to get here rings for sleepers; of two that come at once, the fences in `advanced`
+    /// process to get here rings for sleepers. Of two that come at once, the fences in `advanced`
     /// let at least one see that both have.
     pub(crate) fn advance(&self, stage: Stage, chunks: u64) {
         let core = self.core();

@@ -3,7 +3,7 @@
 //! another order, so that no two start on the same part.
 //!
 //! A buffer that is larger than the area goes through it in pieces. The area has two halves that
-//! take turns, so a piece needs no second synchronisation: a process that writes to a half has
+//! take turns, so a piece needs no second synchronisation. A process that writes to a half has
 //! passed the barrier of the piece before. So all have arrived there, and have read what the half
 //! held.
 
@@ -405,8 +405,8 @@ mod memory {
 
     /// A part that this process writes.
     pub(super) fn write(core: &Core, offset: usize, len: usize) -> &mut [u8] {
-        // SAFETY: parts are written by one process, before the barrier of their piece (a result:
-        // before the second), and all have read what was there before (see the module's text).
+        // SAFETY: one process writes a part, before the barrier of its piece (a result: before the
+        // second). By then all have read what was there before (see the module's text).
         unsafe { core.segment.bytes_mut(offset, len) }
     }
 

@@ -283,8 +283,8 @@ mod call_bytes {
 
     /// An input in the staging ring.
     pub(super) fn input(core: &Core, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: the block is staged (seen by Acquire) and not finished, and cannot be as long as
-        // the caller's count of readers stands; until all blocks of its chunk are, no process
+        // SAFETY: the block is staged (seen by Acquire). It is not finished, and cannot be while
+        // the caller counts as a reader. Until all blocks of its chunk are finished, no process
         // writes to this place of the ring (`call`).
         unsafe { core.segment.bytes(offset, len) }
     }
@@ -292,7 +292,7 @@ mod call_bytes {
     /// An output in the result ring.
     pub(super) fn output(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: the block is staged and not finished, and nobody else writes it (the caller's
-        // WRITING bit): all processes have gathered what was in this place of the ring before, and
+        // WRITING bit). All processes have gathered what was in this place of the ring before, and
         // none reads it before the block is finished (`call`).
         unsafe { core.segment.bytes_mut(offset, len) }
     }

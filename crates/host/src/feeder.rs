@@ -65,8 +65,8 @@ impl Feeder {
         self.poll_choosing(data, scan, &mut |_, _| true)
     }
 
-    /// As [`Self::poll`], but of the results only those blocks are gathered that `wanted` says true
-    /// of, by their bytes' range in the vector and these bytes; the others' input stays.
+    /// As [`Self::poll`], but gathers only those result blocks that `wanted` says true of, by their
+    /// bytes' range in the vector and these bytes. The other blocks' input stays.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -227,7 +227,7 @@ impl Feeder {
         if left == 0 {
             return Ok(());
         }
-        // What they did before they left is seen now, so what they have not done they never will.
+        // All that they did before they left is seen now, so they will never do the rest.
         match self.waiting_for().into_iter().find(|&rank| left & 1 << rank != 0) {
             Some(local_rank) => {
                 self.call.shared().miss(local_rank);
@@ -254,15 +254,15 @@ mod call_bytes {
     /// This process's own copy in a place of the staging ring.
     pub(super) fn staging(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: this process alone writes its copies. Owners read one between `staged` and
-        // `reduced` of its chunk; the place's last chunk was gathered here, so it is reduced by all
-        // (seen by Acquire), and this one is not yet announced as staged (`call`).
+        // `reduced` of its chunk. The place's last chunk was gathered here, so all have reduced it
+        // (seen by Acquire). This chunk is not yet announced as staged (`call`).
         unsafe { core.segment.bytes_mut(offset, len) }
     }
 
     /// Results of a chunk that all owners have reduced.
     pub(super) fn results(core: &Core, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: all owners have finished the chunk (seen by Acquire), and write to this place
-        // again when this process has staged a chunk that it stages after gathering this one.
+        // SAFETY: all owners have finished the chunk (seen by Acquire). They write to this place
+        // again only after this process has gathered this chunk and staged a later one.
         unsafe { core.segment.bytes(offset, len) }
     }
 }

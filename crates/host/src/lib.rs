@@ -3,7 +3,7 @@
 //! * [`Group`]: the processes of a job on this host, made by [`Group::join`] with [`Options`].
 //! * [`Group::begin`] opens a call: a [`Feeder`] for the thread that has the vector, and an
 //!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
-//!   which block is whose, [`Marks`] what is reported of it.
+//!   which process owns which block, [`Marks`] what is reported of it.
 //! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
 //!   [`send_receive`]: the same round a ring of sends and receives, the paper's baseline; [`ring`]:
 //!   round a ring of mailboxes in the segment; [`Buffer`]: memory in the segment.

@@ -94,8 +94,8 @@ impl Options {
     }
 
     /// Bytes of a segment in which two calls of any length have room for 16 blocks of `block_bytes`
-    /// bytes that each process has under way: `local_size` inputs and a result of each, and the
-    /// peaks of some more. At least 32 MiB, all of it in memory from the start.
+    /// bytes under way from each process. A block takes `local_size` inputs and a result; there is
+    /// room for the peaks of some more. At least 32 MiB, all of it in memory from the start.
     #[must_use]
     pub const fn good_segment(&self, block_bytes: usize) -> usize {
         let processes = self.local_size;

@@ -11,7 +11,7 @@ const SLICE_BLOCKS_GOOD: usize = 16;
 /// Bytes of one process's counters.
 pub(crate) const COUNTERS: usize = 2 * LINE;
 
-/// Where what is in a call's room, in bytes from its start.
+/// Where each thing is in a call's room, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Chunks in each ring (D).

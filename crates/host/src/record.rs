@@ -14,7 +14,7 @@ const DESCRIPTION: usize = 256;
 /// Bytes of a failure's text.
 const TEXT: usize = 448;
 
-/// Where what is in a record, in bytes from its start.
+/// Where each thing is in a record, in bytes from its start.
 mod at {
     pub(super) const KEY: usize = 0;
     pub(super) const USED: usize = 8;

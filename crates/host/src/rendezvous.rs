@@ -1,7 +1,7 @@
 //! How the processes of a job on a host find each other, and come to share a segment.
 //!
 //! Local rank 0 binds an abstract unix socket whose name follows from user and job. Such a name
-//! belongs to a network namespace and lives as long as the socket does: when its process ends,
+//! belongs to a network namespace and lives as long as the socket does. When its process ends,
 //! however that happens, the kernel frees it. So a name that is taken is taken by a live process,
 //! and a stale one cannot exist.
 

@@ -1,12 +1,13 @@
 //! The same collectives round a ring of mailboxes in the segment (paper 1, Fig. 8 and 12).
 //!
-//! Not the paper's baseline, which has no common memory ([`send_receive`](crate::send_receive)): a
-//! ring at its best on this machine, two copies a step and a futex only where somebody sleeps.
+//! This is not the paper's baseline, which has no common memory
+//! ([`send_receive`](crate::send_receive)). It is a ring at its best on this machine: two copies a
+//! step, and a futex only where somebody sleeps.
 //!
-//! Each process has a mailbox that it writes and the next process reads. It has two places, so
-//! that one can be filled while the other is emptied. A collective takes `n - 1` rounds, in each
-//! of which every process sends one `n`-th of the data to the next and receives another from the
-//! previous, chunk by chunk.
+//! Each process has a mailbox that it writes and the next process reads. It has two places, so that
+//! one can be filled while the other is emptied. A collective takes `n - 1` rounds. In each, every
+//! process sends one `n`-th of the data to the next and receives another from the previous, chunk
+//! by chunk.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -120,7 +121,7 @@ impl Ring {
                 } else {
                     self.send(&partial[start..end])?;
                 }
-                // What was sent of `partial` has made room for what is received.
+                // The sent part of `partial` has made room for what is received.
                 let last = round + 2 == n;
                 let to = if last { &mut output[start..end] } else { &mut partial[start..end] };
                 let own = &input[receives + start..receives + end];

@@ -130,8 +130,8 @@ impl Segment {
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         let at = self.at(offset, 4);
         assert!(offset.is_multiple_of(4), "a word lies on its boundary");
-        // SAFETY: in bounds (`at`), aligned (the mapping is on a page), alive as long as `self`,
-        // and never anything but an atomic: words and bytes of a segment do not overlap.
+        // SAFETY: in bounds (`at`), aligned (the mapping is on a page), alive as long as `self`. It
+        // is never anything but an atomic: words and bytes of a segment do not overlap.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 

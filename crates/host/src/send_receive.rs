@@ -3,9 +3,9 @@
 //!
 //! It stands for *communicating entities without common memory*: in the paper's two-tier
 //! architecture each core group reaches its own memory alone, and "relies on send and receive
-//! operations across core groups" (section 2.2); the shared tier is what CSC brings. Between
-//! processes without common memory such operations need a stream socket. Counted as the paper
-//! counts, with `n` processes and a vector of `V` bytes:
+//! operations across core groups" (section 2.2). CSC brings the shared tier. Between processes
+//! without common memory such operations need a stream socket. Counted as the paper counts, with
+//! `n` processes and a vector of `V` bytes:
 //!
 //! | per step, of `n - 1` | paper | here |
 //! |---|---|---|
@@ -16,9 +16,9 @@
 //! | synchronisations | one of all, over PCIe | with the neighbours alone: a receive waits for its
 //! sender |
 //!
-//! So it pays no more than the paper's does: nobody waits for all, and a step goes by chunks that
-//! overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes in the
-//! shared segment: a ring that has CSC's memory already, and makes do with fewer system calls.
+//! So it pays no more than the paper's baseline: no process waits for all, and a step goes by
+//! chunks that overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes
+//! in the shared segment: a ring that already has CSC's memory and needs fewer system calls.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;

@@ -6,7 +6,7 @@
 //! each below that size: only the caller knows how large the whole is.
 
 /// Bytes of output from which on copies go past the caches: about what a core's second level of
-/// cache holds. What is larger is not there any more when it has all been written.
+/// cache holds. A larger output has left that cache by the time it has all been written.
 pub(crate) const FROM: usize = 1 << 20;
 
 /// Copies `from` to `to`, of one length, past the caches.

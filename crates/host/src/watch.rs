@@ -1,8 +1,8 @@
 //! The death watch: a thread that notices when a process of the group ends.
 //!
 //! Local rank 0 watches all, the others watch local rank 0, which tells them through the segment.
-//! Two signs are watched: the end of the connection, and the end of the process (pidfd), because a
-//! child that was forked holds its parent's connection open.
+//! Two signs are watched: the end of the connection, and the end of the process (pidfd). A forked
+//! child holds its parent's connection open, so the first sign alone is not enough.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

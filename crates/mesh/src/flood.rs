@@ -18,9 +18,9 @@ use crate::wire::{HEADER_LEN, Header};
 const PIECE: usize = 64 << 10;
 /// How long it goes on after the measurement: other ranks may have begun a little later.
 const GRACE: Duration = Duration::from_millis(100);
-/// Bytes that all others together may have under way to a rank. Where windows and not losses limit
-/// the connections, those that share a narrow link share it evenly, and at once; loss-based
-/// congestion control takes minutes for it.
+/// Bytes that all others together may have under way to a rank. If windows and not losses limit the
+/// connections, those on a narrow link share it evenly, and at once. Loss-based congestion control
+/// takes minutes for that.
 const UNDER_WAY: usize = 512 << 10;
 /// Least bytes of one connection.
 const LEAST_WINDOW: usize = 64 << 10;
@@ -38,8 +38,8 @@ struct Window {
 
 impl Mesh {
     /// Sends to all other ranks as fast as it goes, while all of them do the same, and counts what
-    /// comes from each: first for `ramp`, in which the connections find their shares and nothing is
-    /// counted, then for `time`. In bytes a second, by rank; 0 for this one.
+    /// comes from each. During `ramp` the connections find their shares and nothing is counted;
+    /// `time` follows. In bytes a second, by rank; 0 for this one.
     ///
     /// The connections are full of bytes then, so the mesh ends with it.
     ///
@@ -54,8 +54,8 @@ impl Mesh {
         announce(&links, sequence)?;
         let counted = exchange(&mut links, window, sequence)?;
         for link in links.iter().flatten() {
-            // What is still queued shall not stand in the way of what follows: end with a reset.
-            // Where that cannot be asked for, it is sent, which takes longer and harms nobody.
+            // Bytes still queued shall not delay what follows: end with a reset. Where a reset
+            // cannot be asked for, they are sent, which takes longer and harms nobody.
             let _ = SockRef::from(&link.stream).set_linger(Some(Duration::ZERO));
         }
         Ok(counted.into_iter().map(|bytes| bytes as f64 / time.as_secs_f64()).collect())

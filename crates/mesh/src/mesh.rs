@@ -19,10 +19,10 @@ use crate::wire::{Header, MAX_NOTICE};
 
 /// A rank's connections with all others.
 ///
-/// Calls block; all ranks make the same ones in the same order. Each ends within the deadline,
-/// plus at most half a second in which a rank that gives up waits for another's better reason. A
-/// rank that only sends in a call may be done before it can know that another rank's call differs:
-/// it is told in its next one. After an error all further calls fail with [`Error::Broken`].
+/// Calls block; all ranks make the same ones in the same order. Each ends within the deadline, plus
+/// at most half a second in which a rank that gives up waits for another's better reason. A rank
+/// that only sends in a call may be done before it can know that another rank's call differs. It is
+/// told in its next call. After an error all further calls fail with [`Error::Broken`].
 #[derive(Debug)]
 pub struct Mesh {
     rank: u16,
@@ -154,7 +154,7 @@ impl Mesh {
     /// Leaves all ranks' data, reduced, at all ranks, round a ring; all get the same bits. Integer
     /// sums wrap.
     ///
-    /// Short vectors ([`Builder::short_bytes`]) take another way over the same connections: every
+    /// Short vectors ([`Builder::short_bytes`]) take another way over the same connections. Every
     /// rank's whole vector goes round, and each rank reduces them all, in order of rank. That is
     /// half as many steps.
     ///

@@ -91,8 +91,8 @@ pub fn of(algorithm: Algorithm, n: u32, m: f64) -> Cost {
     }
 }
 
-/// The network that explains measured times best: least squares of the relative errors. None where
-/// the measurements do not tell the two apart, or tell of none.
+/// The network that explains measured times best: least squares of the relative errors. None if the
+/// measurements do not tell the two parameters apart, or fit no network.
 #[must_use]
 pub fn fit(measured: &[(Cost, f64)]) -> Option<Network> {
     // Minimises sum ((starts * t_s + bytes * s) / seconds - 1)^2 over t_s and s = 1/B.
@@ -110,7 +110,7 @@ pub fn fit(measured: &[(Cost, f64)]) -> Option<Network> {
         return None;
     }
     let startup_s = (a1 * bb - b1 * ab) / determinant;
-    // No transfer starts in less than no time: the best rate for none is another one.
+    // The time to start is never negative: at 0 another rate fits best.
     let (startup_s, per_byte) = match startup_s > 0.0 {
         true => (startup_s, (b1 * aa - a1 * ab) / determinant),
         false => (0.0, b1 / bb),

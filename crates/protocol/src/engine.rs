@@ -53,8 +53,8 @@ impl JobSetup {
         Self { job_id, conf, members, uplink: None, forwarders: 0, local: 0 }
     }
 
-    /// Whether the members are those that the configuration names, all below the world size, the
-    /// forwarders are members, and the rank at the parent is below the world size.
+    /// Whether the members are those that the configuration names, all below the world size. The
+    /// forwarders must be members, and the rank at the parent below the world size.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let up = self.uplink.is_none_or(|up| {

@@ -12,9 +12,9 @@
 //!
 //! * `handle_*`: something came in. A message, a packet, a connection that opened or ended, what
 //!   came of an effect, or a time (`handle_timeout`).
-//! * `poll_*`: what is to go out. Packets (`poll_transmit`), what is to be done with the control
-//!   connection (`poll_control`) or with the engine and connections (`poll_effect`), and when time
-//!   alone will matter (`poll_timeout`; None: not before something comes in).
+//! * `poll_*`: what is to go out. Packets (`poll_transmit`); what to do with the control connection
+//!   (`poll_control`), or with the engine and connections (`poll_effect`). And when time alone will
+//!   matter (`poll_timeout`; None: not before something comes in).
 //! * Wishes of the application or the operator: `start`, `leave`, `fail`, `shut_down`, ….
 //! * Questions, which change nothing: `state`, `counters`, `snapshot`, ….
 //!

@@ -158,7 +158,7 @@ impl Reader<'_> {
     fn fault(&self, span: &Range<usize>, problem: impl Display) -> String {
         let number = self.line(span);
         let fault = format!("line {number}: {problem}");
-        // What is missing at the end is on a line of its own, which is empty.
+        // Text missing at the end is shown on an empty line of its own.
         let before = self.text.get(..span.start).unwrap_or(self.text);
         let start = before.rfind('\n').map_or(0, |end| end + 1);
         let line = self.text[start..].lines().next().unwrap_or_default();

@@ -36,7 +36,7 @@ fn nobody_waits_for_a_thread_that_is_away() {
     while !shared.is_wanted() {
         thread::yield_now();
     }
-    // The thread has not looked since: what it was about to begin it leaves.
+    // The thread has not looked since. It does not begin the work that it was about to do.
     assert!(shared.away(engine, || panic!("it is closing")).is_none());
     closing.join().expect("no panic");
 

@@ -167,7 +167,7 @@ impl Leader<'_> {
             return;
         };
         match same_user(&socket) {
-            // More than there can be are somebody's mistake, and must not exhaust descriptors.
+            // More connections than a job can need are a mistake, and must not exhaust descriptors.
             Ok(peer) if self.strangers.len() < 2 * crate::MAX_PROCESSES => {
                 self.strangers.push((socket, peer));
             }

@@ -24,7 +24,8 @@ pub struct Send {
     pub range: Range<usize>,
     /// How many of the schedule's receives, from its first on, must have ended before.
     pub after: usize,
-    /// The last of those receives is of the same range: what has come of it may leave already.
+    /// The last of those receives is of the same range: elements of it that have come may leave
+    /// already.
     pub streams: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Receive {
 /// What one rank does in a call.
 ///
 /// Sends are carried out in their order, one after the other. Receives of one rank's messages are
-/// carried out in their order; those of several ranks in any order that `after` leaves.
+/// carried out in their order. Receives from several ranks take any order that `after` allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// What it sends.
@@ -79,7 +80,7 @@ impl Schedule {
         }
     }
 
-    /// How many receives must have ended so that this one has.
+    /// Adds a receive. Returns how many receives have ended once this one has.
     pub(crate) fn receive(
         &mut self,
         from: u16,
@@ -94,8 +95,8 @@ impl Schedule {
     }
 }
 
-/// Part `index` of `of` parts of a vector of `len` elements: as even as can be, the first ones
-/// longer by one element where it does not divide.
+/// Part `index` of `of` parts of a vector of `len` elements. Parts are as even as can be; the first
+/// ones are longer by one element if `of` does not divide `len`.
 #[must_use]
 pub const fn part(index: usize, of: usize, len: usize) -> Range<usize> {
     let (each, more) = (len / of, len % of);

@@ -32,8 +32,8 @@ pub(super) fn ring_gather(
     }
 }
 
-/// A ring that parts of a vector go round. In step `k` the rank at position `i` sends part
-/// `i - 1 - k`, and receives the one before, which is what it sends in the next step.
+/// A ring that parts of a vector go round. In step `k` the rank at position `i` sends part `i - 1 -
+/// k`, and receives the one before. It sends that one in the next step.
 struct Ring<'a> {
     /// The ranks, in their order.
     order: &'a [u16],
@@ -145,10 +145,10 @@ pub fn all_reduce(rank: u16, world: u16, len: usize) -> Schedule {
     round(rank, world, len, |ring, schedule, part| ring.reduce_and_gather(schedule, 0, part))
 }
 
-/// What `rank` does in a hierarchical ring all-reduce (H-AR, the baseline of the Rina paper):
-/// reduce-scatter round its group, all-reduce of its part round the ranks of its index in all
-/// groups, all-gather round its group. All ranks end with the same bits: each element is reduced at
-/// one rank.
+/// What `rank` does in a hierarchical ring all-reduce (H-AR, the baseline of the Rina paper). It
+/// takes three steps: reduce-scatter round its group; all-reduce of its part round the ranks of its
+/// index in all groups; all-gather round its group. All ranks end with the same bits: each element
+/// is reduced at one rank.
 ///
 /// # Errors
 /// Groups of several sizes, in words.
@@ -178,8 +178,8 @@ pub fn hierarchical_all_reduce(rank: u16, groups: &Groups, len: usize) -> Result
     Ok(schedule)
 }
 
-/// What `rank` does in a barrier, over one element whose value means nothing: in round `i` it
-/// tells the rank `2^i` places on, which is told of all before it (dissemination).
+/// What `rank` does in a barrier, over one element whose value means nothing (dissemination). In
+/// round `i` it tells the rank `2^i` places on, which so hears of all before it.
 #[must_use]
 pub fn barrier(rank: u16, world: u16) -> Schedule {
     let (me, size) = (usize::from(rank), usize::from(world));

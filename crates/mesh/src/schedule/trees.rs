@@ -46,9 +46,9 @@ impl Tree {
         }
     }
 
-    /// A k-nomial tree. Counted from the root, a rank's lowest digit to the base `k` that is not 0
-    /// is what its parent has not; its children have one digit more below that. The largest
-    /// subtree is served first.
+    /// A k-nomial tree. Ranks are counted from the root, in base `k`. A rank's parent has 0 for the
+    /// rank's lowest digit that is not 0; its children have one more digit below that one. The
+    /// largest subtree is served first.
     fn nomial(k: u32, rank: u16, root: u16, world: u16) -> Self {
         let me = u32::from(back(root, rank, world));
         let (k, size) = (k.max(2), u32::from(world));

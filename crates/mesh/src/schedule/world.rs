@@ -17,7 +17,7 @@ pub(super) struct World<'a> {
     next_send: Vec<usize>,
     /// Messages between two ranks that wait for their receiver, in order.
     wires: Vec<Vec<VecDeque<Vec<Made>>>>,
-    /// What comes is joined with what is there, also where it would take its place.
+    /// Received values are joined with those that are there, also where they would replace them.
     pub(super) gossips: bool,
 }
 

@@ -106,7 +106,7 @@ pub enum Purpose {
     Stats(ConnId),
 }
 
-/// Why the data path is asked who contributes.
+/// Why the data path is asked which members contribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// Somebody wants to see the jobs.

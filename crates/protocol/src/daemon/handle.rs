@@ -58,7 +58,7 @@ impl Jobs {
             Request::Stats => self.look(Look::Stats(conn)),
             // A job may have ended since it was sent: no reason to complain.
             Request::Heartbeat => self.heartbeat(conn),
-            // To leave what one is not in is done at once: the job may have ended meanwhile.
+            // Leaving without being a member is done at once: the job may have ended meanwhile.
             Request::Leave => {
                 if let Some((job_id, rank)) = session.member {
                     self.leave(conn, job_id, rank);

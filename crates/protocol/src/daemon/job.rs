@@ -115,8 +115,8 @@ pub(super) struct Life {
     pub(super) cookie: u64,
     /// 0 until all have joined for the first time; from then on blocks keep their size.
     pub(super) chunks: u16,
-    /// Epochs that a member may go on from, by number and cookie, and how often their members have
-    /// met on a ring since: the last epoch that ran, and those after it.
+    /// Epochs that a member may go on from: the last epoch that ran, and those after it. By number
+    /// and cookie, and how often their members have met on a ring since.
     pub(super) identities: Vec<(u16, u64, u32)>,
     /// While members return: how often those of that epoch have met on a ring since.
     pub(super) rings: u32,
@@ -140,7 +140,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// How what a worker remembers stands to the latest that is known of its members: epoch, and
+    /// How a worker's memory compares with the latest that is known of its members: epoch, and
     /// rings since.
     pub(super) fn order(&self, resume: &Resume) -> Ordering {
         match resume.epoch {
@@ -244,8 +244,8 @@ impl Job {
         bits_of(self.life.members.keys())
     }
 
-    /// The ranks that everybody else waits for: those that did not join or come back, are not
-    /// ready, or did not tell what they have or which call they would start next.
+    /// The ranks that everybody else waits for. They did not join or come back, are not ready, or
+    /// did not tell what they have or which call they would start next.
     pub(super) fn awaited(&self) -> Vec<u16> {
         let life = &self.life;
         let awaited = |rank: &u16| match (self.phase(), life.members.get(rank)) {
@@ -293,7 +293,7 @@ impl Job {
     }
 
     /// How far apart members may be in an epoch that begins with `plan`: a pool's blocks, and those
-    /// in between that have no number in the epoch.
+    /// in between without a number in it.
     pub(super) fn span_of(&self, plan: &Plan) -> u64 {
         let planned = plan.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len));
         planned.saturating_add(self.slots.into()).min(SPAN_MAX)

@@ -20,7 +20,7 @@ enum Step {
 }
 
 impl Step {
-    /// That it was not done, and what to do. `limit` is what it had, in words.
+    /// Says that the step was not done, and what to do. `limit` is the step's time, in words.
     fn told(self, limit: &str) -> String {
         let stuck = "is its daemon stopped, or busy?";
         let (what, hint) = match self {
@@ -43,8 +43,8 @@ impl Step {
 }
 
 impl Job {
-    /// The branch that is waited for, and for what. Of several, one that waits for none of the
-    /// others: parents come first, and a branch finds its way up when its parent answers.
+    /// The branch that is waited for, and for what. Of several, one that does not wait for another:
+    /// parents come first, and a branch finds its way up when its parent answers.
     fn late_branch(&self) -> Option<(SocketAddrV4, Step)> {
         let trunk = &self.life.trunk;
         trunk.tree.branches.iter().find_map(|branch| {

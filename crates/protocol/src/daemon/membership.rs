@@ -12,7 +12,7 @@ use super::trunk::Trunk;
 use super::{ConnId, Effect, Formation, Jobs};
 
 impl Jobs {
-    /// Looks whether what the job waits for has come, and goes on.
+    /// Goes on if the event that the job waits for has come.
     pub(super) fn advance(&mut self, job_id: u16) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

@@ -4,25 +4,25 @@
 //! and what came of it goes in by [`Jobs::handle_answer`].
 //!
 //! The table of a job's phases is in `phase`. A job forms (ranks join), probes (members try their
-//! paths), runs, and ends: finished, when all members have left, or aborted, which each remaining
-//! member is told once. A job made by `Create` then forms again; one made by its first `Join`
-//! vanishes. A rank that leaves or dies while the job forms only frees its place.
+//! paths), runs, and ends. It finishes when all members have left, or is aborted, which each
+//! remaining member is told once. A job made by `Create` then forms again; one made by its first
+//! `Join` vanishes. A rank that leaves or dies while the job forms only frees its place.
 //!
-//! A job that has run may get further epochs (`membership`): without a member that was lost, where
-//! its policy is to shrink; with the members of another daemon's job that come back (`resume`);
-//! with ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
+//! A job that has run may get further epochs (`membership`). One goes on without a lost member,
+//! where the policy is to shrink. One takes in the members of another daemon's job that come back
+//! (`resume`), or ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
 //!
 //! Every epoch has a fresh cookie and a number that no job of this daemon had before (until the
-//! numbers have gone round): slots that another job used hold nothing that could be mistaken for
-//! this one's. A new epoch's number comes after the one that returning workers report. Their number
+//! numbers have gone round). So nothing in slots that another job used can be mistaken for this
+//! one's. A new epoch's number comes after the one that returning workers report. Their number
 //! advances the daemon's counter only when their job forms.
 //!
 //! A member says `Progress` once between two `Admitted`: in answer to `Reform`, or before it, when
 //! it had come to the call of `RunTo`. `Resumed` ends a pause; where it is still wanted, `Pause` or
 //! `RunTo` is said again.
 //!
-//! There is no limit to the time in which a member says its `Progress` or `Paused`, unless
-//! [`Limits::straggler_timeout`] is set: a stopped process is not dead, and the others' calls have
+//! A member may take any time to say its `Progress` or `Paused`, unless
+//! [`Limits::straggler_timeout`] is set. A stopped process is not dead, and the others' calls have
 //! deadlines. After `RunTo` the limit counts from the first `Progress` on. Before that a member may
 //! have calls to make, and members that wait for its contributions to them say so.
 
@@ -116,7 +116,7 @@ pub struct Jobs {
     next_link: u64,
     /// By the connection that asked: not answered by all aggregators of a tree yet.
     questions: BTreeMap<ConnId, Question>,
-    /// Branches are to tell who contributes, and have not all done so.
+    /// Branches are to tell which members contribute, and some have not answered.
     looks: BTreeMap<u64, OpenLook>,
     next_look: u64,
     pool: SlotRanges,

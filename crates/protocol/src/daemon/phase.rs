@@ -42,7 +42,7 @@ pub(super) enum Phase {
     /// As running; members are asked which call they would start next, since then.
     Pausing(Instant),
     /// As running, up to the call with this number. The time is when the first member had come
-    /// there: it has all sums, so all have contributed, and have no more to do than to say so.
+    /// there. That member has all sums, so all have contributed, and have only to say so.
     RunningTo(u64, Option<Instant>),
     /// The epoch is over; members are asked what they have, since then.
     Collecting(Instant),

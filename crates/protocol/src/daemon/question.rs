@@ -65,7 +65,7 @@ impl Jobs {
         answered.map(|question| question.asked + ANSWER_TIME).min()
     }
 
-    /// Tells what is known without the branches that have not said it in time.
+    /// Tells what is known, without the branches that have not answered in time.
     pub(super) fn end_questions(&mut self) {
         let now = self.clock;
         for question in self.questions.values_mut() {

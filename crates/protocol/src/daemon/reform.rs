@@ -177,7 +177,7 @@ impl Jobs {
         let theirs = life.map_or([0; 2], |life| [life.trunk.last_epoch(), life.epoch]);
         let contested = life.is_some_and(|life| life.trunk.contests > 0);
         // Roots that share branches and take the same numbers at the same time would do so for
-        // ever: of different ones, the latest is taken by all.
+        // ever. If the numbers differ, all take the latest.
         let step = if contested { self.rng.random_range(1..=CONTEST) } else { 1 };
         let last = latest([self.last_epoch].into_iter().chain(theirs));
         self.last_epoch = last.checked_add(step).unwrap_or(step);

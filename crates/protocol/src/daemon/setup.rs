@@ -137,8 +137,9 @@ pub(super) fn identity((epoch, cookie): (u16, u64), (addr, port): (Ipv4Addr, u16
     }
 }
 
-/// A multicast group for a job's results: of 239.192.0.0/14, which RFC 2365 leaves to an
-/// organisation's own use, by the cookie, so that two aggregators on one network rarely share one.
+/// A multicast group for a job's results, in 239.192.0.0/14, which RFC 2365 leaves to an
+/// organisation's own use. The cookie picks it, so that two aggregators on one network rarely share
+/// one.
 pub(super) fn group_of(cookie: u64) -> Ipv4Addr {
     Ipv4Addr::from(0xefc0_0000 | cookie as u32 & 0x0003_ffff)
 }

@@ -184,9 +184,9 @@ impl JobSnapshot {
 }
 
 impl Jobs {
-    /// What the next daemon needs to go on. Jobs that several aggregators sum (the branches end
-    /// with the connection to this daemon) and jobs that are not running are left out: their
-    /// workers know all that is needed to form them again.
+    /// What the next daemon needs to go on. Jobs of several aggregators are left out (the branches
+    /// end with the connection to this daemon), and so are jobs that are not running. Their workers
+    /// know all that is needed to form them again.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let single = |job: &&Job| job.life.trunk.tree.is_single();

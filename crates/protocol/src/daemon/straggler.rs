@@ -119,7 +119,7 @@ impl Jobs {
         }
     }
 
-    /// Asks the data path who contributes, for somebody who wants to see it.
+    /// Asks the data path which members contribute, for a connection that wants to see it.
     pub(super) fn look(&mut self, look: Look) {
         let summing = self.jobs.values().filter(|job| job.is_summing()).map(|job| job.job_id);
         let jobs = summing.collect();
@@ -251,7 +251,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.life.epoch == epoch) else {
             return;
         };
-        // Whatever has become of the epoch meanwhile: stragglers of the next one are looked for.
+        // Even if the epoch has ended meanwhile: stragglers of the next one are looked for.
         job.life.looking = false;
         if !job.is_summing() {
             return;

@@ -2,7 +2,7 @@
 //!
 //! A branch is greeted and asked to serve the job once; from then on it follows each of the job's
 //! epochs. The loss of a branch ends a job whose policy is to fail when an aggregator is lost.
-//! Otherwise the job goes on without it, in a new epoch: workers below it send to its parent (in
+//! Otherwise the job goes on without it, in a new epoch. Workers below it send to its parent (in
 //! Rina, the rack of a lost agent falls back).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -24,7 +24,7 @@ pub(super) struct Link {
     /// Its way up is open.
     pub(super) linked: bool,
     pub(super) started: Option<Started>,
-    /// When it was last asked who contributes.
+    /// When it was last asked which members contribute.
     pub(super) asked: Option<Instant>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Trunk {
 }
 
 impl Trunk {
-    /// All engines have learned who the members are.
+    /// All engines have learned which ranks are members.
     pub(super) fn is_prepared(&self) -> bool {
         self.prepared && self.links.values().all(|link| link.prepared)
     }

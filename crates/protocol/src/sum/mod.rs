@@ -1,8 +1,8 @@
 //! The user-space data path without its sockets: a packet in, what to answer out.
 //!
 //! Admission, slot machine and lane adds are those of `xdp-agg-common`, the same that the kernel
-//! program runs. One thread at a time calls in (the engine holds a lock around a [`Sums`]), and
-//! says what time it is: there is no clock in here.
+//! program runs. One thread at a time calls in: the engine holds a lock around a [`Sums`]. The
+//! caller says what time it is; there is no clock in here.
 
 mod bytes;
 mod error;
@@ -337,8 +337,8 @@ impl Sums {
         (refused, self.send(job_id, header, answer, payload))
     }
 
-    /// Puts together what goes out. The packet has the lanes of a result, and the header its flags,
-    /// and the rank of a member that is told something; `word` is what one chunk tells.
+    /// Puts together what goes out. The packet has a result's lanes. The header has its flags, and
+    /// the rank of a member that is told something. `word` is what one chunk tells.
     fn send(
         &mut self,
         job_id: usize,

@@ -11,8 +11,8 @@ use super::bytes::chunks_mut;
 use super::{Answer, Error, Sums, uplink};
 
 impl Sums {
-    /// The job whose parent may have sent this, if only an aggregator sends such packets: the
-    /// packet names it by the parent's number, so it is known by its cookie.
+    /// The job whose parent may have sent this, if only an aggregator sends such packets. The
+    /// packet has the parent's number for the job, so the job is found by its cookie.
     pub(super) fn job_below(&self, header: &Header) -> Option<usize> {
         let is_below = |conf: &JobConf| header.kind.is_answer() && is_from_above(conf, header);
         self.jobs.iter().position(|job| job.as_ref().is_some_and(|job| is_below(&job.conf)))

@@ -1,6 +1,6 @@
 //! Numbers of blocks. A block has one in the epoch, by which it travels, and one in the job, by
-//! which calls go; a new epoch begins at 0 again. Of a call's blocks, those of data are numbered
-//! once more: there lie its elements.
+//! which calls go. A new epoch begins at 0 again. A call's data blocks are numbered once more: they
+//! hold its elements.
 
 use std::ops::{Add, Sub};
 

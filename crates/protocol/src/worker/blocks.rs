@@ -98,8 +98,8 @@ pub trait Blocks: Any + Debug + Send {
     /// They were cut already, and these blocks are longer.
     fn cut(&mut self, chunks: u16) -> Result<u64, Error>;
 
-    /// Chunks of a block, if they were agreed upon before it was cut: the flows of a vector have
-    /// blocks of one length, whatever each of their aggregators would take.
+    /// Chunks of a block, if they were agreed upon before it was cut. The flows of a vector have
+    /// blocks of one length, whatever each aggregator would take.
     fn agreed_chunks(&self) -> Option<u16> {
         None
     }
@@ -241,8 +241,8 @@ impl<T: Element> Local<T> {
         Self { buffer, format, share, chunks, block_len: 0, purpose, left_out: Vec::new() }
     }
 
-    /// The same as a broadcast: all get the elements of `root`, and nobody else has any. Those of
-    /// the others must be what changes nothing, in a format without exponents.
+    /// The same as a broadcast: all get the elements of `root`, and nobody else has any. The
+    /// others' elements must be ones that change nothing, in a format without exponents.
     #[must_use]
     pub fn with_root(mut self, root: u16) -> Self {
         self.purpose.root = Some(root);

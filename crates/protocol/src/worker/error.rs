@@ -171,8 +171,8 @@ impl Error {
         }
     }
 
-    /// What made this worker give up, if that is another one's doing. `first` is the first rank of
-    /// its host, whose processes count for themselves.
+    /// What made this worker give up, if another worker caused it. `first` is the first rank of its
+    /// host, whose processes count for themselves.
     #[must_use]
     pub fn cause(&self, first: u16) -> Option<Cause> {
         match self {

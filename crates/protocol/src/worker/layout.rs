@@ -11,9 +11,10 @@ use xdp_agg_numbers::KEYS_PER_CHUNK;
 
 use super::DataBlock;
 
-/// How far ahead of its group an exponent block travels at least, in data blocks: where it is half
-/// of the job's pool or more, the pool's own rule (a worker sends block `b` when it has the results
-/// up to `b - P/2`) says that it is there. Part of the protocol: all workers of a call must agree.
+/// How far ahead of its group an exponent block travels at least, in data blocks. If this is half
+/// of the job's pool or more, the pool's own rule ensures that the block's result is there: a
+/// worker sends block `b` when it has the results up to `b - P/2`. Part of the protocol: all
+/// workers of a call must agree.
 pub const AHEAD: u64 = 1024;
 
 /// What a block of a call holds.
@@ -43,8 +44,8 @@ pub const fn group_of(chunks: u16) -> u64 {
     chunks as u64 * KEYS_PER_CHUNK as u64
 }
 
-/// How many data blocks of a flow must be known ahead of the one that is sent, so that no exponent
-/// block waits for what the worker has not looked at.
+/// How many data blocks of a flow must be known ahead of the one that is sent. Then no exponent
+/// block waits for data that the worker has not looked at.
 pub const fn looked_ahead(group: u64) -> u64 {
     AHEAD + 3 * group
 }

@@ -64,7 +64,7 @@ impl Root {
     }
 }
 
-/// The simulation found it: two roots that shared branches asked for the same number in step, each
+/// The simulation found it. Two roots that shared branches asked for the same number in step, each
 /// was told that the other had it, and so on without end.
 #[test]
 fn roots_in_step_do_not_contend_for_ever() {
@@ -97,8 +97,8 @@ fn a_contest_has_an_end() {
     }
 }
 
-/// The simulation found it: a job whose branches were all lost was left to the next daemon without
-/// its tree, and that one refused the workers that named it.
+/// The simulation found it. A job whose branches were all lost was left to the next daemon without
+/// its tree. That daemon refused the workers that named the tree.
 #[test]
 fn the_next_daemon_knows_the_tree_that_was_asked_for() {
     let mut world = World::new();

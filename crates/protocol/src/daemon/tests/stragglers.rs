@@ -58,7 +58,7 @@ fn a_member_that_shares_its_branch_with_a_straggler_is_none() {
     rank_2_is_lost(&mut woods, &conns);
 }
 
-/// Nobody is condemned on the word of a branch that says none, and it holds up no tool.
+/// A branch that does not answer condemns no member, and holds up no tool.
 #[test]
 fn a_branch_that_does_not_tell_is_done_without() {
     let (mut woods, conns) = woods();

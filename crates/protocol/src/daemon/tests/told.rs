@@ -100,7 +100,7 @@ impl Told {
                 assert_ne!(before, State::Stranger, "{reply:?}");
                 State::Stranger
             }
-            // A wish that is refused leaves it what it was before, and so does an answer.
+            // A refused wish leaves the state as it was before, and so does an answer.
             Reply::Error { code: ErrorCode::NoJob | ErrorCode::Engine, .. } => before,
             Reply::Error { .. } if matches!(before, State::Joining | State::Resuming) => {
                 State::Stranger

@@ -198,7 +198,7 @@ fn impossible_trees_and_different_ones_are_refused() {
     assert_eq!(refused(&heard, &["another tree", "XDP_AGG_TOPOLOGY"]), ErrorCode::Invalid);
 }
 
-/// A branch does not send to whatever address it was told for ever.
+/// A branch does not send for ever to an address that it was told.
 #[test]
 fn a_way_up_is_not_tried_for_ever() {
     use xdp_agg_common::control::{BranchReply, BranchRequest, BranchSetup, Uplink};
@@ -243,7 +243,7 @@ fn a_way_up_is_not_tried_for_ever() {
     assert!(matches!(last, Some(Reply::Branch(BranchReply::Failed { epoch: 50, .. }))), "{last:?}");
 }
 
-/// A branch does not take what it cannot do.
+/// A branch refuses a job that it cannot serve.
 #[test]
 fn a_branch_refuses_what_does_not_fit() {
     use xdp_agg_common::control::{BranchRequest, BranchSetup, Uplink};

@@ -65,7 +65,7 @@ fn contributors_are_told_by_block() {
     assert_eq!(call.report.missing_ranks(2).collect::<Vec<_>>(), [1]);
 }
 
-/// A vector of one block over two aggregators, while rank 1 is being lost: one worker has heard of
+/// A vector of one block over two aggregators, while rank 1 is being lost. One worker has heard of
 /// it when the second part begins, the other has not, and nothing travels in that part.
 #[test]
 fn a_part_without_blocks_says_nothing_of_contributors() {
@@ -199,7 +199,7 @@ fn the_smallest_and_the_largest_are_exact() {
     }
 }
 
-/// Nothing of its own to send, and all done before the job lets the call begin: what others of
+/// A call with nothing of its own to send is all done before the job lets it begin. What others of
 /// its host have to say of it is not lost.
 #[derive(Debug)]
 struct Fed(Format);
@@ -283,8 +283,8 @@ fn non_finite_values_reach_every_worker() {
     }
 }
 
-/// What is finite stays finite: what is too small becomes (positive) zero, what is too large
-/// the nearest number that fits, and is counted at its owner.
+/// A finite value stays finite. One that is too small becomes (positive) zero. One that is too
+/// large becomes the nearest number that fits, and is counted at its owner.
 #[test]
 fn extreme_finite_values_are_rounded_or_clamped() {
     let tiny = [0.0, -0.0, f32::from_bits(1), -f32::from_bits(1), f32::MIN_POSITIVE / 2.0];

@@ -101,8 +101,8 @@ impl Flow {
         }
     }
 
-    /// A block was taken for lost and its result is here before it was repeated: nothing was lost,
-    /// and if a timeout was the reason, that came too early.
+    /// A block was taken for lost and its result is here before it was repeated. Nothing was lost,
+    /// and a timeout, if that was the reason, came too early.
     pub(super) fn acquit_late(&mut self, number: u64) {
         self.acquit(number);
         if self.timed_out.take().is_some() {
@@ -128,13 +128,13 @@ impl Flow {
         // A block that the aggregator holds waits for others; its result is overdue only when a
         // whole window more has come through.
         let overtaken_held = overtaken.saturating_sub(u64::from(self.window.blocks()));
-        // Results overtake each other where several CPUs or queues carry them: a block is overdue
+        // Results overtake each other where several CPUs or queues carry them. A block is overdue
         // only when it took longer than trips vary (as RACK's reordering window, RFC 8985).
         let patience = self.smooth_trips.usual_longest();
         let mut losses = Losses::default();
         for block in &mut self.blocks {
             if block.attempts <= 1 && block.transmission >= overtaken {
-                // First transmissions are numbered in the order of blocks: none behind is older.
+                // First transmissions are numbered in the order of blocks: no later block is older.
                 break;
             }
             // So does one of a broadcast to which all contribute, while solo blocks overtake it.
@@ -148,7 +148,7 @@ impl Flow {
             if !missing || block.transmission >= limit {
                 continue;
             }
-            // When another worker sent it is not known: what counts is since when it is overtaken.
+            // When another worker sent it is not known: the time counts since it was overtaken.
             let known = block.state == State::Sent || std::mem::replace(&mut block.overtaken, true);
             if !known {
                 block.sent_at = now;

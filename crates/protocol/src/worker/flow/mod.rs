@@ -6,8 +6,8 @@
 //! It is driven as [the crate](crate) says; a call adds blocks by [`Flow::extend`].
 //!
 //! # Rules
-//! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here,
-//!   where `limit` is half the job's pool (`xdp_agg_common::slot` says why).
+//! * **Pool** (invariant 7): block `b` is sent only when all results up to `b - limit` are here.
+//!   `limit` is half the job's pool (`xdp_agg_common::slot` says why).
 //! * **Gap**: each transmission has a number. When the results of [`REORDER`] later first
 //!   transmissions are here, and it took longer than trips vary, a transmission without result is
 //!   taken for lost and repeated at once.
@@ -20,10 +20,10 @@
 //!   is ahead, another is behind, and at the end the latter's links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
 //! * **Broadcast** ([`Part`], [`xdp_agg_common::copies`]): a block that another worker alone
-//!   contributes is under way as soon as the pool allows it, and nothing is sent for it: what a gap
-//!   or the timer takes for lost is asked for. A listener contributes to a full block once it holds
-//!   every block before the previous full one. This acknowledges them to the root, whose window
-//!   counts all blocks since the oldest without result.
+//!   contributes is under way as soon as the pool allows it. Nothing is sent for it, but it is
+//!   asked for when a gap or the timer takes it for lost. A listener contributes to a full block
+//!   once it holds every block before the previous full one. This acknowledges them to the root,
+//!   whose window counts all blocks since the oldest without result.
 
 mod config;
 mod loss;
@@ -252,8 +252,8 @@ impl Flow {
         self.roles.of(number)
     }
 
-    /// A result has arrived. True if it is new: the caller delivers it; false: it is a copy, or of
-    /// no block that is waited for, and must not be looked at.
+    /// A result has arrived. True: it is new, and the caller delivers it. False: it is a copy, or
+    /// no such block is waited for, and it must not be looked at.
     pub fn handle_result(&mut self, EpochBlock(number): EpochBlock, now: Duration) -> bool {
         self.open(now);
         let Some(block) = self.waited_for(number) else {

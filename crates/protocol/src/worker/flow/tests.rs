@@ -159,8 +159,8 @@ fn a_wrong_timeout_costs_no_window() {
     }
 }
 
-/// All results are late and come together: those of blocks that were to be repeated and had not yet
-/// been show it.
+/// All results are late and come together. Blocks that were to be repeated, but were not yet, show
+/// it.
 #[test]
 fn results_behind_a_timeout_show_that_it_was_wrong() {
     let mut flow = Flow::new(CONFIG);
@@ -175,7 +175,7 @@ fn results_behind_a_timeout_show_that_it_was_wrong() {
         assert!(flow.handle_result(EpochBlock(block), now + US));
     }
     assert!(flow.window() >= before, "{} of {before}", flow.window());
-    // The oldest one's alone stays: which of its two transmissions was answered is not known.
+    // Only the oldest block's loss stays: which of its two transmissions was answered is not known.
     assert_eq!(flow.counters().losses, 1);
 }
 

@@ -3,22 +3,22 @@
 //! Slow start, then one block more a round trip, as long as the smoothed share of lost blocks stays
 //! below a tolerance. Above it the window shrinks once a round trip: by half of that share, and by
 //! half of itself when more than a quarter was lost. So a congested queue halves it as in plain
-//! AIMD, and a link that loses one packet in a hundred at random does not starve it (the idea of
-//! BBR's loss threshold). Halving at every loss would hold the window near ten blocks at 1 % loss
-//! on each of four links, whatever the rate: see `docs/performance.md`.
+//! AIMD. A link that loses one packet in a hundred at random does not starve it (the idea of BBR's
+//! loss threshold). Halving at every loss would hold the window near ten blocks at 1 % loss on each
+//! of four links, whatever the rate: see `docs/performance.md`.
 //!
-//! Packets in queues help nobody: where a vector's parts go to several aggregators, a long queue
-//! before one of them keeps results of the others from this worker, and links elsewhere run dry.
-//! The time of a trip beyond the shortest one ever is taken for queues. Slow start pauses while
-//! that time is more than half of [`LONGEST_QUEUE`]. The window shrinks, once a round trip and by
-//! half at most, when even the shortest trip of the round has more than [`LONGEST_QUEUE`] in queues
-//! (as the delay targets of Swift and LEDBAT, RFC 6817). The shortest one counts, because most
-//! trips wait for another worker, too. A round in which all did costs half of the window once, and
-//! slow start brings it back.
+//! Packets in queues help nobody. Where a vector's parts go to several aggregators, a long queue
+//! before one keeps the others' results from this worker, and links elsewhere run dry. The time of
+//! a trip beyond the shortest one ever is taken for queues. Slow start pauses while that time is
+//! more than half of [`LONGEST_QUEUE`]. The window shrinks when even the shortest trip of the round
+//! has more than [`LONGEST_QUEUE`] in queues: once a round trip, and by half at most. (Swift and
+//! LEDBAT, RFC 6817, have such delay targets.) The shortest one counts, because most trips wait for
+//! another worker, too. A round in which all did costs half of the window once, and slow start
+//! brings it back.
 //!
-//! A round trip with any loss also ends growth beyond a quarter of the pool's limit: the pool rule
-//! stops a worker that is one limit ahead of its oldest missing block, and until that block is
-//! found missing, repeated and answered, two to three round trips pass.
+//! A round trip with any loss also ends growth beyond a quarter of the pool's limit. The pool rule
+//! stops a worker that is one limit ahead of its oldest missing block. Two to three round trips
+//! pass until that block is found missing, repeated and answered.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! From a ring back to the daemon.
 //!
 //! On a ring ([`super::ring`]) a worker tries now and then to reach the daemon, and asks whether it
-//! would be taken back ([`Request::Offer`]); the connection is kept. With each batch all members
-//! tell each other whether that is so. If all say yes, all leave the ring after that batch. They
-//! have the results of the same blocks, and go the way of members that have just lost their daemon.
-//! If that leads nowhere, they meet on a ring again.
+//! would be taken back ([`Request::Offer`]). The connection is kept. With each batch all members
+//! tell each other whether the daemon would take them back. If all say yes, all leave the ring
+//! after that batch. They have the results of the same blocks, and go the way of members that have
+//! just lost their daemon. If that leads nowhere, they meet on a ring again.
 
 use std::time::Duration;
 

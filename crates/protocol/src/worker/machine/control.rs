@@ -52,7 +52,7 @@ impl Machine {
         self.say_hello();
         let join = self.join_with(self.progress());
         if join.resume.is_some() && self.freeze == Freeze::No {
-            // What is taken in from now on, the daemon does not know of.
+            // The daemon does not know of results taken in from now on.
             self.freeze = Freeze::Resume;
         }
         self.say(Request::Join(join));
@@ -313,8 +313,8 @@ impl Machine {
         self.counters.resumes += 1;
         self.unfreeze_resume();
         if self.gate.is_some() || self.freeze == Freeze::Reform {
-            // The daemon that asked for this pause says so again; another one does not, and does
-            // not expect to hear when the calls before it are done.
+            // The daemon that asked for this pause asks again. Another daemon does not, nor expects
+            // to hear when the calls before the pause are done.
             self.gate_until = Some(now + GRACE);
             self.run_to = false;
         }

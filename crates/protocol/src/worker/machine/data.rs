@@ -114,7 +114,7 @@ impl Machine {
             self.phase = Phase::Ready;
             self.say(Request::Ready);
         }
-        // What comes while nothing is taken in is ours nevertheless.
+        // A packet that comes while nothing is taken in is this membership's nevertheless.
         true
     }
 
@@ -232,8 +232,8 @@ impl Machine {
         call.root().map(rank_bit)
     }
 
-    /// Tells the daemon now and then what this worker waits for: it may know of a member that has
-    /// left, or hold one for dead that contributes nothing.
+    /// Tells the daemon now and then what this worker waits for. The daemon may know of a member
+    /// that has left, or hold one for dead that contributes nothing.
     pub(super) fn ask_if_stuck(&mut self, now: Duration) {
         let Some(flow) = self.epoch.as_ref().map(|epoch| &epoch.flow) else { return };
         if flow.is_idle() || self.awaited.0 != flow.base() {
@@ -260,8 +260,8 @@ fn is_of(admitted: &Admitted, header: &Header) -> bool {
         && header.epoch == admitted.epoch
 }
 
-/// The payload of a block that is carried over: its sum at the source, nothing at the others, so
-/// that the sum of all is the source's. Returns length and flags.
+/// The payload of a carried-over block: its sum at the source, nothing at the others, so that the
+/// sum of all is the source's. Returns length and flags.
 pub(super) fn carry(
     epoch: &Epoch,
     call: Option<&Call>,

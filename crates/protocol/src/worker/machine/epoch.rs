@@ -96,9 +96,9 @@ impl Epoch {
         Ok(next)
     }
 
-    /// The same membership when its members leave a ring before its block `next`: all have the same
-    /// results, and the plan's blocks are among them, so there is nothing to hand on. `end`: one
-    /// past the last block that this worker could send.
+    /// The same membership when its members leave a ring before its block `next`. All have the same
+    /// results, also of the plan's blocks, so nothing remains to be handed on. `end`: one past the
+    /// last block that this worker could send.
     pub(super) fn after_ring(&self, next: EpochBlock, mut flow: Flow, end: JobBlock) -> Self {
         let from = self.locate(next).0;
         let plan = Plan { from: from.0, ..Plan::default() };

@@ -46,7 +46,8 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub const RETRY: Duration = Duration::from_millis(100);
 /// How long a pause that was announced over a connection that broke holds without a word.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the oldest block may wait until the daemon is asked whom it waits for, and asked again.
+/// How long the oldest block may wait until the daemon is asked which ranks it waits for, and asked
+/// again.
 const ASK: Duration = Duration::from_secs(1);
 /// What a worker has called that did not come to the call yet.
 const NO_CALL: &str = "none";
@@ -299,7 +300,7 @@ impl Machine {
         self.counters.socket_errors
     }
 
-    /// Asks the daemon whom the oldest block waits for, or a call that may not begin yet;
+    /// Asks the daemon which ranks the oldest block waits for, or a call that may not begin yet;
     /// [`Self::missing`] has the answer. False: it cannot be asked.
     pub fn ask_for_missing(&mut self) -> bool {
         self.missing = None;
@@ -318,8 +319,8 @@ impl Machine {
         true
     }
 
-    /// All that this process sends of a call is summed, and so are its fellows' contributions here:
-    /// one of them has to say what is missing.
+    /// All that this process sends of a call is summed, with its fellows' contributions. So one of
+    /// the fellows has to say what is missing.
     #[must_use]
     pub fn depends_on_fellows(&self, sequence: u64) -> bool {
         let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
@@ -431,7 +432,7 @@ impl Machine {
     }
 
     /// Most blocks under way in a job that has solo blocks: such jobs end with the first loss, and
-    /// have one level of aggregators. None: it has none.
+    /// have one level of aggregators. None: no solo blocks.
     fn solo_limit(&self, pool: Pool) -> Option<u32> {
         let may = !self.keeps_results() && self.config.tree.is_single();
         copies::limit(pool).filter(|_| may)

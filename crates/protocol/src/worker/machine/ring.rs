@@ -67,8 +67,8 @@ pub struct Lanes {
 }
 
 impl Machine {
-    /// The ring that is to be built now, if any. It does without the ranks of `lost`, which are
-    /// known from elsewhere to be so, where the policy is to go on without lost workers.
+    /// The ring that is to be built now, if any. If the policy is to go on without lost workers, it
+    /// leaves out the ranks of `lost`, whose loss is known from elsewhere.
     #[must_use]
     pub fn ring_seat(&self, lost: u64) -> Option<Seat> {
         let wanted = self.phase == Phase::Ring(None) && self.failed.is_none();

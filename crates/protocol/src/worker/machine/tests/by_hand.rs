@@ -219,7 +219,7 @@ fn a_pause_holds_later_calls_back() {
     assert_eq!(alone.sent().len(), 1, "the second call");
 }
 
-/// A call that may not begin waits for nobody's contribution, but for somebody.
+/// A call that may not begin waits for a rank, though not for its contribution.
 #[test]
 fn who_holds_up_a_pause_is_asked() {
     let mut alone = Alone::running();
@@ -243,12 +243,12 @@ fn who_holds_up_a_pause_is_asked() {
     alone.said();
     alone.call(1);
     ask(&mut alone, 1);
-    // So it is where a member is lost, and another one does not tell what it has.
+    // The same holds if a member is lost, and another does not tell what it has.
     alone.reform_unanswered();
     ask(&mut alone, 1);
 }
 
-/// The daemon that named the last call is gone, and its data path goes on: the next one does not
+/// The daemon that named the last call is gone, and its data path goes on. The next daemon does not
 /// expect to hear that the call is done, unless it names it, too.
 #[test]
 fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
@@ -378,8 +378,9 @@ fn an_absent_daemon_is_named_at_the_deadline() {
     }
 }
 
-/// As long as a ring has blocks to hand on, members have different results: nobody says that it
-/// could leave. Behind these the sum of what all say decides, not what this worker knows since.
+/// As long as a ring has blocks to hand on, members have different results: no member says that it
+/// could leave. After these blocks the sum of all words decides, not what this worker has learned
+/// since.
 #[test]
 fn a_ring_is_left_behind_what_it_hands_on() {
     let mut alone = Alone::with(AggregatorLoss::Ring);

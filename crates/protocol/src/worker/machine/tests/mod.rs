@@ -209,8 +209,8 @@ fn on_ring(seed: u64, pinned: bool) -> World {
     world
 }
 
-/// The daemon comes back, without memory or with its data path, which has another idea of what the
-/// epoch's blocks are: the members leave the ring behind the same batch, and sum there again.
+/// The daemon comes back, without memory or with its data path, whose idea of the epoch's blocks
+/// differs. The members leave the ring after the same batch, and sum there again.
 #[test]
 fn a_daemon_takes_over_from_a_ring() {
     for seed in 0..200 {
@@ -251,8 +251,8 @@ fn nobody_leaves_a_ring_alone() {
     }
 }
 
-/// The daemon dies again when the members have just left the ring: they build another one, and
-/// leave that one, too, when it is there again.
+/// The daemon dies again when the members have just left the ring. They build another ring, and
+/// leave it, too, when the daemon is there again.
 #[test]
 fn another_ring_follows() {
     for seed in 0..100 {
