@@ -1,7 +1,7 @@
 //! The daemon's settings: flags over environment over file over defaults.
 //!
-//! Flags and environment are the command line's to read; here a [`Partial`] of each source is
-//! laid over the next, and the whole is checked once.
+//! The command line reads flags and environment. Here a [`Partial`] of each source is laid over the
+//! next one, and the result is checked once.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -162,7 +162,7 @@ impl Partial {
     /// Reads a TOML file.
     ///
     /// # Errors
-    /// It cannot be read, is no TOML, or has an unknown key or a value of a wrong type: the error
+    /// It cannot be read, is not TOML, or has an unknown key or a value of a wrong type: the error
     /// names the line and the key.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
@@ -314,7 +314,7 @@ impl Partial {
         let (certificate, key) = identity.unzip();
         let branch_tls =
             ClientFiles { ca: self.tls_branch_ca.clone(), certificate, key, name: None };
-        // What cannot be loaded is told now, and not when the first tree is formed.
+        // Files that cannot be loaded are refused now, and not when the first tree is formed.
         branch_tls.load("localhost")?;
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
         let keep_on_exit = self.keep_on_exit.unwrap_or(false);
@@ -367,7 +367,7 @@ impl Partial {
     }
 }
 
-/// A time after which somebody is given up.
+/// A time after which a dead host or a straggler is given up.
 fn loss(name: &'static str, value: f64) -> Result<Duration, ConfigError> {
     if LOSS_S.contains(&value) {
         Ok(Duration::from_secs_f64(value))

@@ -40,8 +40,8 @@ pub(crate) struct Args {
     /// connected to]
     #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP")]
     data_addr: Option<Ipv4Addr>,
-    /// Address that workers on this host send data to, with the XDP engine: one of nobody, to which
-    /// a veth pair is made; `auto` takes one of 169.254.109.0/24, `off` serves no such workers
+    /// Address that workers on this host send data to, with the XDP engine: no host may have it; a
+    /// veth pair is made to it. `auto` takes one of 169.254.109.0/24, `off` serves no such workers
     /// [default: auto]
     #[arg(long, env = "XDP_AGG_LOCAL_ADDR", value_name = "IP|auto|off")]
     local_addr: Option<LocalAddr>,
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     /// Most slots that a job may ask for [default: all]
     #[arg(long, env = "XDP_AGG_JOB_SLOTS_MAX", value_name = "N")]
     job_slots_max: Option<u32>,
-    /// Packets a second that a job may send; what is more is dropped and counted; 0: no limit
+    /// Packets a second that a job may send; further ones are dropped and counted; 0: no limit
     /// [default: 0]
     #[arg(long, env = "XDP_AGG_JOB_PACKET_RATE", value_name = "N")]
     job_packet_rate: Option<u64>,

@@ -28,9 +28,10 @@ const KNOCK: Duration = Duration::from_secs(1);
 ///
 /// Start it on every host, by torchrun, mpirun or srun as every worker is started, or with RANK
 /// and WORLD_SIZE; MASTER_ADDR and MASTER_PORT say where rank 0 listens. Of several processes on a
-/// host the first one measures. All hosts send to all others at the same time, over TCP, so that narrow uplinks show; then messages are
-/// timed, and daemons where they answer on port 9870 (or at XDP_AGG_ADDR). Rank 0 writes the file:
-/// hosts, the rates between them, and costs that `auto` chooses by.
+/// host the first one measures. All hosts send to all others at the same time, over TCP, so that
+/// narrow uplinks show. Then messages are timed, and daemons where they answer on port 9870 (or at
+/// XDP_AGG_ADDR). Rank 0 writes the file: hosts, the rates between them, and costs that `auto`
+/// chooses by.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Write the topology here (rank 0). A file that is there keeps its hosts, regions and
@@ -132,7 +133,7 @@ fn open(seat: Seat) -> Result<Mesh> {
     Ok(mesh.group_size(1).deadline(DEADLINE).open()?)
 }
 
-/// All hosts tell each other who they are; the same list at all of them.
+/// All hosts tell each other their facts; all get the same list.
 fn introduce(mesh: &mut Mesh, args: &Args) -> Result<Vec<Facts>> {
     let address = match mesh.local_address() {
         Some(IpAddr::V4(address)) => address,
@@ -174,7 +175,7 @@ fn without_label(name: &str) -> &str {
     name.split_once(':').map_or(name, |(interface, _)| interface)
 }
 
-/// Every host's numbers, in order of rank; the same many at each.
+/// Every host's numbers, in order of rank; each host has the same number of them.
 fn gather(mesh: &mut Mesh, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let world = usize::from(mesh.world_size());
     let mut all = vec![0.0_f64; own.len() * world];
