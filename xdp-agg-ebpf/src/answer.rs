@@ -11,8 +11,8 @@ use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 use crate::maps::{MEMBERS, Settings, UPLINKS, broadcast, redirect_back};
 use crate::packet::{Network, Packet};
 
-/// Sends what goes out. The packet has the lanes of a result, and the header its flags, and the
-/// rank of a member that is told something; `word` is what an answer of one chunk tells.
+/// Sends what goes out. The packet has the lanes of a result. The header has its flags, and the
+/// rank of a member that is told something. `word` is what an answer of one chunk tells.
 #[inline(always)]
 pub fn send(
     packet: &mut Packet<'_>,

@@ -8,7 +8,7 @@ use crate::answer::address;
 use crate::maps::{COPIES, COUNTERS, FANS, JOBS, MEMBERS, Settings};
 use crate::packet::Packet;
 
-/// Addresses the copy to its recipient. None: it is for nobody.
+/// Addresses the copy to its recipient. None: it has no recipient.
 #[inline(always)]
 pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let mut packet = Packet::new(ctx);
@@ -16,8 +16,8 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     let headers = packet.headers()?;
     let mut header = Header::parse(&headers.ours).ok()?;
     // Only results are copied. Anything else is addressed already, and may have the parent's number
-    // of a job. So is a result to one worker, which was counted where it was made (it may leave by
-    // `XDP_TX`), and the one packet to a group.
+    // of a job. Also addressed are the one packet to a group, and a result to one worker, which was
+    // counted where it was made (it may leave by `XDP_TX`).
     if header.kind as u8 != Kind::Result as u8 || header.rank != UNADDRESSED {
         if header.kind as u8 == Kind::Result as u8 && header.rank == EVERYBODY {
             count_copy(header.job);
@@ -52,7 +52,7 @@ fn count_copy(job: u16) {
 }
 
 /// The copies of a broadcast come through here one after the other, on the CPU that sent it, in
-/// the order of the device map: the first of this broadcast on this interface is copy 0.
+/// the order of the device map. The first of this broadcast on this interface is copy 0.
 #[inline(always)]
 fn recipient(ctx: &XdpContext, conf: &JobConf, header: &mut Header) -> Option<&'static Member> {
     // SAFETY: the context of a program that runs from a device map has this field.

@@ -1,4 +1,4 @@
-//! A packet that came in: whose is it, may it, and what becomes of it.
+//! A packet that came in: which job it is for, whether it is admitted, and what becomes of it.
 
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_spin_lock, bpf_spin_unlock};
@@ -32,7 +32,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Of a packet of which no more is known than where it comes from and goes to.
+    /// Of a packet of which only source and destination are known.
     #[inline(always)]
     fn of(network: &Network) -> Self {
         let port = u16::from_be_bytes(network.port_from);
@@ -47,14 +47,14 @@ impl Refusal {
         }
     }
 
-    /// Whether it may be another host's affair: refused before its address was compared with a
-    /// job's, and no job here has or had that address. Asked of what is refused alone, so it costs
-    /// honest packets nothing.
+    /// Whether the packet may be another host's: it was refused before its address was compared
+    /// with a job's, and no job here has or had that address. Only refused packets are asked, so
+    /// it costs honest packets nothing.
     #[inline(always)]
     pub fn is_others(&self, ifindex: u32) -> bool {
         // Where the address is set, `is_ours` has compared it.
         let open = Settings::data_addr() == 0 && !Settings::is_local(ifindex);
-        // 0 is what an entry has that was never used.
+        // An entry that was never used has 0.
         let has = |conf: &JobConf| conf.addr != 0 && conf.addr == self.to;
         open && self.job == MAX_JOBS as u16
             && !(0..MAX_JOBS as u32).any(|job| JOBS.get(job).is_some_and(has))
@@ -167,7 +167,7 @@ fn admit(
         MEMBERS.get_ptr_mut(member_index(header.job, header.rank)).ok_or(Reject::Member)?;
     // SAFETY: a live map value; the fields that are checked change only while the job is off.
     let request = check_member(conf, unsafe { &*member }, header, source, payload_len)?;
-    // Who is on this host has one way in, and nobody else has it: the daemon registered which.
+    // A worker of this host has one way in, and no other has it: the daemon registered which.
     // SAFETY: as above; learning a path does not change on which side of us the member is.
     if Settings::is_local(unsafe { (*member).ifindex }) != Settings::is_local(ifindex) {
         return Err(Reject::Member);
@@ -251,7 +251,7 @@ fn answer_contribution(
     send(packet, ctx.ingress_ifindex() as u32, conf, &header, answer)
 }
 
-/// Counts something of a job, or of none.
+/// Counts something of a job, or of packets that belong to no job.
 #[inline(always)]
 pub fn count(job: u16, change: impl FnOnce(&mut JobCounters)) {
     if let Some(counters) = COUNTERS.get_ptr_mut(job.into()) {

@@ -1,9 +1,9 @@
 //! The aggregator in the kernel: an XDP program that plays the switch.
 //!
 //! `xdp_agg` runs for every packet that an interface receives, `copy_out` for every copy of a
-//! result on its way out. Both are a thin shell: what is a packet of ours, who may send it, what it
-//! does to a slot and how lanes add is decided in `xdp_agg_common`, by the functions that the
-//! user-space engine and the tests call too.
+//! result on its way out. Both are a thin shell. `xdp_agg_common` decides which packets are ours,
+//! which senders are admitted, what a packet does to a slot and how lanes add. The user-space
+//! engine and the tests call the same functions.
 #![no_std]
 #![no_main]
 

@@ -25,7 +25,7 @@ static DATA_ADDR: u32 = 0;
 /// program of its own. Set by the loader.
 #[unsafe(no_mangle)]
 static REDIRECT_BACK: u8 = 0;
-/// The interface that workers of this host are behind; 0: none is. Set by the loader.
+/// The interface that workers of this host are behind; 0: there is no such one. Set by the loader.
 #[unsafe(no_mangle)]
 static LOCAL_IFINDEX: u32 = 0;
 /// The IPv4 address that they send to, host byte order. Set by the loader.
@@ -54,7 +54,7 @@ impl Settings {
         unsafe { core::ptr::read_volatile(&raw const REDIRECT_BACK) != 0 }
     }
 
-    /// Whether this interface, or what the number in an entry means, is that of this host's
+    /// Whether this interface, by its own number or by that in an entry, is that of this host's
     /// workers.
     #[inline(always)]
     pub fn is_local(ifindex: u32) -> bool {
@@ -62,7 +62,7 @@ impl Settings {
         ifindex != 0 && ifindex == unsafe { core::ptr::read_volatile(&raw const LOCAL_IFINDEX) }
     }
 
-    /// Our address for who is behind an interface.
+    /// Our address for the hosts behind an interface.
     #[inline(always)]
     pub fn addr_behind(ifindex: u32, conf: &JobConf) -> u32 {
         if Self::is_local(ifindex) { Self::local_addr() } else { conf.addr }
@@ -120,10 +120,10 @@ pub static COPIES: Array<u16, COPY_ENTRIES> = Array::new();
 #[btf_map]
 pub static FANS: PerCpuHashMap<u32, Fan, MAX_PORTS> = PerCpuHashMap::new();
 /// The served interfaces by their number, for what goes to one host: answers, and sums that go up.
-/// Entries have the same program
-/// as those of the broadcasts: the kernel runs one program for all frames that leave by an
-/// interface in one go, the first frame's, so a frame without it would take it away from the copies
-/// behind.
+/// Entries have the same program as those of the broadcasts.
+/// The kernel runs one program for all frames that leave by an interface in one go: that of the
+/// first frame. So a frame of an entry without the program would take it away from the copies
+/// behind it.
 #[btf_map]
 static BACK: DevMap<MAX_PORTS> = DevMap::new();
 

@@ -1,15 +1,15 @@
 //! The test network's program: the cable between a worker and the switch.
 //!
 //! Every link of a test network crosses a namespace of its own, in by one interface and out by
-//! another. [`wire`] sits on the way in of both, sends what comes to the other one through that
-//! one's queueing discipline (so a rate holds for packets that XDP emitted, too), counts it, and
-//! loses, repeats or delays it as the harness asks. [`count`] and [`reflect`] stand in for the
-//! aggregator where the harness tests itself.
+//! another. [`wire`] sits on the way in of both, and sends what comes to the other one. That one's
+//! queueing discipline applies, so a rate holds for packets that XDP emitted, too. [`wire`] counts
+//! packets, and loses, repeats or delays them as the harness asks. [`count`] and [`reflect`] stand
+//! in for the aggregator where the harness tests itself.
 //!
-//! A packet is held back as bytes in a map, and sent on in the buffer of a later one, of which a
-//! clone goes first: nothing in a kernel program can send a packet without one at hand. Only UDP is
-//! held, with its checksum taken off, because what the stack still owes of a checksum (offload) is
-//! noted in the buffer that the bytes leave and not in the one that they return in.
+//! A packet is held back as bytes in a map, and sent on in the buffer of a later packet, after a
+//! clone of that one. A kernel program can send no packet without one at hand. Only UDP is held,
+//! with its checksum taken off. What the stack still owes of a checksum (offload) is noted in the
+//! buffer that the bytes leave, and not in the one that they return in.
 #![no_std]
 #![no_main]
 
@@ -210,7 +210,7 @@ fn delayed(ctx: &TcContext, path: &Path, counters: &mut Counters) -> i32 {
     redirect(path.target)
 }
 
-/// Copies the packet into a free place. False: there is none.
+/// Copies the packet into a free place. False: no place is free.
 #[inline(always)]
 fn hold(ctx: &TcContext, path: &Path, line: *mut Line) -> bool {
     let len = ctx.len();
@@ -326,7 +326,7 @@ pub fn count(ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// Counts UDP packets and sends them back where they came from by redirection into the interface
+/// Counts UDP packets and sends them back where they came from. It redirects them to the interface
 /// that they came in on, past every queueing discipline there, as the aggregator does. Passes
 /// everything else.
 #[xdp]

@@ -206,7 +206,7 @@ impl Partial {
     /// Reads a TOML file.
     ///
     /// # Errors
-    /// It cannot be read, is no TOML, or has an unknown key or a value of a wrong type: the error
+    /// It cannot be read, is not TOML, or has an unknown key or a value of a wrong type: the error
     /// names the line and the key.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
@@ -358,7 +358,7 @@ impl Partial {
         let (certificate, key) = identity.unzip();
         let branch_tls =
             ClientFiles { ca: self.tls_branch_ca.clone(), certificate, key, name: None };
-        // What cannot be loaded is told now, and not when the first tree is formed.
+        // Files that cannot be loaded are refused now, and not when the first tree is formed.
         branch_tls.load("localhost")?;
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
         if self.keep_on_exit && self.pin.is_none() {
@@ -410,7 +410,7 @@ impl Partial {
     }
 }
 
-/// A time after which somebody is given up.
+/// A time after which a dead host or a straggler is given up.
 fn loss(name: &'static str, value: f64) -> Result<Duration, ConfigError> {
     if LOSS_S.contains(&value) {
         Ok(Duration::from_secs_f64(value))

@@ -1,7 +1,7 @@
 //! The aggregator: engines that sum, and the daemon around them and [`xdp_agg_protocol::daemon`].
 //!
 //! * [`engine`]: what sums contributions: the XDP program in the kernel, or user space.
-//! * [`server`]: the control connections around both.
+//! * [`server`]: the control connections around the engine and the daemon's protocol.
 //! * [`state`]: the file in which a daemon leaves its running jobs to the next one.
 //! * [`config`]: the daemon's settings and where they come from.
 //! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.

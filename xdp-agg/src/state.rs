@@ -128,7 +128,7 @@ fn name_of(pins: &Path) -> String {
 }
 
 fn write_aside(path: &Path, snapshot: &Snapshot) -> io::Result<()> {
-    // A process of the same number may have died in the middle.
+    // A process with the same number may have died while it wrote.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

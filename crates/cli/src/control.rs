@@ -113,7 +113,7 @@ impl Target {
     }
 }
 
-/// A port of the ephemeral range that nobody listens on may connect to itself.
+/// Whether the socket is connected to itself: on an ephemeral port without a listener it may be.
 fn talks_to_itself(stream: &TcpStream) -> bool {
     let ends: (io::Result<SocketAddr>, io::Result<SocketAddr>) =
         (stream.local_addr(), stream.peer_addr());
@@ -124,8 +124,8 @@ impl Client {
     /// Asks, and turns a refusal into an error.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
         let sent = write_message(&mut self.stream, request);
-        // A daemon that refuses a connection says why before it hangs up: that is worth more than
-        // that nothing more could be sent.
+        // A daemon that refuses a connection says why before it hangs up. That says more than the
+        // error that nothing more could be sent.
         let reply = match (sent, read_message(&mut self.stream)) {
             (_, Ok(reply)) => reply,
             (Ok(()), Err(error)) | (Err(error), Err(_)) => return Err(self.explain(error)),

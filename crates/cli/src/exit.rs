@@ -16,7 +16,7 @@ Exit codes:
   2  wrong usage or configuration
   3  no daemon answers at the control address";
 
-/// What was given does not fit what it is for.
+/// An argument or setting that does not fit its purpose.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct WrongConfig(pub(crate) String);
@@ -48,7 +48,7 @@ fn is_wrong_setting(error: &anyhow::Error) -> bool {
     client || mesh || error.is::<xdp_agg_launcher::Error>()
 }
 
-/// `xdp-agg stats --watch 1 | head`: whoever reads has read enough.
+/// `xdp-agg stats --watch 1 | head`: the reader has read enough.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

@@ -29,7 +29,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List all jobs (what `xdp-agg jobs` does without more)
+    /// List all jobs (what `xdp-agg jobs` alone does, too)
     List {
         /// Print an array of JSON objects
         #[arg(long)]
@@ -48,7 +48,7 @@ enum Action {
         /// How results reach the workers; without it the daemon chooses
         #[arg(long, value_name = "MODE")]
         result_mode: Option<Mode>,
-        /// What happens when a worker is lost; without it (and the next) its workers say
+        /// What happens when a worker is lost; without this and the next option its workers say
         #[arg(long, value_name = "POLICY")]
         worker_loss: Option<OnWorkerLoss>,
         /// What happens when this daemon is lost
@@ -100,7 +100,7 @@ enum OnAggregatorLoss {
     Ring,
 }
 
-/// A policy where one is asked for: what is left out is to fail.
+/// A policy where one is asked for: an option that is left out means to fail.
 fn policy(worker: Option<OnWorkerLoss>, aggregator: Option<OnAggregatorLoss>) -> Option<Policy> {
     let worker_loss = worker.map(|loss| match loss {
         OnWorkerLoss::Fail => WorkerLoss::Fail,

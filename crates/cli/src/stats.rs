@@ -13,16 +13,16 @@ use xdp_agg_common::maps::{JobCounters, Reject};
 use crate::control::Target;
 use crate::table::{columns, row};
 
-/// Show the daemon's counters: per job, what belongs to none, and control connections
+/// Show the daemon's counters: per job, of packets of no job, and of control connections
 ///
 /// `blocks` are sums that were completed, `contributions` packets that were added (workers × blocks
-/// when a job is done), `duplicates` repeated ones, answered by a `resend` of the result or by
-/// `pending` (others are missing); `stale` ones are older than what their slot holds; `rejects`
+/// when a job is done). `duplicates` are repeated ones, answered by a `resend` of the result or by
+/// `pending` (others are missing). `stale` ones are older than what their slot holds; `rejects`
 /// were refused, by reason.
 ///
-/// Of aggregators in a tree a second table tells: `forwards` are sums sent up to the parent,
-/// `again` those sent once more because a member asked, `deliveries` the parent's results that were
-/// handed down, `late` those that were not needed any more, `relays` its other answers that were
+/// A second table has the aggregators of trees: `forwards` are sums sent up to the parent,
+/// `again` those sent once more because a member asked. `deliveries` are the parent's results that
+/// went down, `late` those that were not needed any more, `relays` its other answers that were
 /// handed on. A job whose workers follow a topology has a line with its strategy, and why.
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::exit::EXIT_CODES)]
@@ -32,10 +32,10 @@ pub(crate) struct Args {
     /// Print JSON: one object, or one a line with --watch
     #[arg(long)]
     json: bool,
-    /// Show again every so many seconds, with rates, until interrupted
+    /// Show again every SECS seconds, with rates, until interrupted
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     watch: Option<f64>,
-    /// With --watch: stop after so many
+    /// With --watch: stop after N times
     #[arg(long, value_name = "N", requires = "watch")]
     count: Option<u64>,
     /// Show each member too: how long ago its process answered a heartbeat, and how long ago the

@@ -63,15 +63,15 @@ enum Action {
 /// Print the aggregation trees, the bytes on every link, and how other schemes compare
 ///
 /// Bytes are those of the data, without headers. With auto it plans what is the fastest for
-/// --bytes, over aggregators or TCP, and says what a job would take, which sums 25 MiB by
-/// aggregators. A plan that takes more slots or jobs than an aggregator has is printed, and ends
-/// with exit code 1.
+/// --bytes, over aggregators or TCP. It also says what a job would take, for 25 MiB and by
+/// aggregators alone. A plan that takes more slots or jobs than an aggregator has is printed, and
+/// ends with exit code 1.
 #[derive(Debug, clap::Args)]
 struct PlanArgs {
     /// The topology file
     file: PathBuf,
-    /// auto, colocated, rat, rina, passing or atp, or of the baselines, which no job has, h-ar,
-    /// ring or ps; instead of the file's
+    /// Strategy instead of the file's: auto, colocated, rat, rina, passing or atp; or a baseline,
+    /// which no job has: h-ar, ring or ps
     #[arg(long, value_name = "S")]
     strategy: Option<Strategy>,
     /// Size of the vector that each worker has, for example 64K, 97MiB or 97e6
@@ -193,7 +193,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The interface that the file gives this host exists in this network namespace.
+/// Checks that the interface that the file gives this host exists in this network namespace.
 fn check_here(path: &Path, file: &TopologyFile, here: &str) -> Result<()> {
     let wrong =
         |problem: String| crate::exit::WrongConfig(format!("{}: {problem}", path.display()));
@@ -205,7 +205,7 @@ fn check_here(path: &Path, file: &TopologyFile, here: &str) -> Result<()> {
         let problem = "has no `interface`; give it one, or leave --here out";
         return Err(wrong(format!("host {here:?} {problem}")).into());
     }
-    // /sys/class/net may be of another namespace: that of whoever mounted it.
+    // /sys/class/net may be of another namespace: that of the process that mounted it.
     let list = "/proc/thread-self/net/dev";
     let text = std::fs::read_to_string(list)
         .with_context(|| format!("cannot list the interfaces in {list}"))?;

@@ -23,11 +23,11 @@ use report::Report;
 /// Measure every way that collectives can go, as one worker of a job, and write a table to choose
 /// by: broadcast, reduce, reduce-scatter, all-gather, all-reduce.
 ///
-/// Start it once per worker, with the environment of training. Each time is the longest of
-/// all ranks'. Rank 0 prints them beside the models (1) to (6) of the broadcast paper, with t_s and
-/// B fitted to these measurements, how far off they are, and for (6) the time of a copy in memory;
-/// and writes the table for XDP_AGG_TUNING. Exits with 1 where a
-/// byte is wrong.
+/// Start it once per worker, with the environment of training. Each time is the longest of all
+/// ranks'. Rank 0 prints the times beside the models (1) to (6) of the broadcast paper, with t_s
+/// and B fitted to these measurements. It also prints how far off the models are, and for (6) the
+/// time of a copy in memory, and writes the table for XDP_AGG_TUNING. The exit code is 1 if a byte
+/// is wrong.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Sizes, separated by commas: bytes, or with K, M, G (1024-based).

@@ -281,7 +281,7 @@ fn help_tells_the_exit_codes() {
     }
 }
 
-/// A daemon that wants a token and certificates, and the files of somebody who has both.
+/// A daemon that wants a token and certificates, and the files of a client that has both.
 struct Guarded {
     daemon: Daemon,
     /// CA, certificate, key, token.
@@ -356,7 +356,7 @@ fn workers_use_tls_and_the_token() {
     let mut renamed = guarded.worker(0, 4);
     renamed.env("XDP_AGG_TLS_NAME", "other");
     fails(&run(renamed), 1, &["TLS", "for another name"]);
-    // What cannot become right is not tried for a minute.
+    // A setting that cannot become right is not tried for a minute.
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let mut first = guarded.worker(0, 4);
     first.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -367,7 +367,7 @@ fn workers_use_tls_and_the_token() {
     assert!(first.status.success() && stdout(&first).contains("4096"), "{}", stderr(&first));
 }
 
-/// Taken for a variable that is not set, a token would be left out and a deadline be another one.
+/// A token that passed for a variable that is not set would be left out, and a deadline be another.
 #[test]
 fn a_variable_that_is_no_text_is_refused_by_tools_and_not_shown() {
     let broken = OsString::from_vec(b"secret\xff".into());

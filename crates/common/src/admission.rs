@@ -1,5 +1,5 @@
-//! Who may touch a slot: version, job, cookie, epoch, member address and sizes, in this order, and
-//! at last the job's quota of packets.
+//! Which packets may touch a slot: version, job, cookie, epoch, member address and sizes, in this
+//! order, and at last the job's quota of packets.
 //!
 //! A packet that fails any of these changes nothing (invariant 4). Both engines ask here. Only
 //! packets of members count against a quota, so that a stranger cannot use it up.
@@ -64,7 +64,7 @@ pub fn is_from_above(conf: &JobConf, header: &Header) -> bool {
 }
 
 /// Checks a packet of the parent: `conf` and `uplink` are those of the job whose cookie it has.
-/// With what it is comes its block, in the form of a contribution to it.
+/// Returns what the packet is, and its block in the form of a contribution to it.
 ///
 /// # Errors
 /// The first check that fails.
@@ -160,7 +160,7 @@ fn chunks_of(conf: &JobConf, payload_len: u16) -> Result<u16, Reject> {
     Ok(chunks)
 }
 
-/// Whether the packet may be: copies alone are asked for, and there are none above a forwarder
+/// Whether the packet is allowed: copies alone are asked for, and no copies are above a forwarder
 /// ([`crate::copies`]).
 #[inline(always)]
 fn is_consistent(conf: &JobConf, header: &Header) -> bool {

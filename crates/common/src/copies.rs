@@ -2,9 +2,9 @@
 //!
 //! A broadcast through an aggregator is one packet up a block, reflected to all (pipelined-chain
 //! broadcast, section 4, has no such switch; this is what one adds). A block that the root alone
-//! contributes is a *copy*: [`Reduction::Copy`]. Whoever misses it asks for it ([`Kind::Ask`]).
+//! contributes is a *copy*: [`Reduction::Copy`]. A member that misses it asks ([`Kind::Ask`]).
 //!
-//! The text of [`crate::slot`] shows that a slot may be used again from this: a result tells that
+//! The text of [`crate::slot`] shows that a slot may be used again, because a result tells that
 //! *all* members have contributed. A copy's result tells that of its root alone. So every
 //! [`FULL_EVERY`]-th block of a broadcast stays *full*: all contribute to it, the others zeros, and
 //! the largest lanes are its result. And a worker sends block `b`, whatever it is, only when it
@@ -18,7 +18,7 @@
 //! So all members hold the result of `b - P`, the one that `b` overwrites. Copies lost on their way
 //! are in their slots until then, and can be asked for.
 //!
-//! Only jobs that end with the first loss, without forwarders, have copies: the epoch that follows
+//! Only jobs that end with the first loss, without forwarders, have copies. The epoch that follows
 //! a loss would have to know whose results are whose, and a forwarder's slot waits for all members.
 //!
 //! [`Kind::Ask`]: crate::wire::Kind::Ask
@@ -26,7 +26,7 @@
 
 use crate::slot::Pool;
 
-/// Of so many blocks of a broadcast, one has contributions of all members.
+/// Of this many blocks of a broadcast, one has contributions of all members.
 pub const FULL_EVERY: u64 = 16;
 
 /// Smallest pool of a job that has copies.

@@ -113,8 +113,8 @@ impl Ipv4 {
         header
     }
 
-    /// The checksum of this header with its checksum field counted as it stands: what belongs into
-    /// a header whose field is zero, and zero for a header that is intact.
+    /// The checksum of this header with its checksum field counted as it stands. Where the field is
+    /// zero, it is the value that belongs there; for an intact header it is zero.
     #[inline(always)]
     #[must_use]
     pub const fn checksum(&self) -> u16 {

@@ -1,15 +1,15 @@
 //! The payload: unsigned little-endian lanes of 16, 32 or 64 bits, a 64-bit word of them at a time.
 //!
 //! Sums: a sender writes the integer `q` as the lane `q + bias`. With `N` workers every lane of `W`
-//! bits is below `2^W / N`, so a sum of `N` lanes never carries into the next lane, and one plain
+//! bits is below `2^W / N`, so a sum of `N` lanes never carries into the next lane. One plain
 //! 64-bit add sums all lanes of a word. The receiver takes `N * bias` off. [`Bias`] is the home of
 //! these numbers for 32 bits.
 //!
 //! Smallest and largest: the lanes of a word are compared at once and without a branch
-//! ([`extreme`]), so that the verifier sees one path through a block, and time tells nothing.
+//! ([`extreme`]). So the verifier sees one path through a block, and time tells nothing.
 //!
 //! Lanes move in chunks of 64 bytes. A chunk's address in a frame need not be a multiple of eight,
-//! so a [`Lane`] is a packed type: its reads and writes are defined at any address, and compile to
+//! so a [`Lane`] is a packed type. Its reads and writes are defined at any address, and compile to
 //! one 8-byte access where the target allows that.
 
 /// Bytes in a [`Chunk`]; payloads are whole chunks.
@@ -88,9 +88,9 @@ impl Pick {
 /// The larger or smaller of each pair of lanes of `BITS` bits (16, 32 or 64) in two words.
 ///
 /// Without branches: `reached` has the top bit of every lane set whose lower bits in `a` are not
-/// below those in `b` (the top bit that is put there takes the borrow, so lanes do not meet). With
-/// the lanes' own top bits that tells where `a` is below `b`; the answer is spread over its lane
-/// and selects.
+/// below those in `b`. (The top bit that is put there takes the borrow, so lanes do not meet.) With
+/// the lanes' own top bits, `reached` tells where `a` is below `b`. That answer is spread over its
+/// lane and selects.
 #[inline(always)]
 #[must_use]
 pub const fn extreme<const BITS: u32>(a: u64, b: u64, pick: Pick) -> u64 {

@@ -6,14 +6,14 @@
 //! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
 //! * [`answer`]: what goes out for a packet, and what is counted.
 //! * [`copies`]: which blocks of a broadcast the root alone contributes.
-//! * [`admission`]: who may touch a slot at all.
+//! * [`admission`]: which packets may touch a slot at all.
 //! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
 //! * [`control`] (feature `control`): the messages between workers, tools and the daemon.
 //! * [`reform`] (feature `control`): which block is done, done again or handed on when a job gets a
 //!   new epoch.
 //!
-//! Everything but these two is `no_std`, does not allocate, cannot panic and contains no `unsafe`:
-//! the same functions run in the kernel program, in the user-space engine and in tests.
+//! All but the last two are `no_std`, do not allocate, cannot panic and contain no `unsafe`. The
+//! same functions run in the kernel program, in the user-space engine and in tests.
 #![cfg_attr(not(any(test, feature = "control")), no_std)]
 #![deny(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! What the kernel program and the daemon share in BPF maps, and the limits of both.
 //!
 //! Layouts are `repr(C)` without hidden padding; addresses and ports are in host byte order.
-//! Who writes: the daemon writes [`JobConf`] and the registered half of [`Member`] and [`Uplink`];
-//! the data path writes the learned half of both, slots and counters. Nobody else writes anything.
+//! The daemon alone writes [`JobConf`] and the registered half of [`Member`] and [`Uplink`]. The
+//! data path alone writes the learned half of both, slots and counters.
 
 use crate::slot::SlotState;
 use crate::wire::MAX_WORKERS;
@@ -155,7 +155,7 @@ pub struct Uplink {
 #[repr(C)]
 pub struct Member {
     /// When its latest contribution was admitted, in nanoseconds of the kernel's monotonic clock;
-    /// 0: not in this epoch. Written by the data path: who contributes, and since when not.
+    /// 0: not in this epoch. Written by the data path: it tells since when a member is silent.
     pub heard: u64,
     /// The worker's IPv4 address. 0: no such member.
     pub addr: u32,
@@ -355,7 +355,7 @@ pub struct Event {
     pub version: u8,
 }
 
-/// Where the broadcast that is leaving by one interface on one CPU has got to: its copies come one
+/// Where the broadcast that is leaving by one interface on one CPU has got to. Its copies come one
 /// after the other, and the `next`-th is for the recipient at [`copy_index`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

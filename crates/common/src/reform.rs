@@ -13,7 +13,7 @@
 //!   travels as any block does, but one holder contributes the sum and all others contribute
 //!   nothing (lanes of zero).
 //!
-//! So a result that anybody was given is what everybody gets, bit by bit, whoever died.
+//! So once a member was given a result, all get the same one, bit by bit, whichever members died.
 //!
 //! # Why a holder can always be found
 //! A member keeps the sums of the last `W` blocks of the epoch whose results it had, where `W` is
@@ -159,7 +159,7 @@ impl Plan {
         let next_sequence = sequences.max().unwrap_or(0);
         let mut plan = Self { from, runs: Vec::new(), next_sequence };
         // From claim to claim and not from block to block: what members say must not keep the
-        // daemon busy for long, and claims cost those who make them.
+        // daemon busy for long, and a claim costs the member that makes it.
         let mut changes = Vec::new();
         for (index, (_, progress)) in members.iter().enumerate() {
             progress.changes(from, |block, change| changes.push((block, change, index)));
@@ -178,7 +178,7 @@ impl Plan {
     }
 
     /// Whether its numbers stay within bounds: true of every plan that [`Self::new`] makes. A
-    /// worker that is told another one is not told it by a daemon of this release.
+    /// worker that is told any other plan was not told it by a daemon of this release.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         let mut end = self.from;
@@ -210,7 +210,7 @@ enum Change {
     Sums(u64),
 }
 
-/// Who has the result of a block.
+/// Which members have the result of a block.
 struct Standing {
     all: usize,
     holders: usize,

@@ -2,10 +2,10 @@
 //!
 //! A job owns a pool of `P` slots (a power of two). Block `b` lives in slot `b mod P`. A worker may
 //! send block `b` only when it holds the results of all blocks up to `b - P/2` ([`Pool::window`]).
-//! From that follows what makes the pool safe to reuse without any message about reuse: when a
-//! worker sends `b`, all workers have contributed to `b - P/2`, so all of them hold the result of
-//! `b - P`, the one that `b` overwrites (two generations of slots, as in SwitchML; but named by the
-//! full block number, so a late packet is never mistaken for a current one).
+//! This rule makes the pool safe to reuse without any message about reuse. When a worker sends `b`,
+//! all workers have contributed to `b - P/2`, so all of them hold the result of `b - P`, the one
+//! that `b` overwrites. These are two generations of slots, as in SwitchML, but named by the full
+//! block number, so a late packet is never mistaken for a current one.
 //!
 //! [`take_in`] is all that happens under a slot's lock: [`SlotState::contribute`] decides and
 //! changes the slot's state, [`move_lanes`] does with the lanes what the [`Verdict`] says. The
@@ -20,24 +20,24 @@
 //! it ([`SlotState::settled`]). Only then may it be taken over.
 //!
 //! The argument above holds for the tree as a whole. A forwarder sends `b` after all its members
-//! did; so whoever contributes `b`, worker or forwarder, all workers below it have sent `b`, and
+//! did. So when a worker or forwarder contributes `b`, all workers below it have sent `b`, and
 //! hold the results up to `b - P/2`. A result exists when the root's slot is complete, that is when
 //! all workers of the tree have sent its block. So when some worker sends `b`, all workers of the
 //! tree have sent `b - P/2`, and hold the result of `b - P`. A worker holds a result only if every
-//! aggregator between it and the root was settled before: so the slots of `b - P` are settled in
+//! aggregator between it and the root was settled before. So the slots of `b - P` are settled in
 //! all of the tree, and may be overwritten, at the forwarders as at the root.
 //!
 //! No message says so, and no clock is needed either. A worker that misses a result repeats its
 //! contribution; that sends the sum up again ([`Verdict::Forward`]), and the answer comes down to
 //! all that wait. Several members that miss one result send it up once, not each: the others
-//! are told that it is being asked for (`PENDING`). If that repetition is lost too, whoever asks
-//! for the second time sends it up again.
+//! are told that it is being asked for (`PENDING`). If that repetition is lost too, a member that
+//! asks for the second time sends it up again.
 //!
 //! # Copies
 //!
 //! A block of a broadcast is complete with the contribution of its root ([`Reduction::Copy`]); the
-//! others send nothing, and whoever misses the result asks for it ([`Contribution::asks`]). What
-//! then becomes of the argument above is said in [`crate::copies`].
+//! others send nothing, and a member that misses the result asks for it ([`Contribution::asks`]).
+//! [`crate::copies`] says what then becomes of the argument above.
 
 use crate::lanes::{self, Chunk, Pick};
 use crate::maps::{JobConf, Reject};
@@ -238,7 +238,7 @@ impl SlotState {
         if known && c.block < self.block {
             return Verdict::Stale;
         }
-        // Who asks holds the results before the generation that the slot holds, or waits for.
+        // The asker holds the results before the generation that the slot holds, or waits for.
         let next = if known { self.block + slots } else { c.block & (slots - 1) };
         if c.block == next { Verdict::Pending } else { Verdict::Reject(Reject::Window) }
     }
@@ -320,13 +320,13 @@ impl SlotState {
         self.is_complete(members) && (!pool.forwards || self.settled != 0)
     }
 
-    /// Whether all have contributed whose contributions make the result.
+    /// Whether every member has contributed whose contribution the result needs.
     #[inline(always)]
     fn is_complete(&self, members: u64) -> bool {
         self.seen == members || self.is_copy()
     }
 
-    /// Whether the block is of its root alone.
+    /// Whether the block's root alone contributes to it.
     #[inline(always)]
     const fn is_copy(&self) -> bool {
         self.reduction == Reduction::Copy as u8
@@ -339,9 +339,9 @@ impl SlotState {
         alike && c.reduction as u8 == self.reduction
     }
 
-    /// The members whose contribution to `block` is missing, if the slot can still tell: none for a
-    /// block that is complete or past, all where the slot has not seen the block (of a block that
-    /// is its root's alone, who asks knows the root).
+    /// The members whose contribution to `block` is missing, if the slot can still tell. None for a
+    /// block that is complete or past; all where the slot has not seen the block. (Of a block that
+    /// is its root's alone, the asker knows the root.)
     #[must_use]
     pub const fn missing(&self, epoch: u16, members: u64, block: u64) -> u64 {
         if self.epoch == epoch && self.block == block {
@@ -372,7 +372,7 @@ impl Payload for [Chunk] {
 pub struct Outcome {
     /// What became of the packet.
     pub verdict: Verdict,
-    /// Bit `r`: rank `r` has contributed. None as far as a question is told.
+    /// Bit `r`: rank `r` has contributed. 0 in the outcome of a question.
     pub seen: u64,
     /// Union of the flags.
     pub flags: u8,
@@ -418,8 +418,8 @@ pub fn take_result(
     taken
 }
 
-/// The second half of [`take_in`], which is to be called under the same lock as the first: between
-/// the two a slot says that it holds what it does not hold yet.
+/// The second half of [`take_in`], to be called under the same lock as the first. Between the two
+/// a slot claims to hold what it does not hold yet.
 #[inline(always)]
 pub fn move_lanes(
     slot: &mut [Chunk],

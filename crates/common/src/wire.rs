@@ -164,7 +164,7 @@ impl Kind {
 pub struct Header {
     /// What the packet is.
     pub kind: Kind,
-    /// See [`flags`]. The byte's other bits are no flags: see `reduction`.
+    /// See [`flags`]. The byte's other bits are not flags: see `reduction`.
     pub flags: u8,
     /// How the block is combined. A result has that of its contributions; a packet without lanes
     /// has [`Reduction::Add`], or that of the packet that it answers.

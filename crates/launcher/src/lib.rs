@@ -12,7 +12,7 @@
 //! the place on a host, the earliest launcher that knows this rank says all.
 //!
 //! A rank without a size, or a size without a rank, is an error where an outer run has the other
-//! one. Where nobody has it, it is missing: a caller may know it by other means.
+//! one. Where no launcher has it, it is missing: a caller may know it by other means.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -138,12 +138,12 @@ impl Launch {
     /// What `lookup` says, given the names of variables.
     ///
     /// # Errors
-    /// A value that is no number, or not text; values that contradict each other.
+    /// A value that is not a number, or not text; values that contradict each other.
     pub fn read(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
         let lookup = |name: &'static str| if name.is_empty() { None } else { lookup(name) };
         let text = |name| match lookup(name).map(OsString::into_string).transpose() {
             Ok(text) => Ok(text),
-            // What is not text is not to be taken for a variable that is not set.
+            // A value that is not text must not pass for a variable that is not set.
             Err(_) => wrong(name, "its value is not UTF-8; give it as UTF-8 text, or unset it"),
         };
         let [master_addr, master_port] = MASTER.map(text);
@@ -182,7 +182,7 @@ impl Launch {
         let (local_rank, local_size) = (local_rank?, local_size?);
         let found =
             Self { rank, world_size, local_rank, local_size, group_rank, run, ..Self::default() };
-        // A shell in an allocation of SLURM is told of processes, and is none of them.
+        // A shell in an allocation of SLURM is told of processes, but is not one of them.
         let is_meant = rank.is_some() || launcher.name == LAUNCHERS[0].name;
         Ok(if is_meant { found } else { Self { run: found.run, ..Self::default() } })
     }
@@ -224,7 +224,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Who says the rank.
+    /// The launcher that says the rank.
     #[must_use]
     pub fn launcher(&self) -> Option<&'static Launcher> {
         LAUNCHERS
@@ -253,7 +253,7 @@ impl Launch {
     /// Host and port where rank 0 listens; None: at least one of them is not set.
     ///
     /// # Errors
-    /// Both are set, and the port is no port.
+    /// Both are set, and the port is not a port number.
     pub fn master(&self) -> Result<Option<(&str, u16)>, Error> {
         let (Some(host), Some(text)) = (&self.master_addr, &self.master_port) else {
             return Ok(None);
@@ -267,7 +267,7 @@ impl Launch {
     /// The same where it is needed.
     ///
     /// # Errors
-    /// A variable is not set, or no port.
+    /// A variable is not set, or the port is not a port number.
     pub fn need_master(&self) -> Result<(&str, u16), Error> {
         let missing = match (&self.master_addr, &self.master_port) {
             (None, _) => "MASTER_ADDR",
@@ -283,7 +283,7 @@ fn wrong<T>(name: &'static str, problem: &str) -> Result<T, Error> {
     Err(Error { name, problem: problem.to_owned() })
 }
 
-/// As far as both are known.
+/// Whether they are the same, as far as both are known.
 fn is_same(one: Option<Number>, other: Option<Number>) -> bool {
     one.zip(other).is_none_or(|(one, other)| one.value == other.value)
 }

@@ -61,7 +61,7 @@ fn the_outer_run_does_not_count() {
     let torchrun = [&[("RANK", "5"), ("WORLD_SIZE", "8")], &node[..]].concat();
     assert_eq!(place(&torchrun), [Some(5), Some(8), None, None]);
     assert_eq!(read(&torchrun).expect("it is well").run.as_deref(), Some("77"));
-    // A shell in an allocation is no process of a run.
+    // A shell in an allocation is not a process of a run.
     assert_eq!(place(&node[1..]), [None; 4]);
 }
 

@@ -15,7 +15,7 @@ pub trait Element:
     /// Zero.
     const ZERO: Self;
     /// What elements of a block become in which some worker had a NaN or, in a sum, an infinity.
-    /// Integers have none.
+    /// Integers have no such value.
     const NAN: Option<Self>;
 
     /// Fills the elements of such a block. Integers, which cannot be in one, stay as they are.
@@ -54,7 +54,7 @@ element! {
 /// What happened while a block was encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// Finite elements that did not fit and were clamped. None with [`Scaling::Block`] and the
+    /// Finite elements that did not fit and were clamped. 0 with [`Scaling::Block`] and the
     /// right key.
     pub saturated: u32,
     /// A NaN was among the elements; in sums, a NaN or an infinity, or the host's own sum became

@@ -2,10 +2,10 @@
 //!
 //! A float is an integer times a power of two. Elements of a [`GROUP`] are written to one common
 //! power, the lowest that any worker needs, and their integers are cut into digits that 32-bit
-//! lanes add without overflow. What comes back is the exact sum, which is rounded once: to the
-//! nearest float, so that the error is at most half a unit in the last place (1 is promised),
-//! whatever stands beside the element. A wide range of magnitudes takes more digits, up to the
-//! whole range of the type, and no precision.
+//! lanes add without overflow. The exact sum comes back and is rounded once, to the nearest float.
+//! The error is at most half a unit in the last place (1 is promised), whatever stands beside the
+//! element. A wide range of magnitudes takes more digits, up to the whole range of the type, but
+//! costs no precision.
 //!
 //! Workers agree on a group's [`Span`] first: the largest of what each of them [`survey`]s.
 //! Infinities and NaNs are counted in three further rows, so that they stay with their element.
@@ -21,9 +21,9 @@ use parts::{Parts, compose, decompose, scaled};
 pub const GROUP: usize = 256;
 /// Numbers that describe a span to the other workers: the largest of each is that of the sum.
 pub const KEYS: usize = 3;
-/// Rows for what is no number: how many NaNs, positive and negative infinities.
+/// Rows for elements that are not finite: how many NaNs, positive and negative infinities.
 const SPECIALS: usize = 3;
-/// Added to a position that there is, so that 0 means that there is none.
+/// Added to every position that exists, so that 0 means that there is no position.
 const OFFSET: i32 = 1 << 16;
 
 /// The binary digits that the elements of a group have: bit positions, as exponents of two.
@@ -31,7 +31,7 @@ const OFFSET: i32 = 1 << 16;
 pub struct Span {
     /// One past the highest.
     top: i32,
-    /// The lowest. Not below `top` where there are none.
+    /// The lowest. Not below `top` where there are no digits.
     low: i32,
     /// There is an infinity or a NaN.
     special: bool,
@@ -79,7 +79,7 @@ impl Span {
         Self { special: false, ..self }
     }
 
-    /// Both.
+    /// The span of both.
     #[must_use]
     pub fn joined(mut self, other: Self) -> Self {
         self.special |= other.special;
@@ -275,7 +275,7 @@ impl Digits {
         (if negative { -value } else { value }, (lowest as u32 * self.width) as i32)
     }
 
-    /// Digits that are none below 0, nor too large; true where the number was negative.
+    /// Makes digits that are neither below 0 nor too large; true where the number was negative.
     fn carry(self, digits: impl Iterator<Item = i32>, wide: &mut Vec<u32>) -> bool {
         let mask = (1_i64 << self.width) - 1;
         wide.clear();
@@ -312,7 +312,7 @@ struct Number {
     shift: i32,
 }
 
-/// What is no number, as IEEE 754 adds: opposite infinities are a NaN.
+/// Sums of NaNs and infinities, as IEEE 754 adds: opposite infinities are a NaN.
 fn mark_specials<T: Element>(rows: &[i32], elements: &mut [T]) {
     let len = elements.len();
     for (at, element) in elements.iter_mut().enumerate() {

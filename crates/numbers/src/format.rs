@@ -32,7 +32,7 @@ pub struct Format {
     simd: Simd,
 }
 
-/// Why there is no such format.
+/// Why a format is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -45,10 +45,10 @@ pub enum FormatError {
         op: Op,
         /// Width that was asked for.
         width: LaneWidth,
-        /// What there is instead.
+        /// The widths to choose from.
         choose: &'static str,
     },
-    /// The factor is none.
+    /// The factor is out of range.
     #[error(
         "a scale of {0} is no factor: choose a positive number from 1e-300 to 1e300, such as 1e7, \
          or `block`"
@@ -61,7 +61,7 @@ pub enum FormatError {
 
 impl Format {
     /// A format. Without a width, the usual one: 32 bits for sums of f32, f16 and bf16, otherwise
-    /// as many as an element has. `scaling` is of no meaning to integers, minima and maxima.
+    /// as many as an element has. `scaling` means nothing to integers, minima and maxima.
     ///
     /// `workers` is the most contributions that a lane can get: the hosts of the job.
     ///
@@ -170,7 +170,7 @@ impl Format {
         matches!(self.scaling, Some(Scaling::Block))
     }
 
-    /// The largest finite magnitude among a process' elements of a block; 0 if there is none.
+    /// The largest finite magnitude among a process' elements of a block; 0 if no element has one.
     #[must_use]
     pub fn peak<T: Element>(&self, part: &[T]) -> f64 {
         T::peak(self, part)
@@ -211,7 +211,7 @@ impl Format {
         // Each host's sum of its processes' elements.
         let unit = bound::sum_unit(self.element);
         let local = f64::from(parts.saturating_sub(1)) * unit * magnitude * 1.001;
-        // Each host's rounding to an integer; a factor that is no power of two rounds once before.
+        // Each host's rounding to an integer; any factor but a power of two rounds once before.
         let steps = 0.5 * f64::from(contributors) * self.step(key);
         let factor = match scaling {
             Scaling::Block => 0.0,
@@ -276,7 +276,7 @@ impl Format {
         T::encode(self, key, sources, to)
     }
 
-    /// Turns a result of so many contributors' lanes into elements, as many as `to` holds. An
+    /// Turns the lanes of a result of `contributors` hosts into elements, as many as `to` holds. An
     /// average is divided by `processes`.
     ///
     /// # Panics

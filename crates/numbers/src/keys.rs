@@ -1,10 +1,10 @@
 //! Keys: what hosts tell each other of a block's magnitudes ahead of its data.
 //!
 //! A key is the upper half of a 64-bit float without its sign, rounded up: 11 bits of exponent and
-//! 5 of mantissa. So keys are ordered as what they stand for, the largest key of all hosts is a
-//! bound for each of them, and 0 means that there is nothing but zeros. 16 bits are what a lane of
-//! an exponent block has; the 5 bits of mantissa are free, and win up to a bit of precision over
-//! the exponent alone.
+//! 5 of mantissa. So keys are ordered as what they stand for. The largest key of all hosts is a
+//! bound for each of them, and 0 means that all elements are zeros. A lane of an exponent block has
+//! 16 bits. So the 5 bits of mantissa are free, and win up to a bit of precision over the exponent
+//! alone.
 
 use xdp_agg_common::lanes::CHUNK_LEN;
 
@@ -40,7 +40,7 @@ pub(crate) fn parts_of(key: u16) -> (f64, i32) {
 const ONE: u64 = 1.0_f64.to_bits();
 const MANTISSA: u64 = (1 << 52) - 1;
 
-/// Bytes of an exponent block for so many keys: whole chunks.
+/// Bytes of an exponent block for this many keys: whole chunks.
 #[must_use]
 pub const fn keys_payload(keys: usize) -> usize {
     keys.div_ceil(KEYS_PER_CHUNK) * CHUNK_LEN

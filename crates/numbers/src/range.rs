@@ -1,6 +1,6 @@
 //! Which integers can be summed.
 
-/// An integer that is too large, or too small, for a sum of so many.
+/// An integer that is too large, or too small, for a sum over `processes` processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "element {index} is {value}: in a sum over {processes} processes integers must lie between \

@@ -8,7 +8,7 @@ const ONE_FACTOR: i32 = 1000;
 
 /// Factors to the integers of a block and back.
 ///
-/// Of a 64-bit float the exponents reach further than its factor's own can: there are two of each,
+/// Exponents of 64-bit floats reach further than one factor's own can. So there are two of each,
 /// applied one after the other. Both steps are exact, or the last one alone rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale {
@@ -37,7 +37,7 @@ impl Scale {
         Self::power(exponent.min(ONE_FACTOR))
     }
 
-    /// Results divided by so many, too: with the first factor, so that the sum itself may be too
+    /// Results divided by `processes`, too: by the first factor, so that the sum itself may be too
     /// large for a float.
     pub(crate) fn divided_by(mut self, processes: u32) -> Self {
         self.down[0] /= f64::from(processes.max(1));
@@ -60,7 +60,7 @@ impl Scale {
         power_in_f32(self.up)
     }
 
-    /// As [`Self::divided_by`] for a scale that is no power of two: one rounding less than two
+    /// As [`Self::divided_by`] for a scale that is not a power of two: one rounding less than two
     /// factors have.
     pub(crate) fn fixed_divided_by(scale: f64, processes: u32) -> Self {
         let divisor = scale * f64::from(processes.max(1));
@@ -84,7 +84,7 @@ const fn power(exponent: i32) -> f64 {
 
 /// The power of two for a block of this key: the largest with which no element exceeds `max`.
 ///
-/// The bound is `m * 2^e` and `max = n * 2^f`, both with mantissas from 1 to 2: `m * 2^e * 2^p` is
+/// The bound is `m * 2^e` and `max = n * 2^f`, both with mantissas from 1 to 2. `m * 2^e * 2^p` is
 /// at most `n * 2^f` for `p = f - e`, or one less where `m > n`. Key 0 is treated as key 1.
 pub(crate) fn exponent_for(key: u16, max: f64) -> i32 {
     let (m, e) = parts_of(key.max(1));

@@ -1,7 +1,7 @@
 //! How fast the kernels are on this machine, beside what it copies: for `benches/kernels.rs` and
 //! for reports.
 //!
-//! Cases take turns, round by round, so that a busy neighbour hits all of them; the median of the
+//! Cases take turns, round by round, so that a busy neighbour hits all of them. The median of the
 //! rounds counts, and the best is beside it. "Moved" bytes are those read and those written, as
 //! of a copy.
 
@@ -122,8 +122,8 @@ fn values(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(|_| (next() - 0.5) * next().powi(4) * 0.02).collect()
 }
 
-/// Quantisation and de-quantisation alone, block by block, each beside a copy of the same blocks;
-/// first a copy of the whole by the C library, which is what a machine's copy bandwidth means. For
+/// Quantisation and de-quantisation alone, block by block, each beside a copy of the same blocks.
+/// First a copy of the whole by the C library, which is what a machine's copy bandwidth means. For
 /// sums of f32 in 32-bit lanes.
 #[must_use]
 pub fn alone(formats: &[(&str, Format)], place: Place, rounds: usize) -> Vec<Row> {

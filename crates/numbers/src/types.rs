@@ -192,7 +192,7 @@ impl FromStr for LaneWidth {
     }
 }
 
-/// A word that is none of those that were expected.
+/// A word that is not one of those that were expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is no {what}: choose {choose}")]
 pub struct UnknownName {

@@ -65,7 +65,7 @@ fn everything<T: Sample>(format: &Format, case: Case) -> Result<Vec<u64>, TestCa
     let payload = format.payload(len) + 64 * (case.seed % 2) as usize;
     let mut lanes = vec![0xee; payload + to];
     let encoded = format.encode(key, &parts, &mut lanes[to..]);
-    // What a few lines say.
+    // What a few lines of plain arithmetic give.
     let mut plain = vec![0xee; payload + to];
     let plainly = encode_plainly(format, key, &parts, &mut plain[to..]);
     prop_assert_eq!((encoded, &lanes), (plainly, &plain), "{:?}", format);
@@ -177,7 +177,7 @@ fn within(limit: i128) -> f64 {
     if float as i128 > limit { float.next_down() } else { float }
 }
 
-/// The step is a power of two whose reciprocal may be none of a float.
+/// The step is a power of two whose reciprocal a float may not be able to hold.
 fn divide_by_step(sum: f64, step: f64) -> f64 {
     if step == 0.0 { 0.0 } else { sum / step }
 }

@@ -296,7 +296,7 @@ impl MapBits for Vec<f32> {
     }
 }
 
-/// A key that somebody chose wrongly is no wrong sum without a word.
+/// A wrongly chosen key does not give a wrong sum without a word.
 #[test]
 fn a_key_that_is_too_small_shows_as_saturation() {
     for path in paths(format(ElementType::F32, Op::Sum, BLOCK, 2)) {

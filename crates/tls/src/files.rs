@@ -23,7 +23,7 @@ pub struct ServerFiles {
     pub certificate: Option<PathBuf>,
     /// The key of that certificate.
     pub key: Option<PathBuf>,
-    /// The authority that must have signed the certificate of whoever connects. None: no
+    /// The authority that must have signed the certificates of clients. None: no
     /// certificate is asked for.
     pub client_ca: Option<PathBuf>,
 }
@@ -155,8 +155,8 @@ fn refused(certificate: &Path, key: &Path) -> impl FnOnce(Error) -> TlsError {
 }
 
 impl ServerTls {
-    /// TLS with this certificate; with `client_ca`, whoever connects must show a certificate that
-    /// it signed.
+    /// TLS with this certificate; with `client_ca`, clients must show a certificate that it
+    /// signed.
     ///
     /// # Errors
     /// A file that is missing or holds something else; a key that is not the certificate's.
@@ -187,13 +187,13 @@ impl ServerTls {
         Ok(Self { config: Arc::new(config), asks: client_ca.is_some() })
     }
 
-    /// For whoever accepts connections.
+    /// For the side that accepts connections.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.config)
     }
 
-    /// Whether whoever connects must show a certificate.
+    /// Whether clients must show a certificate.
     #[must_use]
     pub const fn asks_for_certificates(&self) -> bool {
         self.asks

@@ -8,13 +8,13 @@ use socket2::{SockRef, TcpKeepalive};
 
 /// Makes the kernel end this connection when the other *host* cannot be reached for `within`.
 ///
-/// What was sent and is not acknowledged ends it half that time after its first repetition, so
-/// something must be sent every eighth or so; then there is time to spare. While nothing is on its
-/// way, keepalive asks after a second of silence and again a second later, which the same time
-/// ends: the kernel counts these in whole seconds.
+/// Unacknowledged data ends it half that time after its first repetition. So something must be sent
+/// every eighth of that time or so; then there is time to spare. While nothing is on its way,
+/// keepalive asks after a second of silence and again a second later, and the same time ends the
+/// connection. The kernel counts these in whole seconds.
 ///
 /// A process that is stopped does not end its connection: its kernel acknowledges for it. Only a
-/// receive buffer that is full for that time would, so whoever sends must stop before it is.
+/// receive buffer that is full for that time would, so a sender must stop before it is full.
 ///
 /// # Errors
 /// The socket's.

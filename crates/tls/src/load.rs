@@ -68,7 +68,7 @@ pub enum TlsError {
         /// What the missing one is for.
         why: &'static str,
     },
-    /// The name that the daemon's certificate is checked against is none.
+    /// The name to check the daemon's certificate against is not the name of a host or its address.
     #[error(
         "tls-name: {name:?} is neither a host name nor an IP address; give the name that is in \
          the daemon's certificate"

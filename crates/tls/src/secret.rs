@@ -26,7 +26,7 @@ pub enum SecretError {
         /// What the system said.
         source: io::Error,
     },
-    /// It is no secret.
+    /// It is not secret: others than its owner may use the file.
     #[error(
         "token-file: others than its owner may use {path} (mode {mode:04o}), so it is no secret: \
          `chmod 600` it, and choose another token",

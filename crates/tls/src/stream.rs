@@ -115,7 +115,7 @@ impl ControlStream {
         self.socket().set_nodelay(nodelay)
     }
 
-    /// Ends the connection, also for whoever holds another descriptor of it.
+    /// Ends the connection, also for other holders of its socket.
     pub fn close(&mut self) {
         if let Self::Tls(stream) = self {
             stream.tls.send_close_notify();
@@ -235,7 +235,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// Does something again that a signal interrupted.
+/// Repeats a call that a signal interrupted.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

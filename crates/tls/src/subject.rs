@@ -1,4 +1,4 @@
-//! Who a certificate names, for logs.
+//! The subject that a certificate names, for logs.
 
 /// Most characters of the answer.
 const LEN_MAX: usize = 200;

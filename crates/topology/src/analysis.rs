@@ -118,7 +118,7 @@ fn busiest(topology: &Topology, flows: &[Flow]) -> f64 {
 }
 
 /// The fewest bytes that can leave the over-subscribed regions, counted as in
-/// [`Traffic::crossing`]: each region sums what is in it, outer regions come before inner ones,
+/// [`Traffic::crossing`]. Each region sums what is in it, outer regions come before inner ones,
 /// and the result comes back the same way. It does not depend on where the sum is completed if
 /// all regions are alike; otherwise it is that of the best place.
 #[must_use]
@@ -190,7 +190,7 @@ impl Demand {
     }
 }
 
-/// What aggregators lack for a plan whose trees have so many slots each, and what to do; None: it
+/// What aggregators lack for a plan with `slots_per_tree` slots a tree, and what to do; None: it
 /// fits. `fewer` is the setting that gives a tree fewer slots.
 #[must_use]
 pub fn shortfall(demands: &[Demand], slots_per_tree: u32, fewer: &str) -> Option<String> {

@@ -74,7 +74,7 @@ pub struct Choice {
     pub reason: String,
     /// All that came into question, the fastest first.
     pub estimates: Vec<Estimate>,
-    /// What did not.
+    /// Those that did not.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -111,9 +111,9 @@ pub enum Crossing {
     Never,
     /// For all.
     Always,
-    /// For at most so many bytes.
+    /// For at most this many bytes.
     UpTo(f64),
-    /// For so many bytes and more.
+    /// For this many bytes and more.
     From(f64),
 }
 
@@ -146,12 +146,12 @@ const CANDIDATES: [Strategy; 6] = [
     Strategy::Ring,
 ];
 
-/// The fastest strategy for vectors of `bytes` bytes: the time of the fullest link or the busiest
-/// host of each phase, whichever is longer, and of the longest chain of messages.
+/// The fastest strategy for vectors of `bytes` bytes. Its time is that of the fullest link or the
+/// busiest host of each phase, whichever is longer, and of the longest chain of messages.
 ///
-/// Everybody who knows the same network and costs chooses the same. What the network has no
-/// aggregators for ([`Topology::check_agents`]), or what takes more jobs or slots (`slots_per_tree`
-/// for each tree) than an aggregator has, does not come into question; `ring` always does.
+/// Every process that knows the same network and costs chooses the same. A strategy does not come
+/// into question if the network lacks its aggregators ([`Topology::check_agents`]), or if it takes
+/// more jobs or slots (`slots_per_tree` for each tree) than an aggregator has. `ring` always does.
 #[must_use]
 pub fn choose(topology: &Topology, bytes: f64, costs: &Costs, slots_per_tree: u32) -> Choice {
     let mut left_out = Vec::new();

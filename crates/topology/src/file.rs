@@ -40,7 +40,7 @@ pub struct FileError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It is no TOML, or a key is unknown, missing or of another type.
+    /// It is not TOML, or a key is unknown, missing or of another type.
     #[error("{0}; see docs/topology.md for the format")]
     Format(String),
     /// A value that cannot be read.
@@ -81,7 +81,7 @@ pub enum Fault {
         /// The key that names it.
         key: &'static str,
     },
-    /// The strategy is none of a job.
+    /// The strategy is one that no job has.
     #[error(transparent)]
     NotOfJobs(#[from] NotOfJobs),
     /// The strategy lacks aggregators.
@@ -114,7 +114,7 @@ pub enum Fault {
         missing: u16,
         /// Number of hosts.
         count: usize,
-        /// Highest rank of so many hosts.
+        /// Highest rank of `count` hosts.
         last: usize,
     },
     /// More than a job can have.

@@ -1,5 +1,5 @@
-//! Who sends how much to whom: the traffic of an all-reduce, of each strategy and of the schemes
-//! that paper 2 (table 1) compares with.
+//! The bytes that hosts and aggregators send each other in an all-reduce, for each strategy and for
+//! the schemes that paper 2 (table 1) compares with.
 //!
 //! Headers are not counted, and neither are the barriers between steps.
 
@@ -11,9 +11,9 @@ use crate::units::Rate;
 /// Bytes from one host or aggregator to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flow {
-    /// Who sends.
+    /// The sender.
     pub from: Site,
-    /// Who receives.
+    /// The receiver.
     pub to: Site,
     /// How much.
     pub bytes: f64,
@@ -45,7 +45,7 @@ pub struct Rings {
     pub levels: Vec<Vec<(Vec<u16>, f64)>>,
     /// Messages of a chain of which each waits for the one before.
     pub chain: usize,
-    /// Who owns a part of the sum after the scatter-reduce.
+    /// The ranks that own a part of the sum after the scatter-reduce.
     owners: Vec<u16>,
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn rounds(count: usize, k: usize) -> usize {
         .count()
 }
 
-/// Those of a phase.
+/// The flows of a phase.
 #[derive(Default)]
 struct Flows(Vec<Flow>);
 
@@ -242,7 +242,7 @@ impl Flows {
         flows
     }
 
-    /// Exchanges with the partner at half the distance in each step; ranks beyond a power of two
+    /// Exchanges with the partner at half the distance in each step. Ranks beyond a power of two
     /// give everything to a partner first and get the result from it at last.
     fn pairs(ranks: &[u16], whole: f64, bytes: impl Fn(u32) -> f64) -> Vec<Self> {
         let Some(most) = ranks.len().checked_ilog2() else { return Vec::new() };

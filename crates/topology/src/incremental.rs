@@ -24,7 +24,7 @@ pub struct Upgrade {
     pub count: usize,
 }
 
-/// Upgrades one by one for `rina`, as the paper says: the rack with the most workers first, then
+/// Upgrades one by one for `rina`, as the paper says. The rack with the most workers is first, then
 /// regions of racks in the same way, until no region is left whose equipment saves a group.
 ///
 /// The time is equation (3) twice, over the groups; each group's daemon and link are as fast as its
@@ -74,8 +74,8 @@ pub fn rina(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
 }
 
 /// Upgrades one by one for in-network aggregation before a parameter server on the host of rank 0
-/// (as ATP), by the bandwidth-occupation model: the region that gains most first; of several that
-/// gain nothing yet, the one that takes most copies off the links.
+/// (as ATP), by the bandwidth-occupation model. The region that gains most is first. Of several
+/// that gain nothing yet, it is the one that takes most copies off the links.
 #[must_use]
 pub fn server(topology: &Topology, bytes: f64, costs: StepCosts) -> Vec<Upgrade> {
     let mut upgrades = Vec::new();

@@ -1,10 +1,10 @@
 //! Regions and uplinks from measured rates between hosts.
 //!
-//! The rates are those of all hosts sending to all others *at the same time*: what shares a narrow
-//! uplink is slow then, and the flows across a border add up to what the uplink carries. One pair
-//! alone would show nothing, as it fills no uplink. An over-subscription below
-//! `(N - 1) / (N - m)`, for racks of `m` of `N` hosts, does not show: such an uplink is not full
-//! even when everybody sends to everybody.
+//! The rates are those of all hosts sending to all others *at the same time*. Flows that share a
+//! narrow uplink are slow then, and the flows across a border add up to what the uplink carries.
+//! One pair alone would show nothing, as it fills no uplink. An over-subscription below
+//! `(N - 1) / (N - m)`, for racks of `m` of `N` hosts, does not show. Such an uplink is not full
+//! even when every host sends to every other one.
 
 use crate::model::{Measured, Region, Topology};
 use crate::units::Rate;
@@ -64,10 +64,10 @@ impl Cluster {
     }
 }
 
-/// Finds regions by hierarchical clustering (average linkage): what reaches each other fastest is
-/// joined first; a cluster whose hosts reach each other [`FACTOR`] times faster than they reach
-/// what it is joined with is a region. Of equals the lower indices come first, so the result is the
-/// same everywhere.
+/// Finds regions by hierarchical clustering (average linkage): clusters that reach each other
+/// fastest are joined first. A cluster is a region if its hosts reach each other [`FACTOR`] times
+/// faster than they reach what it is joined with. Of equals the lower indices come first, so the
+/// result is the same everywhere.
 ///
 /// Rates that are missing (a row too short) count as 0.
 #[must_use]

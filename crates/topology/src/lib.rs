@@ -4,7 +4,7 @@
 //!   file and prints it, [`infer`] finds regions in measured rates.
 //! * [`agents`]: whether a strategy has the aggregators that it needs.
 //! * [`plan`]: the aggregation trees of a strategy on a network.
-//! * [`flows`] and [`analysis`]: who sends how much to whom, what that puts on every link, and how
+//! * [`flows`] and [`analysis`]: the traffic of an all-reduce, what it puts on every link, and how
 //!   it compares with other schemes (paper 2, table 1).
 //! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which
 //!   rack to equip with an aggregator next (paper 3, section III-B).

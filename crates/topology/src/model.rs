@@ -15,8 +15,8 @@ pub const MAX_WORLD: usize = 16_384;
 
 /// A network and the job that is to run on it.
 ///
-/// [`Topology::parse`](crate::file) makes one from a file, and checks it; whoever builds one
-/// himself keeps to what is said at the fields.
+/// [`Topology::parse`](crate::file) makes one from a file, and checks it; code that builds one
+/// itself keeps to what is said at the fields.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Topology {
     /// What the network is called.
@@ -46,7 +46,7 @@ pub struct Region {
     pub aggregator: Option<Aggregator>,
 }
 
-/// A daemon that aggregates for a region and is no worker.
+/// A daemon that aggregates for a region and is not on a worker's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Aggregator {
     /// Its control address.
@@ -70,7 +70,7 @@ pub struct Host {
     pub region: Option<usize>,
     /// Rate of its link in each direction.
     pub rate: Rate,
-    /// Control address of the daemon on it; None: there is none.
+    /// Control address of the daemon on it; None: it has no daemon.
     pub daemon: Option<SocketAddrV4>,
     /// Slots that the daemon has for the job; None: not known.
     pub slots: Option<u32>,

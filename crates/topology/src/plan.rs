@@ -1,4 +1,4 @@
-//! Aggregation trees: who sums what, and who gets it next.
+//! Aggregation trees: which node sums what, and which node gets the sum next.
 
 mod grow;
 mod scope;

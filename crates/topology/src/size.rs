@@ -3,7 +3,7 @@
 /// Most bytes of a size: 8 PiB. Whole numbers up to here are exact as floating-point numbers.
 pub const MOST: u64 = 1 << 53;
 
-/// A text that is no size.
+/// A text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no size; expected whole bytes such as 4096, 64K, 97M or 1G (1024-based), or 97e6, up \
@@ -15,7 +15,7 @@ pub struct BadSize(pub String);
 /// and from `97e6`.
 ///
 /// # Errors
-/// [`BadSize`]: it is none, no whole number of bytes, or more than [`MOST`].
+/// [`BadSize`]: it is not a size, not a whole number of bytes, or more than [`MOST`].
 pub fn bytes(text: &str) -> Result<u64, BadSize> {
     let bad = || BadSize(text.into());
     let lower = text.to_ascii_lowercase();

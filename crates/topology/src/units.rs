@@ -22,19 +22,19 @@ pub(crate) const EXPECTED: &str = "a number and a unit in lower case (bit, kbit,
                                    second), more than 0 and at most 100000gbit, such as \
                                    \"2.5gbit\"";
 
-/// A text that is no rate.
+/// A text that is not a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no rate; expected {EXPECTED}")]
 pub struct BadRate(pub String);
 
 impl Rate {
-    /// A rate of so many bits a second; None for 0 and for more than 100 Tbit/s.
+    /// A rate of this many bits a second; None for 0 and for more than 100 Tbit/s.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Option<Self> {
         if bits == 0 || bits > MOST { None } else { Some(Self(bits)) }
     }
 
-    /// The nearest rate to so many bits a second, within the bounds of a rate.
+    /// The nearest rate to this many bits a second, within the bounds of a rate.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -45,7 +45,7 @@ impl Rate {
         Self(bits.round().clamp(1.0, MOST as f64) as u64)
     }
 
-    /// So many gigabits a second, from 1 to 100 000; beyond, the nearest.
+    /// This many gigabits a second, from 1 to 100 000; beyond, the nearest.
     #[must_use]
     pub const fn gbit(n: u32) -> Self {
         Self::nearest(n as f64 * 1e9)

@@ -46,7 +46,7 @@ const WITHOUT_LIMIT: [&str; 13] = [
     "vif",
 ];
 
-/// What is known of a driver's native XDP; None: nothing, so it has probably none.
+/// What is known of a driver's native XDP. None: nothing is known, so it probably has none.
 pub(super) fn native(driver: &str) -> Option<Native> {
     let limit = LIMITS.iter().find(|(name, _)| *name == driver).map(|(_, mtu)| *mtu);
     if limit.is_some() || WITHOUT_LIMIT.contains(&driver) {

@@ -168,7 +168,7 @@ fn program(facts: &Facts) -> Check {
 }
 
 /// Results that are redirected into a veth are taken by its peer's NAPI, which runs only with GRO
-/// or an XDP program there. Without, they vanish silently.
+/// or an XDP program there. Without either, the results vanish silently.
 fn napi(facts: &Facts, peer: &Peer) -> Check {
     let subject = subject(facts, "NAPI of the peer");
     let line = peer.command(&format!("ethtool -K {} gro on", peer.label()));

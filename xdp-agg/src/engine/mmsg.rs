@@ -58,8 +58,8 @@ pub(super) fn configure(socket: &Socket, receive_buffer: usize) -> io::Result<us
     Ok(socket.recv_buffer_size()? / 2)
 }
 
-/// Packets are never cut on their way, and what anybody claims that way to take (ICMP) is not
-/// believed: full-size probes have been answered over it.
+/// Packets are never fragmented on their way, and claims about the path's MTU (ICMP) are not
+/// believed: full-size probes have been answered over the path.
 ///
 /// # Errors
 /// The system's.
@@ -227,8 +227,8 @@ pub(super) struct Outgoing {
 /// Sends packets; keeps its tables between calls. It holds pointers only during a call.
 pub(super) struct Outbox {
     gso: bool,
-    /// GSO was given up for a refusal that may have had another reason: what becomes of the next
-    /// message, a packet by itself, tells.
+    /// GSO was given up for a refusal that may have had another reason. The next message, a single
+    /// packet, decides: if it is refused too, the reason was not GSO.
     doubt: bool,
     failures: u64,
     order: Vec<u32>,
@@ -359,7 +359,7 @@ impl Outbox {
                     return group.start;
                 }
                 _ => {
-                    // A packet by itself did not go, either: it was not GSO.
+                    // A single packet was refused, too: the reason was not GSO.
                     self.gso |= std::mem::take(&mut self.doubt);
                     self.failures += group.len() as u64;
                     if self.failures.is_power_of_two() {

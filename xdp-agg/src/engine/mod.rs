@@ -45,9 +45,9 @@ pub trait Engine: Send {
     /// The engine's, with what to do.
     fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError>;
 
-    /// Sends one probe of full block size up to the job's parent, and says whether the answer to
-    /// one has come: then the path is learned, and nothing is sent any more. To be called again
-    /// and again, every 20 ms or so, between `prepare` and `start`. True where there is no parent.
+    /// Sends one probe of full block size up to the job's parent. True: the answer to a probe has
+    /// come, so the path is learned and nothing more is sent; or there is no parent. To be called
+    /// again and again, every 20 ms or so, between `prepare` and `start`.
     ///
     /// # Errors
     /// No such job, or the packet cannot be sent (no route, or it is longer than the path's MTU).
@@ -70,8 +70,8 @@ pub trait Engine: Send {
     /// The engine's.
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError>;
 
-    /// Counters of every job index, and of what belongs to none at index `MAX_JOBS`, since the
-    /// engine started.
+    /// Counters of every job index since the engine started; at index `MAX_JOBS` those of packets
+    /// that belong to no job.
     ///
     /// # Errors
     /// The engine's.

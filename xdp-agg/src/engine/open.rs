@@ -9,8 +9,8 @@ use super::{Engine, EngineConfig, EngineError, EngineKind};
 /// Opens the engine that `config` asks for.
 ///
 /// # Errors
-/// The engine's. With [`EngineKind::Auto`] only what the user-space engine cannot mend either:
-/// a missing privilege, kernel feature or interface list makes it step in, with a warning.
+/// The engine's. With [`EngineKind::Auto`] a missing privilege, kernel feature or interface list
+/// is not an error: the user-space engine steps in, with a warning.
 pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
     match config.kind {
         EngineKind::Userspace => open_userspace(config),

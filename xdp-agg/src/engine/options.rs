@@ -33,16 +33,16 @@ pub enum XdpMode {
 }
 
 /// The address that workers on the aggregator's own host send data to, with the XDP engine: packets
-/// to the host's own addresses come to no interface's program.
+/// to the host's own addresses reach no interface's program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum LocalAddr {
     /// One of [`LocalAddr::NET`], where it can be made.
     #[default]
     Auto,
-    /// There is none: such workers are refused.
+    /// No address: workers on this host are refused.
     Off,
-    /// This one, or an error. It must be nobody's.
+    /// This one, or an error. No host may have it already.
     At(Ipv4Addr),
 }
 

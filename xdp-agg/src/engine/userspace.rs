@@ -101,7 +101,7 @@ impl Engine for UserspaceEngine {
     }
 
     fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
-        // Sockets take what comes from this host by its own address, too.
+        // Sockets also take packets that workers on this host send to the job's address.
         self.sums().prepare(job)?;
         Ok(None)
     }
@@ -131,7 +131,7 @@ impl Engine for UserspaceEngine {
     }
 
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
-        // The lock first: what was heard is not of a later time then.
+        // The lock first, then the clock: no member was heard later than that.
         let mut sums = self.sums();
         Ok(sums.heard(job_id, self.opened.elapsed())?)
     }
@@ -170,7 +170,7 @@ impl Server {
                     if failures.is_power_of_two() {
                         error!(failures, "cannot receive on the data path: {error}");
                     }
-                    // Whatever it is, it must not take the whole processor.
+                    // Whatever the error is, this thread must not take the whole processor.
                     std::thread::sleep(PATIENCE);
                 }
             }

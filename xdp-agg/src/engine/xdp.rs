@@ -44,8 +44,8 @@ use sys::Stamp;
 ///
 /// Results are redirected into interfaces. On veth that wants NAPI at the peer: GRO on, or an XDP
 /// program there; otherwise the kernel drops every result. In generic mode the kernel sees what the
-/// sender handed over as a whole: workers behind veth then have to send without segmentation
-/// offload, while native mode switches it off by itself.
+/// sender handed over as a whole. Workers behind veth then have to send without segmentation
+/// offload; native mode switches it off by itself.
 pub struct XdpEngine {
     // Dropped first, then what was attached: no packet arrives while the rest goes.
     pins: Option<Pins>,
@@ -70,7 +70,7 @@ pub struct XdpEngine {
 struct Job {
     conf: JobConf,
     pool: Pool,
-    /// The members that are aggregators. Not known of a job that was taken over, which is running.
+    /// The members that are aggregators. Unknown for a job that was taken over: it runs already.
     forwarders: u64,
 }
 
@@ -151,7 +151,7 @@ impl XdpEngine {
         })
     }
 
-    /// Whether all that can outlive this does.
+    /// Sets whether all that can outlive this engine does.
     fn set_keep(&mut self, keep: bool) {
         self.local.set_keep(keep);
         if let Some(pins) = &mut self.pins {
@@ -317,7 +317,7 @@ impl Engine for XdpEngine {
         let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
         let heard = |rank| {
             let member = self.object.member(job_id, rank)?;
-            // Read after the entry: what was heard is not of a later time then.
+            // The clock is read after the entry: no member was heard later than that.
             Ok((rank, since(member.heard, sys::monotonic())))
         };
         members.map(heard).collect()

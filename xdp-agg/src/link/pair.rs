@@ -1,5 +1,5 @@
-//! A veth pair whose two ends are both in this network namespace, and a way to an address that is
-//! nobody's through it: what is sent there comes in on the far end.
+//! A veth pair whose two ends are both in this network namespace, and a route through it to an
+//! address that no host has. What is sent there comes in on the far end.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -24,7 +24,7 @@ pub struct End {
     pub name: String,
     /// Its number.
     pub ifindex: u32,
-    /// What somebody wrote on it.
+    /// The text that was written on it.
     pub alias: Option<String>,
     /// An XDP program is attached.
     pub program: bool,
@@ -46,7 +46,7 @@ pub struct Wanted<'a> {
     pub queues: u32,
 }
 
-/// The interface of this name. None: there is none.
+/// The interface of this name. None: no interface has it.
 ///
 /// # Errors
 /// The system's.
@@ -57,7 +57,7 @@ pub fn find(name: &str) -> io::Result<Option<End>> {
     })
 }
 
-/// Removes an interface, and a veth's other end with it. One that is not there is no error.
+/// Removes an interface, and a veth's other end with it. A missing one is not an error.
 ///
 /// # Errors
 /// The system's.
@@ -146,8 +146,8 @@ fn message(wanted: &Wanted<'_>) -> LinkMessage {
     message
 }
 
-/// A route to one address, in the table that is asked before all rules: one that routes by source
-/// address must not lead elsewhere.
+/// A route to one address, in the table that is asked before all rules: a rule by source address
+/// must not lead elsewhere.
 fn way(near: u32, addr: Ipv4Addr) -> RouteMessage {
     let mut route = RouteMessage::default();
     route.header = RouteHeader {
@@ -188,13 +188,13 @@ async fn end(handle: &Handle, name: &str) -> Result<End, Error> {
 }
 
 /// Asks the kernel on a thread of its own, in the caller's namespace: the caller may be a task, and
-/// these must not wait.
+/// a task must not wait.
 fn ask<T: Send>(question: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send) -> io::Result<T> {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         runtime.block_on(async {
             let (connection, handle, _) = new_connection()?;
-            // It ends with its last handle.
+            // The task ends with its last handle.
             tokio::spawn(connection);
             question(handle).await.map_err(|error| match error {
                 Error::NetlinkError(error) => error.to_io(),

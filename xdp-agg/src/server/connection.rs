@@ -30,7 +30,7 @@ const LINGER: Duration = Duration::from_millis(500);
 const HELLO_MAX: usize = 4096;
 /// Longer frames are taken in only a few at a time: a worker's progress may be that long.
 const SHORT_MAX: usize = 1 << 16;
-/// How many of them: 16 MiB together.
+/// Most long frames that are taken in at a time: 16 MiB together.
 pub(super) const LONG_AT_A_TIME: usize = 16;
 /// Bytes of one read.
 const READ_LEN: usize = 4096;
@@ -40,7 +40,7 @@ const READ_LEN: usize = 4096;
 pub(super) enum Event {
     /// A message.
     Said(ConnId, Request),
-    /// Bytes that are no message.
+    /// Bytes that are not a message.
     Garbled(ConnId, String),
     /// No message in time.
     Slow(ConnId, String),
@@ -136,7 +136,7 @@ async fn open(stream: TcpStream, tls: &TlsAcceptor) -> Opening {
     }
 }
 
-/// Logs who a peer with a certificate is.
+/// Logs the subject of a peer's certificate.
 fn identify(line: &Line, stream: &TlsStream<TcpStream>) {
     let certificates = stream.get_ref().1.peer_certificates();
     if let Some(certificate) = certificates.and_then(|all| all.first()) {
@@ -201,13 +201,13 @@ async fn read_requests(
             return End::Closed;
         }
         if first.take().is_some() {
-            // Whoever is not welcome gets no memory beyond this.
+            // A peer that is not welcome gets no memory beyond this.
             answered.notified().await;
         }
     }
 }
 
-/// The next message. With `hello` it is the first of its connection, to be whole by then.
+/// The next message. `hello` is the deadline of the whole message, if it is the connection's first.
 async fn read_request(
     read: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -250,7 +250,7 @@ async fn read_request(
     }
 }
 
-/// Length of the frame that begins here, 0 as long as it is not known.
+/// Length of the frame that begins here; 0 while it is not known.
 fn check_length(buffer: &[u8], is_first: bool) -> Result<usize, End> {
     let Some(prefix) = buffer.first_chunk::<4>() else {
         return Ok(0);

@@ -1,4 +1,4 @@
-//! Who is kept out or has to go, and what is told and counted of it.
+//! Which connections are kept out or ended, and what is logged and counted of that.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ use xdp_agg_common::control::{ControlCounters, ErrorCode, Reply, encode};
 use super::limits::{Lines, Source, Sources};
 use xdp_agg_protocol::daemon::ConnId;
 
-/// Most connections that are no members: tools, workers about to join, strangers.
+/// Most connections that are not members': tools, workers about to join, strangers.
 const STRANGERS_MAX: usize = 512;
-/// Most of them from one address: two large jobs whose workers all start there at once.
+/// Most of these from one address: two large jobs whose workers all start there at once.
 const SOURCE_STRANGERS_MAX: usize = 128;
 
 /// The server's limits, and what came of them.
@@ -34,8 +34,8 @@ impl Guard {
         }
     }
 
-    /// Whether a connection that was accepted is taken in. Otherwise it is told so, where that
-    /// needs no patience.
+    /// Whether an accepted connection is taken in. A refused peer is told, where that needs no
+    /// waiting.
     pub(super) fn may_connect(
         &mut self,
         stream: &TcpStream,
@@ -60,12 +60,12 @@ impl Guard {
         false
     }
 
-    /// Whether a connection that is no member may ask for something.
+    /// Whether a connection that is not a member's may ask for something.
     pub(super) fn may_ask(&mut self, source: Source, now: Instant) -> bool {
         self.sources.may_ask(source, now)
     }
 
-    /// Whether a job that forms on a request from there may have one more branch connected now.
+    /// Whether a job that forms on a request from `source` may have one more branch connected now.
     pub(super) fn may_dial(&mut self, source: Source, now: Instant) -> bool {
         self.sources.may_dial(source, now)
     }
@@ -82,7 +82,7 @@ impl Guard {
         match code {
             ErrorCode::Unauthorised => self.counters.unauthorised += 1,
             ErrorCode::Protocol | ErrorCode::Version => self.counters.garbled += 1,
-            // Requests that make sense and cannot be met, or what was counted where it was found.
+            // Valid requests that cannot be met, or errors that were counted where they were found.
             _ => {}
         }
         self.line(
@@ -105,7 +105,7 @@ impl Guard {
 
     /// A connection could not be accepted.
     pub(super) fn accept_failed(&mut self, error: &io::Error, now: Instant) {
-        // It is no news that a peer changed its mind.
+        // A peer that changed its mind is not worth a line.
         if error.kind() != ErrorKind::ConnectionAborted {
             self.line(now, |left_out| warn!(left_out, "cannot accept a connection: {error}"));
         }
@@ -127,7 +127,7 @@ impl Guard {
     }
 }
 
-/// A connection that is no member.
+/// A connection that is not a member's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stranger {
     pub(super) conn: ConnId,
@@ -135,9 +135,9 @@ pub(super) struct Stranger {
     pub(super) heard: Instant,
 }
 
-/// Which stranger must go so that there is room for another one of `source`: one of the same
-/// address, if that has too many; if there are too many in all, one of the address that has most.
-/// Of those, the one that was silent longest.
+/// The stranger that must go to make room for another one of `source`. If `source` has too many, it
+/// is one of these; if there are too many in all, it is one of the address that has most. Among
+/// them, it is the one that was silent longest.
 pub(super) fn who_must_go(
     strangers: impl Iterator<Item = Stranger>,
     source: Source,

@@ -32,7 +32,7 @@ impl Server {
             found.map(|index| running.swap_remove(index)).is_some()
         };
         let jobs = left.jobs.into_iter().filter(|job| goes_on(job)).collect();
-        // Of what nobody knows nobody can be a member.
+        // Nobody can be a member of a job that nobody knows.
         for (job_id, _) in running {
             if let Err(error) = self.engine.stop(job_id) {
                 error!(job_id, "the engine could not end a job of the daemon before: {error}");

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 const CONNECTIONS: Allowance = Allowance { rate: 100, burst: 256 };
 /// Requests of one connection: a worker sends a handful, a tool one.
 const REQUESTS: Allowance = Allowance { rate: 200, burst: 400 };
-/// Requests of all connections of one address together that are no members: `Hello` and `Join` of
+/// Requests of one address's connections that are not members', all together: `Hello` and `Join` of
 /// all of its workers.
 const STRANGERS_REQUESTS: Allowance = Allowance { rate: 400, burst: 2048 };
 /// Connections to branches for jobs that form on requests of one address.
 const DIALS: Allowance = Allowance { rate: 100, burst: 1024 };
 /// Refusals that are logged, each in words; the others are counted.
 const LINES: Allowance = Allowance { rate: 2, burst: 20 };
-/// Addresses that are told apart. Whoever comes when there are more shares an allowance.
+/// Addresses that have an allowance each. All further addresses share one.
 const SOURCES_MAX: usize = 4096;
 
-/// So many a second, and so many at once.
+/// `rate` a second, and `burst` at once.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     rate: u32,
@@ -74,7 +74,7 @@ impl Source {
         })
     }
 
-    /// All that come when the table is full.
+    /// All addresses that come when the table is full.
     const fn others() -> Self {
         Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
     }
@@ -205,7 +205,7 @@ mod tests {
             sources.may_connect(Source::new(Ipv4Addr::from(0x0a00_0000 | address).into()), now);
         }
         assert_eq!(sources.all.len(), SOURCES_MAX + 1);
-        // The flood has used up what latecomers share, and nothing of who was there before.
+        // The flood has used up what latecomers share, and nothing of the addresses before it.
         assert!(!sources.may_connect(Source::new([99, 0, 0, 1].into()), now));
         assert!(sources.may_connect(Source::new([10, 0, 0, 7].into()), now));
         let later = now + Duration::from_secs(60);

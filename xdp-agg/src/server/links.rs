@@ -26,7 +26,7 @@ const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long a message may take to leave.
 const WRITE: Duration = Duration::from_secs(5);
-/// How long what was said last may take to leave when a connection is needed no more. Its end tells
+/// How long the last message may take to leave when a connection is needed no more. Its end tells
 /// a branch the same.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Most connections, those that are being opened or ended among them: file descriptors are shared
@@ -51,14 +51,14 @@ pub(super) enum LinkEvent {
 pub(super) struct Links {
     dead_after: Duration,
     tls: ClientFiles,
-    /// Until their last event.
+    /// Each is kept until its last event.
     all: BTreeMap<LinkId, Link>,
     events: (mpsc::Sender<LinkEvent>, mpsc::Receiver<LinkEvent>),
 }
 
 /// The loop's view of a connection.
 struct Link {
-    /// Who asked for what it is needed for.
+    /// The address whose request needs this connection.
     by: Option<Source>,
     /// None: it is needed no more.
     open: Option<Open>,
@@ -88,7 +88,7 @@ impl Links {
         event
     }
 
-    /// Does what the jobs ask for, because somebody at `by` has asked them. `may_dial` tells
+    /// Does what the jobs ask for on a request from `by`. `may_dial` tells
     /// whether that address may have one more connection opened now.
     pub(super) fn act(
         &mut self,

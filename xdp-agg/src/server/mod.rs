@@ -2,7 +2,7 @@
 //!
 //! A connection is a task that turns bytes into messages and back; one loop owns jobs and engine
 //! and does what the jobs ask for. Nothing that a peer does or omits stops the loop: frames,
-//! queues, connections, requests and times are bounded, for each address apart.
+//! queues, connections, requests and times are bounded, for each address separately.
 
 mod connection;
 mod guard;
@@ -40,17 +40,17 @@ use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 
-/// How long a connection that is no member may be silent.
+/// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 /// Replies that may wait for a peer that does not read them.
 const REPLIES_MAX: usize = 64;
-/// Bytes that may wait for it before one more reply, which may be as long as a frame can be.
+/// Bytes that may wait for such a peer before one more reply, which may be as long as a frame.
 const BACKLOG_MAX: usize = 1 << 18;
 /// Events that may wait for the loop.
 const EVENTS_MAX: usize = 256;
 /// How long connections get to take their last reply when the daemon goes.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How often strangers are looked at, and what a flood of refusals left out of the log is told.
+/// How often strangers are looked at, and the refusals that a flood kept out of the log are told.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted: there may be no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -109,7 +109,7 @@ pub struct Server {
     accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     links: Links,
-    /// Where the event came from that is being dealt with, if from a connection.
+    /// Source of the event that is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
 
@@ -349,7 +349,7 @@ impl Server {
         }
     }
 
-    /// Does what the jobs ask for, until they are content.
+    /// Does what the jobs ask for, until they ask for nothing more.
     fn settle(&mut self) {
         while let Some(effect) = self.jobs.poll_effect() {
             if let Some(answer) = self.effect(effect) {

@@ -96,7 +96,7 @@ fn goes_up_and_comes_down(job_id: u16) {
     assert_eq!(decoded(contribute(&engine, &job, 1, block)), forwarded);
     let (action, pending) = decoded(contribute(&engine, &job, 2, block));
     assert_eq!((action, pending.header.kind, pending.to), (REDIRECT, Kind::Pending, worker(2)));
-    // What the parent answers is for who asked; a mismatch is for the lowest rank.
+    // The parent's answer is for the member that asked; a mismatch is for the lowest rank.
     for (kind, rank) in [(Kind::Pending, 1), (Kind::Mismatch, 0)] {
         let mut frame = from_parent(&job, kind, block, &[7; 64]);
         let action = run(&engine, &mut frame);
@@ -199,7 +199,7 @@ fn only_the_parents_packets_come_down() {
         assert_eq!(engine.slot(job.job_id, 5).expect("it is there").0, state, "{what}");
         assert_eq!(engine.slot(job.job_id, 5).expect("it is there").1, lanes, "{what}");
     }
-    // Of no job's cookie, it is refused as any worker's would be; to another host, it passes.
+    // With no job's cookie it is refused as a worker's would be; to another host it passes.
     let mut stranger = with(Header { cookie: 1, job: 3, ..honest });
     assert_eq!(run(&engine, &mut stranger), DROP);
     assert_eq!(counters(&mut engine, &job).0.rejects[Reject::Cookie as usize], 1);

@@ -1,4 +1,4 @@
-//! Workers on the aggregator's own host: they have a side of their own, and nobody else has it.
+//! Workers on the aggregator's own host: they have an interface of their own, and no other has it.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -64,8 +64,8 @@ fn a_local_worker_is_answered_from_the_local_address() {
     assert_eq!((again.from, again.to), (local.data, own()));
 }
 
-/// What is refused by the local interface: other ranks, the address that others use, what is for
-/// somebody else, and a parent.
+/// What is refused by the local interface: other ranks, the address that others use, packets for
+/// another host, and a parent.
 #[test]
 fn by_the_local_interface_only_local_workers_come() {
     let Some(mut engine) = engine_beside(32, Some((LOOPBACK, LOCAL))) else { return };
@@ -79,7 +79,7 @@ fn by_the_local_interface_only_local_workers_come() {
     let mut expected = before;
     expected.0.rejects[Reject::Member as usize] += 1;
     assert_eq!(counters(&mut engine, &job), expected);
-    // Nobody else is behind it, so what is not ours ends there, and is no refusal.
+    // No other host is behind it: a packet that is not ours ends there, and is not counted.
     for frame in [sent(&job, 0, Kind::Probe, AGGREGATOR), {
         let mut arp = sent(&job, 0, Kind::Probe, LOCAL);
         arp.bytes[13] = 6;
@@ -97,8 +97,8 @@ fn by_the_local_interface_only_local_workers_come() {
     }
 }
 
-/// What comes in by another interface: the local address is nobody's there, and who is on this host
-/// does not come by it, whatever the packet says.
+/// What comes in by another interface: nobody has the local address there, and a worker of this
+/// host does not come by it, whatever the packet says.
 #[test]
 fn by_other_interfaces_no_local_worker_comes() {
     let Some(mut engine) = engine_beside(32, Some((ELSEWHERE, LOCAL))) else { return };

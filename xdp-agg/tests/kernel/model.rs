@@ -15,8 +15,8 @@ use xdp_agg_common::wire::{Header, Kind, Reduction};
 pub(crate) enum Reaction {
     /// Nothing; the packet is gone.
     Nothing,
-    /// Nothing; the packet was counted, and its payload is this now, which nobody sees: where lanes
-    /// are compared, the packet takes part in it whether it goes out or not.
+    /// Nothing; the packet was counted, and has this payload now, which is not sent. Where lanes
+    /// are compared, the packet's lanes change, whether it goes out or not.
     Counted(Vec<u8>),
     /// Header and payload, back to the sender.
     ToSender(Header, Vec<u8>),

@@ -1,4 +1,4 @@
-//! A job's quota of packets, and who was heard.
+//! A job's quota of packets, and which members were heard.
 
 use std::net::SocketAddrV4;
 use std::thread;
@@ -35,7 +35,7 @@ fn beyond_the_quota_nothing_changes_and_no_other_job_is_touched() {
     other.conf.slot_base = 0;
     start(&mut engine, &one, None); // two probes, of the four packets
     start(&mut engine, &other, None);
-    // Who is no member does not use up what the members have.
+    // A stranger does not use up what the members have.
     for _ in 0..100 {
         let from = SocketAddrV4::new([10, 1, 0, 99].into(), 40_000);
         let to = SocketAddrV4::new(AGGREGATOR, PORT);
@@ -96,7 +96,7 @@ fn a_member_is_heard_when_its_contribution_counts() {
     let since = since.expect("rank 1 was heard");
     assert_eq!(nobody, None);
     assert!(since >= pause && since < Duration::from_secs(60), "{since:?}");
-    // A repetition tells that it is there, too.
+    // A repetition shows that the member is there, too.
     send(&engine, &job, 1, 0);
     assert!(heard(&mut engine)[1].expect("heard") < since + pause);
     start(&mut engine, &crate::setup::job(2, 2), None);

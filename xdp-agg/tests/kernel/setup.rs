@@ -97,7 +97,7 @@ pub(crate) fn start(
     engine.start(job.job_id, mode).expect("all paths are learned").mode
 }
 
-/// Counters of the test job, and of what belongs to none.
+/// Counters of the test job, and of packets that belong to no job.
 pub(crate) fn counters(engine: &mut XdpEngine, job: &JobSetup) -> (JobCounters, JobCounters) {
     let all = engine.counters().expect("they can be read");
     (all[usize::from(job.job_id)], *all.last().expect("the last belongs to no job"))

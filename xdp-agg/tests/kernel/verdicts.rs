@@ -52,7 +52,7 @@ fn a_block_goes_round() {
         .flat_map(u32::to_le_bytes)
         .collect();
     assert_eq!(result.payload, sum);
-    // Who asks again gets the same sum, for itself alone.
+    // A worker that asks again gets the same sum, for itself alone.
     let (action, again) = send(0, 0);
     let again = again.decode();
     assert_eq!((action, again.header.kind, again.header.rank), (REDIRECT, Kind::Result, 0));
@@ -130,7 +130,7 @@ fn a_probe_opens_the_path_and_comes_back() {
     let mut early = Frame::from_worker(0, &header(&job, 0, 0), 1);
     assert_eq!(engine.test_run(&mut early.bytes, 1).expect("it runs").action, DROP);
     assert_eq!(counters(&mut engine, &job).0.rejects[Reject::Epoch as usize], 1);
-    // A path of an old epoch is none.
+    // A path of an old epoch does not count.
     let next = job_of(2);
     engine.prepare(&next).expect("it fits");
     let error = engine.start(job.job_id, None).expect_err("a new epoch learns anew");

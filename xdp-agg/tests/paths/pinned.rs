@@ -111,7 +111,7 @@ fn a_daemon_that_is_to_be_killed() {
     std::io::stdin().read_line(&mut order).expect("an order");
     engine.start(JOB, None).expect("all paths are open");
     println!("\nstarted");
-    // The end comes from outside. Should it not, this ends with the one who spawned it.
+    // The end comes from outside. If it does not, this ends with the process that spawned it.
     let _ = std::io::stdin().read_line(&mut order);
 }
 

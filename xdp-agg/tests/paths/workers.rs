@@ -129,7 +129,7 @@ impl Worker {
         assert_eq!(sent, packet.len());
     }
 
-    /// The next answer; None if there is none for a while.
+    /// The next answer; None if nothing comes for a while.
     pub(crate) fn answer(&self) -> Option<(Header, Vec<u8>)> {
         self.receive(&self.socket)
     }
@@ -211,7 +211,7 @@ impl Worker {
         }
     }
 
-    /// The last result is still held, and comes again to who asks for it, and to nobody else.
+    /// The last result is still held. A worker that asks for it gets it again, and no other does.
     fn ask_for_the_last(&self, network: &Network) {
         let mut held = vec![false; BLOCKS as usize];
         for _ in 0..30 {

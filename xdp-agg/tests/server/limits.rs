@@ -15,7 +15,7 @@ use crate::daemon::{Daemon, PATIENCE};
 use crate::strangers::{last_words, still_sums};
 use crate::worker::{Client, Door, Worker, connect_from, wish};
 
-/// Where the bad come from.
+/// Where the attacks come from.
 const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 fn door(from: Ipv4Addr, daemon: &Daemon) -> Door {

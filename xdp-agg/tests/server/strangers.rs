@@ -27,7 +27,7 @@ pub(crate) fn last_words(stream: &mut impl Read) -> (ErrorCode, String) {
     (code, message)
 }
 
-/// The job is not impressed.
+/// The job still sums.
 pub(crate) fn still_sums(workers: &[Worker], block: u64) {
     for worker in workers {
         worker.contribute(block, &[i32::from(worker.rank) + 1]);
@@ -91,7 +91,7 @@ fn half_a_frame_and_silence_ends_after_a_while() {
     assert_eq!(code, ErrorCode::Limit);
     assert!(message.contains("no complete message in 5 s"), "{message}");
     assert!(start.elapsed() > Duration::from_secs(4), "{:?}", start.elapsed());
-    // Who has said Hello gets more time for its next message.
+    // A client that has said Hello gets more time for its next message.
     client.patience(Duration::from_secs(20));
     assert!(matches!(client.hear(), Reply::Error { code: ErrorCode::Limit, .. }));
     assert!(start.elapsed() > Duration::from_secs(8), "{:?}", start.elapsed());

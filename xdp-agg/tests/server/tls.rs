@@ -1,4 +1,4 @@
-//! The daemon over TLS, with and without certificates of those who connect.
+//! The daemon over TLS, with and without certificates of its clients.
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ impl Certificates {
             .expect("free ports are always free")
     }
 
-    /// What somebody without a certificate needs.
+    /// What a client without a certificate needs.
     fn trusting(&self) -> ClientFiles {
         ClientFiles { ca: Some(self.ca.clone()), ..ClientFiles::default() }
     }
@@ -70,7 +70,7 @@ fn open(control: SocketAddr, files: &ClientFiles) -> Result<ControlStream, OpenE
     Ok(stream)
 }
 
-/// What somebody is told whose certificate is not accepted: with TLS 1.3 this comes behind the
+/// What a client is told whose certificate is not accepted. With TLS 1.3 this comes behind the
 /// handshake, in place of the answer to the first words.
 fn refusal(mut stream: ControlStream, hello: &Door) -> String {
     let sent = write_message(&mut stream, &hello.hello());

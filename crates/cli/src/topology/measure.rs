@@ -133,7 +133,7 @@ fn open(seat: Seat) -> Result<Mesh> {
     Ok(mesh.group_size(1).deadline(DEADLINE).open()?)
 }
 
-/// All hosts tell each other who they are; the same list at all of them.
+/// All hosts tell each other their facts; all get the same list.
 fn introduce(mesh: &mut Mesh, args: &Args) -> Result<Vec<Facts>> {
     let address = match mesh.local_address() {
         Some(IpAddr::V4(address)) => address,
@@ -175,7 +175,7 @@ fn without_label(name: &str) -> &str {
     name.split_once(':').map_or(name, |(interface, _)| interface)
 }
 
-/// Every host's numbers, in order of rank; the same many at each.
+/// Every host's numbers, in order of rank; each host has the same number of them.
 fn gather(mesh: &mut Mesh, own: &[f64]) -> Result<Vec<Vec<f64>>> {
     let world = usize::from(mesh.world_size());
     let mut all = vec![0.0_f64; own.len() * world];

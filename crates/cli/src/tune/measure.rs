@@ -12,7 +12,7 @@ use xdp_agg_client::{Communicator, Op};
 const ROUNDS: u32 = 3;
 /// Further turns of those that may be the best.
 const FINAL_ROUNDS: u32 = 4;
-/// Whose median is at most so much above the best one's, may be the best.
+/// A way whose median is at most this many times the best one's may be the best.
 const CLOSE: f64 = 1.3;
 /// Bytes above which there are fewer calls.
 const MANY_CALLS: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub(super) struct Measured {
     pub(super) kind: Kind,
     pub(super) bytes: usize,
     pub(super) choice: Choice,
-    /// What a copy of so many bytes in this host's memory takes.
+    /// What a copy of as many bytes in this host's memory takes.
     pub(super) copy_us: f64,
     /// Every call's longest time at any rank.
     pub(super) times_us: Vec<f64>,
@@ -49,7 +49,7 @@ impl Measured {
 }
 
 impl Bench<'_> {
-    /// The ways of a collective of so many bytes.
+    /// The ways of a collective of `bytes` bytes.
     fn ways(&self, kind: Kind, bytes: usize) -> Vec<Way> {
         let chunks: Vec<u32> = [16, 64, 256, 1024]
             .map(|kib| kib << 10)
@@ -204,7 +204,7 @@ impl Bench<'_> {
     }
 }
 
-/// What a copy of so many bytes in memory takes, of five the median.
+/// What a copy of `bytes` bytes in memory takes: the median of five.
 fn copy_us(bytes: usize) -> f64 {
     let (source, mut target) = (vec![1_u8; bytes], vec![0_u8; bytes]);
     // Short ones are too short for the clock.

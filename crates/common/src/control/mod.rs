@@ -9,7 +9,7 @@
 //! probes on the data path → [`Request::Ready`] → (all ranks are ready) [`Reply::Go`] → calls →
 //! [`Request::Leave`] or the end of the connection. At any time: [`Reply::Aborted`].
 //!
-//! Three things give a running job a new epoch, with other members or on another daemon; each ends
+//! Three things give a running job a new epoch, with other members or on another daemon. Each ends
 //! in [`Reply::Admitted`] with a [`Plan`] and goes on from there (rules: [`crate::reform`]):
 //! * A member is lost and the job's [`Policy`] is to shrink: [`Reply::Reform`] → from each survivor
 //!   [`Request::Progress`].
@@ -17,11 +17,11 @@
 //!   with [`Resume`]. A daemon that kept its data path over its restart answers
 //!   [`Reply::Resumed`] instead: the old epoch goes on. Members that met on a ring meanwhile find
 //!   out first whether they would be taken back: [`Request::Offer`].
-//! * A rank that is no member (any more) joins: [`Reply::Pause`] → from each member
+//! * A rank that is not a member (any more) joins: [`Reply::Pause`] → from each member
 //!   [`Request::Paused`] → [`Reply::RunTo`] → from each, once there, [`Request::Progress`].
 //!
-//! Both sides send `Heartbeat` while a worker is a member. That a heartbeat cannot be delivered
-//! shows that the host or the link is dead; that none is answered shows only that the process is
+//! Both sides send `Heartbeat` while a worker is a member. A heartbeat that cannot be delivered
+//! shows that the host or the link is dead. One that is not answered shows only that the process is
 //! stopped or busy.
 
 mod frame;
@@ -103,8 +103,8 @@ pub enum Request {
     Missing {
         /// Block number.
         block: u64,
-        /// Bit `r`: rank `r`'s contribution is waited for. None: all are. 0: none is yet, and the
-        /// answer is who keeps the job from its next epoch.
+        /// Bit `r`: rank `r`'s contribution is waited for. None: all are. 0: no one's is yet, and
+        /// the answer names the ranks that keep the job from its next epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         of: Option<u64>,
     },
@@ -176,8 +176,8 @@ pub struct Resume {
     /// What it has. It takes in no more results of this epoch unless [`Reply::Resumed`] comes.
     pub progress: Progress,
     /// How often the members have met on a ring since ([`AggregatorLoss::Ring`]). `members` are
-    /// those of the last one. Who has met less often is left behind, and nobody who was on a ring
-    /// can go on in the epoch itself.
+    /// those of the last one. A worker that has met less often is left behind, and no worker that
+    /// was on a ring can go on in the epoch itself.
     #[serde(default)]
     pub rings: u32,
 }

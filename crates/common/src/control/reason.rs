@@ -66,7 +66,7 @@ pub enum AbortReason {
     /// The job went on without this worker, whose connection was lost for too long.
     Expelled,
     /// A block was finished in an earlier epoch, some members have its result and others do not,
-    /// and nobody who is left can give it to them.
+    /// and no member that is left can give it to them.
     Unrecoverable {
         /// Number of the block in the job's life.
         block: u64,

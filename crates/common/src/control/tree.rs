@@ -1,7 +1,7 @@
 //! Jobs whose sums go through several aggregators: a tree of daemons (RAT, Rina, co-located).
 //!
-//! Workers have a control connection to the daemon at the root alone. That daemon leads the job; to
-//! the other daemons of the tree, its *branches*, it opens control connections of its own and tells
+//! Workers have a control connection to the daemon at the root alone. That daemon leads the job. To
+//! the other daemons of the tree, its *branches*, it opens control connections of its own. It tells
 //! them which ranks they serve and where their sums go. Cookie, epoch, block numbers, slots and
 //! ranks are the same in the whole tree; a branch contributes to its parent under the lowest rank
 //! below it.
@@ -34,13 +34,13 @@ pub struct Branch {
     pub ranks: Vec<u16>,
 }
 
-/// Why a tree cannot be.
+/// What is wrong with a tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
-    /// More daemons than ranks could be behind.
+    /// More daemons than there can be ranks behind them.
     #[error("a tree of {0} branches: at most {MAX_BRANCHES} are possible")]
     TooMany(usize),
-    /// A parent that is no earlier branch.
+    /// A parent that is not an earlier branch.
     #[error(
         "branch {index} ({daemon}) has branch {parent} as its parent: an earlier one is expected, \
          so that there is no cycle"
@@ -56,7 +56,7 @@ pub enum TreeError {
     /// One daemon in two places.
     #[error("the daemon {0} is named twice in one tree: every aggregator has one place in it")]
     Twice(SocketAddrV4),
-    /// A rank that is at two branches, or none of the job's.
+    /// A rank that is at two branches, or that the job does not have.
     #[error(
         "rank {rank} at branch {index}: each rank below the world size of {world_size} is at one \
          branch at most"
@@ -147,11 +147,11 @@ impl Tree {
         self.branches.iter().position(|branch| branch.ranks.contains(&rank))
     }
 
-    /// The tree of the ranks that are left: `members` as bits. Branches without any go, and what
+    /// The tree of the ranks that are left: `members` as bits. Branches without ranks go, and what
     /// was below a branch for which `lost` holds goes to its parent.
     #[must_use]
     pub fn pruned(&self, members: u64, lost: impl Fn(SocketAddrV4) -> bool) -> Self {
-        // By old index: the new one, or where else what comes from there goes.
+        // By old index: the new one, or that of the branch that takes over what comes from there.
         let mut moved: Vec<Option<u16>> = Vec::new();
         let mut pruned = Self::default();
         for (index, branch) in self.branches.iter().enumerate() {
@@ -176,7 +176,7 @@ impl Tree {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum BranchRequest {
-    /// Take part in a job: keep slots for it. The connection's end is the end of that.
+    /// Take part in a job: keep slots for it. The reservation ends with the connection.
     Serve {
         /// Name of the job.
         job: String,
@@ -217,7 +217,7 @@ pub struct BranchSetup {
     pub cookie: u64,
     /// Block size in chunks.
     pub chunks: u16,
-    /// Who contributes here: ranks, with their data addresses.
+    /// The members that contribute here: ranks, with their data addresses.
     pub members: Vec<(u16, SocketAddrV4)>,
     /// Which of these are branches themselves, as bits.
     pub forwarders: u64,
@@ -236,8 +236,8 @@ pub struct Uplink {
     pub rank: u16,
 }
 
-/// Members on their aggregator's own host that have an address of their own for it: packets to
-/// the one that the others use would not come to its data path.
+/// Members on their aggregator's own host, which send to an address of their own: packets to the
+/// address that the others use would not reach its data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalMembers {
     /// Their ranks, as bits.
@@ -321,7 +321,7 @@ pub enum BranchReply {
         /// The epoch in which they contribute.
         epoch: u16,
         /// Milliseconds since the last contribution of each member, by rank. None: not in this
-        /// epoch. Who is not named is not known of.
+        /// epoch. A member that is not named is not known.
         ranks: Vec<(u16, Option<u64>)>,
     },
 }

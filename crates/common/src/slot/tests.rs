@@ -204,7 +204,7 @@ fn every_reduction_is_that_of_its_lanes() {
 }
 
 /// Invariants 1 and 2 on a model network that loses, duplicates, delays and reorders without
-/// limit: workers obey only the window rule, and every block that is delivered is the sum of
+/// limit. Workers obey only the window rule, and every block that is delivered is the sum of
 /// exactly one contribution of every member.
 fn run_network(workers: u16, blocks: u64, choices: &[(u8, u16)]) -> Result<u64, TestCaseError> {
     let members = u64::MAX >> (64 - workers);

@@ -26,7 +26,7 @@ pub(super) const fn range(of: ElementType) -> (i32, i32) {
         ElementType::F16 => (16, -24),
         ElementType::Bf16 => (128, -133),
         ElementType::F64 => (1024, -1074),
-        // Integers are no floats; their sums need none of this.
+        // Integers are not floats: their sums need none of this.
         ElementType::F32 | ElementType::I32 | ElementType::I64 => (128, -149),
     }
 }

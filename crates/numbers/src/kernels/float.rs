@@ -17,7 +17,7 @@ use crate::types::ElementType;
 use crate::types::{LaneWidth, Op};
 
 /// 1.5 * 2^52: adding it to a 64-bit float below 2^51 leaves the nearest integer (ties to even) in
-/// the low bits of the sum, with no conversion instruction that would not vectorise.
+/// the low bits of the sum. A conversion instruction would not vectorise.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 const TWO_32: f64 = 4_294_967_296.0;
 
@@ -73,7 +73,7 @@ impl Quantise<u64> for f64 {
         self * scale.up[0] * scale.up[1]
     }
 
-    /// In two halves, each within the reach of [`ROUND`]: the upper one is a multiple of 2^32, so
+    /// In two halves, each within the reach of [`ROUND`]. The upper one is a multiple of 2^32, so
     /// it takes no part in the rounding, and the difference is exact.
     #[inline(always)]
     fn nearest(scaled: f64) -> u64 {

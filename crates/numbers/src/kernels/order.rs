@@ -13,7 +13,7 @@ fn better<K: Ord>(op: Op) -> impl Fn(K, K) -> K {
     move |a: K, b: K| if (op == Op::Min) == (a < b) { a } else { b }
 }
 
-/// What changes no minimum, or no maximum.
+/// The key that changes no minimum, or no maximum.
 #[inline(always)]
 fn neutral<K: Lane>(op: Op) -> K {
     if op == Op::Min { K::MAX } else { K::ZERO }

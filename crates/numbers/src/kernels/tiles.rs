@@ -6,15 +6,15 @@
 
 use crate::simd::{will_read, will_write};
 
-/// Elements of a tile: few enough that a short block's last one is cheap, and so many that the loop
-/// is not unrolled into single elements, which would not become vectors again.
+/// Elements of a tile: few enough that a short block's last tile is cheap, and enough that the loop
+/// is not unrolled. Single elements would not become vectors again.
 pub(crate) const TILE: usize = 64;
 
 /// Bytes that a cache has at a time.
 const LINE: usize = 64;
 
 /// How far ahead of the loop its sources are fetched, in bytes. Blocks follow each other in memory,
-/// but each is a call of its own, and the hardware's prefetching begins anew at each page: without
+/// but each is a call of its own, and the hardware's prefetching begins anew at each page. Without
 /// this, reading from memory is a quarter slower (docs/numerics.md).
 const READ_AHEAD: usize = 2048;
 

@@ -2,8 +2,8 @@
 //!
 //! Each kernel is written once, in plain Rust. This module has it compiled for each of the
 //! instruction sets and calls the one that the CPU has; every path gives the same bits. (No path
-//! contracts a multiplication and an addition into one operation: that would round once less.) For
-//! the one conversion that plain Rust has no good word for there is `path`.
+//! contracts a multiplication and an addition into one operation: that would round once less.) The
+//! one conversion that plain Rust has no good word for is in `path`.
 //!
 //! `XDP_AGG_SIMD=portable|avx2|avx512` asks for one of them.
 
@@ -80,7 +80,7 @@ pub enum SimdError {
     Unknown(#[from] UnknownName),
 }
 
-/// A level that this CPU is known to have: there is no other way to get one.
+/// A level that this CPU is known to have: a value for any other level cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Simd(Level);
 

@@ -13,7 +13,7 @@ pub(crate) trait Path {
     const QUANTISES: bool;
 
     /// Sums a tile of each source, in their order, and makes lanes: times `up`, the nearest integer
-    /// (ties to even), plus the bias. A sum beyond an i32, or that is no number, becomes any lane.
+    /// (ties to even), plus the bias. A sum that is beyond an i32 or not a number becomes any lane.
     /// Keeps the largest magnitudes of sums.
     fn quantise<const N: usize>(
         sources: [&[f32; TILE]; N],
@@ -43,7 +43,7 @@ impl Path for Portable {
 
 /// A path and its function. It is a function of its own because instructions are not inlined into
 /// one that was not compiled for them. One vector at a time from all sources, in registers until it
-/// is a lane: what is stored by halves and loaded as a whole would wait for the store.
+/// is a lane. What is stored by halves and loaded as a whole would wait for the store.
 #[cfg(target_arch = "x86_64")]
 macro_rules! path {
     (

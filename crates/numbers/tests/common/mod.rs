@@ -95,7 +95,7 @@ macro_rules! with_type {
     };
 }
 
-/// Every format that there is, for so many workers.
+/// Every format that there is, for this many workers.
 pub(crate) fn formats(workers: u16) -> Vec<Format> {
     let mut formats = Vec::new();
     let widths = [LaneWidth::W16, LaneWidth::W32, LaneWidth::W64];

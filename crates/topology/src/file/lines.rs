@@ -94,7 +94,7 @@ impl Lines<'_> {
         Ok(())
     }
 
-    /// A value that is none for its key.
+    /// A value that its key cannot have.
     pub(super) fn unexpected(
         self,
         value: &Spanned<String>,

@@ -92,8 +92,8 @@ impl TopologyFile {
 }
 
 impl Topology {
-    /// [`Fault::NoInterface`] if the interface of the host with this rank is none of `known`, which
-    /// are those that it has.
+    /// [`Fault::NoInterface`] if the interface of the host with this rank is not in `known`, the
+    /// interfaces that it has.
     #[must_use]
     pub fn missing_interface(&self, rank: u16, known: &[String]) -> Option<Fault> {
         let host = self.hosts.get(usize::from(rank))?;
@@ -110,12 +110,12 @@ impl Topology {
 /// reader refuses then.
 ///
 /// # Errors
-/// The system's; or it is no text.
+/// The system's; or the bytes are not text.
 pub fn bounded(from: impl io::Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     from.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MAX_BYTES {
-        // A character may be cut; that it is too long is said whatever it holds.
+        // A character may be cut: the text is refused as too long, whatever it holds.
         return Ok(String::from_utf8_lossy(&bytes).into_owned());
     }
     let not_text = |_| io::Error::new(io::ErrorKind::InvalidData, "it is no text (UTF-8)");

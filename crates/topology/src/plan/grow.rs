@@ -82,8 +82,8 @@ pub(super) fn rina(scopes: &Scopes<'_>) -> Vec<Tree> {
 }
 
 /// The groups of `rina` in the order of the ring, each as a tree of its own: an abstracted worker
-/// for every equipped region, and an autonomous one for every other daemon. A worker who has none
-/// joins the nearest aggregator; None if there is not a single one.
+/// for every equipped region, and an autonomous one for every other daemon. A worker without a
+/// daemon joins the nearest aggregator; None if there is no aggregator at all.
 fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
     let load = Load { hosts: Vec::new(), regions: Vec::new() };
     let mut groups: Vec<Tree> = Vec::new();
@@ -103,8 +103,8 @@ fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
             groups.push(Tree { nodes: vec![Node { site, parent: None, ranks: vec![rank] }] });
         }
     }
-    // A group that only others' workers joined has none of its own region's: it counts by what
-    // it has.
+    // A group that only others' workers joined has no worker of its own region: it counts by those
+    // that it has.
     let order = super::ring_order(scopes.topology, &Lost::default());
     let mut place = vec![usize::MAX; scopes.topology.hosts.len()];
     for (index, rank) in order.into_iter().enumerate() {

@@ -75,7 +75,7 @@ impl<'a> Scopes<'a> {
         self.topology.hosts[host].daemon.is_some()
     }
 
-    /// Whether each region is aggregated, if there is somebody to do it: it has two workers or
+    /// Whether each region is aggregated where an aggregator is at hand: if it has two workers or
     /// more, and an aggregator or (`rat`) less uplink than its hosts can fill.
     fn matter(&self, strategy: Strategy) -> Vec<bool> {
         let topology = self.topology;

@@ -21,7 +21,7 @@ const NAMESPACES: &str = "/run/netns";
 pub(super) async fn gather(names: &[String]) -> io::Result<Vec<Option<Facts>>> {
     let links = Links::open()?;
     let (connection, handle, _) = new_connection()?;
-    // It ends with its last handle.
+    // The task ends with its last handle.
     tokio::spawn(connection);
     let mut all = Vec::with_capacity(names.len());
     for name in names {
@@ -56,7 +56,7 @@ async fn one(handle: &Handle, links: &Links, name: &str) -> io::Result<Option<Fa
 /// The other end of a veth, as far as it can be seen.
 async fn peer(handle: &Handle, links: &Links, index: u32, namespace: Option<i32>) -> Peer {
     let which = Which::Index { index, namespace };
-    // In another namespace that takes a privilege there: then nothing is known.
+    // In another namespace this takes a privilege there; without it nothing is known.
     let Ok(Some(message)) = ask(handle, which).await else {
         return Peer { elsewhere: namespace.is_some(), ..Peer::default() };
     };

@@ -33,7 +33,7 @@ impl XdpEngine {
             let link = pins.link(number)?.ok_or_else(gone)?;
             match sys::replace_program(link.as_fd(), program) {
                 Ok(()) => self.links.push(link),
-                // The interface was deleted, and is another one now.
+                // The interface was deleted; another one may have its name now.
                 Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => return Err(gone()),
                 Err(error) => return Err(other(&format!("taking {name} over"), error)),
             }
@@ -45,7 +45,7 @@ impl XdpEngine {
                 Some(pool) => {
                     self.jobs[usize::from(job_id)] = Some(Job { conf, pool, forwarders: 0 });
                 }
-                // Whoever was about to start it is gone.
+                // The daemon that was about to start the job is gone.
                 None => phases::silence(&mut self.object, job_id)?,
             }
         }

@@ -39,7 +39,7 @@ impl Interface {
     pub(super) fn find(name: &str, links: &Links) -> Result<Self, EngineError> {
         let ifindex = sys::ifindex(name).ok_or_else(|| EngineError::NoInterface(name.into()))?;
         let mtu = links.mtu(name).map_err(|error| other(&format!("the MTU of {name}"), error))?;
-        // A device without a driver's name is none of those that need care.
+        // A device whose driver has no name is not one of those that need care.
         let driver = links.driver(name).unwrap_or_default();
         Ok(Self { name: name.into(), ifindex, mtu, driver })
     }

@@ -1,9 +1,9 @@
 //! The way in for workers of the aggregator's own host.
 //!
-//! What a process sends to an address of its own host goes by the loopback interface, and what is
-//! sent to it comes from there: no served interface's program sees it. So there is an address of
-//! nobody's, and a veth pair that leads to it. On its far end the program sums as on any other
-//! interface; what it sends there arrives at the host by the near end.
+//! Packets between a process and an address of its own host go by the loopback interface, in both
+//! directions: no served interface's program sees them. So there is an address that no host has,
+//! and a veth pair that leads to it. On its far end the program sums as on any other interface;
+//! what it sends there arrives at the host by the near end.
 
 use std::fs::{self, File};
 use std::io;
@@ -35,8 +35,8 @@ pub(super) enum Local {
     On(Pair),
     /// Not at all: why, and what to do.
     Off(String),
-    /// No packet comes in but by test runs: they may seem to come by this interface, to this
-    /// address. A job's setup says who is on this host.
+    /// Packets come in by test runs alone, and may seem to come by this interface, to this
+    /// address. A job's setup says which members are on this host.
     Detached(Option<(u32, Ipv4Addr)>),
 }
 
@@ -95,7 +95,7 @@ impl Local {
         Self::Off("generic XDP does not reach it".into())
     }
 
-    /// That of the data path that is taken over. None: it is not what it was.
+    /// The state of the data path that is taken over. An error: its pair is not there any more.
     pub(super) fn found(stamp: &Stamp, interfaces: &[Interface]) -> Result<Self, EngineError> {
         if stamp.local_ifindex == 0 {
             let why = "the data path that was taken over at the start has no way in for it";

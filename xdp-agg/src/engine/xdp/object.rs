@@ -194,7 +194,7 @@ fn object_bytes() -> Result<Cow<'static, [u8]>, EngineError> {
 fn check_kernel() -> Result<(), EngineError> {
     match KernelVersion::current() {
         Ok(version) => check_version(version),
-        // A version that cannot be read is no reason to give up: the verifier has the last word.
+        // A version that cannot be read is not a reason to give up: the verifier has the last word.
         Err(_) => Ok(()),
     }
 }
@@ -254,7 +254,7 @@ pub(super) fn load_error(error: EbpfError) -> EngineError {
     other("loading the kernel program", error)
 }
 
-/// What the verifier permits only where speculative execution is no concern: to CAP_PERFMON.
+/// Whether the verifier refused what it permits only with CAP_PERFMON (speculation).
 fn refused_without_perfmon(error: &EbpfError) -> bool {
     let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
         return false;
@@ -266,7 +266,7 @@ fn names_pointers(verifier_log: &str) -> bool {
     verifier_log.contains("prohibited")
 }
 
-/// The verifier says `EACCES` too; then there is a log.
+/// Whether the verifier refused. It says `EACCES` as a missing privilege does, but leaves a log.
 fn refused_by_verifier(error: &EbpfError) -> bool {
     let EbpfError::ProgramError(ProgramError::LoadError { verifier_log, .. }) = error else {
         return false;
@@ -283,7 +283,7 @@ fn map_error(what: &'static str) -> impl Fn(MapError) -> EngineError {
     move |error| other(what, error)
 }
 
-/// What was asked of the engine cannot be.
+/// The error for a request to the engine that cannot be met.
 pub(super) fn wrong(what: String) -> EngineError {
     EngineError::Other { what: "XDP engine".into(), source: what.into() }
 }

@@ -1,10 +1,10 @@
 //! In which order a job's entries are written, so that no packet meets half a job.
 //!
-//! A program reads an entry field by field while it may be written. So everything but the phase is
-//! written only where no program believes it: while the phase is `Off`, after every run has ended
-//! that may have seen another phase. And a phase that lets packets in is written only after every
-//! run has ended that may have seen what was there before it: what a packet that is let in reads
-//! is all of one configuration, on CPUs that reorder reads too.
+//! A program reads an entry field by field while it may be written. So all but the phase is written
+//! only while the phase is `Off`, after every run that may have seen another phase has ended: then
+//! no program believes it. A phase that lets packets in is written only after every run that may
+//! have seen the entry before has ended. So a packet that is let in reads one configuration alone,
+//! also on CPUs that reorder reads.
 
 use xdp_agg_common::maps::{JobConf, Phase};
 
@@ -93,8 +93,8 @@ mod tests {
         NeverOff,
     }
 
-    /// The maps, a field a word, each read and written on its own and in no order: what `memcpy`
-    /// and a program do to them at the same time, on the weakest of CPUs.
+    /// The maps, a field a word. Each field is read and written on its own and in no order, as
+    /// `memcpy` and a program do it at the same time on the weakest of CPUs.
     struct Maps {
         phase: AtomicU64,
         cookie: AtomicU64,
@@ -107,7 +107,7 @@ mod tests {
         running: [Mutex<()>; CPUS],
     }
 
-    /// One: what runs of the program share with each other is the slot alone, which has tests.
+    /// One: runs of the program share the slot alone, and the slot has tests of its own.
     const CPUS: usize = 1;
     const SLOTS: u32 = 2;
 
@@ -131,7 +131,7 @@ mod tests {
         fn write_conf(&mut self, _: u16, conf: &JobConf) -> Result<(), Infallible> {
             let maps = &self.maps;
             let last = std::mem::replace(&mut self.last, *conf);
-            // To write what is there already is nothing that a program can see.
+            // A program cannot see that a value is replaced by the same value.
             let write = |field: &AtomicU64, from: u64, to: u64| {
                 if from != to {
                     field.store(to, Relaxed);
@@ -204,8 +204,8 @@ mod tests {
             }
         }
 
-        /// The program, as far as it concerns who is let in: an honest packet of this epoch. The
-        /// configuration under which it was let in.
+        /// What the program does to let in an honest packet of this epoch, or not. Returns the
+        /// configuration under which the packet was let in.
         fn receive(&self, cpu: usize, epoch: u16) -> Option<(JobConf, Member)> {
             let _running = self.running[cpu].lock().expect("nobody panics");
             let conf = self.conf();

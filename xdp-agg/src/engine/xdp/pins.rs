@@ -1,11 +1,11 @@
 //! Maps and attachments that outlive the daemon: pinned in a directory of a BPF file system.
 //!
-//! While a directory has a stamp, what lies beside it is a whole data path: maps, and a link for
-//! each interface, which keeps the program attached whether a daemon runs or not. The next daemon
-//! loads its own program on the same maps and puts it in the place of the old one, interface by
-//! interface, between two packets. Entries of device maps hold their egress program, so copies go
-//! on leaving by the old one until a job starts anew; both do the same with the same maps, which is
-//! what the stamp is for: it tells their layout, and what the program was loaded for.
+//! A directory with a stamp holds a whole data path: maps, and a link for each interface. The links
+//! keep the program attached whether a daemon runs or not. The next daemon loads its own program on
+//! the same maps and puts it in the place of the old one, interface by interface, between two
+//! packets. Entries of device maps hold their egress program, so copies leave by the old one until
+//! a job starts anew. The stamp makes sure that both do the same with the same maps: it tells the
+//! maps' layout, and what the program was loaded for.
 
 use std::ffi::CString;
 use std::fs::{self, File, TryLockError};

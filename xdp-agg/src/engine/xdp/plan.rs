@@ -72,7 +72,7 @@ pub(super) fn plan(
 }
 
 /// The group and port of a job's multicast results: what the job names, or an administratively
-/// scoped group (RFC 2365) made of its index and cookie, so that jobs do not meet.
+/// scoped group (RFC 2365). That group is made of index and cookie, so that jobs do not meet.
 pub(super) fn group(job: u16, conf: &JobConf) -> (u32, u16) {
     let [a, b, ..] = conf.cookie.to_be_bytes();
     let group = match conf.group {

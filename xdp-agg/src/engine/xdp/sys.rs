@@ -194,7 +194,7 @@ pub(super) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> i
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Empties an entry of a map that has 32-bit keys. An entry that is empty is no error.
+/// Empties an entry of a map that has 32-bit keys. An empty entry is not an error.
 ///
 /// # Errors
 /// The system's.

@@ -37,8 +37,8 @@ impl Tables for Object {
             let member = job.members.get(&rank).map_or_else(Member::default, |at| Member {
                 addr: u32::from(*at.ip()),
                 port: at.port(),
-                // The program takes in what comes by this interface from such members alone, and
-                // from these nothing else.
+                // The program takes in packets by this interface from these members alone, and
+                // packets of these members by no other interface.
                 ifindex: if job.local >> rank & 1 == 1 { self.local_ifindex } else { 0 },
                 ..Member::default()
             });

@@ -81,7 +81,7 @@ impl XdpEngine {
         Ok(TestRun { action: result.return_value, duration: result.duration })
     }
 
-    /// The program, for another one that goes on in it.
+    /// The program, as the target of another program's tail call.
     ///
     /// # Errors
     /// The system's.
