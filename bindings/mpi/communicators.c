@@ -17,7 +17,7 @@
 
 /* Of settings that the environment does not have. MPI waits for a late rank as long as it takes. */
 #define DEADLINE "1800"
-/* All ranks come at once: who is not there now will not come. */
+/* All ranks come at once: one that is not there now will not come. */
 #define JOIN_DEADLINE "10"
 /* How often MPI is asked to go on, each time that a rank has waited a while in a call of ours. */
 #define PROGRESS_STEPS 64
@@ -105,7 +105,7 @@ static uint64_t bytes_from(const char *name, uint64_t otherwise)
     return otherwise;
 }
 
-/* Who shares it can share memory: kernel, network namespace and user are the same. */
+/* Ranks that share it can share memory: kernel, network namespace and user are the same. */
 static uint64_t host(void)
 {
     char text[128] = "";

@@ -31,7 +31,7 @@ static void *wait_for_all(void *argument)
             flight->error = code_of(xdp_agg_last_error());
         }
         xdp_agg_request_free(flight->call);
-        /* Whoever waits for it may free it at once. */
+        /* A thread that waits for it may free it at once. */
         PMPI_Grequest_complete(flight->request);
     }
 }

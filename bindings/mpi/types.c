@@ -3,7 +3,7 @@
 
 #include "parts.h"
 
-/* Integers of so many bytes; false: none of ours. */
+/* Integers of this number of bytes; false: none of ours. */
 static bool integer(size_t bytes, xdp_agg_datatype_t *type)
 {
     switch (bytes) {

@@ -52,8 +52,8 @@ fn a_broadcast_through_the_aggregator_is_exact_under_loss() {
     }
 }
 
-/// A broadcast is the root's packets, and a sixteenth as many of each other worker; whoever comes
-/// late gets it all, also when the root has left.
+/// A broadcast is the root's packets, and a sixteenth as many of each other worker. A worker that
+/// comes late gets it all, also when the root has left.
 #[test]
 fn a_broadcast_is_the_roots_packets() {
     need_root!();
@@ -72,8 +72,8 @@ fn a_broadcast_is_the_roots_packets() {
         });
         let sent: Vec<u64> = workers.iter().map(|worker| worker.counters().flow.sent).collect();
         assert_eq!(sent, [800, 50, 50], "{engine}");
-        // Seven blocks, the first of them the one to which all contribute, and then seven that
-        // nobody but the root has to come for.
+        // Seven blocks, the first of them the one to which all contribute. Then seven blocks that
+        // only the root has to come for.
         let all = at_all(&lab.topology, &workers, |worker| {
             let mut data = floats(worker.rank(), 7 * block / 4);
             worker.broadcast_by(&mut data, 0, choice)
@@ -92,7 +92,7 @@ fn a_broadcast_is_the_roots_packets() {
     }
 }
 
-/// Who waits for a root that does not come is told who that is, and nobody else.
+/// A worker that waits for a root that does not come is told that root, and no other rank.
 #[test]
 fn a_deadline_names_the_root_alone() {
     need_root!();
@@ -244,7 +244,8 @@ fn a_dead_worker_is_an_error_and_no_hang() {
     let lab = Lab::start(network(3, "ports"), "xdp");
     for way in [Way::Aggregator, Way::Mesh(Algorithm::PipelinedChain { chunk: 4096 })] {
         let choice = Choice::new(way).unchecked();
-        // Who leaves in good order is not lost: the aggregator waits for its contribution.
+        // A worker that leaves in good order is not lost: the aggregator waits for its
+        // contribution.
         let deadline = Duration::from_secs(3);
         let job = format!("dead-{way}");
         let mut workers = lab.connect(&job, 3, |settings| settings.deadline(deadline));

@@ -1,5 +1,5 @@
-//! Files of what ships do not use each other in circles of more than two: a reader can begin with
-//! the files that use no others, and end with those that no others use.
+//! Files of what ships do not use each other in circles of more than two. So a reader can begin
+//! with files that use no others, and end with those that no others use.
 
 use std::collections::BTreeMap;
 use std::fs;

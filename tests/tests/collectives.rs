@@ -133,7 +133,7 @@ fn several_calls_in_flight() {
     }
 }
 
-/// Nobody waits, and still the other workers get their sums: the progress thread drives.
+/// No caller waits, and still the other workers get their sums: the progress thread drives.
 #[test]
 fn calls_go_on_while_nobody_waits() {
     need_root!();
@@ -147,7 +147,7 @@ fn calls_go_on_while_nobody_waits() {
     assert_eq!(lazy, eager);
 }
 
-/// Invariant 2: the same inputs give the same bits, whoever comes first.
+/// Invariant 2: the same inputs give the same bits, whichever worker comes first.
 #[test]
 fn sums_are_bit_identical_in_every_run() {
     need_root!();
@@ -197,7 +197,8 @@ fn non_finite_input_reaches_every_worker() {
     }
 }
 
-/// What does not fit the fixed-point numbers is clamped, counted and reported by whom it concerns.
+/// What does not fit the fixed-point numbers is clamped, counted, and reported by the workers it
+/// concerns.
 #[test]
 fn saturation_is_counted() {
     need_root!();

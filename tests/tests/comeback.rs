@@ -1,5 +1,5 @@
-//! Jobs that went over to a ring because their daemon died, and whose daemon is there again: they
-//! come back to it. Every sum of every worker is checked.
+//! Jobs that went over to a ring because their daemon died come back to it when it is there again.
+//! Every sum of every worker is checked.
 
 mod support;
 
@@ -73,8 +73,8 @@ fn a_job_on_a_ring_comes_back() {
     }
 }
 
-/// A daemon that has kept its data path has the epoch from before the ring, which nobody is in any
-/// more: it begins another one.
+/// A daemon that has kept its data path has the epoch from before the ring, which no worker is in
+/// any more: it begins another one.
 #[test]
 fn a_kept_epoch_is_not_gone_on_with() {
     need_root!();

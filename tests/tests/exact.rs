@@ -1,4 +1,4 @@
-//! Sums of floats on lent memory: exact ones, and what is no number in both precisions.
+//! Sums of floats on lent memory: exact ones, and NaN and infinities in both precisions.
 
 mod support;
 

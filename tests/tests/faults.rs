@@ -33,8 +33,8 @@ fn sums_survive_loss() {
     }
 }
 
-/// A path of 20 ms is no queue, and trips that vary by nothing are no reason to give up waiting:
-/// the window grows as on a short one, and without loss nothing is repeated.
+/// A path of 20 ms does not count as a queue, and trips that vary by nothing do not end the
+/// waiting: the window grows as on a short one, and without loss nothing is repeated.
 #[test]
 fn sums_cross_long_paths() {
     need_root!();
@@ -80,8 +80,8 @@ fn sums_survive_duplicates_and_reordering() {
     }
 }
 
-/// Answers to one worker and copies for all leave by one interface in one go, and each reaches whom
-/// it is for: with every contribution doubled but none lost, nothing has to be repeated. (The
+/// Answers to one worker and copies for all leave by one interface in one go, and each reaches its
+/// receivers. With every contribution doubled but none lost, nothing has to be repeated. (The
 /// kernel runs the first frame's program for all frames that leave together.)
 #[test]
 fn answers_do_not_mislead_copies() {
@@ -121,7 +121,7 @@ fn fanout_survives_loss() {
     check_sums(&workers, 100_000);
 }
 
-/// A worker that never calls is named by the deadline, and nobody waits longer than that.
+/// A worker that never calls is named by the deadline, and no worker waits longer than that.
 #[test]
 fn a_deadline_names_the_missing_ranks() {
     need_root!();

@@ -1,5 +1,5 @@
 //! Trees of aggregators, each engine on a host of its own, under loss, repetition and reordering on
-//! every link. Written against the engines: workers are sockets that obey the window.
+//! every link. They test the engines directly: workers are sockets that obey the window.
 
 mod support;
 
@@ -288,7 +288,7 @@ fn all_reduce(net: &Topology, spots: &[Spot], cookie: u64, faults: &Faults) -> V
     let workers: Vec<_> = (0..WORKERS).map(|r| Worker::new(net, r, &nodes[at(r)])).collect();
     workers.iter().for_each(Worker::probe);
     for node in &mut nodes {
-        // Members first: a parent answers whoever is registered.
+        // Members first: a parent answers every member that is registered.
         let end = Instant::now() + LIMIT;
         let job = node.setup.job_id;
         while !node.run(|engine| engine.probe_uplink(job)).expect("it goes out") {

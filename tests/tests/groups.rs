@@ -106,8 +106,8 @@ fn bits_depend_on_nothing_but_the_input() {
     }
 }
 
-/// Of a vector that is too long for the segment, each flow has every second block, and looks as
-/// many of its own blocks ahead as one that has them all.
+/// Each flow has every second block of a vector that is too long for the segment. It looks as many
+/// of its own blocks ahead as a flow that has all blocks.
 #[test]
 fn long_vectors_of_several_processes_go_over_two_aggregators() {
     need_root!();
@@ -251,8 +251,8 @@ fn failure(worker: &Steady, since: Instant) -> (Duration, String, String) {
     }
 }
 
-/// A killed process takes its host out of the job: its fellows there say whom they lost, and the
-/// other hosts go on, or say so, as the policy wants.
+/// A killed process takes its host out of the job. Its fellows there name the lost process; the
+/// other hosts go on, or report the loss, as the policy wants.
 #[test]
 fn a_killed_process_is_a_lost_host() {
     need_root!();
@@ -299,7 +299,7 @@ fn a_killed_process_is_a_lost_host() {
     }
 }
 
-/// Ranks that call differently all get an error that says so; nobody a sum.
+/// Ranks that call differently all get an error that says so; no rank gets a sum.
 #[test]
 fn calls_that_differ_within_a_host_are_refused() {
     need_root!();
@@ -329,7 +329,7 @@ fn calls_that_differ_within_a_host_are_refused() {
 }
 
 /// Hosts that name their aggregators in another order, or cut a vector into other slices, would sum
-/// different elements of it: both are told what differs, and nobody gets a sum.
+/// different elements of it. Both are told what differs, and no rank gets a sum.
 #[test]
 fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     need_root!();
@@ -353,7 +353,7 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
         let errors = on_all(&workers, |worker| {
             worker.all_reduce(&mut vec![1.0_f32; 352 * 280], Op::Sum).expect_err("it differs")
         });
-        // Whoever stops first may say so before it has heard what the other one's call was.
+        // A rank that stops first may say so before it has heard what the other one's call was.
         let said = |error: &Error| {
             matches!(
                 error,
@@ -368,7 +368,7 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
 }
 
 /// More calls in flight than the segment has room for, and none is waited for before all are
-/// started: the room of a call that is done is free, whether or not anybody has asked for it.
+/// started. The room of a call that is done is free, whether or not its caller has asked for it.
 #[test]
 fn more_calls_than_room_are_in_flight() {
     need_root!();

@@ -1,4 +1,4 @@
-//! Nobody off the path ends a job, and no error does that passes: whatever ICMP packets claim, and
+//! No host off the path ends a job, and no passing error does. Whatever ICMP packets claim, and
 //! while routes, addresses and firewalls change, calls go on and are exact.
 
 mod support;
@@ -85,7 +85,7 @@ fn no_icmp_message_ends_anything() {
     }
 }
 
-/// Each kind by itself, at one worker, in the middle of calls: which one bites is told.
+/// Each kind by itself, at one worker, in the middle of calls: a failure names the kind.
 #[test]
 fn each_kind_of_icmp_message_is_survived_by_itself() {
     need_root!();

@@ -232,7 +232,7 @@ fn calls_in_flight_keep_their_order() {
     });
 }
 
-/// Who does not want to wait any longer is out within 100 ms, and the others are told.
+/// A caller that does not want to wait any longer is out within 100 ms, and the others are told.
 #[test]
 fn an_interruption_ends_a_call() {
     need_root!();
@@ -256,7 +256,7 @@ fn an_interruption_ends_a_call() {
     let told =
         matches!(&late, Err(Error::Job(JobError::Aborted(AbortReason::Member { rank: 0, .. }))));
     assert!(told, "{late:?}");
-    // And who closes has its calls in flight ended.
+    // A caller that closes has its calls in flight ended, too.
     job = Job::start(&lab, (2, 1), |settings| settings.job("another"));
     // SAFETY: the vector outlives the call, which has ended before the test does.
     let flight = unsafe { job.callers[0].start(memory, SUM, options) }.expect("it starts");

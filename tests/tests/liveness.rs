@@ -1,5 +1,5 @@
-//! A dead host or link is noticed in time, and a process that only does nothing is not taken for
-//! one. Without `set_liveness` of the daemon's connections the first would take minutes.
+//! A dead host or link is noticed in time, and a process that merely does nothing is not taken for
+//! dead. Without `set_liveness` of the daemon's connections a dead one would take minutes.
 
 use std::net::TcpStream;
 use std::thread::sleep;

@@ -105,7 +105,7 @@ fn a_job_needs_no_other_host() {
     check_sums(&workers, 10_000);
 }
 
-/// Who cannot be served is told why, and what to do.
+/// A worker that cannot be served is told why, and what to do.
 #[test]
 fn who_cannot_be_served_is_told() {
     need_root!();
@@ -176,7 +176,7 @@ fn a_pinned_pair_outlives_its_daemon() {
     assert_eq!(mac_of(&agg, &there[0]), before, "the same pair");
     assert_eq!(lab.job_stats("local").info.epoch, epoch, "and the same epoch");
     drop(workers);
-    // A new job learns who is on this host from the pair that was taken over.
+    // A new job learns from the pair that was taken over which workers are on this host.
     check_sums(&connect(&lab, 1, 1), 10_000);
     lab.daemon.take().expect("it runs").terminate().expect("it ends");
     assert_eq!(pairs(&agg), Vec::<String>::new());

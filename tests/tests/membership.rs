@@ -1,6 +1,6 @@
 //! Workers and daemons that die in the middle of calls, as processes do: by SIGKILL, with their
-//! host, behind a cut cable. What a sum must be is known (`xdp_agg_testbed::steady`), so what
-//! must never happen, a wrong sum, is looked for in every call of every worker.
+//! host, behind a cut cable. What a sum must be is known (`xdp_agg_testbed::steady`). So every call
+//! of every worker is searched for what must never happen, a wrong sum.
 //!
 //! `cargo xtask bench kill --times 50` does the same at random moments, many times.
 
@@ -128,7 +128,7 @@ fn losses_one_after_the_other_are_survived() {
     check(&all_said(&workers));
 }
 
-/// A cut cable, and a host that is gone: nobody says that the connection has ended.
+/// A cut cable, and a host that is gone: no end of the connection is announced.
 #[test]
 fn a_host_that_vanishes_is_noticed() {
     need_root!();
@@ -178,7 +178,7 @@ fn a_killed_worker_comes_back() {
     }
 }
 
-/// A stopped process is no dead one: it costs time, and nothing else.
+/// A stopped process does not count as dead: it costs time, and nothing else.
 #[test]
 fn a_stopped_worker_is_waited_for() {
     need_root!();

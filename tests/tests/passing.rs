@@ -12,8 +12,8 @@ fn number(row: &Value, name: &str) -> f64 {
 }
 
 /// Rows are complete and exact, links kept their rate, and what left a host is what the system has
-/// to send: a ring of four three halves of the gradient, systems without groups one a process,
-/// those with groups one.
+/// to send. That is three halves of the gradient for a ring of four, one gradient a process without
+/// groups, and one a host with groups.
 #[test]
 fn six_systems_are_compared() {
     need_root!();
@@ -45,9 +45,9 @@ fn six_systems_are_compared() {
             Some("psring" | "passing") => 1.0,
             _ => 2.0,
         };
-        // Headers take 4.5 %; acknowledgements and barriers little. What is repeated because a
-        // process waited for a processor is up to a quarter where calls are as few and short as
-        // here, and two copies instead of one are more than that.
+        // Headers take 4.5 %; acknowledgements and barriers little. Where calls are as few and
+        // short as here, up to a quarter is repeated, because a process waited for a processor. Two
+        // copies instead of one are more than that.
         assert!((expected * 1.03..expected * 1.4).contains(&copies), "{copies}: {row}");
         if row["compute_s"] == 0.0 {
             // Neither can be faster than its links; the burst of a shaper is a small part.

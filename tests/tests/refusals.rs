@@ -1,5 +1,5 @@
 //! Bad input, end to end: every mistake has an error that says what was wrong, what was expected
-//! and what to do; none hangs, none disturbs another job.
+//! and what to do. None hangs, and none disturbs another job.
 
 mod support;
 
@@ -297,7 +297,7 @@ fn three_capabilities_are_enough_and_each_is_needed() {
     assert!(ready.expect("it starts").contains("xdp"));
 }
 
-/// Nobody listens: an error after the patience that was asked for, not a hang.
+/// No daemon listens: an error after the patience that was asked for, not a hang.
 #[test]
 fn no_daemon_is_an_error() {
     need_root!();

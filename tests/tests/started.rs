@@ -134,8 +134,8 @@ fn calls_that_differ_are_errors_everywhere() {
     }
 }
 
-/// Who waits for a worker that does not come, or is gone, has an error in time; a communicator that
-/// is dropped ends what was started on it.
+/// A worker that waits for another that does not come, or is gone, has an error in time. A
+/// communicator that is dropped ends what was started on it.
 #[test]
 fn nobody_waits_for_ever() {
     need_root!();

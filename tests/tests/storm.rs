@@ -88,8 +88,8 @@ fn two_hundred_calls_in_a_storm() {
     assert!(counters.stale > 0, "nothing was late by more than a window: {counters:?}");
 }
 
-/// Forged packets of every kind at full speed, with the job's own cookie among them: no sum is
-/// wrong, and no packet was taken in that was not the job's.
+/// Forged packets of every kind at full speed, with the job's own cookie among them. No sum is
+/// wrong, and only packets of the job were taken in.
 #[test]
 fn a_flood_of_forgeries_changes_nothing() {
     need_root!();

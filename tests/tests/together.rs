@@ -16,7 +16,7 @@ use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 const SHORT: usize = 3000;
 const LONG: usize = 100_000;
 
-/// A call may be as much longer than its deadline: the daemon's last word, and a busy machine.
+/// By how much a call may exceed its deadline: the daemon's last word, and a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
 fn start(worker: &Communicator, len: usize) -> Handle<i32> {
@@ -28,8 +28,8 @@ fn check(handle: Handle<i32>, world_size: u16, len: usize) {
     assert!(sum == expected(world_size, len), "{len} elements");
 }
 
-/// Whatever the size, in both ways to carry it, with and without exponents, and in processes of
-/// one host.
+/// All sizes are summed in both ways to carry a call, with and without exponents, and in processes
+/// of one host.
 #[test]
 fn all_sizes_are_summed() {
     need_root!();

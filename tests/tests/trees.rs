@@ -340,8 +340,8 @@ fn training_goes_on_without_a_worker_of_a_rack() {
     goes_on(&workers, vec![said], since, 0b1011);
 }
 
-/// A worker that is stopped counts as lost where a limit is set: this one, which is not the lowest
-/// rank of its rack, and nobody else, at the root of one tree and behind a branch of the other.
+/// A worker that is stopped counts as lost where a limit is set; no other worker does. It is not
+/// the lowest rank of its rack, is at the root of one tree and behind a branch of the other.
 #[test]
 fn training_goes_on_without_a_stopped_worker_of_a_rack() {
     need_root!();
@@ -369,7 +369,7 @@ fn training_goes_on_without_an_autonomous_worker() {
     goes_on(&workers, vec![said], since, 0b0111);
 }
 
-/// `auto` chooses by the costs in the file, per size, and everybody can read what and why.
+/// `auto` chooses by the costs in the file, per size, and tells the choice and its reason.
 #[test]
 fn auto_chooses_by_measured_costs_and_says_so() {
     need_root!();

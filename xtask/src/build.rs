@@ -41,7 +41,7 @@ pub(crate) fn programs(release: bool) -> Result<()> {
 /// Builds the programs for tests, and the libraries for Python and C, which `cargo test` does not.
 ///
 /// The features of shared crates are those of `cargo test --workspace`, which then builds none of
-/// them again: so the whole workspace is named, and a test, without which those that only tests
+/// them again. So the whole workspace is named, and a test: without it, features that only tests
 /// want would be left out.
 pub(crate) fn for_tests() -> Result<()> {
     step("building the programs, and the libraries for Python and C", || {

@@ -85,9 +85,9 @@ pub(crate) fn recorded_toolchain() -> String {
         .map_or_else(|_| "an unknown toolchain".to_owned(), |text| text.trim().to_owned())
 }
 
-/// Where the kernel programs are compiled. Absolute paths get into symbols, these into the order in
-/// which LLVM sees functions, and so the object of one clone can differ by an instruction from that
-/// of another: every clone builds at this place.
+/// Where the kernel programs are compiled. Absolute paths get into symbols, and symbols into the
+/// order in which LLVM sees functions. So the objects of two clones could differ by an instruction:
+/// every clone builds at this place.
 const STAGE: &str = "/tmp/xdp-agg-kernel-programs";
 
 fn directory() -> PathBuf {

@@ -36,7 +36,7 @@ fn without_hash(line: &str) -> String {
     clean
 }
 
-/// The head of the difference between two disassemblies; None where there is none.
+/// The head of the difference between two disassemblies; None where they are the same.
 pub(crate) fn difference(old: &[String], new: &[String]) -> Option<String> {
     let same = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     if same == old.len() && same == new.len() {

@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: the fuzzer, built as the simulation is: optimised, others' crates too, which
-//! read most of its inputs, and with every check that the compiler can make while it runs.
+//! `cargo xtask fuzz`: the fuzzer, built as the simulation is, with every check that the compiler
+//! can make while it runs. Crates of others, which read most of its inputs, are optimised, too.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! `cargo xtask demo` and `cargo xtask bench`: the programs, and then `xdp-agg-lab`, which knows
-//! the rest; `bench figures` and `bench simulate` are the business of `xdp-agg-netsim`. The demo
-//! takes the build of the tests, which a newcomer waits for half as long and needs anyway;
-//! benchmarks take the optimised one.
+//! the rest. `bench figures` and `bench simulate` are left to `xdp-agg-netsim`. The demo takes the
+//! build of the tests, which a newcomer waits for half as long and needs anyway; benchmarks take
+//! the optimised one.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! Every command that a person types in this repository: `cargo xtask COMMAND`.
 //!
-//! One file per command. Each command first does what `cargo xtask setup` does, so none fails for a
-//! missing program that could have been installed, and none fails without saying what to install.
+//! One file per command. Each command first does what `cargo xtask setup` does. So none fails for a
+//! missing program that could have been installed, or without saying what to install.
 
 mod build;
 mod build_ebpf;

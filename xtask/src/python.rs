@@ -1,8 +1,7 @@
 //! The Python package: `cargo xtask python` runs its tests, `cargo xtask test` does so besides, and
 //! `cargo xtask ci` checks its types and style.
-//!
-//! They need PyTorch, from the network, once. On a person's machine that cannot get it they are
-//! left out with a message; a CI service sets `CI`, and there that is a failure.
+//! They need PyTorch from the network, once. A person's machine that cannot get it leaves them out
+//! with a message. A CI service sets `CI`; there that is a failure.
 
 mod extension;
 mod interpreter;

@@ -2,9 +2,8 @@
 //!
 //! The demo needs a C linker and nothing else: the compiled kernel programs are checked in, and the
 //! test network speaks netlink itself. The tests of the XDP engine build their hosts with `ip` and
-//! `ethtool`, as its users do. (Where there is no linker, cargo could not even
-//! build this program: `xtask/linker.sh` installs it at that moment. So the check here is the rare
-//! one.)
+//! `ethtool`, as its users do. (Without a linker, cargo could not even build this program:
+//! `xtask/linker.sh` installs it at that moment. So the check here rarely finds it missing.)
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Running other programs: what is said, and what is said when they fail.
+//! Running other programs: announcing them, and saying what failed.
 
 use std::env;
 use std::ffi::OsStr;

@@ -1,5 +1,5 @@
 //! `cargo xtask sim`: the deterministic simulation, optimised, and with every check that the
-//! compiler can make while it runs. What it takes is the business of `xdp-agg-sim`.
+//! compiler can make while it runs. Its options are those of `xdp-agg-sim`.
 
 use std::process::Command;
 

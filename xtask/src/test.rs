@@ -1,8 +1,8 @@
 //! `cargo xtask test`: all tests, and one line at the end that counts them.
 //!
 //! Many tests run real traffic in real time, beside each other, and one of them may fail because
-//! the machine was busy. Those that failed are run again, once each and alone; what passes then
-//! counts as passed, and is named at the end: it may as well be a race.
+//! the machine was busy. Those that failed are run again, once each and alone. A test that passes
+//! then counts as passed, and is named at the end: its failure may have been a race.
 
 mod outcome;
 
@@ -20,11 +20,11 @@ use crate::{build, python, setup};
 pub(crate) use outcome::Tally;
 use outcome::{Failure, Outcome, told};
 
-/// Most failures that are repeated: more of them are no accident.
+/// Most failures that are repeated: more of them do not happen by accident.
 pub(crate) const REPEATS_MAX: usize = 8;
 /// How long output is read after the end: what a test left behind may keep it open.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How often it is looked whether that has come, where nothing is printed.
+/// How often it is looked whether that end has come, where nothing is printed.
 const LOOK: Duration = Duration::from_millis(100);
 /// Lines that wait to be printed.
 const LINES_MAX: usize = 1024;

@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: rules of style that no compiler checks.
 //!
 //! Errors: lines over 100 columns (rows of tables in comments may be longer), tabs and blanks at a
-//! line's end, leftovers (to-do notes); lines of Markdown over 100 columns that are neither in a
-//! table nor in a block of code; what ships built from what does not, and a table of the crates
+//! line's end, leftovers (to-do notes). Lines of Markdown over 100 columns that are neither in a
+//! table nor in a block of code. What ships built from what does not, and a table of the crates
 //! that is not true ([`graph`]).
 //! Warnings: files over 500 lines, functions over 70 lines; a reader may have a reason to keep one.
 

@@ -4,8 +4,8 @@
 //! The three have to fit: a linker of an older LLVM cannot read the compiler's bitcode, or reads it
 //! and emits broken type information. So everything follows from the compiler's own LLVM version.
 //! Two compilers can serve: Debian's (`rustc-web`, with `RUSTC_BOOTSTRAP=1`) and rustup's nightly
-//! with `rust-src`. Debian's comes first, because the objects that are checked in are built with it
-//! and `cargo xtask ci` compares instructions.
+//! with `rust-src`. Debian's comes first, because it builds the objects that are checked in, and
+//! `cargo xtask ci` compares instructions.
 
 use std::env;
 use std::path::{Path, PathBuf};

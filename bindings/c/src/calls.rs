@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// None: in place.
     pub(crate) send: Lent,
     pub(crate) recv: Lent,
-    /// Elements, of one rank where each has its part.
+    /// Elements: those of one rank where each rank has its part.
     pub(crate) count: usize,
     pub(crate) datatype: xdp_agg_datatype_t,
     pub(crate) what: What,
@@ -45,12 +45,12 @@ pub(crate) struct Prepared {
 #[derive(Debug, Default)]
 pub(crate) struct After {
     scratch: Option<Scratch>,
-    /// From the one to the other.
+    /// Copied from the first to the second.
     copy: Option<(Vector, Vector)>,
 }
 
 impl After {
-    /// Does it.
+    /// Makes that copy.
     pub(crate) fn carry_out(self) {
         if let Some((from, to)) = self.copy {
             from.copy_to(to);
@@ -79,7 +79,7 @@ impl Arguments {
     /// Checks the call, and copies what it must not write to.
     ///
     /// # Errors
-    /// An argument that cannot be; nothing was copied then.
+    /// An invalid argument; nothing was copied then.
     pub(crate) fn prepare(&self, communicator: &Communicator) -> Result<Prepared, Failure> {
         let data_type = names::data_type(self.datatype)?;
         let task = self.task(communicator.world_size())?;
@@ -165,7 +165,7 @@ impl Vectors {
         Ok((self.recv, After::default()))
     }
 
-    /// Reduced for somebody else: what was sent stays as it is, and nothing is received.
+    /// Reduced for another rank: what this rank sent stays as it is, and it receives nothing.
     fn given_away(self) -> Laid {
         match self.send.filter(|send| !send.is_at(self.recv)) {
             None => self.whole(),

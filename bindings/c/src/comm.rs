@@ -18,7 +18,7 @@ use crate::settings::Choices;
 pub(crate) struct Comm {
     caller: Arc<Caller>,
     pub(crate) choices: Choices,
-    /// Who is asked while a thread waits.
+    /// The function that is asked while a thread waits.
     hook: Mutex<Option<Hook>>,
 }
 
@@ -85,7 +85,7 @@ impl Comm {
         })
     }
 
-    /// Who is asked from now on while a thread waits; None: nobody.
+    /// Sets the function that is asked while a thread waits; None: no function.
     pub(crate) fn ask(&self, hook: Option<Hook>) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = hook;
     }
@@ -108,18 +108,19 @@ impl Comm {
     /// Leaves the job in good order; calls in flight end with an error. Nothing happens in a
     /// process that was forked.
     pub(crate) fn close(self) {
-        // Somebody who gives a request up at this moment may be the last who has it.
+        // A thread that gives a request up at this moment may hold the last reference to the
+        // caller.
         self.caller.close();
     }
 }
 
-/// The same for what has no secrets and no maps without names: it cannot fail.
+/// A value as JSON. It must have no secrets and no maps with unnamed keys: then it cannot fail.
 pub(crate) fn json(value: &impl Serialize) -> Result<String, Failure> {
     let internal = crate::names::xdp_agg_result_t::XDP_AGG_ERROR_INTERNAL;
     serde_json::to_string(value).map_err(|error| Failure::new(internal, error.to_string()))
 }
 
-/// Ends the membership where a call panics: those behind it would wait for it.
+/// Ends the membership where a call panics: later calls would wait for that one.
 struct EndsWithPanic<'a>(&'a Caller);
 
 impl Drop for EndsWithPanic<'_> {

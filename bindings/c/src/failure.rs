@@ -17,7 +17,7 @@ use crate::names::xdp_agg_result_t as Code;
 pub(crate) struct Failure {
     code: Code,
     text: String,
-    /// Whose contribution is missing, or who is lost.
+    /// The ranks whose contribution is missing, or that are lost.
     ranks: Vec<u16>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn guarded(work: impl FnOnce() -> Result<(), Failure>) -> Code {
     let ending = catch_unwind(AssertUnwindSafe(work));
     let ending = ending.unwrap_or_else(|panic| Err(Failure::panicked(&*panic)));
     let Err(Failure { code, text, ranks }) = ending else { return Code::XDP_AGG_SUCCESS };
-    // Zeros end a text in C; there are none in ours, but there may be in what others said.
+    // A zero ends a text in C. Our texts have none, but those of other processes may.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // A thread that is ending has no place for it any more.
     let _ = LAST.try_with(|last| {
@@ -119,7 +119,7 @@ pub(crate) fn last_ranks() -> Vec<u16> {
 
 /// The number of an error, and the ranks to blame; `first` is the first rank of this host.
 fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
-    // Told by somebody whose doing it is not.
+    // The process that reports one of these errors did not cause it.
     let cause = match error {
         Error::Host(xdp_agg_host::Error::Elsewhere { .. })
         | Error::Job(JobError::Aborted(AbortReason::Member { .. })) => error.cause(first),

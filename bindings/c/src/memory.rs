@@ -95,8 +95,9 @@ impl Lent {
     /// Null stands for no vector.
     ///
     /// # Safety
-    /// Null, or valid for as many bytes as the header says of that call and nobody else's, until
-    /// the call has ended. What is const there is read alone: no memory of a call, but copied.
+    /// Null, or valid for as many bytes as the header says of that call, and untouched by others
+    /// until the call has ended. Where the header says const, the memory is only read: it is
+    /// copied, and the call works on the copy.
     pub(crate) const unsafe fn new(pointer: *const c_void) -> Self {
         Self(pointer.cast_mut().cast())
     }
@@ -110,7 +111,7 @@ impl Lent {
         self.0.is_null()
     }
 
-    /// The vector of a call that has so many bytes there.
+    /// The vector of a call that has this number of bytes there.
     pub(crate) const fn vector(self, bytes: usize) -> Vector {
         Vector { pointer: self.0, bytes }
     }
@@ -123,8 +124,8 @@ pub(crate) struct Vector {
     bytes: usize,
 }
 
-// SAFETY: whoever lends it to a call leaves it to the call on whatever thread that is carried out:
-// the contract of `Lent::new`.
+// SAFETY: the contract of `Lent::new`: the lender leaves the vector to the call, on whatever thread
+// the call is carried out.
 unsafe impl Send for Vector {}
 
 impl Vector {
@@ -139,7 +140,7 @@ impl Vector {
         start < others.saturating_add(other.bytes) && others < start.saturating_add(self.bytes)
     }
 
-    /// What no call could be made on.
+    /// Refuses a vector that no call can be made on.
     pub(crate) fn check(self, name: &str, data_type: DataType) -> Result<(), Failure> {
         let size = data_type.size();
         if self.bytes == 0 {
@@ -173,7 +174,7 @@ impl Vector {
     /// For a call.
     pub(crate) fn memory(self, data_type: DataType) -> Memory {
         if self.bytes == 0 {
-            // SAFETY: no elements, of which nothing need be true.
+            // SAFETY: there are no elements, so there is nothing to promise of them.
             return unsafe { Memory::new(std::ptr::dangling_mut::<u64>().cast(), 0, data_type) };
         }
         // SAFETY: the call's until its end, by the contract of `Lent::new`.
@@ -220,7 +221,8 @@ impl Hook {
     /// Is asked with this argument.
     ///
     /// # Safety
-    /// Threads that make calls may call it with that, as long as such calls are made.
+    /// Every thread that makes a call may call `function` with `argument`, as long as calls are
+    /// made.
     pub(crate) const unsafe fn new(
         function: unsafe extern "C" fn(*mut c_void) -> c_int,
         argument: *mut c_void,

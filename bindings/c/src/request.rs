@@ -23,7 +23,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Waits at most so long. False: it has not ended yet.
+    /// Waits for `at_most` at the longest. False: it has not ended yet.
     ///
     /// # Errors
     /// The call's.
@@ -34,7 +34,7 @@ impl Request {
         }
         let Some(ending) = self.flight.wait(at_most) else { return Ok(false) };
         let outcome = ending.map_err(|error| Failure::in_world(&error, self.first_rank_of_host))?;
-        // Held until the copy is made: others who wait see it as well.
+        // Held until the copy is made, so that other threads that wait see the copy as well.
         let mut after = self.after.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(after) = after.take() {
             after.carry_out();

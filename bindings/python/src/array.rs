@@ -12,15 +12,15 @@ use xdp_agg_client::lent::DataType;
 use crate::dlpack;
 use crate::memory::Loan;
 
-/// What can be summed, as people who use NumPy know it.
+/// The types that can be summed, by their names in NumPy.
 const TYPES: &str = "float32, float16, bfloat16, float64, int8, int16, int32, int64, uint8, bool";
 
 /// The memory of an array of any shape: NumPy's, PyTorch's on the CPU, whatever has the buffer
 /// protocol, and whatever exports DLPack on the host.
 ///
 /// # Errors
-/// `TypeError`: it is no array, or of a type that is not summed. `ValueError`: it is read-only,
-/// has gaps, or is not on this host.
+/// `TypeError`: it is not an array, or its type is not summed. `ValueError`: it is read-only, has
+/// gaps, or is not on this host.
 pub(crate) fn lend(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
     let module = array.get_type().module()?.to_string();
     match module.split('.').next().unwrap_or_default() {
@@ -62,7 +62,7 @@ pub(crate) fn lend(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
 /// `keep`.
 ///
 /// # Errors
-/// `ValueError`: an address that is none for such elements.
+/// `ValueError`: an address where such elements cannot be.
 pub(crate) fn kept(
     address: usize,
     len: usize,
@@ -110,7 +110,7 @@ pub(crate) fn gaps() -> PyErr {
     )
 }
 
-/// The elements of a shape; None: no such number, or one below 0.
+/// The number of elements of a shape; None: it is too large, or a dimension is below 0.
 pub(crate) fn count(shape: &[i64]) -> Option<usize> {
     shape
         .iter()

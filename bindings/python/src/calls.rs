@@ -19,13 +19,13 @@ fn unknown(error: UnknownName) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Beyond this nobody waits; the clock can still count it.
+/// No caller waits longer than this; the clock can still count it.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Seconds above 0 as a time.
 ///
 /// # Errors
-/// `ValueError`: it is no such number.
+/// `ValueError`: it is NaN, or not above 0.
 pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds <= 0.0 {
         return Err(PyValueError::new_err(format!(
@@ -38,7 +38,7 @@ pub(crate) fn seconds(name: &str, seconds: f64) -> PyResult<Duration> {
 /// How elements are put together, by its name.
 ///
 /// # Errors
-/// `ValueError`: there is none of this name.
+/// `ValueError`: no reduction has this name.
 pub(crate) fn reduction(op: &str) -> PyResult<Reduction> {
     op.parse().map_err(unknown)
 }
@@ -46,7 +46,7 @@ pub(crate) fn reduction(op: &str) -> PyResult<Reduction> {
 /// A precision by its name.
 ///
 /// # Errors
-/// `ValueError`: there is none of this name.
+/// `ValueError`: no precision has this name.
 pub(crate) fn precision(name: &str) -> PyResult<Precision> {
     name.parse().map_err(unknown)
 }
@@ -54,7 +54,7 @@ pub(crate) fn precision(name: &str) -> PyResult<Precision> {
 /// What a call has besides its task.
 ///
 /// # Errors
-/// `ValueError`: a precision or a time that is none.
+/// `ValueError`: no precision has this name, or the time is not one.
 pub(crate) fn options(name: Option<&str>, deadline: Option<f64>) -> PyResult<Options> {
     Ok(Options {
         precision: name.map(precision).transpose()?,
@@ -89,7 +89,7 @@ pub(crate) fn task(name: &str, argument: Option<&Bound<'_, PyAny>>) -> PyResult<
 /// A type of elements by its name.
 ///
 /// # Errors
-/// `ValueError`: there is none of this name.
+/// `ValueError`: no type has this name.
 pub(crate) fn data_type(name: &str) -> PyResult<DataType> {
     name.parse().map_err(unknown)
 }
@@ -136,7 +136,7 @@ pub(crate) fn start(
     let flight = py.detach(|| loan.start(caller, task, options));
     let flight = flight.map_err(|error| exception_in(py, &error, open.world()))?;
     let keep = loan.take_keep();
-    // The reference is given up there and then, or, where Python is busy, at its next call of ours.
+    // The reference is dropped at once or, where Python is busy, at its next call of this module.
     flight.on_done(move |_| drop((keep, underway)));
     Ok(Handle::new(flight, open))
 }

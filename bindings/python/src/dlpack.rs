@@ -44,7 +44,8 @@ pub(crate) fn lend(tensor: &Bound<'_, PyAny>) -> PyResult<Loan> {
     kept(found.address, len.ok_or_else(gaps)?, data_type, &capsule)
 }
 
-/// The capsule: of the versioned kind, which says what is read-only, from who can make one.
+/// The capsule. If the exporter can make the versioned kind it is that one, which marks read-only
+/// memory.
 fn export<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let wishes = PyDict::new(py);

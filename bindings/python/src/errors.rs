@@ -10,7 +10,7 @@ use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
 enum Value {
     Text(String),
     Seconds(f64),
-    /// Of a worker; None: nobody in particular.
+    /// A worker's rank; None: no particular worker.
     Rank(Option<u16>),
     Ranks(Vec<u16>),
 }
@@ -125,7 +125,7 @@ fn late(ranks: Vec<u16>) -> Described {
     ("Deadline", vec![("ranks", Value::Ranks(ranks))])
 }
 
-/// What other workers' errors are here, where they are not the doing of those that tell of them.
+/// The exception for an error that other workers report but did not cause.
 fn of_others(error: &Error, first: u16) -> Option<Described> {
     match error.cause(first)? {
         Cause::Lost(rank) => Some(lost(Some(rank), vec![rank])),

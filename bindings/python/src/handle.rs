@@ -16,7 +16,7 @@ use crate::report::Report;
 #[pyclass(module = "xdp_agg", name = "Handle", frozen, weakref)]
 pub(crate) struct Handle {
     flight: InFlight,
-    /// As long as somebody may wait, the communicator lives.
+    /// Keeps the communicator alive as long as a thread may wait.
     open: Arc<Open>,
 }
 

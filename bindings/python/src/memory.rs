@@ -19,7 +19,7 @@ pub(crate) struct Loan {
     /// Elements.
     len: usize,
     data_type: DataType,
-    /// While this lives, the memory does. None: whoever named the address answers for it.
+    /// Keeps the memory alive. None: the caller that named the address answers for it.
     keep: Option<Py<PyAny>>,
 }
 
@@ -57,7 +57,8 @@ impl Loan {
         }
         // Nothing is read or written where there are no elements, but the pointer must be aligned.
         let address = if self.len == 0 { self.data_type.size() } else { self.address };
-        // SAFETY: `kept` and `at` say who keeps the memory valid for reads and writes, and aligned.
+        // SAFETY: `kept` and `at` say what keeps the memory valid for reads and writes, and
+        // aligned.
         // That nobody else touches it meanwhile is what the documentation of every call asks for.
         unsafe { Memory::new(address as *mut u8, self.len, self.data_type) }
     }
@@ -160,7 +161,7 @@ const MAJOR: u32 = 1;
 /// long as the capsule does.
 ///
 /// # Errors
-/// It is no such capsule, was used by somebody else already, or is of a later version.
+/// It is not such a capsule, has been used already, or is of a later version.
 pub(crate) fn exported(capsule: &Bound<'_, PyCapsule>) -> Result<Exported, String> {
     if capsule.is_valid_checked(Some(VERSIONED)) {
         let pointer =

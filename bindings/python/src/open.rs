@@ -16,8 +16,9 @@ use xdp_agg_client::{Error, JobError};
 use crate::errors::{World, exception, forked};
 use crate::pool::Pool;
 
-/// All communicators of this process and those it was forked from, and their threads. Locked by who
-/// is attached to Python alone, and nothing waits under it: so it is free whenever Python forks.
+/// All communicators of this process and those it was forked from, and their threads. Only a thread
+/// that is attached to Python locks it, and nothing waits under it: so it is free when Python
+/// forks.
 static ALL: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
 
 /// How long the end of a communicator waits for calls in flight. Programs that forget a last one
@@ -46,7 +47,7 @@ pub(crate) struct Open {
     underway: Arc<AtomicUsize>,
 }
 
-/// A call counts as long as this lives. Whoever holds it need not be attached to Python.
+/// A call counts as long as this lives. A thread that holds it need not be attached to Python.
 pub(crate) struct Underway(Arc<AtomicUsize>);
 
 impl Drop for Underway {
@@ -98,8 +99,9 @@ impl Open {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Begins a call. Whether there is one, and whether one may be made, changes while Python is
-    /// attached alone: a call that is refused here is not waited for by the end, and vice versa.
+    /// Begins a call. Only a thread that is attached to Python changes which calls there are, and
+    /// whether one may be made. So the end does not wait for a call that is refused here, and vice
+    /// versa.
     ///
     /// # Errors
     /// `Forked`; `Closed`, as soon as its end has begun.
@@ -186,8 +188,8 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     pools.iter().try_for_each(|pool| pool.close(py))
 }
 
-/// The exception that ends the program, in words. None: it ends well, or somebody types at its
-/// prompt, where an exception ends nothing.
+/// The exception that ends the program, in words. None: the program ends well, or Python is
+/// interactive, where an exception ends nothing.
 fn why_it_ends(py: Python<'_>) -> Option<String> {
     let sys = py.import("sys").ok()?;
     // The interpreter leaves it there when it prints what nobody has caught.

@@ -75,7 +75,7 @@ impl Pool {
     }
 
     /// Lets jobs that were given be done, and waits for the threads' ends, without keeping Python
-    /// from others. A thread of the pool that calls this waits for none: that would be for itself.
+    /// from others. A thread of the pool that calls this waits for none: it would wait for itself.
     ///
     /// # Errors
     /// What a signal's handler raises; the threads are not waited for then.
@@ -105,7 +105,7 @@ impl Pool {
         state.alive == 0 && state.is_closed
     }
 
-    /// A thread more, unless one is free to look after the jobs.
+    /// Starts another thread, unless one is free to look after the jobs.
     fn grow(&self, state: &mut State) {
         if state.idle == 0 && !state.jobs.is_empty() {
             // Without it jobs wait for a thread that is busy now.
@@ -184,7 +184,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all threads have come to their end, at most so long; whether they have.
+    /// Waits until all threads have ended, for `at_most` at the longest; whether they have.
     fn has_ended(&self, at_most: Duration) -> bool {
         let give_up = Instant::now() + at_most;
         let mut state = self.lock();

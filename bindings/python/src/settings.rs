@@ -95,8 +95,8 @@ impl Given {
     }
 }
 
-/// What launchers say by these variables: rank, world size, local rank, local size, and who says
-/// the rank.
+/// What launchers say by these variables: rank, world size, local rank, local size, and the
+/// launcher that gave the rank.
 #[pyfunction]
 #[pyo3(name = "_launch")]
 pub(crate) fn launch(py: Python<'_>, environ: HashMap<String, OsString>) -> PyResult<Launched> {
@@ -108,8 +108,8 @@ pub(crate) fn launch(py: Python<'_>, environ: HashMap<String, OsString>) -> PyRe
     Ok((rank, world_size, value(launch.local_rank), value(launch.local_size), who))
 }
 
-/// A number that may be too large, or below 0, for the client to have a place for it: its own words
-/// say so then.
+/// A number that may be out of the client's range, too large or below 0: the client's own error
+/// says so then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Number(i128);
 

@@ -304,5 +304,5 @@ def _names(fault: str, culprit: int, said: str) -> bool:
     last = said[said.rfind("Traceback (most recent call last)") :]
     if not re.search(rf"\b({kinds[fault]}): ", last):
         return False
-    # What differs is in the text, whoever it was.
+    # What differs is in the text, whichever rank it was.
     return "CallMismatch: " in last or bool(re.search(rf"\branks? \[?(\d+, )*{culprit}\b", last))

@@ -34,7 +34,7 @@ def _inside(namespace: str) -> list[str]:
 
 @contextlib.contextmanager
 def network(hosts: int) -> Iterator[Workers]:
-    """A bridge with a daemon beside it, and so many hosts, each in a namespace of its own.
+    """A bridge with a daemon beside it, and this number of hosts, each in a namespace of its own.
 
     The daemon's host has the bridge; the XDP program is attached to its ports.
     """

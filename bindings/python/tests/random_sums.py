@@ -26,7 +26,7 @@ FLOATS = {
     "f64": (53, -1074, sys.float_info.max),
 }
 INTEGERS = {"i32": np.int32, "i64": np.int64, "i16": np.int16, "i8": np.int8, "u8": np.uint8}
-#: How the elements lie in memory: of bf16 there is no NumPy type.
+#: How the elements lie in memory: NumPy has no type for bf16.
 STORED: dict[str, Any] = {
     "f32": np.float32, "f16": np.float16, "bf16": np.uint16, "f64": np.float64,
     "bool": np.uint8, **INTEGERS,

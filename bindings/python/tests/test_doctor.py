@@ -95,7 +95,7 @@ def test_nobody_answers() -> None:
 
 @pytest.fixture
 def stranger() -> Iterator[list[bytes]]:
-    """Answers what is in the list to whoever connects; the port is its last element."""
+    """Answers each connection with what is in the list; the port is its last element."""
     answers: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answers.append(str(listener.getsockname()[1]).encode())

@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     for name in ("RANK", "WORLD_SIZE", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD"):
         kept.pop(name, None)
-    # Shared memory is enough, and root is who runs tests.
+    # Shared memory is enough, and tests run as root.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return kept | root | {"OMP_NUM_THREADS": "1"}
 

@@ -1,4 +1,4 @@
-//! An aggregator that has too few slots, and parameter servers for what finds none.
+//! An aggregator that has too few slots, and parameter servers for blocks that find none.
 
 use std::net::SocketAddr;
 
@@ -13,23 +13,23 @@ use crate::ps::Ps;
 /// Slots of the aggregator unless set otherwise ([`Builder::slots`]).
 const SLOTS: u32 = 512;
 
-/// As ATP (NSDI 2021) deals with scarce memory: a block is hashed to a slot; if a block that is
-/// still under way has that slot, it passes the aggregator unsummed and the parameter server sums
-/// it.
+/// As ATP (NSDI 2021) deals with scarce memory: a block is hashed to a slot. If a block that is
+/// still under way has that slot, the new one passes the aggregator unsummed. Then the parameter
+/// server sums it.
 ///
 /// A real switch finds collisions as they happen. Here they are decided beforehand, from the
-/// block's number and the window, so that all workers decide alike: which blocks collide follows
+/// block's number and the window, so that all workers decide alike. Which blocks collide follows
 /// the same law, and both parts travel at the same time.
 #[derive(Debug)]
 pub struct Atp {
     communicator: Communicator,
     servers: Ps,
     slots: u32,
-    /// By block of the last length: who sums it.
+    /// By block of the last length: what sums it.
     fates: (usize, Vec<Fate>),
 }
 
-/// Who sums a block.
+/// What sums a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The aggregator.
@@ -39,7 +39,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Of so many blocks, where half of the slots are under way at a time.
+    /// The fates of this number of blocks, where half of the slots are under way at a time.
     #[must_use]
     pub fn of_blocks(blocks: u64, slots: u32) -> Vec<Self> {
         let window = u64::from(slots / 2).max(1);
@@ -68,7 +68,7 @@ impl Atp {
     /// itself.
     ///
     /// # Errors
-    /// Settings that are missing, an aggregator or servers that do not answer, others that do not
+    /// Settings that are missing, an aggregator or servers that do not answer, workers that do not
     /// come.
     pub fn connect(settings: Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
         let slots = settings.get_slots().unwrap_or(SLOTS);
@@ -139,8 +139,9 @@ mod tests {
     fn blocks_collide_as_hashes_do() {
         let fates = Fate::of_blocks(100_000, 512);
         let served = fates.iter().filter(|fate| **fate == Fate::Server).count();
-        // A slot is taken by a block of the last 256 with probability x, where x is what finds
-        // its own free, spread over twice as many slots: x = (1 - x) / 2 for many slots.
+        // A slot is taken by a block of the last 256 with probability x. Blocks that find their own
+        // slot free, 1 - x of all, are spread over twice as many slots. So x = (1 - x) / 2 for many
+        // slots.
         let share = served as f64 / fates.len() as f64;
         assert!((0.28..0.36).contains(&share), "{share}");
         assert_eq!(fates, Fate::of_blocks(100_000, 512), "all workers decide alike");

@@ -20,7 +20,7 @@ impl Ps {
     /// Joins the job of these settings at these servers.
     ///
     /// # Errors
-    /// Settings that are missing, servers that do not answer, others that do not come.
+    /// Settings that are missing, servers that do not answer, workers that do not come.
     pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
         let place = settings.each_for_itself()?;
         let (deadline, join_deadline) = settings.get_deadlines();

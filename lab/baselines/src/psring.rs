@@ -41,7 +41,7 @@ impl PsRing {
     /// Joins the job of these settings at these servers, and the other processes of this host.
     ///
     /// # Errors
-    /// Settings that are missing, servers that do not answer, others that do not come.
+    /// Settings that are missing, servers that do not answer, workers that do not come.
     pub fn connect(settings: &Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
         let place = settings.place()?;
         // Blocks are large, and calls come one at a time: a few blocks under way are enough.
@@ -151,7 +151,7 @@ impl PsRing {
                 PollFd::from_borrowed_fd(fd, PollFlags::IN | write)
             }));
             match poll(&mut fds, Some(&NAP)) {
-                // Whatever interrupted it, this process looks around now.
+                // Whatever interrupted the wait, this process looks around now.
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Error::Wait(error.into())),
             }

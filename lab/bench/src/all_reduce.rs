@@ -36,7 +36,7 @@ use strategy::Strategy;
 ///
 /// With --strategy it replays iterations of training: the gradients of --workload in buckets, from
 /// the last layer to the first, or each of --bytes as one bucket. LOCAL_RANK and LOCAL_WORLD_SIZE
-/// tell who shares a host; XDP_AGG_PS_ADDRS where parameter servers are.
+/// tell which processes share a host; XDP_AGG_PS_ADDRS where parameter servers are.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// What to measure.
@@ -53,8 +53,8 @@ pub struct Args {
     #[arg(long, requires = "workload", default_value_t = 1.0, value_parser = fraction)]
     fraction: f64,
     /// Iterations to replay, separated by commas: how many, and the seconds that an iteration
-    /// computes; `+overlap` sums buckets while layers before them are computed, `+through` has one
-    /// iteration follow the other, where all ranks meet before each otherwise.
+    /// computes. `+overlap` sums buckets while layers before them are computed. With `+through` one
+    /// iteration follows the other; otherwise all ranks meet before each.
     #[arg(long, requires = "strategy", value_delimiter = ',', default_value = "10x0")]
     phase: Vec<Phase>,
     /// Say on standard output when a phase begins and ends, and pause there.

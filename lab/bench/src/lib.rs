@@ -20,7 +20,7 @@ Exit codes:
 const FAILED: u8 = 1;
 const WRONG_USAGE: u8 = 2;
 
-/// What was given does not fit what it is for.
+/// A setting that does not fit its purpose.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct WrongConfig(String);
@@ -29,7 +29,7 @@ struct WrongConfig(String);
 #[must_use]
 pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
-        // If not even that can be written, the exit code says enough.
+        // If not even this can be written, the exit code says enough.
         drop(writeln!(io::stderr(), "{program}: {}", sentence(&error)));
         ExitCode::from(if is_wrong_setting(&error) { WRONG_USAGE } else { FAILED })
     })

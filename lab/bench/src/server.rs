@@ -13,10 +13,10 @@ use xdp_agg_ps::{ServeOptions, Server};
 
 /// Run a parameter server over TCP until it is interrupted (SIGINT or SIGTERM)
 ///
-/// It adds in user space what its workers push: the baseline `ps`, and the servers of `psring` and
-/// of what finds no slot in `atp`. A job may have several: of `p`, each adds one block in `p`.
-/// When workers may connect, one line goes to standard output: `ready ps=ADDR:PORT`. Logs go to
-/// standard error.
+/// It adds in user space what its workers push: for the baselines `ps` and `psring`, and for what
+/// finds no slot in `atp`. A job may have several servers: of `p`, each adds one block in `p`. When
+/// workers may connect, one line goes to standard output: `ready ps=ADDR:PORT`. Logs go to standard
+/// error.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Where workers connect (TCP); port 0 takes a free one
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        // Before the ready line, so that whoever waits for it may interrupt at once.
+        // Before the ready line, so that a caller that waits for it may interrupt at once.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let server = Server::bind(options)?;

@@ -62,7 +62,7 @@ impl Images {
         self.labels.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no image.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()

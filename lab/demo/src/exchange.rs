@@ -30,7 +30,7 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Of so many workers, with fixed-point numbers of this scale.
+    /// For this number of workers, with fixed-point numbers of this scale.
     ///
     /// # Errors
     /// A scale or a number of workers that makes no sense.
@@ -107,8 +107,8 @@ impl Exchange {
         }
     }
 
-    /// Leaves rank 0's weights at all ranks. Through an aggregator they are sent: what other ranks
-    /// have is thrown away first. Elsewhere all have them from the same seed.
+    /// Leaves rank 0's weights at all ranks. An aggregator sends them, and other ranks throw away
+    /// what they have. Elsewhere all have them from the same seed.
     ///
     /// # Errors
     /// Those of the broadcast.

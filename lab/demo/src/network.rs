@@ -2,8 +2,8 @@
 //! end.
 //!
 //! tanh because it is smooth. With ReLU a difference in the last bit of one gradient can switch a
-//! unit on or off, and from there on two runs part by far more than the difference that caused
-//! it; runs that are compared in the last digits need a loss whose gradient has no jumps.
+//! unit on or off. From there on two runs part by far more than the difference that caused it. Runs
+//! that are compared in the last digits need a loss whose gradient has no jumps.
 //!
 //! All parameters lie in one vector, layer by layer: the weights of each output, then the biases.
 //! The gradient has the same layout, so it is all-reduced as it is. Everything is computed in

@@ -98,7 +98,7 @@ impl Record {
     /// Reads one that [`Self::write`] wrote.
     ///
     /// # Errors
-    /// The file cannot be read, or is no record.
+    /// The file cannot be read, or does not hold a record.
     pub fn read(path: &Path) -> Result<Self, RecordError> {
         let fail = |source| RecordError { doing: "read", path: path.into(), source };
         let json = std::fs::read(path).map_err(fail)?;

@@ -1,20 +1,19 @@
-//! Comparison of runs: is what came over the network what quantisation explains, and what did it
-//! cost?
+//! Comparison of runs: does quantisation explain what came over the network, and what did it cost?
 //!
 //! # What quantisation explains
-//! Every worker rounds `x * scale` to an integer, which changes `x` by at most `0.5 / scale`; an
+//! Every worker rounds `x * scale` to an integer, which changes `x` by at most `0.5 / scale`. An
 //! average of such values is off by no more than that, and is rounded once more to an `f32`. So
 //! every element of step `t`'s averaged gradient is off by at most `e(t) = 0.5 / scale + 2^-24 *
-//! max |g(t)|`. Carried through momentum and step size with all errors of one sign, every weight
-//! is off by at most `w(t)`: `v(t + 1) = momentum * v(t) + e(t)`, `w(t + 1) = w(t) +
-//! learning_rate * v(t + 1)`. To first order the loss is then off by at most `w(t) * sum |g(t)|`,
-//! plus its own rounding.
+//! max |g(t)|`. Carried through momentum and step size with all errors of one sign, every weight is
+//! off by at most `w(t)`: `v(t + 1) = momentum * v(t) + e(t)`, `w(t + 1) = w(t) + learning_rate *
+//! v(t + 1)`. To first order the loss is then off by at most `w(t) * sum |g(t)|`, plus its own
+//! rounding.
 //!
-//! Two things are honest to add. First order means that the changed weights' effect on later
-//! gradients is left out; the worst case, all errors of one sign, is far larger than what
-//! rounding does, so that the bound has room for it, but this is no proof. And floats are summed
-//! in another order than in one process. That effect is not bounded but measured: by the TCP
-//! ring's run, which does not quantise.
+//! Two limits apply. First order means that the changed weights' effect on later gradients is left
+//! out. The worst case, all errors of one sign, is far larger than what rounding does. So the bound
+//! has room for that effect, but this is not a proof. Second, floats are summed in another order
+//! than in one process. That effect is not bounded but measured: by the TCP ring's run, which does
+//! not quantise.
 //!
 //! The sharper check needs no bound: one process that quantises and sums as the client and the
 //! aggregator do must end with the same weights, bit for bit ([`Report::same_bits_as_emulated`]).
@@ -160,7 +159,7 @@ pub struct Report {
     /// single process.
     pub summation_order: Option<f64>,
     /// Whether the aggregated run's difference is within the sum of these two, without any clamped
-    /// element. None where there is no such run.
+    /// element. None without an aggregated run.
     pub explained: Option<bool>,
     /// Whether the aggregated run ended with the very weights of the emulation. None where one of
     /// them is missing.

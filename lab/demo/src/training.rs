@@ -1,10 +1,10 @@
 //! Stochastic gradient descent with momentum.
 //!
-//! Every rank has all images and the same weights: rank 0's, which the aggregator gives to all (or,
-//! where there is none, the same seed's). A step's batch is divided evenly, each rank computes the
-//! gradient of its part, and all take the same step along the average, so weights stay equal, bit
-//! for bit, without being sent again. The loss of the part travels with the gradient, as one more
-//! element.
+//! Every rank has all images and the same weights: rank 0's, which the aggregator gives to all, or,
+//! without an aggregator, those of the same seed. A step's batch is divided evenly, and each rank
+//! computes the gradient of its part. All take the same step along the average, so weights stay
+//! equal, bit for bit, without being sent again. The loss of the part travels with the gradient, as
+//! one more element.
 
 use std::time::{Duration, Instant};
 
@@ -98,7 +98,7 @@ struct Run<'a> {
 /// Trains, and returns this process' account. `scale` is noted there.
 ///
 /// # Errors
-/// Settings that do not fit, an all-reduce that fails, or a loss that is no number any more.
+/// Settings that do not fit, an all-reduce that fails, or a loss that is infinite or NaN.
 pub fn train(
     options: Options,
     scale: Option<f64>,

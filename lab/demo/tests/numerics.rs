@@ -13,7 +13,7 @@ const STEPS: usize = 60;
 /// Elements of a block that fills an Ethernet frame, in 32-bit lanes.
 const BLOCK: usize = 352;
 
-/// The workers' gradients of one step, after so many steps of training.
+/// The workers' gradients of one step, after `step` steps of training.
 fn gradients(step: usize) -> Vec<Vec<f32>> {
     let (images, _) = Images::load().expect("the images are part of the program").split(5);
     let mut network = Network::new(5);
@@ -50,7 +50,7 @@ fn ring(workers: &[Vec<f32>]) -> Vec<f32> {
     (0..PARAMETERS).map(sum).collect()
 }
 
-/// What an aggregator computes whose `workers / processes` hosts have so many processes each.
+/// What an aggregator computes with `processes` processes on each of `workers / processes` hosts.
 fn aggregated(
     workers: &[Vec<f32>],
     processes: usize,

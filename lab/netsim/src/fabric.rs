@@ -27,8 +27,8 @@ pub struct Costs {
     /// Wire bytes a second of sums that an aggregating switch can make, of all trees together;
     /// infinity: line rate on every port.
     pub aggregator: f64,
-    /// Slots that each tree has at its aggregators: so many packets are on their way at once. None:
-    /// enough of them.
+    /// Slots that each tree has at its aggregators: this number of packets is on the way at once.
+    /// None: enough of them.
     pub slots: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Costs {
         slots: None,
     };
 
-    /// Seconds that a step with so many members costs.
+    /// Seconds that a step with this number of members costs.
     #[must_use]
     pub fn step_of(&self, members: usize) -> f64 {
         self.step + self.jitter * (2.0 * (members.max(1) as f64).ln()).sqrt()
@@ -58,7 +58,7 @@ pub struct Fabric<'a> {
     network: &'a Network,
     costs: Costs,
     capacities: Vec<f64>,
-    /// The first resource that is no link.
+    /// The first resource that is not a link.
     own: usize,
 }
 
@@ -125,7 +125,7 @@ impl<'a> Fabric<'a> {
             latency_ns += links[link].latency_ns;
         });
         for (node, which) in [(from, 0), (to, 1)] {
-            // An aggregator in a switch is no host.
+            // An aggregator in a switch is not a host.
             let is_host = self.network.nodes()[node] != NodeKind::Switch;
             if is_host && self.costs.host.is_finite() {
                 self.use_own(uses, node, which, weight);

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `bench simulate … | head -1`: whoever reads has read enough.
+/// `bench simulate … | head -1`: the reader has read enough.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

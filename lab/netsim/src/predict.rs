@@ -8,7 +8,7 @@ use crate::engine::{Options, Outcome, Progress, SimulationError, simulate};
 use crate::fabric::{Costs, Fabric};
 use crate::strategy::{Coupling, Job, StrategyError, Way, schedule};
 
-/// Why there is no prediction.
+/// Why a prediction failed.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PredictError {
     /// The strategy does not fit the network.

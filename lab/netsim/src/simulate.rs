@@ -48,18 +48,18 @@ pub(crate) struct Args {
     /// Slots of each tree at its aggregators
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     slots: Option<u32>,
-    /// Aggregators keep what arrives and send in so many chunks; without this, all links of a tree
-    /// go at the same pace
+    /// Aggregators keep what arrives and send it in this number of chunks; without this, all links
+    /// of a tree go at the same pace
     #[arg(long, value_name = "CHUNKS", value_parser = clap::value_parser!(u32).range(1..))]
     buffered: Option<u32>,
-    /// Pause so many senders, fewer than hosts, drawn anew every --pause-ms. Trees want --buffered
-    /// as well; ps-one and atp, one tree each, do not go with it
+    /// Pause this number of senders, fewer than hosts, drawn anew every --pause-ms. Trees want
+    /// --buffered as well; ps-one and atp, one tree each, do not go with it
     #[arg(long, value_name = "K", default_value_t = 0)]
     pause: usize,
     /// Milliseconds between drawings
     #[arg(long, value_name = "MS", default_value_t = 10.0, value_parser = period)]
     pause_ms: f64,
-    /// Of the drawing
+    /// Seed of the drawing
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
     /// Print JSON

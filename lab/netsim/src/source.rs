@@ -33,10 +33,10 @@ struct Which {
 pub(crate) struct Source {
     #[command(flatten)]
     which: Which,
-    /// Of a network that is no file: rate of each host's link, such as 25gbit
+    /// Without a file: rate of each host's link, such as 25gbit
     #[arg(long, value_name = "RATE")]
     rate: Option<Rate>,
-    /// Of a network that is no file: so many racks have an aggregator in their switch
+    /// Without a file: number of racks that have an aggregator in their switch
     #[arg(long, value_name = "RACKS", default_value_t = 0)]
     equipped: usize,
 }

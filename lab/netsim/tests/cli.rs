@@ -230,7 +230,7 @@ fn a_rack_without_agent_is_refused_with_its_line() {
     assert!(simulate(&alone, "passing", &[]).0);
     let (fine, _, error) = simulate(&alone, "colocated", &[]);
     assert!(!fine && error.contains("strategy colocated needs an aggregator"), "{error}");
-    // A network that is no file: said once.
+    // Without a file the missing aggregator is named once.
     let (fine, _, error) = netsim(&[
         "simulate",
         "--bytes=1M",

@@ -17,7 +17,7 @@ use crate::socket::{self, awaited};
 
 /// Elements of a block, where nothing else is said: 64 KiB of `f32`.
 pub const DEFAULT_BLOCK: usize = 16 * 1024;
-/// How much longer than its deadline a call waits for a server to name who is missing.
+/// How much longer than its deadline a call waits for a server to name the missing workers.
 const GRACE: Duration = Duration::from_millis(500);
 /// How long a worker stays connected to all servers after an error.
 const LINGER: Duration = Duration::from_millis(300);
@@ -45,7 +45,7 @@ pub(crate) const fn operation_name(call: u64) -> &'static str {
     }
 }
 
-/// Who a worker is, and how it works.
+/// A worker's place in its job, and how it works.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Name of the job, the same at all workers and servers.
@@ -210,8 +210,9 @@ impl PsClient {
         }
     }
 
-    /// Remembers an error: the workers are out of step. Who is told by one server lets the others
-    /// hear it there, before its end is what they hear of at another.
+    /// Remembers an error: the workers are out of step. A worker that one server tells of it keeps
+    /// its connections for a while. So the others hear the error from that server before they lose
+    /// this worker at another.
     fn keep<R>(&mut self, result: Result<R, Error>) -> Result<R, Error> {
         if let Err(error) = &result {
             self.broken = Some(error.to_string());

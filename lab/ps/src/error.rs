@@ -71,7 +71,7 @@ pub enum Error {
     WorkerLost {
         /// The worker.
         rank: u16,
-        /// Who says so.
+        /// The server that says so.
         server: SocketAddr,
         /// Its words.
         reason: String,
@@ -81,7 +81,7 @@ pub enum Error {
     Mismatch {
         /// The worker that came second with its part.
         rank: u16,
-        /// Who says so.
+        /// The server that says so.
         server: SocketAddr,
         /// Both calls.
         reason: String,
@@ -91,7 +91,7 @@ pub enum Error {
     Missing {
         /// The workers.
         ranks: Vec<u16>,
-        /// Who says so.
+        /// The server that says so.
         server: SocketAddr,
         /// Its words.
         reason: String,
@@ -99,7 +99,7 @@ pub enum Error {
     /// Integers whose sum `i32` does not hold.
     #[error("{reason} (says the parameter server {server}); use f64, or smaller numbers")]
     Overflow {
-        /// Who says so.
+        /// The server that says so.
         server: SocketAddr,
         /// Where.
         reason: String,

@@ -265,7 +265,7 @@ impl Inbox {
     /// memory until it is whole. The next header comes in with the end of a payload.
     ///
     /// # Errors
-    /// `InvalidData`, in words, for what is no frame; else the system's.
+    /// `InvalidData`, in words, for bytes that are not a frame; else the system's.
     pub(crate) fn step(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<Step> {
         let Some(header) = self.current else {
             if self.have < HEADER_LEN {

@@ -1,16 +1,16 @@
 //! A parameter server over TCP, and its workers' half.
 //!
-//! `N` workers of a job push pieces of their vectors; when all parts of a piece are there, the
+//! `N` workers of a job push pieces of their vectors. When all parts of a piece are there, the
 //! server adds them in order of rank and sends the sum to every worker. This is the baseline `ps`
-//! of the paper's comparison (with `p` servers), the servers of `psring`, and where an ATP-like
-//! aggregator's overflow goes.
+//! of the paper's comparison (with `p` servers). It also serves `psring`, and takes an ATP-like
+//! aggregator's overflow.
 //!
-//! What makes it quick: pieces of 64 KiB flow in both directions at once, a header and the payload
-//! before it come in with one system call, payloads are received where they are added from (and at
-//! a worker where the result belongs), and one pass over the parts of a piece adds them all. A job
-//! is one thread at the server, which waits for all of its connections at once.
+//! What makes it quick: pieces of 64 KiB flow in both directions at once. A header and the payload
+//! before it come in with one system call. Payloads are received where they are added from (and at
+//! a worker where the result belongs). One pass over the parts of a piece adds them all. A job is
+//! one thread at the server, which waits for all of its connections at once.
 //!
-//! Sums are taken in order of rank whatever the order of arrival, so the same inputs give the same
+//! Sums are taken in order of rank whatever the order of arrival. So the same inputs give the same
 //! bits in every run and at every worker, for any number of servers.
 #![forbid(unsafe_code)]
 

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::frame::{Cause, Failure, HEADER_LEN, Header, Hello, Inbox, Kind, MAX_PIECE, Step};
 use crate::socket::{self, Stream, awaited};
 
-/// Connections that have not said yet who they are.
+/// Connections that have not introduced themselves yet.
 const STRANGERS_MAX: usize = 128;
 /// How long they may take.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -121,7 +121,7 @@ impl Server {
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         loop {
             let mut fds = vec![awaited(&self.stopped, true, false)];
-            // Who is too many waits in the listener's queue.
+            // A connection beyond that number waits in the listener's queue.
             fds.push(awaited(&self.listener, strangers.len() < STRANGERS_MAX, false));
             fds.extend(strangers.iter().map(|s: &Stranger| awaited(&s.stream, true, false)));
             let what = "waiting for connections";
@@ -154,7 +154,7 @@ impl Server {
     }
 }
 
-/// A connection that has not said who it is.
+/// A connection that has not introduced itself.
 #[derive(Debug)]
 struct Stranger {
     stream: Stream,
@@ -212,7 +212,7 @@ impl Stranger {
     }
 }
 
-/// Tells somebody who is no member of a job why. The socket's buffer is empty, so it has room.
+/// Tells a connection that joins no job why. The socket's buffer is empty, so it has room.
 fn refuse(stream: &Stream, reason: &str) {
     let payload = Failure::new(Cause::Refused, &[], reason).emit();
     let header = Header::plain(Kind::Failed, payload.len()).emit();
@@ -248,7 +248,7 @@ impl Jobs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a worker to its job, which begins with its first one. The thread of a new job.
+    /// Hands a worker to its job, which begins with its first worker. Returns a new job's thread.
     fn admit(
         self: &Arc<Self>,
         stream: Stream,

@@ -21,7 +21,7 @@ pub use report::Report;
 /// Why a plot or a report was not written.
 #[derive(Debug, Error)]
 pub enum ReportError {
-    /// There is no point and no bar.
+    /// Neither a point nor a bar.
     #[error("nothing was measured, so there is nothing to draw; expected at least one point")]
     Nothing,
     /// The directory cannot be made.

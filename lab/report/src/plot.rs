@@ -11,7 +11,7 @@ use plotters::prelude::*;
 use crate::{ReportError, make_directory};
 
 const SIZE: (u32, u32) = (900, 520);
-/// Told apart by people who see few colours, too (Okabe and Ito).
+/// Colours that people with colour blindness can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -85,7 +85,7 @@ pub struct Panel<'a> {
 ///
 /// # Errors
 ///
-/// [`ReportError`]: there is no point in a panel, or the file cannot be written.
+/// [`ReportError`]: a panel has no point, or the file cannot be written.
 pub fn lines(file: &Path, panels: &[Panel<'_>]) -> Result<(), ReportError> {
     let mut points = panels.iter().map(|panel| panel.series.iter().any(|s| !s.points.is_empty()));
     if !points.all(|any| any) {

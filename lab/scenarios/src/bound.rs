@@ -22,7 +22,7 @@ pub(crate) fn ring_wire_bytes(bytes: u64, mtu: u32, workers: u16) -> f64 {
     Framing::tcp(mtu).wire(2.0 * (workers - 1.0) / workers * bytes as f64)
 }
 
-/// The time of so many bytes at this rate, in microseconds.
+/// The time of `wire_bytes` at this rate, in microseconds.
 pub(crate) fn time_us(wire_bytes: f64, rate_bits: u64) -> f64 {
     wire_bytes * 8.0 / rate_bits as f64 * 1e6
 }

@@ -1,8 +1,8 @@
 //! `bench broadcast`: every way that a broadcast can go, and what a tuned table makes of it.
 //!
-//! `xdp-agg tune` runs as every worker: first to write a table, then again, on its own, to see what
-//! the table's choice is worth against the best of all; and once more for short vectors without the
-//! agreement on a call, so that the trees over TCP are alone on the clock.
+//! `xdp-agg tune` runs as every worker: first to write a table, then on its own, to compare the
+//! table's choice with the best of all. A third run of short vectors leaves out the agreement on a
+//! call, so that only the trees over TCP are timed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -136,8 +136,8 @@ impl Common {
     }
 }
 
-/// Says so where others use this machine: they make every figure worse, and not every system's by
-/// the same.
+/// Warns where other programs use this machine: they make every figure worse, but not every
+/// system's by the same amount.
 pub(crate) fn warn_if_busy() -> Result<()> {
     let meter = CpuMeter::start()?;
     std::thread::sleep(Duration::from_millis(500));
@@ -282,8 +282,7 @@ fn bound_us(plan: &Plan, system: &str, bytes: u64) -> Option<f64> {
     Some(bound::time_us(wire_bytes, rate))
 }
 
-/// How long one call and a whole run may take before something is considered broken: generous, but
-/// bounded.
+/// How long one call and a whole run may take before they count as broken: generous, but bounded.
 fn patience(plan: &Plan, calls: &Calls<'_>, bytes: u64) -> (Duration, Duration) {
     // Where the rate is not limited these machines still move 100 Mbit/s.
     let rate = plan.rate.bits.unwrap_or(100_000_000);

@@ -156,7 +156,7 @@ fn json_row(row: &BenchRow) -> Row {
     }
 }
 
-/// The smallest MTU whose blocks are so large.
+/// The smallest MTU whose blocks have this payload.
 fn mtu_of(payload: u32) -> u32 {
     let chunks = (payload / CHUNK_LEN as u32) as u16;
     (0..=4096).find(|mtu| chunks_for_mtu(*mtu) >= chunks).unwrap_or(0)

@@ -18,7 +18,7 @@ use xdp_agg_report::quantile;
 
 /// In what time the others go on or are told.
 const PROMISED: Duration = Duration::from_secs(3);
-/// Not later than this: then it is a hang.
+/// A worker that takes longer than this hangs.
 const HANG: Duration = Duration::from_secs(15);
 /// For a job to begin.
 const BEGIN: Duration = Duration::from_secs(30);
@@ -63,9 +63,9 @@ impl Scene {
 /// Kills workers and daemons in the middle of calls, at random moments, with SIGKILL.
 ///
 /// Four worker processes make one call after the other, whose sums are known beforehand. `right`
-/// counts the kills after which everybody was told who is lost, or went on with right sums, within
-/// three seconds; for a daemon from its restart on. `wrong` counts elements of all calls of all
-/// workers, `different` calls whose results two workers had different bits of.
+/// counts the kills after which all others were told of the loss, or went on with right sums,
+/// within three seconds; for a daemon from its restart on. `wrong` counts wrong elements of all
+/// calls of all workers, `different` calls whose results differ in a bit between two workers.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Kills of each scene.

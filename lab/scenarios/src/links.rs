@@ -15,7 +15,7 @@ use xdp_agg_report::quantile;
 /// Every worker's link is shaped in both directions, for all systems at the same place, and counted
 /// meanwhile. `bound` is the number of bytes on the wire over the rate: for xdp-agg the vector and
 /// 64 bytes a block, for a ring 2(N-1)/N of the vector in full TCP segments. A row whose links
-/// carried more than their rate says so and is no result; then the exit status is 1.
+/// carried more than their rate says so and does not count; then the exit status is 1.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -81,8 +81,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     Ok(())
 }
 
-/// The same calls with and without loss, in turns, so that whatever else goes on on this machine
-/// meets both; what share of the rate is left.
+/// The same calls with and without loss, in turns, so that other load on this machine meets both;
+/// what share of the rate is left.
 fn compare_loss(args: &Args, privilege: Privilege, calls: &Calls<'_>) -> Result<()> {
     let common = &args.common;
     let lossy = common.plan(args.rate, privilege);

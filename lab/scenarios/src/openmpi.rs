@@ -131,8 +131,8 @@ impl OpenMpi {
         Ok(rows)
     }
 
-    /// Writes what mpirun calls instead of ssh: it starts a command in the host's namespace, with a
-    /// host name of its own, because ranks of one host would use its memory instead of the network.
+    /// Writes what mpirun calls instead of ssh. It starts a command in the host's namespace, with a
+    /// host name of its own: ranks of one host would use its memory instead of the network.
     fn write_agent(&self, lab: &Lab) -> Result<PathBuf> {
         let mut script = String::from(
             "#!/bin/sh\nwhile case \"$1\" in -*) true ;; *) false ;; esac; do shift; done\n\

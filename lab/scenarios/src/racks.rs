@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// Rate of every host's link in each direction, such as 100mbit.
     #[arg(long, default_value = "200mbit")]
     rate: Rate,
-    /// A rack's hosts can send so many times as much as its uplink carries.
+    /// How many times as much a rack's hosts can send as its uplink carries.
     #[arg(long, default_value_t = 4.0)]
     oversubscription: f64,
     /// Bytes of the vector, with K, M, G (1024-based).
@@ -93,8 +93,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     burst: Option<u64>,
     /// One call follows the other. Otherwise all ranks meet before each, in a call of one element,
-    /// which they do not leave at the same time: where links take their time, who leaves it first
-    /// waits for the others in what is timed.
+    /// which they do not leave at the same time. Where links take their time, a rank that leaves it
+    /// first waits for the others in what is timed.
     #[arg(long)]
     through: bool,
     /// Write the rows here as a JSON array.
@@ -219,7 +219,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what cannot be built, or would mean something else than it says.
+/// Refuses what cannot be built, or what would mean something else than it says.
 fn check(args: &Args) -> Result<()> {
     if args.stall.is_some_and(Stall::needs_rate) && args.rate.bits.is_none() {
         bail!("--stall=host and =link stop links at their shapers: they need a --rate, not none");

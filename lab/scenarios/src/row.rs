@@ -42,7 +42,7 @@ pub(crate) struct Row {
     /// Whether super-packets crossed the links in one piece.
     pub(crate) offloads: bool,
     /// Whether no direction of any link carried more than its rate while this row was measured;
-    /// none where the links are not limited. A row with `false` is no result.
+    /// none where the links are not limited. A row with `false` does not count as a result.
     pub(crate) caps_kept: Option<bool>,
     /// The most that a direction of a link carried, in bits a second over a tenth of a second.
     pub(crate) link_peak_bits: Option<f64>,

@@ -28,7 +28,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left over is in a directory for what may be left over.
+        // A directory that stays behind is among temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -117,7 +117,7 @@ fn run(args: &Args, plan: Plan, system: &str, arguments: &[String]) -> Result<(S
     let lab = Lab::build(plan)?;
     let daemon = lab.start_daemon()?;
     let out = args.out.join(format!("{system}.json"));
-    // A record of an earlier run is none of this one.
+    // A record that an earlier run left is not this run's.
     let _ = std::fs::remove_file(&out);
     let mut all = arguments.to_vec();
     all.extend(["--out".to_owned(), std::path::absolute(&out)?.to_string_lossy().into_owned()]);

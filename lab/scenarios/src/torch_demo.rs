@@ -16,7 +16,7 @@ const EXAMPLE: &str = "examples/ddp_digits.py";
 const SYSTEMS: [&str; 2] = ["xdp-agg", "gloo"];
 /// The longest that one training may take.
 const LIMIT: Duration = Duration::from_secs(300);
-/// By how much two trainings may differ that sum the same gradients, rounded in two ways.
+/// By how much two trainings may differ that sum the same gradients but round in different ways.
 const LOSS_MAX: f64 = 1e-3;
 const ACCURACY_MAX: f64 = 0.01;
 
@@ -81,7 +81,7 @@ fn train(plan: Plan, system: &str, epochs: Option<u32>, out: &Path) -> Result<Re
         println!("   the aggregator is ready: {}", daemon.engine());
     }
     let file = std::path::absolute(out.join(format!("torch-{system}.json")))?;
-    // A record of an earlier run is none of this one.
+    // A record that an earlier run left is not this run's.
     let _ = std::fs::remove_file(&file);
     let mut arguments = vec!["--out".to_owned(), file.to_string_lossy().into_owned()];
     if let Some(epochs) = epochs {

@@ -7,7 +7,7 @@ use procfs::{CurrentSI, KernelStats};
 
 use crate::error::Error;
 
-/// Processor time of the whole machine from a moment on, whoever used it: the network's own work
+/// Processor time of the whole machine from a moment on, whatever used it: the network's own work
 /// happens in interrupts and belongs to no process.
 #[derive(Debug)]
 pub struct CpuMeter {

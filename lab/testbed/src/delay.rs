@@ -1,9 +1,9 @@
 //! Links that take their time.
 //!
 //! Kernels without `netem` have nothing that holds a packet back for a while, so it waits in user
-//! space: the kernel program of the links sends what comes in on one end into a TAP device, a
-//! thread reads it there, keeps it, and writes it back; the same program, at that device, hands it
-//! to the queue at the other end. Super-packets and trains stay whole, and checksums that are not
+//! space. The kernel program of the links sends what comes in on one end into a TAP device. A
+//! thread reads it there, keeps it, and writes it back. The same program, at that device, hands it
+//! to the queue at the other end. Super-packets and trains stay whole. Checksums that are not
 //! worked out yet stay so (the header of virtio goes with each packet).
 //!
 //! The thread runs on the processors that everything else runs on, so a packet may be late. How
@@ -86,8 +86,8 @@ struct Counters {
 }
 
 impl DelayLine {
-    /// Makes so many devices in a namespace, up, each of which gives back what is sent into it
-    /// after this time.
+    /// Makes this number of devices in a namespace, up. Each gives back what is sent into it after
+    /// this time.
     pub(crate) fn start(
         namespace: &Namespace,
         count: usize,
@@ -155,7 +155,7 @@ impl Drop for DelayLine {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // What it said is of no use to whoever drops it.
+            // A caller that drops the line has no use for what the thread said.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Whoever sends what is not theirs to send: floods of forged packets, and a member that repeats
-//! itself as fast as it can.
+//! Senders of packets that are not theirs to send: floods of forged packets, and a member that
+//! repeats itself as fast as it can.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket};
@@ -40,12 +40,12 @@ pub fn pin_to_cpu(cpu: usize) -> Result<(), Error> {
     sys::pin_to_cpu(cpu).map_err(Error::os(format!("keeping to processor {cpu}")))
 }
 
-/// What only a job's members know, and whoever reads their packets.
+/// What only a job's members know, and an attacker that reads their packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Secret {
     /// Of a contribution.
     pub header: Header,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddrV4,
     /// Where it went.
     pub to: SocketAddrV4,
@@ -193,7 +193,7 @@ impl Flood {
         let stop = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&stop);
         let work = move || {
-            // Where there is no such processor the flood is where it is.
+            // Without such a processor the flood runs where it is.
             let _ = cpu.map(sys::pin_to_cpu);
             let mut sent = 0;
             for burst in messages.chunks(BURST).cycle() {
@@ -280,7 +280,7 @@ impl Rude {
         write_message(&mut self.control, request).map_err(|error| Error::Process(error.to_string()))
     }
 
-    /// What the daemon says for which this is something.
+    /// Reads what the daemon says until `wanted` finds something in it.
     fn hear<T>(&mut self, wanted: impl Fn(&Reply) -> Option<T>) -> Result<T, Error> {
         loop {
             let reply: Reply = read_message(&mut self.control)

@@ -24,7 +24,7 @@ pub fn all_kinds() -> Vec<(u8, u8)> {
     codes(3, 15).chain(codes(11, 1)).chain(codes(12, 2)).collect()
 }
 
-/// Who is lied to, and about what.
+/// Which host is lied to, and about what.
 #[derive(Clone, Debug)]
 pub struct Lie {
     /// The host that gets the messages, which is to have sent the packets that they are about.

@@ -1,8 +1,8 @@
 //! Did the links keep their rate? Counted, not believed.
 //!
 //! XDP sends past queueing disciplines, so a shaper on a link proves nothing by being there. A
-//! [`LinkMeter`] compares, for each direction of each link and over every window between samples,
-//! what the shaper let through and what the far end received with what the rate allows.
+//! [`LinkMeter`] compares what the shaper let through and what the far end received with what the
+//! rate allows. It does so for each direction of each link and over every window between samples.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -158,7 +158,7 @@ impl<'a> LinkMeter<'a> {
 impl Drop for LinkMeter<'_> {
     fn drop(&mut self) {
         if self.sampler.is_some() {
-            // Whoever drops a meter does not want its result.
+            // A caller that drops a meter does not want its result.
             let _ = self.end();
         }
     }
@@ -342,7 +342,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { rate: 8_000_000, burst: 100_000, queue: 1 << 20 };
 
-    /// A sample every 50 ms, read within 1 ms, of a path that had carried so many bytes.
+    /// A sample every 50 ms, read within 1 ms, of a path that had carried these totals of bytes.
     fn series(totals: &[u64]) -> Series {
         let time = |i: usize| i as f64 * 0.05;
         Series {

@@ -1,6 +1,6 @@
 //! Network namespaces without names.
 //!
-//! A namespace is held by a descriptor of this process and by nothing else, so the kernel destroys
+//! A namespace is held by a descriptor of this process and by nothing else. So the kernel destroys
 //! it, with every interface in it, when the process ends in whatever way: a killed run leaves
 //! nothing behind. Its name is for messages only.
 
@@ -167,7 +167,7 @@ impl Namespace {
     /// Opens a namespace that exists, such as `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// It is none, or not ours to enter.
+    /// It is not a namespace, or not ours to enter.
     pub fn open(path: &std::path::Path) -> Result<Self, Error> {
         let label = path.display().to_string();
         let file =

@@ -287,7 +287,7 @@ impl Process {
         if let Some(status) = self.try_wait()? {
             return Ok(status);
         }
-        // Not reaped, so neither its id nor its group's can mean anybody else. It leads a group
+        // Not reaped, so neither its id nor its group's can mean another process. It leads a group
         // unless the caller's command was of another making.
         if sys::kill_group(self.pid(), libc::SIGKILL).is_err() {
             let what = format!("killing {}", self.name);
@@ -449,7 +449,7 @@ fn spawn_on_lasting_thread(command: Command) -> std::io::Result<Child> {
         let (sender, orders): (_, Receiver<Order>) = channel();
         let work = move || {
             for (mut command, reply) in orders {
-                // The one who ordered waits for the answer, so this does not fail.
+                // The thread that ordered it waits for the answer, so this does not fail.
                 let _ = reply.send(command.spawn());
             }
         };

@@ -86,9 +86,8 @@ impl Netlink {
     }
 
     /// Makes a bucket that is there let nothing through: a byte takes a second. What is sent
-    /// meanwhile waits, as far as so many bytes go, and is dropped beyond them. A bucket that is
-    /// changed is full; with every packet counted as so much longer than it is, that is enough for
-    /// two at most.
+    /// meanwhile waits, up to `queue` bytes, and is dropped beyond them. A bucket that is changed
+    /// is full. With the longest overhead counted for every packet, that is enough for two at most.
     pub(crate) fn hold(&mut self, index: u32, queue: u32) -> Result<(), Error> {
         let held = Shape { rate: 8, burst: MIN_BURST, queue };
         self.set_bucket(index, &held, u16::MAX)

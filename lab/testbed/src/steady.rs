@@ -1,8 +1,8 @@
 //! Workers whose every sum can be checked from outside: the program `steady_worker`, and what it
 //! says.
 //!
-//! What a worker puts into a call follows from the call's number, the worker's rank and a seed, and
-//! so does the call's shape. So anybody can tell what a sum must be, of whichever ranks it is.
+//! The call's number, the worker's rank and a seed determine what a worker puts into a call, and
+//! the call's shape. So any reader can tell what the sum of any ranks must be.
 
 use std::hash::{Hash, Hasher};
 use std::process::Command;
@@ -200,7 +200,7 @@ pub struct Work {
     pub longest: usize,
     /// After an error it connects again instead of ending.
     pub reconnects: bool,
-    /// Waits so long between calls.
+    /// How long it waits between calls.
     pub pause: Duration,
 }
 
@@ -299,7 +299,7 @@ impl Steady {
         }
     }
 
-    /// Waits until it has done so many calls.
+    /// Waits until it has done this number of calls.
     ///
     /// # Errors
     /// It has not in time.

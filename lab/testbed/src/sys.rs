@@ -133,7 +133,7 @@ pub(crate) fn become_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         let result = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETOFFLOAD as _, what) };
         checked(result)
     };
-    // Before 6.2 there is no word for trains of UDP: the kernel cuts them up itself then.
+    // Kernels before 6.2 have no flag for trains of UDP: they cut them up themselves then.
     offload(tcp | trains).or_else(|_| offload(tcp))?;
     // SAFETY: no memory is handed over.
     checked(unsafe { libc::fcntl(tun.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)

@@ -104,7 +104,7 @@ impl Link {
         }
     }
 
-    /// Where the kernel program meets a direction's packets, and who sends them there.
+    /// Where the kernel program meets a direction's packets, and the end that sends them there.
     fn entrance(&self, direction: Direction) -> Result<(&End, &End), Error> {
         let (x, y) = self.middle.as_ref().ok_or_else(|| {
             Error::Config("this network was built without the kernel program of its links".into())
@@ -246,7 +246,7 @@ impl Topology {
     /// them: UDP trains, and TCP super-packets unless the faults are for one UDP port.
     ///
     /// # Errors
-    /// No such link, a chance that is none, or a network without the kernel program.
+    /// No such link, a chance outside 0 to 1, or a network without the kernel program.
     pub fn set_faults(
         &self,
         link: usize,
@@ -345,8 +345,8 @@ impl Topology {
         if up { link.wait_until_up() } else { Ok(()) }
     }
 
-    /// Takes away a worker's interface, as when its namespace is deleted: its address is nobody's,
-    /// and what runs there reaches nobody. It does not come back.
+    /// Takes away a worker's interface, as when its namespace is deleted: no host has its address,
+    /// and what runs there reaches no other host. It does not come back.
     ///
     /// # Errors
     /// No such worker, or netlink's.
@@ -393,7 +393,7 @@ impl Topology {
         self.kernel_program()?.seen(index)
     }
 
-    /// For people: who is where, and how to get a shell there.
+    /// For people: which host is where, and how to get a shell there.
     #[must_use]
     pub fn describe(&self) -> String {
         let mut text = String::new();

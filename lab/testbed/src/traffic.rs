@@ -32,7 +32,7 @@ pub fn send_trains(socket: &UdpSocket, payload: u16) -> Result<(), Error> {
 }
 
 /// Keeps 128 packets under way from a worker to an aggregator that reflects them (a
-/// [`crate::Probe::Reflect`] on its interfaces), in trains, for so long; how many came back.
+/// [`crate::Probe::Reflect`] on its interfaces), in trains, for this time; how many came back.
 ///
 /// # Errors
 /// The operating system's.
@@ -86,8 +86,8 @@ pub fn udp_socket(
     namespace.run(open)?.map_err(Error::os(what))
 }
 
-/// Sends so many bytes through one TCP connection and returns how long it took until all had been
-/// read.
+/// Sends this number of bytes through one TCP connection and returns how long it took until all had
+/// been read.
 ///
 /// # Errors
 /// No connection, or it stood still for ten seconds.

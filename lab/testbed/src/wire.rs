@@ -136,7 +136,7 @@ impl std::fmt::Debug for Wire {
 }
 
 impl Wire {
-    /// Loads the program for so many directions of links.
+    /// Loads the program for this number of directions of links.
     pub(crate) fn load(namespace: &Namespace, directions: u32) -> Result<Self, Error> {
         let load = |error| {
             let error = Error::bpf("loading the kernel program of the test network")(error);
@@ -191,7 +191,7 @@ impl Wire {
             let program: &mut SchedClassifier = program(&mut inner.ebpf, "wire")?;
             let attach = || {
                 if let Err(error) = program.attach(name, TcAttachType::Ingress) {
-                    // Before 6.6 there is no other place to attach to than this.
+                    // Kernels before 6.6 have no other place to attach to than this.
                     tc::qdisc_add_clsact(name)
                         .map_err(Error::bpf(format!("adding qdisc clsact to {name}")))?;
                     let what = format!("attaching program wire to {name} ({error})");

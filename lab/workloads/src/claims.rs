@@ -107,10 +107,10 @@ const fn efficiency(
 /// takes SwitchML `4 K / B` and PASSING `K / B`. With a computation of `C`:
 /// `3 K/B / (C + 4 K/B) = 9.09 %`, so `C = (3 / 0.0909 - 4) K/B = 29.0 K/B`; for ResNet-50 26.3.
 ///
-/// From equation (4) and what PSRing saves over the parameter server (36.52 % of
-/// `C + 32 K/B`, of which it saves three quarters of the latter) `C = 33.7 K/B` would follow for
-/// VGG-19: the two agree within a seventh. The figures of other settings do not fit any one `C`.
-/// Networks that the paper does not train take the value of VGG-19.
+/// Equation (4) and what PSRing saves over the parameter server would give `C = 33.7 K/B` for
+/// VGG-19. It saves three quarters of `32 K/B`, in the text 36.52 % of `C + 32 K/B`. The two values
+/// of `C` agree within a seventh. The figures of other settings do not fit any one `C`. Networks
+/// that the paper does not train take the value of VGG-19.
 #[must_use]
 pub fn compute_in_transfers(network: Network) -> f64 {
     let percent = match network {

@@ -38,7 +38,7 @@ impl Framing {
         Self { payload, packet: (mtu as usize + ETH_LEN) as f64 }
     }
 
-    /// Bytes on the wire for so many bytes of a vector.
+    /// Bytes on the wire for `bytes` of a vector.
     #[must_use]
     pub fn wire(&self, bytes: f64) -> f64 {
         bytes * self.packet / self.payload

@@ -22,7 +22,7 @@ pub enum System {
     Ps,
     /// PASSING's first step: reduced in the host, then pushed to `p` parameter servers.
     Psring,
-    /// Every process is a worker of its own of the aggregator, behind its host's one link.
+    /// Every process is an aggregator's worker by itself, behind its host's one link.
     Switchml,
     /// An aggregator with few slots; what finds none free goes to a parameter server.
     Atp,
@@ -164,8 +164,8 @@ pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     }
 }
 
-/// What one of so many members of a ring sends. Only a host's last process has its neighbour on
-/// another host; of rings across hosts, one for each process, each carries its part.
+/// What one of `members` of a ring sends. Only a host's last process has its neighbour on another
+/// host. Of rings across hosts, one for each process, each carries its part.
 fn ring_bytes(members: u16, setting: &Setting, bytes: f64) -> f64 {
     let world = f64::from(members);
     if setting.hosts == 1 { 0.0 } else { 2.0 * (world - 1.0) / world * bytes }

@@ -89,7 +89,7 @@ impl Network {
     }
 }
 
-/// A name that is no network's.
+/// A name that no network has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownNetwork(String);
 

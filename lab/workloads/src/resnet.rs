@@ -8,7 +8,7 @@ type Stages = [usize; 4];
 pub(crate) const RESNET50: Stages = [3, 4, 6, 3];
 pub(crate) const RESNET101: Stages = [3, 4, 23, 3];
 
-/// A block's output has so many times the channels of its middle.
+/// Channels of a block's output over those of its middle.
 const EXPANSION: usize = 4;
 
 /// The parameters of a ResNet, named as in torchvision.

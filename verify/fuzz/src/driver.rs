@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::mutate::Mutator;
 use crate::{Outcome, Random, Target};
 
-/// An input that takes longer is a failure of its own: nobody may stop the daemon by a message.
+/// An input that takes longer is a failure of its own: no message may stop the daemon.
 const SLOW: Duration = Duration::from_secs(2);
 /// An input that takes longer than this is a hang, and the process is given up for it.
 const HANG: Duration = Duration::from_secs(30);
@@ -246,7 +246,7 @@ impl Watched {
             return;
         }
         let file = PathBuf::from(format!("hang-{target}.bin"));
-        // If it cannot be written there is nobody to tell who would know more.
+        // A failed write is not reported: the next line says all that is known.
         let _ = fs::write(&file, &self.input);
         eprintln!("{target}: no end after {HANG:?}; the input is in {}", file.display());
         std::process::abort();

@@ -29,7 +29,7 @@ impl<'a> Script<'a> {
         self.byte() % end.max(1)
     }
 
-    /// The next so many bytes, or as many as there are.
+    /// The next `len` bytes, or all that there are.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;

@@ -14,7 +14,7 @@ fn fuzz(name: &str) {
     fuzz_with(name, 20);
 }
 
-/// Runs a target; of its inputs, at least one in so many gets somewhere.
+/// Runs a target; of its inputs, at least one in `one_in` gets somewhere.
 fn fuzz_with(name: &str, one_in: u64) {
     let target = targets::by_name(name).expect("there is such a target");
     if let Some(why) = (target.unavailable)() {

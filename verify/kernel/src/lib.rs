@@ -1,7 +1,7 @@
-//! Fuzzing the kernel program: mutated frames through `BPF_PROG_TEST_RUN`, and after every one of
-//! them a look at all that the program may write, beside a model of what it should have done.
+//! Fuzzing the kernel program: mutated frames through `BPF_PROG_TEST_RUN`. After every frame, all
+//! that the program may write is compared with a model of what it should have done.
 //!
-//! A run is told by its seed alone. The state begins anew every `ROUND` inputs, so a failure is
+//! A run is told by its seed alone. The state begins anew every `ROUND` inputs. So a failure is
 //! told with the inputs since then, reduced to those that it takes.
 
 mod model;

@@ -92,7 +92,7 @@ fn run(cli: &Cli) -> Result<bool> {
 }
 
 /// The kernel program has a driver of its own: its inputs go through `BPF_PROG_TEST_RUN`, and what
-/// it may write is in the kernel. Its corpus is of failures, which are run first.
+/// it may write is in the kernel. Its corpus holds failures, which are run first.
 fn fuzz_the_kernel_program(cli: &Cli) -> Result<bool> {
     let corpus = Some(directory("corpus").join(KERNEL));
     let config = FuzzConfig { inputs: cli.inputs, seed: cli.seed, corpus, disturb: None };

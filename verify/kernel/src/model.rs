@@ -32,7 +32,7 @@ pub(crate) const FORWARDER: usize = 2;
 /// Slots of all; a job has a third of them.
 pub(crate) const SLOTS: u32 = 12;
 pub(crate) const POOL: u32 = SLOTS / 3;
-/// World size of all jobs, of which one rank is no member of the first.
+/// World size of all jobs; one rank is not a member of the first.
 pub(crate) const WORKERS: u16 = 4;
 pub(crate) const MAX_CHUNKS: u16 = 3;
 const AGGREGATOR: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 254);
@@ -148,7 +148,7 @@ impl Model {
         if !plain {
             return Err(None);
         }
-        // What goes to an address that no job here has is another host's.
+        // A packet to an address that no job here has is another host's.
         let known = self.world.confs.iter().any(|conf| conf.addr == word(30));
         let stray = |reason| known.then_some((NONE, reason));
         let (ip_len, udp_len) = (usize::from(half(16)), usize::from(half(38)));
@@ -225,8 +225,8 @@ impl Model {
             }
             _ => report.repetitions += 1,
         }
-        // Nobody sees the lanes if others are missing, but where lanes are compared the packet was
-        // changed.
+        // Nobody sees the lanes while other contributions are missing, but where lanes are compared
+        // the packet was changed.
         packet.set_chunks(&chunks);
         packet.header.flags = outcome.flags;
         let action = self.send(at, &mut packet, (outcome.reaction(pool), outcome.word()));

@@ -127,14 +127,14 @@ impl Mutator {
         let payload: Vec<u8> = (0..chunks * 64).map(|_| self.rng.random()).collect();
         let mut frame = build(setup, &header, &payload);
         if self.rng.random_ratio(1, 10) {
-            // What pads a frame is no part of its packet.
+            // Padding of a frame does not belong to its packet.
             frame.extend(vec![0xAA; self.rng.random_range(1..40)]);
         }
         frame
     }
 
-    /// Most often what brings the slot on: contributions, and where it waits for the parent's
-    /// result, this.
+    /// Most often a kind that brings the slot on: a contribution or, where the slot waits for it,
+    /// the parent's result.
     fn kind(&mut self, setup: &JobSetup, waits: bool) -> Kind {
         let others = [Kind::Result, Kind::Pending, Kind::Mismatch, Kind::ProbeReply];
         let below = setup.uplink.is_some();
@@ -260,7 +260,7 @@ fn exchange(frame: &[u8], from: u16, to: u16) -> Vec<u8> {
 }
 
 fn build(setup: &JobSetup, header: &Header, payload: &[u8]) -> Vec<u8> {
-    // A rank that is no member speaks from an address of its own.
+    // A rank that is not a member speaks from an address of its own.
     let nobody = std::net::SocketAddrV4::new([10, 1, 9, 9].into(), 49_999);
     let from = match setup.uplink {
         Some(up) if header.kind.is_answer() => up.addr,

@@ -1,5 +1,5 @@
-//! The fuzzer of the kernel program, for a while (`cargo xtask fuzz` lets it run longer), and that
-//! it finds what there is to find.
+//! Runs the fuzzer of the kernel program for a while, and shows that it finds what there is to
+//! find. `cargo xtask fuzz` runs it for longer.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! Deterministic simulation of xdp-agg: the code that runs in production, under a virtual clock, on
-//! a network that loses, repeats, delays, reorders and cuts off, with processes that are stopped
-//! and killed, all from one seed.
+//! a network that loses, repeats, delays, reorders and cuts off. Processes are stopped and killed.
+//! All of it follows from one seed.
 //!
 //! What is real: all of `xdp_agg_protocol` (slots, admission and lane arithmetic in `sum`, the
 //! daemon's membership in `daemon`, the workers in `worker`), and the coding of packets and control

@@ -20,7 +20,7 @@ struct Args {
     /// Run this seed alone, and print everything that happens
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "first_seed", "mutants"])]
     seed: Option<u64>,
-    /// Run so many seeds, on all processors
+    /// Run this number of seeds, on all processors
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     seeds: u64,
     /// The first of them

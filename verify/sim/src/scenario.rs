@@ -25,7 +25,7 @@ pub const BLOCKS_MAX: u64 = 72;
 pub const SLOTS: u32 = 72;
 /// Most aggregators.
 pub const DAEMONS_MAX: usize = 4;
-/// Which seeds have trees has nothing to do with what else they have.
+/// The choice of seeds with trees is independent of what else they have.
 const TREES: u64 = 0x7ee5_0f7e_e5ff_0001;
 
 /// What a seed is not asked about.
@@ -71,7 +71,7 @@ pub struct Scenario {
     pub faults: Vec<(When, Fault)>,
     /// How long others wait for a member that contributes nothing. None: until their deadlines.
     pub straggler_timeout: Option<Nanos>,
-    /// From then on nothing bad happens any more, and everybody is back.
+    /// From then on nothing bad happens any more, and every process is back.
     pub heal_at: Nanos,
 }
 
@@ -88,7 +88,7 @@ pub struct JobPlan {
     pub slots: u32,
     /// Most chunks of a block.
     pub chunks: u16,
-    /// What happens when somebody is lost.
+    /// What happens when a member is lost.
     pub policy: Policy,
     /// Calls that a worker has in flight at once.
     pub in_flight: usize,
@@ -96,7 +96,7 @@ pub struct JobPlan {
     pub calls: u64,
     /// Longest time between two calls of a worker.
     pub think: Nanos,
-    /// A rank that thinks for up to so long instead.
+    /// A rank that thinks for up to this time instead.
     pub slow: Option<(u16, Nanos)>,
     /// Most data blocks of a call.
     pub blocks: u64,
@@ -106,7 +106,7 @@ pub struct JobPlan {
     pub floats: bool,
     /// Longest time for a call.
     pub deadline: Nanos,
-    /// How long no daemon is there until its workers go on over a ring, if they may.
+    /// How long the workers are without a daemon until they go on over a ring, if they may.
     pub fallback_after: Nanos,
 }
 
@@ -132,9 +132,9 @@ pub struct Link {
 pub enum When {
     /// At this time.
     At(Nanos),
-    /// Soon after so many data packets were sent: while something is under way.
+    /// Soon after this number of data packets was sent: while something is under way.
     After(u64),
-    /// Soon after so many data packets with keys were sent.
+    /// Soon after this number of data packets with keys was sent.
     AfterKeys(u64),
 }
 
@@ -304,8 +304,8 @@ impl Scenario {
         scenario
     }
 
-    /// No deadline is shorter than calls in flight take one behind the other where nothing goes
-    /// wrong, twice over: they would end and be made again for ever.
+    /// No deadline is shorter than twice the time that calls in flight take one behind the other
+    /// where nothing goes wrong. Else they would end and be made again for ever.
     fn allow_for_distance(&mut self) {
         let farthest = |far: &[Nanos]| far.iter().copied().max().unwrap_or(1);
         let way = self.link.base * (farthest(&self.far) + 2 * farthest(&self.far_daemons));
@@ -352,7 +352,7 @@ impl Scenario {
         }
     }
 
-    /// A daemon dies for so long that its workers go on over a ring.
+    /// A daemon is dead for a time in which its workers go on over a ring.
     fn draw_fallback(&mut self, rng: &mut SmallRng) {
         let rings = |job: &&JobPlan| job.policy.aggregator_loss == AggregatorLoss::Ring;
         let Some(JobPlan { root, fallback_after, .. }) = self.jobs.iter().find(rings) else {

@@ -1,7 +1,7 @@
-//! Which mutant runs. There are none in this source: [`crate::mutants`] puts another file here in
-//! the copy that it builds.
+//! Which mutant runs. This source has no mutants: [`crate::mutants`] puts another file here in the
+//! copy that it builds.
 
-/// Runs as this mutant from now on; 0: as none. False: this program has none.
+/// Runs as this mutant from now on; 0: as none. False: this program has no mutants.
 pub const fn choose(_mutant: u32) -> bool {
     false
 }

@@ -7,14 +7,14 @@ use xdp_agg_common::wire::Header;
 use crate::reference::mix;
 use crate::time::{MICRO, Nanos};
 
-/// Who sends or is sent to.
+/// A party that sends or is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
     /// A daemon and its data path.
     Daemon(usize),
     /// A worker, counted through all jobs.
     Worker(usize),
-    /// Somebody who sends what is not theirs.
+    /// A stranger that sends what is not its own.
     Stranger,
 }
 

@@ -1,6 +1,6 @@
 //! The package made importable from its sources, with the extension module that cargo has built.
 //!
-//! `maturin develop` does the same in five seconds, even where nothing has changed, and with other
+//! `maturin develop` does the same in five seconds, even where nothing has changed. It uses other
 //! settings than cargo's, so that PyO3 is built again after it.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! `cargo xtask wheel`: the wheel that is published, checked; and whether users without it can
-//! build the package from a clone.
+//! `cargo xtask wheel`: the wheel that is published, checked. It also checks that users without a
+//! wheel can build the package from a clone.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -40,7 +40,7 @@ pub(super) struct Outcome {
     programs: u64,
     /// The same, as cargo counts them at its end.
     programs_told: Option<u64>,
-    /// Something failed that is no single test.
+    /// Whether something failed that is not a single test.
     beyond: bool,
 }
 

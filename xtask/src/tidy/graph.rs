@@ -1,4 +1,4 @@
-//! Which crate depends on which: told once, in ARCHITECTURE.md, and held to what cargo knows.
+//! Which crate depends on which: stated once, in ARCHITECTURE.md, and held to what cargo knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,7 +57,7 @@ fn is_product(directory: &str) -> bool {
     !beside && !["tests", "xtask"].contains(&directory)
 }
 
-/// Product crates that are built from what is no product.
+/// Product crates that are built from crates that do not ship.
 fn wrong_ways(graph: &Graph) -> Vec<String> {
     let product = graph.iter().filter(|(directory, _)| is_product(directory));
     let edges = product.flat_map(|(from, to)| to.iter().map(move |to| (from, to)));

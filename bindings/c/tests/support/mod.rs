@@ -47,7 +47,7 @@ impl Installed {
         program
     }
 
-    /// What pkg-config says; where it is not, what it would say.
+    /// What pkg-config says, or what it would say where it is not installed.
     fn flags(&self) -> Vec<String> {
         let mut ask = Command::new("pkg-config");
         ask.env("PKG_CONFIG_PATH", self.libraries().join("pkgconfig"));

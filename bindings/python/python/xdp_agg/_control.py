@@ -1,5 +1,5 @@
 """The control connection's first words, as far as the doctor speaks it: frames of a 32-bit
-big-endian length and so many bytes of JSON."""
+big-endian length and that number of bytes of JSON."""
 
 from __future__ import annotations
 

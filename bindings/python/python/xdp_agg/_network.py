@@ -121,7 +121,7 @@ def _ethtool(interface: str, command: bytes) -> bytes | None:
 
 
 def receive_buffer(wanted: int) -> int:
-    """Bytes of the receive buffer that a socket gets which asks for so many."""
+    """Bytes of the receive buffer that a socket gets where it asks for this number."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         # The kernel doubles what is asked for, and tells the double.
         asker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted // 2)

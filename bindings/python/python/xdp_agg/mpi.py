@@ -52,8 +52,8 @@ def local_place(hosts: list[str], rank: int) -> tuple[int, int] | None:
 
 
 def _host() -> str:
-    """Who shares this with another process can share memory with it: the kernel, the network
-    namespace and the user are the same."""
+    """Processes that share this can share memory: their kernel, network namespace and user are
+    the same."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"

@@ -78,7 +78,7 @@ fn barrier(collective: &mut dyn Collective) -> Result<(), BoxError> {
 
 /// Wrong elements of all ranks together.
 fn total(collective: &mut dyn Collective, wrong: u64) -> Result<u64, BoxError> {
-    // Capped so that the sum of 64 ranks stays far from what a lane holds: it is wrong either way.
+    // Capped so that the sum of 64 ranks stays far from what a lane holds: it is wrong in any case.
     let mut sum = [wrong.min(1 << 20) as i32];
     collective.all_reduce_i32(&mut sum, Op::Sum)?;
     Ok(sum[0] as u64)

@@ -7,12 +7,12 @@
 use xdp_agg_baselines::{BoxError, Collective};
 use xdp_agg_client::Op;
 
-/// Values repeat after so many elements: a prime, so they drift against blocks and pages.
+/// The period of the values: a prime, so that they drift against blocks and pages.
 const PERIOD: usize = 127;
 
-/// Scale of the fixed-point numbers in which the pattern is exact: its values are whole numbers, so
-/// any power of two will do whose largest product (rank 63: 64 · 126 · 512) fits a biased lane of
-/// that world size.
+/// Scale of the fixed-point numbers in which the pattern is exact. Its values are whole numbers, so
+/// it may be any power of two whose largest product fits a biased lane of that world size. The
+/// largest product is rank 63's: 64 · 126 · 512.
 pub(crate) const EXACT_SCALE: f64 = 512.0;
 
 /// An element type of the benchmark.

@@ -22,8 +22,7 @@ use super::pattern;
 use super::strategy::{Replay, Strategy};
 use super::usage::{MachineTime, peak_memory, process_cpu_s};
 
-/// How long everybody waits at a mark, so that whoever reads counters there reads those of a quiet
-/// network.
+/// How long all ranks wait at a mark, so that counters read there are those of a quiet network.
 const MARK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Iterations of one kind: `ITERSxSECONDS[+overlap][+through]`.
@@ -37,8 +36,8 @@ pub(crate) struct Phase {
     /// backward pass has ended.
     pub(crate) overlap: bool,
     /// One iteration after the other. Otherwise all ranks meet before each, in a call of one
-    /// element; but nobody leaves that at the same time as the others, and who leaves it first
-    /// waits for them in what is timed: by a step between hosts, where steps take long.
+    /// element, which they do not leave at the same time. A rank that leaves it first waits for the
+    /// others in what is timed: by a step between hosts, where steps take long.
     pub(crate) through: bool,
 }
 
@@ -94,7 +93,7 @@ impl Load {
         Self { name, fraction: *fraction, buckets, forward_share: *forward_share }
     }
 
-    /// One bucket of so many bytes.
+    /// One bucket of this number of bytes.
     pub(crate) fn of_bytes(bytes: usize) -> Self {
         let (name, buckets) = (bytes.to_string(), vec![(bytes / size_of::<f32>(), 2.0 / 3.0)]);
         Self { name, fraction: 1.0, buckets, forward_share: 1.0 / 3.0 }
@@ -303,7 +302,7 @@ impl State<'_> {
 
     fn mark(&mut self, what: &str, phase: usize) -> Result<()> {
         self.barrier()?;
-        // What the last rank's barrier still has on the wire belongs to no phase.
+        // The last rank's barrier may still have packets on the wire, which belong to no phase.
         thread::sleep(MARK_PAUSE / 2);
         if self.replay.rank() == 0 {
             let mut stdout = std::io::stdout();
@@ -426,7 +425,7 @@ mod tests {
         }
     }
 
-    /// Counts calls, the barriers' and all.
+    /// Counts all calls, the barriers' included.
     struct Counting(Alone, Arc<AtomicU32>);
 
     impl Collective for Counting {

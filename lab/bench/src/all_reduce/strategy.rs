@@ -53,7 +53,7 @@ pub(crate) trait Replay {
     /// What it counts, for the JSON report.
     ///
     /// # Errors
-    /// Counters that are no JSON.
+    /// Counters that cannot be written as JSON.
     fn counters(&self) -> Result<serde_json::Value>;
 }
 

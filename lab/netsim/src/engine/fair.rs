@@ -135,8 +135,8 @@ impl Shares {
         }
     }
 
-    /// Gives every stream in a component with a change its max-min fair rate, and tells `changed`
-    /// of each whose rate is another than before, with the old one and the new one.
+    /// Gives every stream in a component with a change its max-min fair rate. Tells `changed` of
+    /// each stream whose rate changes, with the old rate and the new one.
     pub(super) fn fill(&mut self, schedule: &Schedule, mut changed: impl FnMut(usize, f64, f64)) {
         self.component(schedule);
         self.levels(schedule);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     /// Max-min fair: nothing is over its capacity, and every stream has a reason not to be faster:
-    /// its limit, or a full resource where nobody is faster than it.
+    /// its limit, or a full resource where no stream is faster than it.
     fn assert_fair(shares: &Shares, schedule: &Schedule) -> Result<(), TestCaseError> {
         let load = |r: usize| -> f64 {
             let weight = |&(s, at): &(u32, u32)| {

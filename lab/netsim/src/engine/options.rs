@@ -20,8 +20,8 @@ pub struct Pauses {
 /// How to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Rates are computed anew at most once in so many seconds; until then, capacity that became
-    /// free stays unused, and what has begun waits. 0: at every event, which is exact.
+    /// Rates are computed anew at most once in this number of seconds. Until then, freed capacity
+    /// stays unused, and what has begun waits. 0: at every event, which is exact.
     pub quantum: f64,
     /// Senders that pause.
     pub pauses: Option<Pauses>,
@@ -62,7 +62,7 @@ pub struct Outcome {
 /// Why a run did not end.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SimulationError {
-    /// A capacity, size or time that is none.
+    /// A value that cannot be a capacity, size or time.
     #[error("{what} is {value}; expected {expected}")]
     Invalid {
         /// What is wrong.
@@ -100,7 +100,7 @@ pub enum SimulationError {
         /// Those that are paused at any time.
         paused: usize,
     },
-    /// Who could send was paused, drawing after drawing.
+    /// The streams that could send were paused, drawing after drawing.
     #[error("nobody could send while the paused senders were drawn {0} times; pause fewer")]
     Idle(usize),
     /// It took too long.
@@ -138,7 +138,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Every stream can send after some drawing: the others are enough to be paused.
+/// Checks that every stream can send after some drawing: the other senders are enough to be paused.
 fn check_pauses(
     schedule: &Schedule,
     resources: usize,

@@ -13,8 +13,8 @@ use ordered_float::OrderedFloat as Time;
 
 /// Events closer than this share of the time so far happen together.
 const TOGETHER: f64 = 1e-10;
-/// Drawings of paused senders after which a run in which nobody can send is given up, for each of
-/// the senders: one that uses one of them is paused so often by chance once in `e^100` runs.
+/// Drawings of paused senders, for each sender, after which a run that nobody can send in is given
+/// up. A stream that uses one sender is paused that often by chance once in `e^100` runs.
 const IDLE_DRAWINGS: usize = 100;
 /// Events between two reports of progress.
 const REPORT_EVERY: u64 = 1 << 16;

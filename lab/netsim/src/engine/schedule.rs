@@ -82,7 +82,7 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// For a network of so many resources.
+    /// For a network of this number of resources.
     #[must_use]
     pub fn new(resources: usize) -> Self {
         Self { resources: Vec::new(), weights: vec![0.0; resources] }
@@ -158,7 +158,7 @@ impl Schedule {
         self.streams.iter().map(|stream| u64::from(stream.chunks)).sum()
     }
 
-    /// Bytes that the plan puts on each of so many resources.
+    /// Bytes that the plan puts on each of this number of resources.
     #[must_use]
     pub fn planned_bytes(&self, resources: usize) -> Vec<f64> {
         self.bytes_with(resources, |stream| self.streams[stream].bytes())
@@ -182,7 +182,7 @@ impl Schedule {
         self.use_starts[stream] as usize..self.use_starts[stream + 1] as usize
     }
 
-    /// Who waits for whom, by the one that waits and by the one that is waited for.
+    /// Which stream waits for which: by the one that waits, and by the one that is waited for.
     pub(super) fn waits(&self) -> (Grouped<(u32, After)>, Grouped<u32>) {
         let count = self.streams.len();
         let waits = self.waits.iter();

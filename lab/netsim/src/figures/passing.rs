@@ -43,7 +43,7 @@ struct Times {
 }
 
 fn times(bench: &Bench, hosts: usize, processes: u16, bytes: f64) -> Result<Times> {
-    // The server is a host of its own, which is no worker.
+    // The server is a host of its own and not a worker.
     let with_server = star(hosts + 1)?;
     let fabric = Fabric::new(&with_server.network, Costs::IDEAL);
     let pushed = bytes * f64::from(processes);
@@ -83,7 +83,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     for (model, name, title) in figures {
         let bytes = model.gradient_bytes() as f64;
         let computing = compute_in_transfers(model) * bytes / Rate::gbit(LINK).bytes();
-        // Speed-up over so many workers, times the workers.
+        // Speed-up over one process, divided by the number of processes.
         let efficiency = |sync: f64| computing / (computing + sync);
         let mut rows = Vec::new();
         let mut lines = [const { Vec::new() }; 3];

@@ -93,8 +93,8 @@ fn racks(generated: &Generated) -> Vec<usize> {
     racks
 }
 
-/// Seconds of Rina with so many racks equipped. With `steps`, as in the paper: its agents take
-/// step after step, each of which costs what a ring's does (equation 3) with as many members as
+/// Seconds of Rina with this number of racks equipped. With `steps`, as in the paper: its agents
+/// take step after step. Each costs what a ring's step does (equation 3), with as many members as
 /// there are groups. Without, as xdp-agg does it: blocks follow each other.
 fn rina(
     bench: &Bench,
@@ -375,7 +375,7 @@ fn incremental(
 /// What rises when: points by replaced switches, and how many there are to replace.
 fn incremental_claims(rina: (&[(f64, f64)], usize), atp: (&[(f64, f64)], usize)) -> Vec<Claim> {
     let rises = rina.0.windows(2).all(|pair| pair[1].1 >= pair[0].1 * (1.0 - 1e-9));
-    // Percent of the gain with so many of `all` replaced.
+    // Percent of the gain with `count` of `all` replaced.
     let gained = |(points, all): (&[(f64, f64)], usize), count: usize| {
         let (first, last) = (points[0].1, points[all].1);
         100.0 * (points[count].1 - first) / (last - first)
@@ -405,7 +405,7 @@ fn incremental_claims(rina: (&[(f64, f64)], usize), atp: (&[(f64, f64)], usize))
     ]
 }
 
-/// The one parameter that the paper does not give and that decides: what a step costs.
+/// What a step costs: the one parameter that decides and that the paper does not give.
 fn step_costs(plan: &Plan, bench: &Bench) -> Result<Figure> {
     let steps: &[f64] = if plan.quick { &[1e-4] } else { &[1e-6, 1e-5, 1e-4, 1e-3] };
     let (mut rows, mut series) = (Vec::new(), Vec::new());

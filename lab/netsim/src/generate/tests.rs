@@ -144,7 +144,7 @@ fn each_rack_gains_with_rina_but_not_before_a_server() {
     let server = server(&made.topology, 98e6, StepCosts { overhead: 1e-3, sigma: 1e-4 });
     // The server's own rack, its pod, the core, and so on: 15 copies reach the server.
     assert_eq!(server.first().map(|upgrade| upgrade.count), Some(15));
-    // The core switch is none of the regions, but it only passes on what is summed.
+    // The core switch is in none of the regions, but it only passes on what is summed.
     assert_eq!(server.last().map(|upgrade| upgrade.count), Some(3));
     assert!(server.windows(2).any(|pair| pair[1].gain < pair[0].gain * 1.001), "a plateau");
 }

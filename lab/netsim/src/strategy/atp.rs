@@ -13,8 +13,8 @@ use xdp_agg_topology::graph::{Network, NodeKind};
 use crate::engine::{ResourceId, Schedule, Stream, Uses};
 use crate::fabric::Fabric;
 
-/// The schedule of parameter servers on the given ranks, each with an equal share of the vector,
-/// and of the switches that aggregate, as nodes of the network.
+/// The schedule of parameter servers on the given ranks, each with an equal share of the vector.
+/// The switches that aggregate are given as nodes of the network.
 #[must_use]
 pub fn servers(
     fabric: &Fabric<'_>,

@@ -12,7 +12,7 @@ pub enum Coupling {
     /// used again once its sum has come back. Exact for windows that are short against the vector.
     Lockstep,
     /// Every aggregator takes what comes, keeps it, and passes sums on chunk by chunk, as hosts
-    /// with memory for the whole vector do; each tree's share is cut into so many chunks.
+    /// with memory for the whole vector do. Each tree's share is cut into this number of chunks.
     Buffered(u32),
 }
 
@@ -130,7 +130,7 @@ impl Planter<'_> {
                 inputs[parent].push(up);
             }
         }
-        // Stands for the root's sums: nobody has to wait for each of its inputs.
+        // Stands for the root's sums, so that no stream has to wait for each of the root's inputs.
         let sums = hop(schedule, self.node(0), self.node(0), 0);
         for &input in &inputs[0] {
             schedule.wait(sums, input, After::Lag(0));

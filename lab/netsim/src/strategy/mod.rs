@@ -1,4 +1,4 @@
-//! Ways to sum, as schedules: who sends what to whom over which links, and after what.
+//! Ways to sum, as schedules: which node sends what to which over which links, and after what.
 
 mod atp;
 mod forest;
@@ -105,7 +105,7 @@ fn no_way(text: &str) -> StrategyError {
 /// Why a strategy has no schedule on a network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StrategyError {
-    /// A name that is no strategy's.
+    /// A name that no strategy has.
     #[error(
         "{0:?} is no strategy; expected one of {names}",
         names = Way::VARIANTS.join(", ")

@@ -32,7 +32,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects and says who we are. A server that is not there yet is asked again until `end`.
+    /// Connects and introduces this worker. A server that is not there yet is asked again until
+    /// `end`.
     pub(super) fn connect(
         server: SocketAddr,
         hello: &Hello,
@@ -176,7 +177,7 @@ impl Link {
         }
     }
 
-    /// What a frame that is no result says, when its payload is in the scratch memory.
+    /// What a frame other than a result says, when its payload is in the scratch memory.
     pub(super) fn notice(&mut self, header: &Header) -> Error {
         let server = self.server;
         let bytes = self.scratch.bytes(header.len as usize);

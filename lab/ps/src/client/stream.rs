@@ -1,5 +1,5 @@
-//! Pieces that are pushed one by one, as they become ready, and whose sums are taken in as they
-//! come: for who sums on a host first, and for what finds no slot at an aggregator.
+//! Pieces that are pushed one by one as they become ready; their sums are taken in as they come.
+//! For programs that sum on a host first, and for blocks that find no slot at an aggregator.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -39,8 +39,8 @@ impl Expected {
 }
 
 impl PsClient {
-    /// Begins a call whose pieces are pushed one by one; `pieces` is their number, which all
-    /// workers must say alike. Its number, which comes back with the sums. An earlier call's sums
+    /// Begins a call whose pieces are pushed one by one; `pieces` is their number, the same at all
+    /// workers. Returns the call's number, which comes back with the sums. An earlier call's sums
     /// may still be outstanding.
     ///
     /// # Errors
@@ -94,9 +94,9 @@ impl PsClient {
         self.expected.iter().map(|expected| expected.headers.len() as u64).sum()
     }
 
-    /// Writes and reads what is possible, and hands every sum to `take`. Waits for something to
-    /// do, `wait` at most; not at all where it is zero or nothing is outstanding. The number of
-    /// sums. All outstanding pieces must be of `T`.
+    /// Writes and reads what is possible, and hands every sum to `take`; returns the number of
+    /// sums. Waits `wait` at most for something to do, and not at all where nothing is outstanding.
+    /// All outstanding pieces must be of `T`.
     ///
     /// # Errors
     /// As [`Self::all_reduce`]; the deadline counts for each piece from when it is the oldest.

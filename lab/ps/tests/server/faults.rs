@@ -1,4 +1,4 @@
-//! Who errs or dies is named, to everybody.
+//! A worker that errs or dies is named to all.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -178,7 +178,7 @@ fn no_server_is_an_error_that_names_it() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
-/// What is no frame, or too large, or not what begins a connection: an answer, and the end.
+/// Bytes that are not a frame, or too large, or do not begin a connection: an answer, and the end.
 #[test]
 fn strangers_are_refused_and_change_nothing() {
     let servers = Servers::start(1);

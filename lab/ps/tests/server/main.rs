@@ -1,4 +1,4 @@
-//! Servers and workers over the loopback: sums, and what happens when somebody errs or dies.
+//! Servers and workers over the loopback: sums, and what happens when a worker errs or dies.
 
 mod common;
 mod faults;

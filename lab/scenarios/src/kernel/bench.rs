@@ -1,10 +1,10 @@
 //! What a packet costs in the kernel program: `BPF_PROG_TEST_RUN`, nanoseconds a packet.
 //!
 //! A test run repeats one packet, but a contribution counts only once. So most cases run the small
-//! program `step` (`xdp-agg-ebpf/src/bench.rs`), which writes the next contribution's headers into
-//! the packet and goes on, by a tail call, in the aggregator's program as it is attached to
-//! interfaces. `step` in front of an empty program is measured too, and taken off. Blocks take
-//! turns packet by packet, so every packet meets another slot.
+//! program `step` (`xdp-agg-ebpf/src/bench.rs`). It writes the next contribution's headers into the
+//! packet and goes on, by a tail call, in the aggregator's program as it is attached to interfaces.
+//! `step` in front of an empty program is measured too, and taken off. Blocks take turns packet by
+//! packet, so every packet meets another slot.
 
 use std::time::Duration;
 

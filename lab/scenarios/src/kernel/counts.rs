@@ -5,7 +5,7 @@ use xdp_agg_common::maps::{JobCounters, Reject};
 
 use super::bench::{MIDDLE, REPEATS};
 
-/// Whether the program did with the packets what the cases' names say: figures of packets that were
+/// Whether the program did with the packets what the cases' names say. Figures of packets that were
 /// refused early would look excellent.
 ///
 /// # Errors

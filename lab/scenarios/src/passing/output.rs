@@ -78,7 +78,7 @@ impl Output {
     /// Prints what follows from the rows, and writes the files.
     ///
     /// # Errors
-    /// Files that cannot be written; rows that are no result, and systems that failed.
+    /// Files that cannot be written, rows that do not count as results, and systems that failed.
     pub(crate) fn finish(self, stolen_s: f64) -> Result<()> {
         let sections = [
             ("Time saved", table::savings(&self.rows)),

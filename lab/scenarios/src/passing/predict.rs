@@ -1,13 +1,13 @@
-//! How long a run will take, from the models; so that it need not be tried.
+//! How long a run will take, computed from the models instead of tried.
 
 use xdp_agg_workloads::model::{self, Setting, System};
 use xdp_agg_workloads::{Network, claims};
 
-/// A network, its services and its processes start and end in so many seconds.
+/// Seconds in which a network, its services and its processes start and end.
 const START_S: f64 = 2.5;
 /// What systems take over the least that links allow, TCP's many-to-one included.
 const SLOWER: f64 = 1.3;
-/// All buckets are summed so often besides the phases: to verify them before and after.
+/// How often all buckets are summed besides the phases: to verify them before and after.
 const VERIFICATIONS: f64 = 2.0;
 /// Copies of the gradient that a process holds at a time, in flight and in buffers.
 const COPIES: f64 = 6.0;
@@ -15,7 +15,7 @@ const COPIES: f64 = 6.0;
 /// Computation of an iteration, as a person asks for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Compute {
-    /// So many seconds.
+    /// This number of seconds.
     Seconds(f64),
     /// The paper's, for this gradient and this rate.
     Paper,
@@ -35,7 +35,7 @@ impl std::str::FromStr for Compute {
 }
 
 impl Compute {
-    /// In seconds, for a gradient of so many bytes over links of so many bytes a second.
+    /// In seconds, for a gradient of `bytes` over links of `link` bytes a second.
     pub(crate) fn seconds(self, network: Network, bytes: f64, link: f64) -> f64 {
         match self {
             Self::Seconds(seconds) => seconds,
@@ -94,8 +94,8 @@ impl Run<'_> {
         self.settings.iter().map(of).sum()
     }
 
-    /// The fraction of a network, rounded down to two digits, with which all of it takes no longer
-    /// than so many seconds and so many bytes of memory; none if nothing is that short.
+    /// The fraction of a network, rounded down to two digits, with which all of it keeps to
+    /// `limit_s` seconds and `memory` bytes; none if no fraction does.
     pub(crate) fn fraction(&self, network: Network, limit_s: f64, memory: f64) -> Option<f64> {
         let whole = network.gradient_bytes() as f64;
         let fixed = self.seconds(network, 0.0);
@@ -116,8 +116,8 @@ impl Run<'_> {
 
 fn two_digits(value: f64) -> f64 {
     let unit = 10_f64.powf(value.log10().floor() - 1.0);
-    // A little more, so that 0.37 does not become 0.36; through text, so that it is the number
-    // that its digits say.
+    // A little more, so that 0.37 does not become 0.36. Then through text, so that it is exactly
+    // the number that its digits say.
     let digits = (value / unit + 1e-6).floor();
     format!("{:.1e}", digits * unit).parse().unwrap_or(value)
 }

@@ -80,7 +80,7 @@ pub(crate) struct Row {
     pub(crate) times_s: Vec<f64>,
     /// Their median.
     pub(crate) time_s: f64,
-    /// The part of it that is no computation.
+    /// The part of it without computation.
     pub(crate) exposed_s: f64,
     /// Elements that were not the exact sum, of all processes, in all phases.
     pub(crate) wrong: u64,
@@ -111,7 +111,7 @@ pub(crate) struct Row {
     /// What was the limit: `link`, `machine`, `compute` or `neither`.
     pub(crate) limit: &'static str,
     /// Whether no direction of any link carried more than its rate; none where none is set. A row
-    /// with `false` is no result.
+    /// with `false` does not count as a result.
     pub(crate) caps_kept: Option<bool>,
     /// Computation over time: the speed-up over one process, over the number of processes. None
     /// without computation.
@@ -409,7 +409,7 @@ pub(crate) mod tests {
         assert!((row.time_s - 0.9).abs() < 1e-12 && (row.exposed_s - 0.4).abs() < 1e-12);
         assert_eq!((row.host_out_bytes, row.host_in_bytes), (450_000.0, 350_000.0));
         assert_eq!(row.server_bytes, 400_000.0);
-        // 450 kB over 1 MB/s in the 0.4 s that are no computation.
+        // 450 kB over 1 MB/s in the 0.4 s without computation.
         assert!((row.link_share.expect("a rate") - 1.125).abs() < 1e-12);
         assert!((row.idle_share - 0.7).abs() < 1e-12 && (row.steal_share - 0.05).abs() < 1e-12);
         assert_eq!((row.limit, row.kind()), ("link", Kind::After));

@@ -116,7 +116,7 @@ pub(super) fn heading() -> String {
 }
 
 impl Row {
-    /// Packets were kept as long as they should, by and large.
+    /// Whether packets were kept as long as they should be, by and large.
     pub(super) fn kept_delay(&self) -> bool {
         let asked_ns = self.delay_us * 1000;
         self.delays.is_none_or(|delays| delays.lost == 0 && delays.late_ns <= asked_ns / 5)

@@ -1,6 +1,6 @@
-//! A worker for tests that do things to one: joins with the settings of the environment, makes one
-//! call after the other with inputs that are known beforehand, and says what became of each, a
-//! line of JSON a call (`xdp_agg_testbed::steady`).
+//! A worker for tests that do things to one. It joins with the settings of the environment, and
+//! makes one call after the other with inputs that are known beforehand. It says what became of
+//! each, a line of JSON a call (`xdp_agg_testbed::steady`).
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ struct Cli {
     /// Most elements of a call.
     #[arg(long)]
     longest: usize,
-    /// Waits so long between calls.
+    /// Milliseconds that it waits between calls.
     #[arg(long, default_value_t = 0)]
     pause_ms: u64,
     /// After an error it connects again.
@@ -153,7 +153,7 @@ fn failure(sequence: u64, error: &Error, start: Instant) -> Line {
 
 fn say(line: &Line) {
     let mut out = io::stdout().lock();
-    // Nobody may be listening any more.
+    // The reader may be gone.
     if let Ok(text) = serde_json::to_string(line) {
         let _ = writeln!(out, "{text}");
         let _ = out.flush();

@@ -128,7 +128,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Has both directions of all links take so long.
+    /// Has both directions of all links take `delay`.
     fn add_delays(&mut self, delay: Duration) -> Result<(), Error> {
         let (Some(wires), Some(wire)) = (&self.wires, &self.wire) else { return Ok(()) };
         if delay.is_zero() {
@@ -197,8 +197,8 @@ impl Topology {
         }
     }
 
-    /// Everybody knows everybody's link-layer address, and the switch knows its ports: no packet
-    /// is lost, delayed or flooded because an address is being asked for.
+    /// Every host knows every other one's link-layer address, and the switch knows its ports. So no
+    /// packet is lost, delayed or flooded because an address is being asked for.
     fn introduce_neighbours(&self) -> Result<(), Error> {
         if let Some(racks) = &self.racks {
             return self.introduce_racks(racks);

@@ -117,8 +117,8 @@ impl Builder {
         self
     }
 
-    /// Divides the workers over so many racks, one after the other: each has a switch of its own (a
-    /// ToR, whose host may run an aggregator), and all are connected by one switch in the middle.
+    /// Divides the workers over this number of racks, one after the other. Each has a switch of its
+    /// own (a ToR, whose host may run an aggregator), and one switch in the middle connects all.
     /// Default: 0, one switch for all.
     #[must_use]
     pub fn racks(mut self, racks: usize) -> Self {

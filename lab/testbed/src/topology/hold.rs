@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::qdisc::Shape;
 use crate::sys;
 
-/// To nobody: a bridge passes on nothing that is sent to this address (IEEE 802.1D), and no host
-/// listens to it; a type for experiments.
+/// A frame for no host: a bridge passes on nothing that is sent to this address (IEEE 802.1D), and
+/// no host listens to it; a type for experiments.
 const KICK: [u8; 60] = {
     let mut frame = [0; 60];
     let header = [0x01, 0x80, 0xc2, 0, 0, 0x0f, 0x02, 0x88, 0, 0, 9, 0, 0x88, 0xb5];

@@ -132,7 +132,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Everybody knows everybody's link-layer address, and each switch behind which port it lives.
+    /// Every host knows every other one's link-layer address, and each switch the port to it.
     pub(super) fn introduce_racks(&self, racks: &Racks) -> Result<(), Error> {
         let workers = (0..self.workers.len())
             .map(|i| (self.worker_addr(i), Station::Worker(i).mac(), racks.rack_of(i), Some(i)));

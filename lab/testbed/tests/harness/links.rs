@@ -16,7 +16,7 @@ fn sockets(net: &Topology, from: usize, to: usize) -> Result<(UdpSocket, UdpSock
     Ok((open(from, LIMIT)?, open(to, LIMIT / 10)?))
 }
 
-/// What is sent to a link that stands still waits, whoever sends it, and comes in order.
+/// What is sent to a link that stands still waits, whatever sends it, and comes in order.
 #[test]
 fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
     if skipped() {
@@ -87,8 +87,8 @@ fn a_cut_link_loses_everything() -> TestResult {
     Ok(())
 }
 
-/// Links take as long as they are asked to, for whatever crosses them and whoever sends it; nothing
-/// is lost, changed or overtaken for that, and rates and faults are in force.
+/// Links take as long as they are asked to, whatever crosses them and whatever sends it. Nothing is
+/// lost, changed or overtaken for that, and rates and faults are in force.
 #[test]
 fn links_take_their_time() -> TestResult {
     if skipped() {

@@ -1,4 +1,4 @@
-//! Control frames: what a daemon reads from anybody who connects, and a worker from its daemon.
+//! Control frames: what a daemon reads from any connection, and a worker from its daemon.
 //!
 //! An input is the bytes of a connection. Where its first byte is `=`, the rest is the body of one
 //! frame, whose length is put in front here: otherwise no change of length would get any further.

@@ -1,7 +1,7 @@
-//! Packets at an aggregator that has a parent, and another one among its members.
+//! Packets at an aggregator that has a parent, and another aggregator among its members.
 //!
 //! An input is a script of members' and the parent's packets. What comes out is held against a
-//! record of each block: who contributed what, what went up, and what came down.
+//! record of each block: which member contributed what, what went up, and what came down.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};

@@ -1,11 +1,11 @@
 //! The daemon's state machine: several connections that say what they like.
 //!
-//! An input is a story, line by line: `C {json}` is a request of connection `C` (one digit), which
-//! is opened and greets first if it is not there; `C open`, `C close` and `C garbled` say
-//! themselves; `tick S` lets seconds pass; `fail`, `mend`, `hold` and `answer` are the engine's;
-//! `restart` is a new daemon on the old one's data path and state, and `state {json}` one that
-//! finds this state. A cookie, epoch or block size of 0 in a resume stands for the last one that
-//! anybody was told, so that stories can tell of it. [`grove`] has the words for trees.
+//! An input is a story, line by line. `C {json}` is a request of connection `C` (one digit), which
+//! is opened and greets first if it is not there. `C open`, `C close` and `C garbled` say
+//! themselves; `tick S` lets seconds pass. `fail`, `mend`, `hold` and `answer` are the engine's.
+//! `restart` is a new daemon on the old one's data path and state; `state {json}` is a new daemon
+//! that finds this state. A cookie, epoch or block size of 0 in a resume stands for the last one
+//! that was told. So stories can tell of it. [`grove`] has the words for trees.
 
 mod grove;
 mod world;

@@ -1,5 +1,5 @@
-//! What ranks of a mesh read from each other: first words, and the headers of messages. Nobody but
-//! the crate that has the mesh's sockets knows these.
+//! What ranks of a mesh read from each other: first words, and the headers of messages. Only the
+//! crate that has the mesh's sockets knows them.
 
 use xdp_agg_mesh::inspect::{self, HEADER_LEN};
 

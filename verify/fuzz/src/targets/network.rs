@@ -1,6 +1,6 @@
 //! What describes a network and the ways through it: the topology file with the trees that are
-//! planned on it, and the table of ways for collectives, which the worker library reads: it names
-//! that library's collectives.
+//! planned on it, and the table of ways for collectives. The worker library reads that table, which
+//! names the library's collectives.
 
 use xdp_agg_client::collectives::{Kind, Tuning};
 use xdp_agg_topology::{Forest, Strategy, Topology};

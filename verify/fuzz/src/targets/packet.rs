@@ -1,8 +1,8 @@
 //! Packets: the parser, admission, and the user-space engine with three jobs.
 //!
-//! An input is a script of packets. The engine's answers are held against a record of who
-//! contributed what, kept here without slots: a sum that goes out is that of one contribution of
-//! every member, and a packet that is refused changes nothing.
+//! An input is a script of packets. The engine's answers are held against a record of which member
+//! contributed what, kept here without slots. A sum that goes out must be that of one contribution
+//! of every member; a packet that is refused must change nothing.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -332,8 +332,8 @@ impl World {
     }
 }
 
-/// Combines lanes one by one. What is added carries on within a word as in the engines: whoever
-/// sends what an honest worker does not, gets what an honest worker would not.
+/// Combines lanes one by one. What is added carries on within a word as in the engines: a sender
+/// that sends what an honest worker does not, gets what an honest worker would not.
 fn combine(reduction: Reduction, held: &mut [u8], payload: &[u8]) {
     let (len, pick): (usize, fn(u64, u64) -> u64) = match reduction {
         Reduction::Add => (8, u64::wrapping_add),

@@ -1,4 +1,4 @@
-//! What becomes of blocks when a job gets a new epoch, from progress that anybody may claim.
+//! What becomes of blocks when a job gets a new epoch, from progress that any member may claim.
 //!
 //! An input that begins with `[` is JSON, `[[rank, progress], …]` or a plan, as they come over
 //! the control connection. Any other is a script for progress of a more likely kind.
@@ -118,7 +118,7 @@ fn plan(members: &Members, outcome: &mut Outcome) {
     }
 }
 
-/// Whether somebody has a block, by the words of `reform.rs` and without its code.
+/// Whether any member has a block, by the words of `reform.rs` and without its code.
 fn has(progress: &Progress, block: u64) -> bool {
     block < progress.base || held(progress, block).is_some()
 }

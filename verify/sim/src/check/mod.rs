@@ -8,20 +8,20 @@
 //!   (invariants 1 and 2). Where the plan says that a block is copied, the sum is the one that it
 //!   copies.
 //! * A **lineage** is what a job's members hand on from epoch to epoch: block numbers, and results.
-//!   A result that was taken in by any member *that goes on into a later epoch* is what all members
-//!   of that epoch get, bit by bit. What a member was given that is lost before anybody who goes on
-//!   got it, may be summed again without it: then its result, if it lives on somewhere, differs.
-//!   That is all that can be promised, and it is what [`Checker::begins`] compares each plan with:
-//!   no block is skipped that a member lacks, none is done again that a member has, and what is
-//!   copied is what all holders have.
+//!   A result that any member took in *that goes on into a later epoch* is what all members of that
+//!   epoch get, bit by bit. A block whose result only lost members took in may be summed again
+//!   without them. Then a lost member that lives on somewhere has another result. No more can be
+//!   promised, and [`Checker::begins`] compares each plan with that: no block is skipped that a
+//!   member lacks, none is done again that a member has, and what is copied is what all holders
+//!   have.
 //! * With block scaling a call has blocks of keys, and each data block goes with the keys of its
-//!   **group**: with those that its contributors were given as the result of that block, over
-//!   whomever that was. Nobody contributes data without.
-//! * In a **tree** of aggregators all of this holds of the whole; and each of them counts each of
-//!   its members once, sends up nothing but the exact sum of those below it, and hands down nothing
-//!   but the root's result.
-//! * A **slot** is taken over only when every member of the epoch holds the result that it held
-//!   (invariant 7, with the knowledge that no party of the protocol has).
+//!   **group**: those that its contributors were given as the result of that block of keys,
+//!   whichever members it is of. No member contributes data without keys.
+//! * In a **tree** of aggregators all of this holds of the whole. Each aggregator counts each of
+//!   its members once. It sends up nothing but the exact sum of those below it, and hands down
+//!   nothing but the root's result.
+//! * A **slot** is taken over only when every member of the epoch holds the slot's result
+//!   (invariant 7). The checker knows this of all members; no party of the protocol does.
 
 mod errors;
 mod path;
@@ -309,7 +309,7 @@ impl Checker {
     }
 
     /// An epoch begins: all its members have entered it. Its plan is compared with what they have
-    /// now. Before, it binds nobody: a member that did not hear of it may go on in the old one, and
+    /// now. Before, it binds no member: one that did not hear of it may go on in the old one, and
     /// says later what it has.
     fn begins(&mut self, index: usize) {
         let Epoch { job, admitted, who, .. } = &self.epochs[index];

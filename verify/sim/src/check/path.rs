@@ -17,13 +17,13 @@ pub(crate) enum Origin {
     /// A member or a parent sent it, just so; how long ago, and how many copies came since, is
     /// open.
     Member,
-    /// Somebody changed it; it may still be a member's, by chance.
+    /// A stranger changed it; it may still be a member's, by chance.
     Stranger,
     /// It must not count, whatever it says of itself.
     Foreign,
 }
 
-/// Who may send such a packet.
+/// The parties that may send such a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     Nobodys,
@@ -308,7 +308,7 @@ impl Checker {
         }
     }
 
-    /// Whose contributions make a block's result.
+    /// The members whose contributions make a block's result.
     fn wanted(&mut self, epoch: usize, block: u64, members: u64) -> u64 {
         let root = self.place(epoch, block).ok().and_then(|place| place.root());
         root.map_or(members, |root| 1 << root)
@@ -398,7 +398,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The parent's `PENDING` is handed on to who asked last, and to nobody else.
+    /// The parent's `PENDING` is handed on to the member that asked last, and to no other.
     fn check_relay(&mut self, before: &Before, header: &Header) -> Result<(), String> {
         let (part, members, _) = self.known(before, header)?;
         let awaited = part.seen == members && !part.settled;

@@ -1,4 +1,4 @@
-//! Who keeps others waiting: how far each has come, and whom a daemon may put out for it.
+//! Members that keep others waiting: how far each has come, and which a daemon may put out for it.
 
 use std::collections::BTreeMap;
 
@@ -31,14 +31,14 @@ pub(super) struct Standing {
     broken: bool,
 }
 
-/// What aggregators know of who contributes.
+/// What aggregators know of the contributors.
 #[derive(Debug)]
 pub(super) struct Looks {
     now: Nanos,
     limit: Option<Nanos>,
     /// When a packet of a member last counted or was answered, by cookie, daemon and rank.
     heard: BTreeMap<(u64, usize, u16), Nanos>,
-    /// When a daemon was last asked who contributes to a job, as it numbers it.
+    /// When a daemon was last asked for a job's contributors, by the number that it gives the job.
     asked: BTreeMap<(usize, u16), Nanos>,
 }
 
@@ -60,14 +60,14 @@ impl Checker {
         self.lives[life].lineage.map_or(0, |lineage| self.lineages[lineage].limit)
     }
 
-    /// Jobs that form from now on make so many calls.
+    /// Jobs that form from now on make this number of calls.
     pub(crate) fn heal(&mut self, calls: u64) {
         for (_, plan) in &mut self.jobs {
             plan.calls = calls;
         }
     }
 
-    /// Everybody makes so many calls more than `made`, the calls that a process has made.
+    /// All members make `more` calls beyond `made`, the calls that a process has made.
     pub(crate) fn extend(&mut self, life: usize, made: u64, more: u64) {
         if let Some(lineage) = self.lives[life].lineage {
             let limit = &mut self.lineages[lineage].limit;
@@ -100,7 +100,7 @@ impl Checker {
         self.looks.heard.insert((cookie, daemon, rank), self.looks.now);
     }
 
-    /// A daemon asks its data path who contributes to this job.
+    /// A daemon asks its data path for the contributors to this job.
     pub(crate) fn looks_at(&mut self, daemon: usize, job_id: u16) {
         self.looks.asked.insert((daemon, job_id), self.looks.now);
     }
@@ -216,8 +216,8 @@ impl Checker {
         }
     }
 
-    /// Who was put out does not come back as if nothing had happened; but all may, whose daemon's
-    /// word did not reach them.
+    /// A process that was put out does not come back as if nothing had happened. It may if its
+    /// daemon's word did not reach it.
     pub(super) fn check_return(&mut self, life: usize) {
         let Life { rank, lost, standing: Standing { put_out, broken, .. }, .. } = self.lives[life];
         if put_out && !lost && !broken {

@@ -1,4 +1,5 @@
-//! The aggregators of an epoch: who contributes where, and what each of them knows of a block.
+//! The aggregators of an epoch: which member contributes where, and what each aggregator knows of a
+//! block.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +33,7 @@ pub(super) struct Part {
     pub(super) sum: Option<(bool, Vec<u8>)>,
     /// The result came down.
     pub(super) settled: bool,
-    /// Whose repetition sent the sum up again the last time.
+    /// The member whose repetition sent the sum up again the last time.
     pub(super) asker: Option<u16>,
 }
 

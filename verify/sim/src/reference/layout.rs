@@ -1,9 +1,9 @@
 //! Which block of a call is what, in the protocol's words (`docs/numerics.md`).
 //!
-//! With block scaling each data block has a key, and keys go into blocks of their own: as many as a
-//! full block has 16-bit lanes, so that a block of keys is one for a *group* of data blocks. All
-//! data come in their order. So many blocks of keys stand before the first data that 1024 data
-//! blocks, and one group, lie between them and what they are for; each of the others stands right
+//! With block scaling each data block has a key, and keys go into blocks of their own. A block of
+//! keys has as many as a full block has 16-bit lanes, and serves one *group* of data blocks. All
+//! data come in their order. The first data have enough blocks of keys before them that 1024 data
+//! blocks, and one group, lie between keys and what they are for. Each of the others stands right
 //! behind as much data as keeps it at that distance: a whole number of groups.
 
 use xdp_agg_common::lanes::CHUNK_LEN;

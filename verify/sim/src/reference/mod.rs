@@ -1,8 +1,9 @@
 //! What the workers call, and the exact results: plain arithmetic that shares nothing with the code
 //! under test.
-//!
-//! Every element is a hash of the job, the *life* of the worker that contributes it (a process: a
-//! worker that was restarted contributes other numbers), the call and the index. So whatever is
+//! Every element is a hash of the job, the *life* of the worker that contributes it, the call and
+//! the index. A life is a process: a worker that was restarted contributes other numbers. So
+//! whatever is counted twice, left out, or taken from another call, epoch or life changes the
+//! result.
 //! counted twice, left out, or taken from another call, epoch or life changes the result.
 
 mod layout;
@@ -201,7 +202,7 @@ impl Inputs {
         self.odd(index).unwrap_or_else(|| self.number(index))
     }
 
-    /// What an element is instead of a number, if it is none.
+    /// What an element is instead of a number, if it is NaN or infinite.
     fn odd(&self, index: usize) -> Option<f32> {
         if !self.shape.odd {
             return None;
@@ -286,7 +287,7 @@ impl Inputs {
         Ok((payload, odd))
     }
 
-    /// A block with this element is none of numbers.
+    /// Whether this element makes its block one that is not of numbers.
     fn is_odd(&self, index: usize) -> bool {
         // An infinity may be the largest number, but there is no sum with it.
         let odd = self.shape.float.then(|| self.odd(index)).flatten();
@@ -317,7 +318,7 @@ impl Inputs {
         }
     }
 
-    /// A float's exact value; 0 where it is none.
+    /// A float's exact value; 0 where it is NaN or infinite.
     pub(crate) fn exact(&self, index: usize) -> f64 {
         let value = self.float(index);
         if value.is_finite() { f64::from(value) } else { 0.0 }

@@ -8,10 +8,10 @@ use super::{Fault, JobPlan, Link, Scenario, When, magnitude};
 use crate::reference::mix;
 use crate::time::{MILLI, Nanos, SECOND};
 
-/// Which seeds have stragglers has nothing to do with what else they have.
+/// The choice of seeds with stragglers is independent of what else they have.
 const STRAGGLERS: u64 = 0x57a6_61e2_57a6_61e3;
 /// What a wait takes beyond its limit: until the others say that they wait, until branches have
-/// told who contributes, and until a new epoch runs.
+/// named the contributors, and until a new epoch runs.
 const SLACK: Nanos = 4 * SECOND;
 
 impl Scenario {
@@ -56,8 +56,8 @@ impl Scenario {
         only.then_some((limit + SLACK) * self.faults.len() as Nanos)
     }
 
-    /// Whether the deadline of a job's calls is far beyond what may happen to them: packets are
-    /// lost now and then, workers and branches are killed, which shows at once, and workers stand
+    /// Whether the deadline of a job's calls is far beyond what may happen to them. Packets are
+    /// lost now and then. Workers and branches are killed, which shows at once; workers stand
     /// still, which shows after a while if there is a limit.
     #[must_use]
     pub fn is_in_time(&self, plan: &JobPlan) -> bool {
@@ -71,7 +71,7 @@ impl Scenario {
         let Link { loss, late, .. } = self.link;
         let slow = usize::from(plan.slow.is_some());
         let waits = slow + self.faults.iter().filter(|(_, fault)| stops(fault)).count();
-        // Who stands still while the job forms has that time.
+        // A member that stands still while the job forms has that time.
         let wait = self.straggler_timeout.unwrap_or(0) + self.join_timeout + SLACK;
         plan.deadline >= 10 * SECOND + waits as Nanos * wait
             && self.faults.iter().all(harmless)

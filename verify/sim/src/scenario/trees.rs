@@ -82,6 +82,6 @@ fn tree(rng: &mut SmallRng, job: &JobPlan, daemons: usize) -> Tree {
             branch.ranks.push(rank);
         }
     }
-    // Without those that have nobody below them.
+    // Without branches that have nobody below them.
     Tree { branches }.pruned(u64::MAX, |_| false)
 }

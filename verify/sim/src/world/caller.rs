@@ -1,4 +1,4 @@
-//! Who uses a worker: makes calls, waits for them, and loses patience.
+//! The caller of a worker: makes calls, waits for them, and loses patience.
 
 use rand::Rng;
 use xdp_agg_numbers::{Element, Format, Scaling};
@@ -10,7 +10,7 @@ use crate::reference::{Inputs, SCALE, Shape};
 use crate::time::{MILLI, Nanos, SECOND, duration};
 use crate::trace::Party;
 
-/// How long a caller waits for the daemon's words on who is missing.
+/// How long a caller waits for the daemon to name the missing members.
 const ASK_TIME: Nanos = SECOND;
 
 /// A call that was made.
@@ -18,7 +18,7 @@ pub(super) struct InFlight {
     pub(super) sequence: u64,
     /// When its caller loses patience.
     pub(super) due: Nanos,
-    /// The caller has asked who is missing, and waits for the answer until then.
+    /// The caller has asked for the missing members, and waits for the answer until then.
     pub(super) asked: Option<Nanos>,
 }
 

@@ -51,7 +51,7 @@ pub(super) enum End {
     Closed,
 }
 
-/// Who opened a connection.
+/// The party that opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Client {
     /// A worker's process.
@@ -73,7 +73,7 @@ impl Client {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// Who was connected to.
+    /// The daemon that was connected to.
     pub(super) daemon: usize,
     pub(super) at_client: End,
     pub(super) at_daemon: End,
@@ -92,7 +92,7 @@ impl Connection {
 }
 
 impl World {
-    /// Somebody wants to connect to a daemon; the number of the connection.
+    /// A client wants to connect to a daemon; the number of the connection.
     pub(super) fn connect(&mut self, client: Client, daemon: usize) -> usize {
         let index = self.connections.len();
         self.connections.push(Connection {
@@ -203,7 +203,7 @@ impl World {
             if back <= daemon.min(client) {
                 continue;
             }
-            // Whoever has not given up when the way is back learns it from the other.
+            // An end that has not given up when the way is back learns it from the other.
             let soon = back + self.rng.random_range(0..self.scenario.dead_after);
             self.queue.push(daemon.min(soon), super::Event::Control(Event::EndAtDaemon(index)));
             self.queue.push(client.min(soon), super::Event::Control(Event::EndAtClient(index)));

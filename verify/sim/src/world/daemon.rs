@@ -50,7 +50,7 @@ pub(super) struct Daemon {
 
 /// When it dies, and how.
 struct Death {
-    /// After so many effects.
+    /// After this number of effects.
     effects: u32,
     pinned: bool,
     down: Nanos,
@@ -113,7 +113,7 @@ impl World {
         self.settle(daemon);
     }
 
-    /// What the daemon before left, as far as the data path, which it left too, is running it.
+    /// What the daemon before left, as far as the data path, which is left as well, is running it.
     fn take_over(&mut self, daemon: usize) -> Snapshot {
         let place = &mut self.daemons[daemon];
         let mut snapshot = std::mem::take(&mut place.saved);

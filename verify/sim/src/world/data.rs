@@ -31,7 +31,7 @@ pub(super) struct Seen {
 }
 
 impl World {
-    /// Somebody sends a packet.
+    /// A party sends a packet.
     pub(super) fn send(&mut self, from: Place, source: Source, to: SocketAddrV4, bytes: Vec<u8>) {
         let port = to.port();
         let Some(to) = self.who_is_at(to) else {
@@ -269,7 +269,7 @@ impl World {
         self.at_daemon(daemon, source, bytes, Origin::Foreign);
     }
 
-    /// Changes a packet so that nobody may take it for theirs. False: it stayed as it was.
+    /// Changes a packet so that no job may take it for its own. False: it stayed as it was.
     fn mutate(&mut self, source: &mut Source, bytes: &mut Vec<u8>) -> bool {
         let Some(mut header) = header(bytes) else { return false };
         let foreign = self.rng.random_range(0..7);

@@ -27,10 +27,10 @@ use control::Connection;
 use daemon::Daemon;
 use worker::Worker;
 
-/// Events of one run, at most: more means that somebody talks without end.
+/// Events of one run, at most: more means that a party talks without end.
 const EVENTS_MAX: u64 = 3_000_000;
 
-/// Events of one moment, at most: more means that somebody wants to be woken in the past.
+/// Events of one moment, at most: more means that a party wants to be woken in the past.
 const MOMENT_MAX: u64 = 20_000;
 
 /// Something that happens.
@@ -82,11 +82,11 @@ pub(crate) struct World {
     stats: Stats,
     trace: Trace,
     healed: bool,
-    /// All is well, and everybody was told how many calls are left.
+    /// All is well, and every worker was told how many calls are left.
     closing: bool,
     /// Workers leave as soon as they are done.
     leave: bool,
-    /// Faults that wait for so many packets to be sent.
+    /// Faults that wait for a number of packets to be sent.
     pending: Vec<(When, usize)>,
     /// Packets with keys that were sent.
     key_packets: u64,

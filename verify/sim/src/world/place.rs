@@ -1,4 +1,4 @@
-//! Where everybody is, and how good the way from one to another is now.
+//! Where all parties are, and how good the way from one to another is now.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -12,7 +12,7 @@ use crate::trace::Party;
 /// UDP port of the data paths.
 pub(super) const DATA_PORT: u16 = 0xbee0;
 
-/// Who has a place in the network.
+/// A party that has a place in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// A worker, counted through all jobs.
@@ -81,7 +81,7 @@ pub(super) const fn source(daemon: usize) -> Source {
 }
 
 impl World {
-    /// Who has this address.
+    /// The party at this address.
     pub(super) fn who_is_at(&self, at: SocketAddrV4) -> Option<Place> {
         let addr = u32::from(*at.ip());
         if let Some(daemon) = daemon_at(addr) {

@@ -1,5 +1,5 @@
 //! Rings: the members of a job that lost its daemon meet, tell each other what they have, and sum
-//! batch after batch. What a machine puts in and takes out is real; the TCP connections between are
+//! batch after batch. What a machine puts in and takes out is real. The TCP connections between are
 //! not: here a batch is summed when all have given their part, and comes to each in its own time.
 //! Where a member is lost, some of the others still get what was summed, and some do not. When all
 //! say that they can reach the daemon, each leaves the ring as it takes in that batch.
@@ -29,7 +29,7 @@ pub(super) enum Event {
     Enter { worker: usize, life: usize, ring: usize },
     /// A batch is summed.
     Summed { worker: usize, life: usize, ring: usize },
-    /// Somebody is lost, or too late.
+    /// A member is lost, or too late.
     Broken { worker: usize, life: usize, ring: usize },
     /// The wait for this batch of a ring is over; for all members, if there was none.
     Late { ring: usize, batch: Option<u64> },
@@ -55,16 +55,17 @@ pub(super) struct Ring {
     formed: bool,
     /// Ranks that are lost or too late.
     lost: Vec<u16>,
-    /// One of them went with what it had not passed on. Who leaves in good order has.
+    /// One of them went with what it had not passed on. A member that leaves in good order has
+    /// passed all on.
     torn: bool,
     /// Number of the batch, and what each has given.
     batch: u64,
     given: BTreeMap<u16, (Batch, Lanes)>,
     /// The sum of the last batch that all gave their part of.
     sum: Option<(Batch, Lanes)>,
-    /// All who gave it can reach the daemon: it is the last one.
+    /// All members that gave their part can reach the daemon: the batch is the last one.
     ends: bool,
-    /// Somebody has left it behind that batch.
+    /// A member has left the ring behind that batch.
     left: bool,
 }
 
@@ -134,7 +135,7 @@ impl World {
     /// All that are in a ring hear of something, each in its time.
     fn tell_ring(&mut self, ring: usize, event: impl Fn(usize, usize, usize) -> Event) {
         let all: Vec<_> = self.rings[ring].here.values().map(|(w, life, _)| (*w, *life)).collect();
-        // Who is cut off keeps all waiting, as the ring goes through all.
+        // A member that is cut off keeps all waiting, as the ring goes through all.
         let everybody = all.iter().map(|(worker, _)| Place::Worker(*worker));
         let back = everybody.map(|place| self.parted_until(place, Place::Daemon(0))).max();
         for (worker, life) in all {
@@ -256,7 +257,8 @@ impl World {
         let all: Vec<_> = here.iter().map(|(rank, (_, _, p))| (*rank, p.clone())).collect();
         let lives: Vec<_> = here.iter().map(|(rank, (_, life, _))| (*rank, *life)).collect();
         let Some(process) = &mut self.workers[worker].process else { return };
-        // Who was lost after all had met does not keep the others from hearing of each other.
+        // A member that was lost after all had met does not keep the others from hearing of each
+        // other.
         if process.machine.handle_ring_formed(&all, now).is_err() {
             return;
         }

@@ -10,7 +10,7 @@ use crate::time::{Nanos, SECOND};
 const AFTERMATH: Nanos = SECOND;
 
 impl World {
-    /// A daemon says something to a member: whom it waits for, and whom no longer.
+    /// A daemon tells a member for whom it waits, and for whom no longer.
     pub(super) fn check_waits(&mut self, index: usize, reply: &Reply) {
         let Connection { client: Client::Worker { life, .. }, daemon, .. } =
             self.connections[index]
@@ -35,8 +35,8 @@ impl World {
         }
     }
 
-    /// A worker that was stopped goes on. Had others waited for it so long, it would not be a
-    /// member any more.
+    /// A worker that was stopped goes on. Had others waited for it for all that time, it would not
+    /// be a member any more.
     pub(super) fn check_stop(&mut self, worker: usize) {
         let Some(longest) = self.scenario.longest_wait() else { return };
         let since = self.workers[worker].stopped_at;

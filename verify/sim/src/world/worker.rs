@@ -420,7 +420,7 @@ impl World {
         }
     }
 
-    /// Whether all workers of a worker's job are members of its epoch: nobody still needs it to
+    /// Whether all workers of a worker's job are members of its epoch: then none still needs it to
     /// form the job.
     fn are_all_members(&self, worker: usize) -> bool {
         let life = |worker: &Worker| worker.process.as_ref().map(|process| process.life);
@@ -443,8 +443,8 @@ impl World {
         self.workers[worker].left || self.has_made_all(worker) || self.is_left_alone(worker)
     }
 
-    /// The others of its job are on a ring, and leave it only with a call: what joins now may wait
-    /// for ever.
+    /// Whether the others of its job are on a ring, and leave it only with a call: what joins now
+    /// may wait for ever.
     fn is_left_alone(&self, worker: usize) -> bool {
         let job = self.workers[worker].job;
         let on_ring = |other: &Worker| {

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What this rank has called in a group (the default one), and who carried it out.
+    """What this rank has called in a group (the default one), and what carried it out.
 
     ``engine`` is ``"xdp-agg"``, or ``"gloo"`` where the daemon had no room for a subgroup, or None
     before the first native call. ``calls`` counts calls by their names; those that gloo did begin

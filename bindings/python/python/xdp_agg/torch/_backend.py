@@ -73,7 +73,7 @@ class _Group(Collectives):
 
     @property
     def xdp_agg_group(self) -> _Group:
-        """This object, for who holds PyTorch's wrapper of it."""
+        """This object, for a caller that holds PyTorch's wrapper of it."""
         return self
 
     @property
@@ -107,7 +107,7 @@ class _Group(Collectives):
         self._channel.join()
 
     def perform_nocolor_split(self, device: torch.device | None = None) -> None:
-        """Whoever is no member of a new group has nothing to do for it."""
+        """A rank that is not a member of a new group has nothing to do for it."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -266,7 +266,7 @@ def group_of(group: dist.ProcessGroup | None) -> _Group | None:
 
 
 def _leave() -> None:
-    """At the end of the process, for who forgot `destroy_process_group`."""
+    """At the end of the process, for a program that forgot `destroy_process_group`."""
     # All jobs at a time: the other ranks are told if it was an exception, before they miss us.
     with suppress(Exception):
         _xdp_agg._close_all()

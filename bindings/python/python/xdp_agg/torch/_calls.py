@@ -81,7 +81,7 @@ class Calls:
         """Seconds that a call may take."""
         timeout = getattr(options, "timeout", None)
         seconds = 0.0 if timeout is None else timeout.total_seconds()
-        # A timeout below zero is none.
+        # Only a timeout above zero counts.
         return seconds if seconds > 0 else self._channel.timeout
 
     def _quickly(self, tensors: list[Tensor], opts: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The one way of a group's calls to who carries them out, in the order in which they come."""
+"""The one way of a group's calls to their engine, in the order in which they come."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ class Channel:
 
     @property
     def engine(self) -> Engine | None:
-        """Who carries calls out; None: there has been none yet."""
+        """The engine that carries calls out; None: there has been none yet."""
         return self._engine
 
     def at_once(self) -> Aggregated | None:
-        """Who may be given a call now, on this thread. None: `issue` has something else to do with
-        it, or an error to tell.
+        """The engine that may be given a call now, on this thread. None: `issue` has something else
+        to do with it, or an error to tell.
         """
         engine = self._engine
         if (
@@ -153,7 +153,7 @@ class Channel:
         self._failure = self._failure or error
 
     def join(self) -> Engine:
-        """Who carries calls out. Waits for all ranks to come here, once."""
+        """The engine that carries calls out. Waits for all ranks to come here, once."""
         with self._joining:
             if self._error is not None:
                 raise self._error.with_traceback(None)
@@ -162,7 +162,7 @@ class Channel:
                 try:
                     engine = self._membership.join(self.timeout, self._is_over)
                 except BaseException as error:
-                    # The others may be in by now: there is no second try that all would make.
+                    # The others may be in by now, so not all would make a second try.
                     self._error = (
                         error
                         if isinstance(error, Exception)
@@ -283,7 +283,7 @@ class Channel:
         self._queue.close()
 
     def stats(self) -> dict[str, Any]:
-        """What was called, and who carried it out."""
+        """What was called, and what carried it out."""
         engine = self._engine
         stats: dict[str, Any] = {
             "engine": None if engine is None else engine.name,

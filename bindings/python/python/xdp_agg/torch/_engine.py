@@ -1,4 +1,4 @@
-"""Who carries calls out: the aggregator; gloo, where it refused; nobody, where a rank is alone."""
+"""What carries calls out: the aggregator; gloo, where it refused; nothing for a lone rank."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class State:
         Args:
             group: That of the `DistributedDataParallel`; the default group without it. Its backend
                 may be any.
-            communicator: Who sums, with the same ranks. Without it the group's own, if its backend
+            communicator: What sums, with the same ranks. Without it the group's own, if its backend
                 is ``xdp-agg``, or one that joins a job of its own with the first bucket.
             compression: ``"16-bit"``: lanes of 16 bits, and so half the bytes, with a communicator
                 of its own. With N hosts an average is off by at most N * 2^-15 of the largest
@@ -143,7 +143,7 @@ class State:
         return channel.issue_staged(staged, tensor)
 
     def stats(self) -> dict[str, Any]:
-        """What was called, and who carried it out."""
+        """What was called, and what carried it out."""
         return {} if self._flat is None else self._flat.stats()
 
     def close(self) -> None:

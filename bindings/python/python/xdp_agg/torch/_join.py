@@ -30,7 +30,7 @@ GROUP_SLOTS = 128
 JOIN = 30.0
 #: For how long a rank that could not join looks whether another one was refused, in seconds.
 REFUSAL = 5.0
-#: After how long it is said who is waited for, in seconds.
+#: Seconds after which the ranks that are waited for are named.
 SILENCE = 10.0
 
 _has_warned = False
@@ -50,7 +50,7 @@ class Membership:
         inner: Callable[[], Engine] | None,
         settings: dict[str, Any],
     ) -> None:
-        """`inner` is who carries calls out where the daemon has no room; None: then it is an error.
+        """`inner` carries calls out where the daemon has no room; None: then it is an error.
 
         All ranks of the group make theirs.
         """
@@ -175,7 +175,7 @@ class Membership:
             return error
         if isinstance(error, xdp_agg.Config | xdp_agg.Unreachable):
             raise error
-        # Of the processes of a host one asks for all; and whoever was let in waits in vain.
+        # Of the processes of a host one asks for all; and a rank that was let in waits in vain.
         until = time.monotonic() + REFUSAL
         try:
             while not self._store.check([key]):

@@ -34,7 +34,7 @@ _OF_ALL = {
     ReduceOp.MAX: "max",
 }
 _OF_FLOATS = {**_OF_ALL, ReduceOp.AVG: "average"}
-# A sum of truth values is `or`, as it is for who reads gloo's; its bytes are 0 and 1 here.
+# A sum of truth values is `or`, as for a program that reads gloo's; its bytes are 0 and 1 here.
 _OF_BOOL = {**_OF_ALL, ReduceOp.BAND: "and", ReduceOp.BOR: "or"}
 
 _REDUCTIONS: dict[torch.dtype, dict[ReduceOp.RedOpType, str]] = {

@@ -100,7 +100,7 @@ class DeviceCopies:
     def up(self, device: torch.Tensor, host: torch.Tensor) -> None:
         with self._up:
             device.copy_(host, non_blocking=True)
-        # Whoever frees it does so before the copy has come to an end.
+        # The owner may free the tensor before the copy has ended.
         device.record_stream(self._up)
 
     def mark(self, is_down: bool) -> torch.Event:

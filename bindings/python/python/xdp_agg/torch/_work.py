@@ -23,11 +23,11 @@ def _value(future: Future[Any]) -> Any:
 
 
 def tell_autograd(wait: Callable[[], object]) -> None:
-    """Lets who calls `backward` wait in this way for a call that is made in a backward pass.
+    """Lets the caller of `backward` wait in this way for a call that is made in a backward pass.
 
     Futures carry errors to C++ as text. So where the reducer of DDP waits for one, at the end of
-    the pass, the caller gets a RuntimeError; but what was to be done at that end before, is done
-    before.
+    the pass, the caller gets a RuntimeError. Calls that were queued for that end earlier are still
+    made first.
     """
     if torch._C._current_graph_task_id() != -1:
         torch.autograd.Variable._execution_engine.queue_callback(cast(Any, wait))
@@ -138,11 +138,11 @@ class Work(c10d.Work):
         listener()
 
     def after(self, event: torch.Event) -> None:
-        """Who waits for this work waits for this event on its stream, too."""
+        """A caller that waits for this work waits for this event on its stream, too."""
         self._events.append(event)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for the call, at most so long if that is more than nothing, and raises its
+        """Waits for the call, for `timeout` at most if that is above zero, and raises its
         error.
         """
         seconds = timeout.total_seconds()
@@ -172,7 +172,7 @@ class Work(c10d.Work):
         raw.set_result(self._result if self._error is None else self._error)
         return self._future
 
-    # These are seen by who holds this very object: PyTorch's wrapper of it does not pass them on.
+    # Only a holder of this very object sees these: PyTorch's wrapper of it does not pass them on.
 
     def is_completed(self) -> bool:
         return self._over

@@ -1,15 +1,16 @@
 //! Trees in the stories: the daemons that they name, and short words for what their workers say.
 //!
 //! `tree 1:0,1 2<0:2` is the tree of the next joins: host 1 under the root with ranks 0 and 1, host
-//! 2 under the first branch with rank 2. `C joins R N`, with `go-on` behind it where the job shall
-//! go on whoever is lost, `C returns R N` and `C offers R N` with the same and a number of rings
-//! behind it, `C ready`, `C progress B`, `C paused S`, `C missing B` and `C leaves` are a worker's
-//! requests in few bytes: almost every change of one is another request, and of JSON none.
+//! 2 under the first branch with rank 2. `C joins R N` may have `go-on` behind it, where the job
+//! shall go on after any loss. `C returns R N` and `C offers R N` may have the same and a number of
+//! rings behind it. These, `C ready`, `C progress B`, `C paused S`, `C missing B` and `C leaves`
+//! are a worker's requests in few bytes. Almost every change of one is another request; of JSON
+//! almost none is.
 //!
 //! `grove` says that daemons are where a tree names them, and do what the root wants; `fell` that
 //! they are gone. `lost K` takes away the connection to one. `mute` keeps all that they would say,
 //! `whisper` lets the first of it be heard, and `speak` all of it. `used K` says that the epoch's
-//! number is used, `branch {json}` is what the first of them says.
+//! number is used; `branch {json}` is what the first of them says.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -132,7 +133,7 @@ impl World {
             "returns" | "offers" => {
                 let join = self.join(rest)?;
                 let members = u64::MAX >> (64 - join.world_size.clamp(1, 64));
-                // The last that anybody was told.
+                // The last that any connection was told.
                 let (epoch, cookie, chunks) = (0, 0, 0);
                 let rings = rest.split(' ').nth(3).and_then(|rings| rings.parse().ok());
                 let (rings, progress) = (rings.unwrap_or(0), progress(5));
@@ -261,7 +262,7 @@ fn progress(base: u64) -> Progress {
     Progress { base, next_sequence: 1, held: Vec::new() }
 }
 
-/// `1:0,1 2<0:2`; what is none of it is left out.
+/// `1:0,1 2<0:2`; words of another form are left out.
 fn tree(text: &str) -> Tree {
     let branches = text.split(' ').filter_map(|word| {
         let (place, ranks) = word.split_once(':')?;
@@ -276,7 +277,7 @@ fn tree(text: &str) -> Tree {
     Tree { branches: branches.collect() }
 }
 
-/// What a branch answers that does what it is told.
+/// The answer of a branch that does what it is told.
 fn obey(link: LinkId, epoch: u16, request: BranchRequest) -> Vec<BranchReply> {
     let data = SocketAddrV4::new(Ipv4Addr::new(10, 0, 9, link.0 as u8), 48_864);
     match request {

@@ -1,4 +1,4 @@
-//! A daemon, its engine, and what its connections hear; what has to hold whatever they say.
+//! A daemon, its engine, and what its connections hear; and what must hold whatever they say.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -210,7 +210,7 @@ impl World {
         for _ in 0..100 {
             self.jobs.handle_timeout(self.now);
             self.settle();
-            // The end of one wait may be the beginning of another that is over, too.
+            // The end of one wait may begin another that is over, too.
             if self.jobs.poll_timeout().is_none_or(|next| next > self.now) {
                 return;
             }
