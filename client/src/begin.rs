@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Key, Shape};
-use xdp_agg_numbers::{Element, Format, LaneWidth};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Shape};
+use xdp_agg_quantize::{Element, Format, LaneWidth};
 
 use crate::communicator::Communicator;
 use crate::digest::digest;
@@ -12,8 +12,8 @@ use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Begun, Owned, Patience, globally};
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
+use xdp_agg_quantize::Op;
 
 impl Communicator {
     /// Begins a call on memory that a caller lends.

@@ -8,19 +8,19 @@ use xdp_agg_common::control::Policy;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
-use xdp_agg_host::Group;
-use xdp_agg_numbers::simd::Simd;
-use xdp_agg_numbers::{Element, Format, LaneWidth, Scaling};
+use xdp_agg_intranode::Group;
+use xdp_agg_quantize::simd::Simd;
+use xdp_agg_quantize::{Element, Format, LaneWidth, Scaling};
 
 use crate::collectives::{Kind, Side};
 use crate::driver::shared::Shared;
 use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
-use crate::inhost;
+use crate::intranode;
 use crate::settings::{Builder, Chosen, Place};
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::{Buffer, Counters, Purpose, Report, State};
+use xdp_agg_quantize::Op;
 
 /// A worker's membership in a job: all-reduces with the other workers through one or more
 /// aggregators.
@@ -96,7 +96,7 @@ impl Communicator {
         }
         let group = match place.local_size {
             1 => None,
-            _ => Some(inhost::join(&settings, &place, chunks)?),
+            _ => Some(intranode::join(&settings, &place, chunks)?),
         };
         for stripe in &*stripes {
             if let Some(group) = &group {
@@ -260,16 +260,16 @@ impl Communicator {
 
     /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several
     /// may be in flight; threads of the communicator keep them going. It goes the way that
-    /// [`Self::all_reduce`] goes for this size: see [`Self::start_by`].
+    /// [`Self::all_reduce`] goes for this size: see [`Self::all_reduce_async_by`].
     ///
     /// The first one that goes round a ring of the workers opens their connections: it returns when
     /// all of them have come to it.
     ///
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
-    pub fn start<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
+    pub fn all_reduce_async<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
         let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
-        self.start_by(data, op, choice)
+        self.all_reduce_async_by(data, op, choice)
     }
 
     /// The same through the aggregators, as a part of something or by itself.

@@ -5,10 +5,10 @@ use std::io;
 use std::sync::Arc;
 
 use xdp_agg_common::control::{Cause, FrameError};
-use xdp_agg_numbers::simd::{self, SimdError};
-use xdp_agg_numbers::{FormatError, OutOfRange};
 use xdp_agg_protocol::worker::CallerError;
 pub use xdp_agg_protocol::worker::Error as JobError;
+use xdp_agg_quantize::simd::{self, SimdError};
+use xdp_agg_quantize::{FormatError, OutOfRange};
 
 /// Why a communicator could not be made, or a call did not end with a result.
 ///
@@ -33,7 +33,7 @@ pub enum Error {
     Format(#[from] FormatError),
     /// The processes of this host.
     #[error(transparent)]
-    Host(#[from] xdp_agg_host::Error),
+    Host(#[from] xdp_agg_intranode::Error),
     /// A collective among the workers themselves.
     #[error("{0}")]
     Mesh(#[source] Arc<xdp_agg_mesh::Error>),
@@ -98,7 +98,7 @@ impl Error {
     /// host, whose processes count for themselves.
     #[must_use]
     pub fn cause(&self, first: u16) -> Option<Cause> {
-        use xdp_agg_host::Error as Host;
+        use xdp_agg_intranode::Error as Host;
         match self {
             Self::Host(Host::Elsewhere { code, .. }) => of_code(*code),
             Self::Host(error @ (Host::PeerLost { .. } | Host::PeerLeft { .. })) => {
@@ -196,8 +196,8 @@ impl From<FrameError> for Error {
 
 /// The ranks in the world that an error of a host's processes names; `first` is its first rank.
 #[must_use]
-pub fn host_ranks(error: &xdp_agg_host::Error, first: u16) -> Vec<u16> {
-    use xdp_agg_host::Error as Host;
+pub fn host_ranks(error: &xdp_agg_intranode::Error, first: u16) -> Vec<u16> {
+    use xdp_agg_intranode::Error as Host;
     let local: &[usize] = match error {
         Host::PeerLost { local_rank, .. }
         | Host::PeerLeft { local_rank }
@@ -210,7 +210,7 @@ pub fn host_ranks(error: &xdp_agg_host::Error, first: u16) -> Vec<u16> {
 
 /// Such an error in words, with these ranks before.
 #[must_use]
-pub fn in_world(error: &xdp_agg_host::Error, first: u16) -> String {
+pub fn in_world(error: &xdp_agg_intranode::Error, first: u16) -> String {
     match host_ranks(error, first)[..] {
         [] => error.to_string(),
         [rank] => format!("rank {rank}: {error}"),

@@ -1,19 +1,19 @@
 //! The elements of a call of several processes of one host: this one's slices of the vector.
 //!
-//! Reduce-scatter inside the host and quantisation are one: a block is encoded straight from the
+//! Reduce-scatter inside the host and quantization are one: a block is encoded straight from the
 //! processes' parts in the shared segment (SW-IntraCC's CSC-RS, fused; PASSING, section 4.1). So
-//! are de-quantisation and all-gather: a result is decoded straight into the segment, where all
+//! are de-quantization and all-gather: a result is decoded straight into the segment, where all
 //! processes of the host read it.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xdp_agg_host::{Exchange, Feeder, Geometry, Marks};
-use xdp_agg_numbers::{Element, Encoded, Format};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Marks};
 use xdp_agg_protocol::worker::{
     Blocks, Buffer, DataBlock, Path, Purpose, Report, Share, block_len,
 };
+use xdp_agg_quantize::{Element, Encoded, Format};
 
 use crate::error::{Error, JobError, code_of};
 
@@ -180,7 +180,8 @@ impl<T: Element> Blocks for Grouped<T> {
         // Nothing is sent again of a part that is done.
         let Some(exchange) = &self.exchange else { return Encoded::default() };
         let inputs = exchange.inputs(self.share.place(block));
-        let mut sources: [&[T]; xdp_agg_host::MAX_PROCESSES] = [&[]; xdp_agg_host::MAX_PROCESSES];
+        let mut sources: [&[T]; xdp_agg_intranode::MAX_PROCESSES] =
+            [&[]; xdp_agg_intranode::MAX_PROCESSES];
         for (source, input) in sources.iter_mut().zip(inputs.iter()) {
             *source = bytemuck::cast_slice(input);
         }
@@ -295,7 +296,7 @@ impl<T: Element> Blocks for Grouped<T> {
     fn overdue(&self, after: Duration) -> Option<JobError> {
         let waiting_for = self.others(Feeder::waiting_for);
         let is_theirs = !waiting_for.is_empty();
-        let error = xdp_agg_host::Error::Deadline { what: "a call", after, waiting_for };
+        let error = xdp_agg_intranode::Error::Deadline { what: "a call", after, waiting_for };
         is_theirs.then(|| Error::Host(error).into())
     }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_mesh::MAX_DEADLINE;
-use xdp_agg_numbers::Element;
 use xdp_agg_protocol::worker::{Call, Kept, Report};
+use xdp_agg_quantize::Element;
 
 use crate::driver::drive;
 use crate::driver::stripe::Stripe;

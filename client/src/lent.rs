@@ -51,7 +51,7 @@ pub use flight::InFlight;
 pub use given::Given;
 pub use memory::Memory;
 pub use types::{DataType, Precision, Reduction};
-pub use xdp_agg_numbers::UnknownName;
+pub use xdp_agg_quantize::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly by default.
 pub const EXACT_UP_TO: usize = 64 << 10;

@@ -18,7 +18,7 @@ mod fallback;
 mod fork;
 mod grouped;
 mod handle;
-mod inhost;
+mod intranode;
 pub mod lent;
 mod settings;
 
@@ -28,7 +28,7 @@ pub use handle::Handle;
 pub use settings::{Builder, Chosen, Place, addresses, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
-pub use xdp_agg_numbers::{
+pub use xdp_agg_protocol::worker::{Counters, Path, Report, State};
+pub use xdp_agg_quantize::{
     Element, ElementType, Format, FormatError, LaneWidth, Op, OutOfRange, Scaling, bf16, f16,
 };
-pub use xdp_agg_protocol::worker::{Counters, Path, Report, State};

@@ -189,7 +189,7 @@ fn processes_of_a_host_take_part() {
                     assert!(parts[worker.part(rank, 1003)].iter().all(|x| *x == i64::from(rank)));
                 }
                 let ring = Choice::new(Way::Ring);
-                let started = worker.start_by(vec![1_i32; 5000], Op::Sum, ring);
+                let started = worker.all_reduce_async_by(vec![1_i32; 5000], Op::Sum, ring);
                 let (sum, report) = started.and_then(|call| call.wait(LIMIT)).expect("it ends");
                 assert_eq!((sum, report.contributors), (vec![4; 5000], 0b11));
                 worker.barrier().expect("all are well");

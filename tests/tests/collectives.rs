@@ -114,7 +114,7 @@ fn several_calls_in_flight() {
                 let len = 1 + call * 977;
                 let data: Vec<f32> =
                     (0..len).map(|i| (element(worker.rank(), i + call)) as f32).collect();
-                worker.start(data, Op::Sum).expect("it starts")
+                worker.all_reduce_async(data, Op::Sum).expect("it starts")
             };
             let mut handles: Vec<_> = (0..8).map(|call| Some(start(call))).collect();
             // One is thrown away: the others must not notice.
@@ -139,7 +139,7 @@ fn calls_go_on_while_nobody_waits() {
     need_root!();
     let lab = Lab::start(network(2, "ports"), "xdp");
     let workers = lab.connect("progress", 2, |settings| settings);
-    let lazy = workers[0].start(vec![1.0_f32; 1_000_000], Op::Sum).expect("it starts");
+    let lazy = workers[0].all_reduce_async(vec![1.0_f32; 1_000_000], Op::Sum).expect("it starts");
     let mut eager = vec![2.0_f32; 1_000_000];
     workers[1].all_reduce(&mut eager, Op::Sum).expect("rank 0 contributes in the background");
     assert!(eager.iter().all(|x| *x == 3.0));

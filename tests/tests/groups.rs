@@ -133,8 +133,9 @@ fn a_vector_is_split_over_aggregators() {
     }
     on_all(&workers, |worker| {
         let data: Vec<f32> = (0..5000).map(|i| (i + i32::from(worker.rank())) as f32).collect();
-        let handles: Vec<_> =
-            (0..4).map(|_| worker.start(data.clone(), Op::Sum).expect("it starts")).collect();
+        let handles: Vec<_> = (0..4)
+            .map(|_| worker.all_reduce_async(data.clone(), Op::Sum).expect("it starts"))
+            .collect();
         for handle in handles {
             let (sum, report) = handle.wait(LIMIT).expect("it ends");
             assert_eq!(report.contributors, 0b111);
@@ -143,7 +144,8 @@ fn a_vector_is_split_over_aggregators() {
     });
     // Only now: it ends the job, and another worker may still wait for a result that got lost.
     on_all(&workers, |worker| {
-        let error = worker.start(vec![0, i32::MAX], Op::Sum).expect_err("the sum would not fit");
+        let error =
+            worker.all_reduce_async(vec![0, i32::MAX], Op::Sum).expect_err("the sum would not fit");
         assert!(error.to_string().contains("element 1 is 2147483647"), "{error}");
     });
 }
@@ -376,7 +378,7 @@ fn more_calls_than_room_are_in_flight() {
     let workers = connect(&lab, "many", 2, 2, |settings| settings.segment(4 << 20));
     on_all(&workers, |worker| {
         let data = vec![f32::from(worker.rank()); 300_000];
-        let start = |_| worker.start(data.clone(), Op::Sum).expect("room comes free");
+        let start = |_| worker.all_reduce_async(data.clone(), Op::Sum).expect("room comes free");
         let handles: Vec<_> = (0..8).map(start).collect();
         for handle in handles {
             let (sum, _) = handle.wait(LIMIT).expect("it ends");
@@ -418,7 +420,7 @@ fn a_lost_aggregator_of_two_is_dealt_with() {
             .iter()
             .map(|worker| {
                 let data: Vec<f32> = vec![f32::from(worker.rank()) + 1.0; 50_000];
-                worker.start(data, Op::Sum).expect("it starts")
+                worker.all_reduce_async(data, Op::Sum).expect("it starts")
             })
             .collect();
         let again = (loss == AggregatorLoss::Resume).then(|| second_daemon(&lab));

@@ -25,7 +25,7 @@ fn table() -> Tuning {
 }
 
 fn start(worker: &Communicator, len: usize) -> Handle<i32> {
-    worker.start(input(worker.rank(), len), Op::Sum).expect("it starts")
+    worker.all_reduce_async(input(worker.rank(), len), Op::Sum).expect("it starts")
 }
 
 fn check(handle: Handle<i32>, world_size: u16, len: usize) {
@@ -67,11 +67,12 @@ fn they_go_the_way_that_was_chosen_for_their_size() {
                 }
             }
         }
-        let average = worker.start(vec![f32::from(worker.rank()); 9], Op::Average);
+        let average = worker.all_reduce_async(vec![f32::from(worker.rank()); 9], Op::Average);
         let (average, _) = average.and_then(|handle| handle.wait(LIMIT)).expect("it ends");
         assert_eq!(average, [1.5; 9]);
         // No ring adds them.
-        let halves = worker.start(vec![f16::from_f32(0.5); 50], Op::Sum).expect("it starts");
+        let halves =
+            worker.all_reduce_async(vec![f16::from_f32(0.5); 50], Op::Sum).expect("it starts");
         let (halves, report) = halves.wait(LIMIT).expect("it ends");
         assert!(halves.iter().all(|half| half.to_f32() == 2.0));
         assert_eq!(report.path, Path::Aggregator);
@@ -86,7 +87,8 @@ fn the_caller_chooses_a_way() {
     let workers = lab.connect("chosen", 3, |settings| settings);
     at_all(&lab.topology, &workers, |worker| {
         for choice in [RING.unchecked(), RING, Choice::new(Way::Aggregator)] {
-            let start = |len| worker.start_by(input(worker.rank(), len), Op::Sum, choice);
+            let start =
+                |len| worker.all_reduce_async_by(input(worker.rank(), len), Op::Sum, choice);
             let handles: Vec<_> = (0..40).map(|i| start(i * 331).expect("it starts")).collect();
             for (i, handle) in handles.into_iter().enumerate() {
                 let (sum, report) = handle.wait(LIMIT).expect("it ends");
@@ -94,7 +96,7 @@ fn the_caller_chooses_a_way() {
                 assert_eq!(report.path == Path::Ring, choice.way == Way::Ring);
             }
         }
-        let odd = worker.start_by(
+        let odd = worker.all_reduce_async_by(
             vec![0_i32; 2],
             Op::Sum,
             Choice::new(Way::Mesh(xdp_agg_client::collectives::Algorithm::Binomial)),
@@ -118,8 +120,8 @@ fn calls_that_differ_are_errors_everywhere() {
                 check(start(worker, 50), 3, 50);
             }
             let len = 1000 + usize::from(worker.rank() == 1);
-            let odd = worker.start(vec![1_i32; len], Op::Sum);
-            let behind = worker.start(vec![1_i32; 10], Op::Sum);
+            let odd = worker.all_reduce_async(vec![1_i32; len], Op::Sum);
+            let behind = worker.all_reduce_async(vec![1_i32; 10], Op::Sum);
             let error = odd.and_then(|handle| handle.wait(LIMIT)).expect_err("the calls differ");
             // All may have agreed on it before.
             let behind = behind.and_then(|handle| handle.wait(LIMIT));
@@ -144,7 +146,9 @@ fn nobody_waits_for_ever() {
     let mut workers = lab.connect("late", 2, |settings| patient(settings).tuning(table()));
     at_all(&lab.topology, &workers, |worker| check(start(worker, 50), 2, 50));
     let begun = Instant::now();
-    let late = |choice| workers[0].start_by(vec![1_i32; 50], Op::Sum, choice).expect("it starts");
+    let late = |choice| {
+        workers[0].all_reduce_async_by(vec![1_i32; 50], Op::Sum, choice).expect("it starts")
+    };
     let [first, second] = [late(RING.unchecked()), late(RING.unchecked())];
     let error = first.wait(Duration::from_millis(300)).expect_err("rank 1 is late");
     assert!(matches!(error, Error::Job(JobError::Deadline { .. })), "{error}");

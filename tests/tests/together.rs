@@ -20,7 +20,7 @@ const LONG: usize = 100_000;
 const SLACK: Duration = Duration::from_secs(5);
 
 fn start(worker: &Communicator, len: usize) -> Handle<i32> {
-    worker.start(input(worker.rank(), len), Op::Sum).expect("it starts")
+    worker.all_reduce_async(input(worker.rank(), len), Op::Sum).expect("it starts")
 }
 
 fn check(handle: Handle<i32>, world_size: u16, len: usize) {

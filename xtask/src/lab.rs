@@ -1,5 +1,5 @@
 //! `cargo xtask demo` and `cargo xtask bench`: the programs, and then `xdp-agg-lab`, which knows
-//! the rest. `bench figures` and `bench simulate` are left to `xdp-agg-netsim`. The demo takes the
+//! the rest. `bench figures` and `bench simulate` are left to `xdp-agg-flowsim`. The demo takes the
 //! build of the tests, which a newcomer waits for half as long and needs anyway; benchmarks take
 //! the optimised one.
 
@@ -13,7 +13,7 @@ use crate::{build, python, setup};
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    /// Handed on to xdp-agg-lab or xdp-agg-netsim; `--help` prints what it takes.
+    /// Handed on to xdp-agg-lab or xdp-agg-flowsim; `--help` prints what it takes.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -26,16 +26,16 @@ pub(crate) fn demo(args: &Args) -> Result<()> {
 pub(crate) fn bench(args: &Args) -> Result<()> {
     // These are simulated, and need neither a test network nor the programs.
     if let Some(command @ ("figures" | "simulate")) = args.arguments.first().map(String::as_str) {
-        return netsim(command, &args.arguments[1..]);
+        return flowsim(command, &args.arguments[1..]);
     }
     let torch = args.arguments.first().is_some_and(|scenario| scenario == "torch");
     lab("bench", args, (true, torch))
 }
 
-fn netsim(command: &str, arguments: &[String]) -> Result<()> {
+fn flowsim(command: &str, arguments: &[String]) -> Result<()> {
     setup::ensure_base()?;
-    run(cargo().args(["build", "--quiet", "--package", "xdp-agg-netsim", "--release"]))?;
-    run(Command::new(target().join("release/xdp-agg-netsim")).arg(command).args(arguments))
+    run(cargo().args(["build", "--quiet", "--package", "xdp-agg-flowsim", "--release"]))?;
+    run(Command::new(target().join("release/xdp-agg-flowsim")).arg(command).args(arguments))
 }
 
 /// `torch`: what is run trains with PyTorch.

@@ -121,7 +121,7 @@ pub(crate) fn last_ranks() -> Vec<u16> {
 fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
     // The process that reports one of these errors did not cause it.
     let cause = match error {
-        Error::Host(xdp_agg_host::Error::Elsewhere { .. })
+        Error::Host(xdp_agg_intranode::Error::Elsewhere { .. })
         | Error::Job(JobError::Aborted(AbortReason::Member { .. })) => error.cause(first),
         _ => None,
     };
@@ -184,8 +184,8 @@ fn of_abort(reason: &AbortReason) -> Code {
 }
 
 /// The processes of one host.
-fn of_host(error: &xdp_agg_host::Error) -> Code {
-    use xdp_agg_host::Error as Host;
+fn of_host(error: &xdp_agg_intranode::Error) -> Code {
+    use xdp_agg_intranode::Error as Host;
     match error {
         Host::Config { .. } => Code::XDP_AGG_ERROR_CONFIG,
         Host::NameInUse { .. } => Code::XDP_AGG_ERROR_REFUSED,

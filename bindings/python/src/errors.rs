@@ -148,8 +148,8 @@ fn of_abort(reason: &AbortReason) -> Described {
 }
 
 /// The processes of one host; `ranks` are those of [`xdp_agg_client::host_ranks`].
-fn of_host(error: &xdp_agg_host::Error, ranks: Vec<u16>) -> Described {
-    use xdp_agg_host::Error as Host;
+fn of_host(error: &xdp_agg_intranode::Error, ranks: Vec<u16>) -> Described {
+    use xdp_agg_intranode::Error as Host;
     let one = ranks.first().copied();
     match error {
         Host::Config { name, problem } => (

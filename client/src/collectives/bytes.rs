@@ -69,7 +69,7 @@ impl From<Vec<i64>> for Words {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+    use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
     #[test]
     fn the_lanes_of_words_are_the_bytes() {

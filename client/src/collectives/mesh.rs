@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use xdp_agg_mesh::meet::random;
 use xdp_agg_mesh::{Algorithm, Mesh};
-use xdp_agg_numbers::{Element, ElementType};
+use xdp_agg_quantize::{Element, ElementType};
 
 use super::queue::{Beginning, Turn};
 use super::tuning::Choice;
@@ -16,8 +16,8 @@ use crate::digest::digest;
 use crate::driver::Stripe;
 use crate::error::{Error, JobError};
 use crate::handle::{Handle, fail};
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::Purpose;
+use xdp_agg_quantize::Op;
 
 /// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;

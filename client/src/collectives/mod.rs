@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use xdp_agg_mesh::schedule::part;
-use xdp_agg_numbers::Element;
+use xdp_agg_quantize::Element;
 
 pub use tuning::{Choice, Kind, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
@@ -27,8 +27,8 @@ use crate::handle::Handle;
 pub(crate) use bytes::Words;
 use mesh::reducible;
 pub(crate) use side::Side;
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::{Path, Purpose, Report, rank_bit};
+use xdp_agg_quantize::Op;
 
 impl Communicator {
     /// All-reduces by a way of the caller's choice, the same at all workers: through the
@@ -54,13 +54,13 @@ impl Communicator {
         Ok(self.report_of_ring())
     }
 
-    /// [`Self::start`] by a way of the caller's choice, the same at all workers: see
+    /// [`Self::all_reduce_async`] by a way of the caller's choice, the same at all workers: see
     /// [`Self::all_reduce_by`]. A thread of their own carries out calls round the ring, one after
     /// the other. It keeps the order in which they and other calls among the workers were made.
     ///
     /// # Errors
-    /// As [`Self::start`]; a way that no all-reduce goes; a worker that cannot be reached.
-    pub fn start_by<T: Element>(
+    /// As [`Self::all_reduce_async`]; a way that no all-reduce goes; a worker that cannot be reached.
+    pub fn all_reduce_async_by<T: Element>(
         &self,
         data: Vec<T>,
         op: Op,

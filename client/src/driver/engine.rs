@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 use xdp_agg_common::control::Progress;
-use xdp_agg_host::Waker;
+use xdp_agg_intranode::Waker;
 use xdp_agg_protocol::worker::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use xdp_agg_tls::OpenError;
 

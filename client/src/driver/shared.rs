@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_host::Group;
+use xdp_agg_intranode::Group;
 use xdp_agg_protocol::worker::{Blocks, Lanes, Seat, State};
 use xdp_agg_tls::OpenError;
 

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use xdp_agg_numbers::{bf16, f16};
+use xdp_agg_quantize::{bf16, f16};
 
 use super::inner::{Call, Inner, Rest, Sum, no_exact};
 use super::{DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Settings, Stats};

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use xdp_agg_numbers::Op;
 use xdp_agg_protocol::worker::Purpose;
+use xdp_agg_quantize::Op;
 
 use super::inner::{Inner, Rest};
 use super::{Memory, Outcome};

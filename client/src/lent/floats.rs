@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use xdp_agg_numbers::exact::{Digits, GROUP, KEYS, Span, survey};
-use xdp_agg_numbers::{Element, Op};
 use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_quantize::exact::{Digits, GROUP, KEYS, Span, survey};
+use xdp_agg_quantize::{Element, Op};
 
 use super::guess::Guesses;
 use super::inner::{Inner, Rest, Sum};

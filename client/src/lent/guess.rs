@@ -8,8 +8,8 @@
 
 use std::collections::HashMap;
 
-use xdp_agg_numbers::ElementType;
-use xdp_agg_numbers::exact::{Digits, Span};
+use xdp_agg_quantize::ElementType;
+use xdp_agg_quantize::exact::{Digits, Span};
 
 /// Elements of the longest vector for which it is worth it: a round takes as long as some packets.
 const UP_TO: usize = 1024;
@@ -78,7 +78,7 @@ impl Guesses {
 
 #[cfg(test)]
 mod tests {
-    use xdp_agg_numbers::exact::survey;
+    use xdp_agg_quantize::exact::survey;
 
     use super::*;
 

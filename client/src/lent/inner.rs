@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
-use xdp_agg_numbers::exact::Digits;
-use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+use xdp_agg_quantize::exact::Digits;
+use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use super::guess::Guesses;
 use super::order::Order;

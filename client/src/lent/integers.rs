@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
 use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use super::floats::keys;
 use super::inner::{Inner, Rest, Sum};
@@ -34,7 +34,7 @@ pub(super) fn begin(
             let of = move |bits| keys::of_f32(half(bits), top);
             let to = |key| {
                 let value = f32::from_bits(keys::to_f32(key));
-                xdp_agg_numbers::f16::from_f32(value).to_bits()
+                xdp_agg_quantize::f16::from_f32(value).to_bits()
             };
             widened::<u16, i32>(inner, memory, (sum, op), (of, to))
         }
@@ -71,7 +71,7 @@ pub(super) fn begin(
 
 /// A binary16 as the binary32 of the same value.
 fn half(bits: u16) -> u32 {
-    xdp_agg_numbers::f16::from_bits(bits).to_f32().to_bits()
+    xdp_agg_quantize::f16::from_bits(bits).to_f32().to_bits()
 }
 
 /// What the lanes do. An average is a sum that is divided at its end.
@@ -101,7 +101,7 @@ fn divisor(inner: &Inner, sum: &Sum) -> i64 {
 }
 
 /// As elements of another type on the way, through functions there and back.
-fn widened<T: Pod, W: xdp_agg_numbers::Element>(
+fn widened<T: Pod, W: xdp_agg_quantize::Element>(
     inner: &Inner,
     memory: Memory,
     (sum, op): (&Sum, Op),
@@ -120,7 +120,7 @@ fn widened<T: Pod, W: xdp_agg_numbers::Element>(
 }
 
 /// As they are.
-fn in_place<T: xdp_agg_numbers::Element + Divided>(
+fn in_place<T: xdp_agg_quantize::Element + Divided>(
     inner: &Inner,
     memory: Memory,
     (sum, op): (&Sum, Op),

@@ -1,7 +1,7 @@
 //! Types of elements, reductions and precisions, by name.
 
 use serde::Serialize;
-use xdp_agg_numbers::UnknownName;
+use xdp_agg_quantize::UnknownName;
 
 use super::PRECISION;
 use crate::error::Error;
@@ -79,7 +79,7 @@ pub enum Reduction {
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// Each element is the exact sum, rounded: at most one unit in the last place off, whatever
-    /// stands beside it ([`xdp_agg_numbers::exact`]). Long vectors take about twice the bytes.
+    /// stands beside it ([`xdp_agg_quantize::exact`]). Long vectors take about twice the bytes.
     Exact,
     /// As the communicator's scaling says: with block scaling, fixed point by the largest
     /// magnitude of each block of 352 elements (at MTU 1500). The fast way for gradients.

@@ -11,7 +11,7 @@ use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Token, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::{Launch, Number};
 use xdp_agg_mesh::MAX_DEADLINE;
-use xdp_agg_numbers::Scaling;
+use xdp_agg_quantize::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 
 use super::{Builder, Target};

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_numbers::{LaneWidth, Scaling};
+use xdp_agg_quantize::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
 use crate::collectives::Tuning;
@@ -218,7 +218,7 @@ impl Builder {
     }
 
     /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
-    /// many processes need it ([`xdp_agg_host::Options::good_segment`]).
+    /// many processes need it ([`xdp_agg_intranode::Options::good_segment`]).
     #[must_use]
     pub const fn segment(mut self, bytes: usize) -> Self {
         self.segment = Some(bytes);

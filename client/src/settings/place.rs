@@ -1,7 +1,7 @@
 //! Which process this is: in the world, and on its host.
 
 use xdp_agg_common::wire::MAX_WORKERS;
-use xdp_agg_host::MAX_PROCESSES;
+use xdp_agg_intranode::MAX_PROCESSES;
 
 use super::Builder;
 use crate::error::Error;
@@ -32,13 +32,13 @@ impl Builder {
         place: &Place,
         block: usize,
         ahead: Option<usize>,
-    ) -> xdp_agg_host::Options {
+    ) -> xdp_agg_intranode::Options {
         let (rank, size) = (place.local_rank.into(), place.local_size.into());
-        let mut options = xdp_agg_host::Options::new(&self.job, rank, size);
+        let mut options = xdp_agg_intranode::Options::new(&self.job, rank, size);
         options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
         options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
         if let Some(directory) = &self.segment_dir {
-            options.place = xdp_agg_host::Place::Directory(directory.clone());
+            options.place = xdp_agg_intranode::Place::Directory(directory.clone());
         }
         options.join_within = self.join_deadline;
         options.wait_within = self.deadline;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use xdp_agg_common::control::CONTROL_PORT;
-use xdp_agg_numbers::simd;
+use xdp_agg_quantize::simd;
 
 use super::*;
 

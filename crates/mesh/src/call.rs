@@ -3,7 +3,7 @@
 use std::fmt;
 
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_numbers::Op;
+use xdp_agg_quantize::Op;
 
 use crate::element::{WORDS, code, name};
 use crate::schedule::Algorithm;

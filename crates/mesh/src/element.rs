@@ -7,7 +7,7 @@ use std::fmt::Debug;
 
 use xdp_agg_common::lanes::{Pick, extreme};
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_numbers::{ElementType, Op, bf16, f16};
+use xdp_agg_quantize::{ElementType, Op, bf16, f16};
 
 /// Names of what travels; its number on the wire is its place here.
 const NAMES: [&str; 11] =
@@ -155,7 +155,7 @@ impl Arithmetic {
 #[cfg(test)]
 mod tests {
     use bytemuck::{cast_slice, cast_slice_mut};
-    use xdp_agg_numbers::Element;
+    use xdp_agg_quantize::Element;
 
     use super::*;
 

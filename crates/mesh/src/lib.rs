@@ -36,7 +36,7 @@ pub use error::Error;
 pub use mesh::Mesh;
 pub use open::{Builder, DEFAULT_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE, MAX_WORLD};
 pub use schedule::{Algorithm, Groups};
-pub use xdp_agg_numbers::Op;
+pub use xdp_agg_quantize::Op;
 
 #[cfg(target_endian = "big")]
 compile_error!("the mesh's payload is little-endian, and so must the machine be");

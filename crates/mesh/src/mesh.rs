@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_numbers::{Element, Op};
+use xdp_agg_quantize::{Element, Op};
 
 use crate::call::{Call, Collective};
 use crate::element::{Arithmetic, Datum};

@@ -245,7 +245,7 @@ mod tests {
         let set = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
         let mut data = [2.5_f32];
         let alone = &mut with(&set).expect("they are right");
-        alone.all_reduce(&mut data, xdp_agg_numbers::Op::Average).expect("nobody is waited for");
+        alone.all_reduce(&mut data, xdp_agg_quantize::Op::Average).expect("nobody is waited for");
         assert_eq!(data, [2.5]);
     }
 

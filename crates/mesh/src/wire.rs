@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::schedule::Algorithm;
     use proptest::prelude::*;
-    use xdp_agg_numbers::Op;
+    use xdp_agg_quantize::Op;
 
     #[test]
     fn headers_survive_the_wire() {

@@ -109,7 +109,7 @@ impl Collective for Atp {
             blocks.flat_map(|(block, _)| block).copied().collect()
         };
         let mut served = of(data, Fate::Server);
-        let handle = self.communicator.start(of(data, Fate::Network), op)?;
+        let handle = self.communicator.all_reduce_async(of(data, Fate::Network), op)?;
         if !served.is_empty() {
             self.servers.all_reduce_f32(&mut served, op)?;
         }

@@ -9,7 +9,7 @@ pub enum Error {
     Client(#[from] xdp_agg_client::Error),
     /// The processes of this host.
     #[error(transparent)]
-    Host(#[from] xdp_agg_host::Error),
+    Host(#[from] xdp_agg_intranode::Error),
     /// The parameter servers.
     #[error(transparent)]
     Servers(#[from] xdp_agg_ps::Error),

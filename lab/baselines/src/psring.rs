@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use xdp_agg_client::{Builder, Op, Place};
-use xdp_agg_host::{Exchange, Feeder, Geometry, Group, Marks, Shape, Waker};
-use xdp_agg_numbers::{Element, Format, Scaling};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Marks, Shape, Waker};
 use xdp_agg_ps::PsClient;
+use xdp_agg_quantize::{Element, Format, Scaling};
 
 use crate::collective::{BoxError, Collective};
 use crate::error::Error;

@@ -37,7 +37,7 @@ pub fn write(path: &Path, single: &Run, runs: &[Run], report: &Report) -> Result
     };
     let mut differences: Vec<_> = runs.iter().map(difference).collect();
     if !report.bound_by_step.is_empty() {
-        let name = "what quantisation explains (first order, worst case)".to_owned();
+        let name = "what quantization explains (first order, worst case)".to_owned();
         differences.insert(0, curve(name, &mut report.bound_by_step.iter().copied(), FLOOR));
     }
     let panel = |title, y, series| {
@@ -74,7 +74,7 @@ mod tests {
         write(&file, &single, &runs, &report).unwrap();
         let svg = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        for text in ["single", "emulated, 4 workers", "what quantisation explains", "step"] {
+        for text in ["single", "emulated, 4 workers", "what quantization explains", "step"] {
             assert!(svg.contains(text), "{text}");
         }
         assert!(svg.trim_end().ends_with("</svg>") && !svg.contains("NaN"));

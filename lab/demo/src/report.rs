@@ -1,6 +1,6 @@
-//! Comparison of runs: does quantisation explain what came over the network, and what did it cost?
+//! Comparison of runs: does quantization explain what came over the network, and what did it cost?
 //!
-//! # What quantisation explains
+//! # What quantization explains
 //! Every worker rounds `x * scale` to an integer, which changes `x` by at most `0.5 / scale`. An
 //! average of such values is off by no more than that, and is rounded once more to an `f32`. So
 //! every element of step `t`'s averaged gradient is off by at most `e(t) = 0.5 / scale + 2^-24 *
@@ -13,9 +13,9 @@
 //! out. The worst case, all errors of one sign, is far larger than what rounding does. So the bound
 //! has room for that effect, but this is not a proof. Second, floats are summed in another order
 //! than in one process. That effect is not bounded but measured: by the TCP ring's run, which does
-//! not quantise.
+//! not quantize.
 //!
-//! The sharper check needs no bound: one process that quantises and sums as the client and the
+//! The sharper check needs no bound: one process that quantizes and sums as the client and the
 //! aggregator do must end with the same weights, bit for bit ([`Report::same_bits_as_emulated`]).
 
 use std::fmt::Write as _;
@@ -153,8 +153,8 @@ pub struct Report {
     pub parameters: usize,
     /// Scale of the fixed-point numbers of the run that is judged.
     pub scale: Option<f64>,
-    /// What quantisation explains of a difference in loss, at most over all steps; see the module.
-    pub quantisation_bound: Option<f64>,
+    /// What quantization explains of a difference in loss, at most over all steps; see the module.
+    pub quantization_bound: Option<f64>,
     /// What the order of sums alone makes, measured: the TCP ring's largest difference from the
     /// single process.
     pub summation_order: Option<f64>,
@@ -164,7 +164,7 @@ pub struct Report {
     /// Whether the aggregated run ended with the very weights of the emulation. None where one of
     /// them is missing.
     pub same_bits_as_emulated: Option<bool>,
-    /// [`Self::quantisation_bound`] by step, for plots.
+    /// [`Self::quantization_bound`] by step, for plots.
     #[serde(skip)]
     pub bound_by_step: Vec<f64>,
 }
@@ -189,9 +189,9 @@ impl Report {
         let scale = aggregated.or(emulated).and_then(|run| run.first().scale);
         let bound_by_step =
             scale.map(|scale| bound_by_step(single.first(), scale)).unwrap_or_default();
-        let quantisation_bound = scale.map(|_| largest(&bound_by_step));
+        let quantization_bound = scale.map(|_| largest(&bound_by_step));
         let summation_order = find("tcp-ring").map(|run| largest(&run.loss_differences(single)));
-        let explained = aggregated.zip(quantisation_bound).map(|(run, bound)| {
+        let explained = aggregated.zip(quantization_bound).map(|(run, bound)| {
             let clamped = run.records().iter().any(|record| record.saturated != Some(0));
             let difference = largest(&run.loss_differences(single));
             !clamped && difference <= bound + summation_order.unwrap_or(0.0)
@@ -203,7 +203,7 @@ impl Report {
             steps: single.first().steps,
             parameters: single.first().parameters,
             scale,
-            quantisation_bound,
+            quantization_bound,
             summation_order,
             explained,
             same_bits_as_emulated,
@@ -253,7 +253,7 @@ impl Report {
     pub fn verdict(&self) -> String {
         let mut text = String::new();
         let difference = self.rows.iter().find(|row| row.system == "xdp-agg");
-        if let (Some(row), Some(bound)) = (difference, self.quantisation_bound) {
+        if let (Some(row), Some(bound)) = (difference, self.quantization_bound) {
             let order = self.summation_order.map_or_else(
                 || ", and the order of sums was not measured (no tcp-ring run)".into(),
                 |order| format!(" and the order of sums for {order:.1e} (tcp-ring, measured)"),
@@ -262,7 +262,7 @@ impl Report {
             let _ = writeln!(
                 text,
                 "loss of xdp-agg against one process: at most {:.1e} apart in {} steps, {judged} \
-                 what explains it: quantisation accounts for up to {bound:.1e} (scale {:e}, first \
+                 what explains it: quantization accounts for up to {bound:.1e} (scale {:e}, first \
                  order, worst case){order}",
                 row.loss_difference_max,
                 self.steps,
@@ -308,7 +308,7 @@ fn row(run: &Run, single: &Run) -> Row {
     }
 }
 
-/// What quantisation explains of the difference in each step's loss; see the module.
+/// What quantization explains of the difference in each step's loss; see the module.
 fn bound_by_step(single: &Record, scale: f64) -> Vec<f64> {
     let (momentum, rate) =
         (f64::from(single.options.momentum), f64::from(single.options.learning_rate));

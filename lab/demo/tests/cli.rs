@@ -45,7 +45,7 @@ fn training_leaves_records_that_can_be_compared_and_plotted() {
         serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!(report["steps"], 44);
     let difference = report["rows"][1]["loss_difference_max"].as_f64().unwrap();
-    let bound = report["quantisation_bound"].as_f64().unwrap();
+    let bound = report["quantization_bound"].as_f64().unwrap();
     assert!(difference > 0.0 && difference < bound, "{difference} {bound}");
 }
 

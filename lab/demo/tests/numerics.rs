@@ -5,7 +5,7 @@
 
 use xdp_agg_demo::digits::Images;
 use xdp_agg_demo::network::{Network, PARAMETERS};
-use xdp_agg_numbers::{ElementType, Format, LaneWidth, Op, Scaling};
+use xdp_agg_quantize::{ElementType, Format, LaneWidth, Op, Scaling};
 
 const WORKERS: usize = 8;
 const IMAGES_OF_WORKER: usize = 8;

@@ -2,11 +2,11 @@
 
 use std::ops::Div;
 
-pub use xdp_agg_numbers::ElementType;
+pub use xdp_agg_quantize::ElementType;
 
 /// An element type that a parameter server can add: `f32`, `f64` and `i32`.
 pub trait Element:
-    xdp_agg_numbers::Element + Div<Output = Self> + From<u16> + sealed::Sealed
+    xdp_agg_quantize::Element + Div<Output = Self> + From<u16> + sealed::Sealed
 {
 }
 

@@ -1,7 +1,7 @@
 //! Plots as SVG files, and reports with them as Markdown and as one HTML page.
 //!
 //! Shared by the benchmarks that measure (`xdp-agg-lab`) and those that simulate
-//! (`xdp-agg-netsim`).
+//! (`xdp-agg-flowsim`).
 
 #![forbid(unsafe_code)]
 

@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// aggregator sums, and on the same hosts with a TCP ring.
 ///
 /// The hosts are network namespaces on this machine. Shown are the loss curves and by how much they
-/// differ (and whether quantisation explains it), test accuracy, time in communication, and what
+/// differ (and whether quantization explains it), test accuracy, time in communication, and what
 /// the kernel counted. Plots and records go to target/demo. Exits with 1 where anything is not as
 /// it should be.
 #[derive(clap::Args, Debug)]

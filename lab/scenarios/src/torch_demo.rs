@@ -140,7 +140,7 @@ fn verdict(plan: Plan, ours: &Record, theirs: &Record) -> Result<()> {
     let pairs = ours.loss_by_epoch.iter().zip(&theirs.loss_by_epoch);
     let off = pairs.map(|(own, other)| (own - other).abs()).fold(0.0, f64::max);
     if off > LOSS_MAX || ours.loss_by_epoch.len() != theirs.loss_by_epoch.len() {
-        bail!("the losses differ by {off:.2e}; quantisation explains {LOSS_MAX:e} at most");
+        bail!("the losses differ by {off:.2e}; quantization explains {LOSS_MAX:e} at most");
     }
     if (ours.accuracy - theirs.accuracy).abs() > ACCURACY_MAX {
         bail!("the accuracies differ: {} and {}", ours.accuracy, theirs.accuracy);

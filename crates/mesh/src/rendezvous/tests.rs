@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::Duration;
 
-use xdp_agg_numbers::Op;
+use xdp_agg_quantize::Op;
 
 use super::*;
 use crate::mesh::Mesh;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xdp_agg_numbers::{Element, Encoded, Format};
+use xdp_agg_quantize::{Element, Encoded, Format};
 
 use super::block::DataBlock;
 use super::buffer::Buffer;
@@ -373,7 +373,7 @@ pub fn block_len(format: &Format, agreed: Option<u16>, chunks: u16) -> Result<us
 
 #[cfg(test)]
 mod tests {
-    use xdp_agg_numbers::{Op, Scaling};
+    use xdp_agg_quantize::{Op, Scaling};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use xdp_agg_common::control::{self, Held};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{Reduction, flags};
-use xdp_agg_numbers::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
+use xdp_agg_quantize::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 
 use super::block::{DataBlock, JobBlock};
 use super::blocks::Blocks;

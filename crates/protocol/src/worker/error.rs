@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
-use xdp_agg_numbers::OutOfRange;
+use xdp_agg_quantize::OutOfRange;
 
 /// An error that did not arise in a [`Machine`](super::Machine): its driver's, or that of a call's
 /// [`Blocks`](super::Blocks). The machine tells it to the others, and gives it back.

@@ -7,7 +7,7 @@
 //! group, so that in steady state nobody waits for them; only the first of a call cost a round
 //! trip.
 
-use xdp_agg_numbers::KEYS_PER_CHUNK;
+use xdp_agg_quantize::KEYS_PER_CHUNK;
 
 use super::DataBlock;
 

@@ -147,7 +147,7 @@ impl Replay for Aggregated {
     }
 
     fn start(&mut self, bucket: Vec<f32>) -> Result<()> {
-        self.in_flight.push_back(self.communicator.start(bucket, Op::Sum)?);
+        self.in_flight.push_back(self.communicator.all_reduce_async(bucket, Op::Sum)?);
         Ok(())
     }
 

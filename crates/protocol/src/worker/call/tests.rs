@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use xdp_agg_common::lanes::{Bias, Lane, Pick, extreme};
-use xdp_agg_numbers::{Element, ElementType, Op, Scaling};
+use xdp_agg_quantize::{Element, ElementType, Op, Scaling};
 
 use super::*;
 use crate::worker::{Buffer, Local, Share};
@@ -229,8 +229,8 @@ impl Blocks for Fed {
     fn key(&self, _: DataBlock) -> u16 {
         0
     }
-    fn encode(&self, _: DataBlock, _: u16, _: &mut [u8]) -> xdp_agg_numbers::Encoded {
-        xdp_agg_numbers::Encoded::default()
+    fn encode(&self, _: DataBlock, _: u16, _: &mut [u8]) -> xdp_agg_quantize::Encoded {
+        xdp_agg_quantize::Encoded::default()
     }
     fn decode(&mut self, _: DataBlock, _: u16, _: Option<&[u8]>, _: u32) {}
     fn complete(&self, report: &mut Report) {

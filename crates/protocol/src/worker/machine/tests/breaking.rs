@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use xdp_agg_numbers::{ElementType, Encoded, Format, Op, Scaling};
+use xdp_agg_quantize::{ElementType, Encoded, Format, Op, Scaling};
 
 use super::by_hand::Alone;
 use crate::worker::{Blocks, CallerError, DataBlock, Error};

@@ -8,7 +8,7 @@ use xdp_agg_common::control::{
 };
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
-use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use super::world::integers;
 use crate::worker::{Buffer, Config, Control, Error, Lanes, Local, Machine, RETRY, State};

@@ -10,7 +10,7 @@ use xdp_agg_common::control::{AggregatorLoss, Join, Policy, Progress, Reply, Wor
 use xdp_agg_common::slot::SlotState;
 
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_numbers::{ElementType, Format, Op, Scaling};
+use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use crate::worker::{Blocks, Buffer, Config, Control, Lanes, Local, Machine, Path, State};
 
