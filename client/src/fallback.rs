@@ -1,4 +1,5 @@
-//! The ring that takes a lost aggregator's place: it carries what [`xdp_agg_protocol::worker::Machine`] cuts for it.
+//! The ring that takes a lost aggregator's place. It carries what a worker's
+//! [`Machine`](xdp_agg_protocol::worker::Machine) cuts for it.
 //!
 //! Ring positions count the members of the last epoch, in order of their ranks; errors name ranks.
 

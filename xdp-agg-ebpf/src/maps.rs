@@ -8,8 +8,8 @@ use aya_ebpf::{
 };
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
 use xdp_agg_common::maps::{
-    COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member, Pace,
-    QUOTA_LEN, SLOT_LEN, Uplink,
+    COPY_ENTRIES, Event, Fan, JobConf, JobCounters, MAX_JOBS, MAX_PORTS, MEMBER_ENTRIES, Member,
+    Pace, QUOTA_LEN, SLOT_LEN, Uplink,
 };
 use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::MAX_WORKERS;

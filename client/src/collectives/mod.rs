@@ -59,7 +59,8 @@ impl Communicator {
     /// the other. It keeps the order in which they and other calls among the workers were made.
     ///
     /// # Errors
-    /// As [`Self::all_reduce_async`]; a way that no all-reduce goes; a worker that cannot be reached.
+    /// As [`Self::all_reduce_async`]; a way that no all-reduce goes; a worker that cannot be
+    /// reached.
     pub fn all_reduce_async_by<T: Element>(
         &self,
         data: Vec<T>,

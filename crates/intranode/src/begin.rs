@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use crate::call::{Call, Shape};
 use crate::plan::Plan;
 use crate::record::{Claim, Shared};
+#[cfg(doc)]
+use crate::Options;
 use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
 
 impl Group {
-    /// Blocks of `block_bytes` (of the caller's elements) in a slice of a full chunk: as many as
+    /// Blocks of `block_bytes` (of the caller's elements) in a slice of a full tile: as many as
     /// let two calls run at a time, at most [`Options::slice_blocks`]. The number follows from
     /// options alone, so all hosts with the same options get the same.
     #[must_use]

@@ -1,27 +1,27 @@
 //! One call: its room in the segment, and which process owns which part of it when.
 //!
-//! Four counters of each process, in chunks, say how far it is. They alone determine which process
+//! Four counters of each process, in tiles, say how far it is. They alone determine which process
 //! may use a piece of memory:
 //!
-//! * `scanned[p]`: process `p` has published the peaks of its input in chunks below this.
-//! * `keyed[l]`: owner `l` has made keys of all peaks of its blocks in chunks below this.
-//! * `staged[p]`: the copy of `p`'s input of chunks below this is in the staging ring.
-//! * `reduced[l]`: owner `l` has written its results of chunks below this to the result ring.
+//! * `scanned[p]`: process `p` has published the peaks of its input in tiles below this.
+//! * `keyed[l]`: owner `l` has made keys of all peaks of its blocks in tiles below this.
+//! * `staged[p]`: the copy of `p`'s input of tiles below this is in the staging ring.
+//! * `reduced[l]`: owner `l` has written its results of tiles below this to the result ring.
 //!
-//! A process stages chunk `c` into place `c mod D` only when it has itself gathered chunk `c - D`.
+//! A process stages tile `c` into place `c mod D` only when it has itself gathered tile `c - D`.
 //! By then all owners have reduced `c - D`, so nobody reads that place of the staging ring any
 //! more. And once all processes have staged `c`, all have gathered `c - D`. Then, and not before,
 //! the owners write results of `c` into place `c mod D` of the result ring. So this one rule guards
 //! both rings, and no counter is needed for what is gathered.
 //!
-//! Peaks have a ring of their own, of R chunks. A process scans chunk `c` when all owners have
+//! Peaks have a ring of their own, of R tiles. A process scans tile `c` when all owners have
 //! keyed `c - R`, so nobody reads that place any more. Keys stay in their owner's own memory. So
 //! peaks known far ahead of the data (a flow over one of many aggregators looks far) cost no room
-//! here. Nor does R, of any size, make a process wait for the network. Keying chunk `c` waits only
+//! here. Nor does R, of any size, make a process wait for the network. Keying tile `c` waits only
 //! until all have scanned it. Scanning it waits only for `keyed > c - R` and the bound `gathered +
-//! ahead` that the feeder keeps to. So all can scan, and then key, the first chunk below the
+//! ahead` that the feeder keeps to. So all can scan, and then key, the first tile below the
 //! slowest process's bound that is not keyed. In the end all of these are keyed, whatever the flows
-//! do meanwhile, as if each pair had room for `ahead` chunks.
+//! do meanwhile, as if each pair had room for `ahead` tiles.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -115,12 +115,12 @@ impl Call {
         self.core().segment.counter(self.shared.offset + rank * COUNTERS + line)
     }
 
-    /// How far this process is: chunks that it is beyond.
+    /// How far this process is: tiles that it is beyond.
     pub(crate) fn own(&self, stage: Stage) -> u64 {
         self.counter(stage, self.core().rank).load(Acquire)
     }
 
-    /// How far the slowest process is: chunks that all are beyond.
+    /// How far the slowest process is: tiles that all are beyond.
     ///
     /// Acquire: what those processes did to the memory before is seen afterwards.
     pub(crate) fn reached(&self, stage: Stage) -> u64 {
@@ -128,22 +128,22 @@ impl Call {
         each.min().expect("a group has at least one process")
     }
 
-    /// The processes that are not beyond `chunk`.
-    pub(crate) fn behind(&self, stage: Stage, chunk: u64) -> Vec<usize> {
-        let behind = |&rank: &usize| self.counter(stage, rank).load(Acquire) <= chunk;
+    /// The processes that are not beyond `tile`.
+    pub(crate) fn behind(&self, stage: Stage, tile: u64) -> Vec<usize> {
+        let behind = |&rank: &usize| self.counter(stage, rank).load(Acquire) <= tile;
         (0..self.core().size).filter(behind).collect()
     }
 
-    /// This process is beyond `chunks` chunks now.
+    /// This process is beyond `tiles` tiles now.
     ///
     /// Release: a process that sees this sees what this one did to the memory before. The last
     /// process to get here rings for sleepers. Of two that come at once, the fences in `advanced`
     /// let at least one see that both have.
-    pub(crate) fn advance(&self, stage: Stage, chunks: u64) {
+    pub(crate) fn advance(&self, stage: Stage, tiles: u64) {
         let core = self.core();
         let own = self.counter(stage, core.rank);
         let before = own.load(Relaxed);
-        own.store(chunks, Release);
+        own.store(tiles, Release);
         crate::protocol::advanced::<std::sync::atomic::AtomicU32>();
         // It can have been this process that all were waiting for.
         if self.reached(stage) > before && self.is_waited_for(stage, before) {
@@ -151,7 +151,7 @@ impl Call {
         }
     }
 
-    /// Whether somebody may wait for all to be beyond `before` chunks. Only a process whose peaks
+    /// Whether somebody may wait for all to be beyond `before` tiles. Only a process whose peaks
     /// have filled the ring waits for keys of others. By the fence in `advanced` and the one before
     /// its last look, either this sees how far that process has scanned, or it sees the keys.
     fn is_waited_for(&self, stage: Stage, before: u64) -> bool {
@@ -160,21 +160,21 @@ impl Call {
             || (0..self.core().size).any(|p| self.counter(Stage::Scanned, p).load(Relaxed) >= full)
     }
 
-    /// Offset of process `rank`'s copy of `chunk` in the segment.
-    pub(crate) fn staging(&self, chunk: u64, rank: usize) -> usize {
-        let place = (chunk % self.plan.depth as u64) as usize;
+    /// Offset of process `rank`'s copy of `tile` in the segment.
+    pub(crate) fn staging(&self, tile: u64, rank: usize) -> usize {
+        let place = (tile % self.plan.depth as u64) as usize;
         let copies = place * self.core().size + rank;
-        self.shared.offset + self.plan.staging + copies * self.plan.chunk_bytes
+        self.shared.offset + self.plan.staging + copies * self.plan.tile_bytes
     }
 
-    /// Offset of `chunk`'s results in the segment.
-    pub(crate) fn results(&self, chunk: u64) -> usize {
-        let place = (chunk % self.plan.depth as u64) as usize;
-        self.shared.offset + self.plan.results + place * self.plan.chunk_bytes
+    /// Offset of `tile`'s results in the segment.
+    pub(crate) fn results(&self, tile: u64) -> usize {
+        let place = (tile % self.plan.depth as u64) as usize;
+        self.shared.offset + self.plan.results + place * self.plan.tile_bytes
     }
 
     /// The peak that process `from` found in block `j` of `owner`, as bits. A place is used again
-    /// after `ring` chunks, when all owners have keyed what was in it.
+    /// after `ring` tiles, when all owners have keyed what was in it.
     pub(crate) fn peak(&self, from: usize, owner: usize, j: u64) -> &AtomicU64 {
         let ring = self.plan.ring as u64 * self.geometry.slice_blocks() as u64;
         let index = ((from * self.core().size + owner) as u64 * ring + j % ring) as usize;

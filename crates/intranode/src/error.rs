@@ -51,7 +51,7 @@ pub enum Error {
     /// A single call needs more than the whole segment has.
     #[error(
         "this call needs {wanted} bytes of the shared segment, which has {room} for calls; make \
-         the segment larger or the blocks of a chunk fewer"
+         the segment larger or the blocks of a tile fewer"
     )]
     TooLarge {
         /// Bytes the call needs.

@@ -60,9 +60,9 @@ pub struct Exchange {
     own_blocks: u64,
     /// State of each own block.
     states: Vec<AtomicU8>,
-    /// Own blocks of each chunk that are not finished.
+    /// Own blocks of each tile that are not finished.
     open: Vec<AtomicU32>,
-    /// Chunks that are reduced, in order.
+    /// Tiles that are reduced, in order.
     reduced: Mutex<u64>,
     finished: AtomicBool,
     /// Own blocks below this are staged: what was seen last.
@@ -75,8 +75,8 @@ impl Exchange {
     pub(crate) fn new(call: Arc<Call>) -> Arc<Self> {
         let (geometry, rank) = (call.geometry, call.core().rank);
         let own_blocks = geometry.own_blocks(rank);
-        let open = (0..geometry.chunks())
-            .map(|chunk| AtomicU32::new(geometry.slice_len(rank, chunk) as u32))
+        let open = (0..geometry.tiles())
+            .map(|tile| AtomicU32::new(geometry.slice_len(rank, tile) as u32))
             .collect();
         let states = (0..own_blocks).map(|_| AtomicU8::new(0)).collect();
         let keys = Keys::new(if call.key.is_some() { own_blocks } else { 0 });
@@ -90,7 +90,7 @@ impl Exchange {
             staged: AtomicU64::new(0),
             keys,
         };
-        // A process may own nothing of the last chunk, which can be the only one.
+        // A process may own nothing of the last tile, which can be the only one.
         exchange.reduce_in_order();
         Arc::new(exchange)
     }
@@ -172,10 +172,10 @@ impl Exchange {
         });
         assert!(entered.is_ok(), "block {j} is finished, or has 63 readers");
         let core = self.call.core();
-        let (chunk, within) = self.within_chunk(j);
+        let (tile, within) = self.within_tile(j);
         let slices = (0..core.size)
             .map(|from| {
-                let offset = self.call.staging(chunk, from) + within.start;
+                let offset = self.call.staging(tile, from) + within.start;
                 call_bytes::input(core, offset, within.len())
             })
             .collect();
@@ -194,8 +194,8 @@ impl Exchange {
         assert!(before & state::WRITING == 0, "block {j} is being written");
         let _writing = Writing(state);
         assert!(before & state::FINISHED == 0, "block {j} is finished");
-        let (chunk, within) = self.within_chunk(j);
-        let offset = self.call.results(chunk) + within.start;
+        let (tile, within) = self.within_tile(j);
+        let offset = self.call.results(tile) + within.start;
         write(call_bytes::output(self.call.core(), offset, within.len()))
     }
 
@@ -208,9 +208,9 @@ impl Exchange {
         let closed = state.compare_exchange(0, state::FINISHED, AcqRel, Acquire);
         assert!(closed.is_ok(), "block {j} is finished, or its inputs or output are borrowed");
         self.call.shared().join_marks(&marks);
-        let chunk = (j / self.geometry().slice_blocks() as u64) as usize;
-        // AcqRel: the last one has seen all the chunk's results, and passes them on.
-        if self.open[chunk].fetch_sub(1, AcqRel) == 1 {
+        let tile = (j / self.geometry().slice_blocks() as u64) as usize;
+        // AcqRel: the last one has seen all the tile's results, and passes them on.
+        if self.open[tile].fetch_sub(1, AcqRel) == 1 {
             self.reduce_in_order();
         }
     }
@@ -234,7 +234,7 @@ impl Exchange {
         self.call.check()
     }
 
-    /// Moves `reduced` over all chunks that are complete.
+    /// Moves `reduced` over all tiles that are complete.
     fn reduce_in_order(&self) {
         let mut reduced = self.reduced.lock().unwrap_or_else(PoisonError::into_inner);
         let before = *reduced;
@@ -244,7 +244,7 @@ impl Exchange {
         if *reduced == before {
             return;
         }
-        if *reduced == self.geometry().chunks() {
+        if *reduced == self.geometry().tiles() {
             self.finished.store(true, Release);
         }
         self.call.advance(Stage::Reduced, *reduced);
@@ -256,15 +256,15 @@ impl Exchange {
         }
     }
 
-    fn own_before(&self, chunks: u64) -> u64 {
-        self.geometry().own_before(self.call.core().rank, chunks)
+    fn own_before(&self, tiles: u64) -> u64 {
+        self.geometry().own_before(self.call.core().rank, tiles)
     }
 
-    /// Chunk of own block `j`, and its bytes in the chunk.
-    fn within_chunk(&self, j: u64) -> (u64, std::ops::Range<usize>) {
-        let (chunk, elements) = self.geometry().locate(self.call.core().rank, j);
-        let start = self.geometry().chunk_range(chunk).start;
-        (chunk, self.call.bytes(elements.start - start..elements.end - start))
+    /// Tile of own block `j`, and its bytes in the tile.
+    fn within_tile(&self, j: u64) -> (u64, std::ops::Range<usize>) {
+        let (tile, elements) = self.geometry().locate(self.call.core().rank, j);
+        let start = self.geometry().tile_range(tile).start;
+        (tile, self.call.bytes(elements.start - start..elements.end - start))
     }
 }
 
@@ -284,7 +284,7 @@ mod call_bytes {
     /// An input in the staging ring.
     pub(super) fn input(core: &Core, offset: usize, len: usize) -> &[u8] {
         // SAFETY: the block is staged (seen by Acquire). It is not finished, and cannot be while
-        // the caller counts as a reader. Until all blocks of its chunk are finished, no process
+        // the caller counts as a reader. Until all blocks of its tile are finished, no process
         // writes to this place of the ring (`call`).
         unsafe { core.segment.bytes(offset, len) }
     }

@@ -34,7 +34,7 @@ enum Piece {
 pub struct Feeder {
     call: Arc<Call>,
     exchange: Arc<Exchange>,
-    chunks: u64,
+    tiles: u64,
     scanned: u64,
     staged: u64,
     gathered: u64,
@@ -42,12 +42,12 @@ pub struct Feeder {
 
 impl Feeder {
     pub(crate) fn new(call: Arc<Call>, exchange: Arc<Exchange>) -> Self {
-        let chunks = call.geometry.chunks();
-        Self { call, exchange, chunks, scanned: 0, staged: 0, gathered: 0 }
+        let tiles = call.geometry.tiles();
+        Self { call, exchange, tiles, scanned: 0, staged: 0, gathered: 0 }
     }
 
-    /// Does one piece of work, if one can be done: makes keys of peaks, gathers a finished chunk
-    /// into `data`, publishes the peaks of a chunk's blocks, or stages a chunk.
+    /// Does one piece of work, if one can be done: makes keys of peaks, gathers a finished tile
+    /// into `data`, publishes the peaks of a tile's blocks, or stages a tile.
     ///
     /// `data` is the vector, input and output, the same at each call. `scan` gives a block's peak.
     /// Peaks run ahead of data by [`Options::scan_ahead`](crate::Options::scan_ahead) own blocks.
@@ -108,7 +108,7 @@ impl Feeder {
     /// Whether the whole result is in the vector.
     #[must_use]
     pub fn done(&self) -> bool {
-        self.gathered == self.chunks
+        self.gathered == self.tiles
     }
 
     /// Sleeps until [`Self::can`], a ring, or until `timeout` is over (100 ms at most): for threads
@@ -125,7 +125,7 @@ impl Feeder {
         if self.done() || self.next().is_some() {
             return Vec::new();
         }
-        // The chunk's owners wait for processes that have not even staged it.
+        // The tile's owners wait for processes that have not even staged it.
         let stages = [Stage::Staged, Stage::Reduced];
         let behind = stages.map(|stage| self.call.behind(stage, self.gathered));
         behind.into_iter().find(|behind| !behind.is_empty()).unwrap_or_default()
@@ -160,16 +160,16 @@ impl Feeder {
         if wants_keys && self.call.reached(Stage::Scanned) > self.call.own(Stage::Keyed) {
             return Some(Piece::Key);
         }
-        if self.gathered < self.chunks && self.call.reached(Stage::Reduced) > self.gathered {
+        if self.gathered < self.tiles && self.call.reached(Stage::Reduced) > self.gathered {
             return Some(Piece::Gather);
         }
         let plan = &self.call.plan;
         let can_scan = wants_keys
-            && self.scanned < self.chunks.min(self.gathered + plan.ahead as u64)
+            && self.scanned < self.tiles.min(self.gathered + plan.ahead as u64)
             && self.scanned < self.call.reached(Stage::Keyed) + plan.ring as u64;
-        let can_stage = self.staged < self.chunks.min(self.gathered + plan.depth as u64);
+        let can_stage = self.staged < self.tiles.min(self.gathered + plan.depth as u64);
         let ahead = (plan.ahead - plan.depth) as u64;
-        let far_enough = self.scanned == self.chunks || self.scanned > self.staged + ahead;
+        let far_enough = self.scanned == self.tiles || self.scanned > self.staged + ahead;
         match (can_scan, can_stage) {
             (true, true) if far_enough => Some(Piece::Stage),
             (true, _) => Some(Piece::Scan),
@@ -192,9 +192,9 @@ impl Feeder {
     }
 
     fn stage(&mut self, data: &[u8]) {
-        let chunk = self.staged;
-        let from = self.call.bytes(self.call.geometry.chunk_range(chunk));
-        let to = self.call.staging(chunk, self.call.core().rank);
+        let tile = self.staged;
+        let from = self.call.bytes(self.call.geometry.tile_range(tile));
+        let to = self.call.staging(tile, self.call.core().rank);
         call_bytes::staging(self.call.core(), to, from.len()).copy_from_slice(&data[from]);
         self.staged += 1;
         self.call.advance(Stage::Staged, self.staged);
@@ -203,12 +203,12 @@ impl Feeder {
     /// Reads the owners' results, each process in another order (paper 5, Algorithm 1, line 8).
     fn gather(&mut self, data: &mut [u8], wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool) {
         let block = self.call.bytes(0..self.call.geometry.block()).len();
-        let (chunk, core) = (self.gathered, self.call.core());
-        let start = self.call.bytes(self.call.geometry.chunk_range(chunk)).start;
+        let (tile, core) = (self.gathered, self.call.core());
+        let start = self.call.bytes(self.call.geometry.tile_range(tile)).start;
         for i in 0..core.size {
             let owner = (i + core.rank) % core.size;
-            let to = self.call.bytes(self.call.geometry.slice_range(owner, chunk));
-            let from = self.call.results(chunk) + to.start - start;
+            let to = self.call.bytes(self.call.geometry.slice_range(owner, tile));
+            let from = self.call.results(tile) + to.start - start;
             let from = call_bytes::results(core, from, to.len());
             for (index, result) in from.chunks(block).enumerate() {
                 let start = to.start + index * block;
@@ -240,7 +240,7 @@ impl Feeder {
 
 impl Drop for Feeder {
     fn drop(&mut self) {
-        if self.staged < self.chunks {
+        if self.staged < self.tiles {
             self.call.abandon();
         }
     }
@@ -254,15 +254,15 @@ mod call_bytes {
     /// This process's own copy in a place of the staging ring.
     pub(super) fn staging(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: this process alone writes its copies. Owners read one between `staged` and
-        // `reduced` of its chunk. The place's last chunk was gathered here, so all have reduced it
-        // (seen by Acquire). This chunk is not yet announced as staged (`call`).
+        // `reduced` of its tile. The place's last tile was gathered here, so all have reduced it
+        // (seen by Acquire). This tile is not yet announced as staged (`call`).
         unsafe { core.segment.bytes_mut(offset, len) }
     }
 
-    /// Results of a chunk that all owners have reduced.
+    /// Results of a tile that all owners have reduced.
     pub(super) fn results(core: &Core, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: all owners have finished the chunk (seen by Acquire). They write to this place
-        // again only after this process has gathered this chunk and staged a later one.
+        // SAFETY: all owners have finished the tile (seen by Acquire). They write to this place
+        // again only after this process has gathered this tile and staged a later one.
         unsafe { core.segment.bytes(offset, len) }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-/// How a vector is cut into chunks, a chunk into slices (one a process), a slice into blocks.
+/// How a vector is cut into tiles, a tile into slices (one a process), a slice into blocks.
 ///
-/// A full chunk has `processes * slice_blocks` blocks; slice `l` of it is its `l`-th
-/// `slice_blocks` blocks. The last chunk holds what is left, `b` blocks, in slices of
+/// A full tile has `processes * slice_blocks` blocks; slice `l` of it is its `l`-th
+/// `slice_blocks` blocks. The last tile holds what is left, `b` blocks, in slices of
 /// `ceil(b / processes)`; the last slices may be short or empty. So the owners' work differs by at
 /// most one block, but for those of a vector with fewer blocks than `processes²`. The blocks that
-/// process `l` owns (its slice of every chunk) are numbered `0..own_blocks(l)` in order.
+/// process `l` owns (its slice of every tile) are numbered `0..own_blocks(l)` in order.
 ///
 /// All hosts of a job have to use the same geometry for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// A vector of `len` elements in blocks of `block` elements; `slice_blocks` blocks of a full
-    /// chunk belong to each of `processes` processes.
+    /// tile belong to each of `processes` processes.
     ///
     /// # Panics
     /// If `block`, `slice_blocks` or `processes` is 0.
@@ -49,7 +49,7 @@ impl Geometry {
         self.block
     }
 
-    /// Blocks of a full chunk that one process owns.
+    /// Blocks of a full tile that one process owns.
     #[must_use]
     pub fn slice_blocks(&self) -> usize {
         self.slice_blocks
@@ -67,75 +67,75 @@ impl Geometry {
         self.len.div_ceil(self.block) as u64
     }
 
-    /// Chunks of the vector; 0 of an empty one.
+    /// Tiles of the vector; 0 of an empty one.
     #[must_use]
-    pub fn chunks(&self) -> u64 {
-        self.blocks().div_ceil(self.chunk_blocks())
+    pub fn tiles(&self) -> u64 {
+        self.blocks().div_ceil(self.tile_blocks())
     }
 
-    /// Elements in a full chunk.
+    /// Elements in a full tile.
     #[must_use]
-    pub fn chunk_len(&self) -> usize {
+    pub fn tile_len(&self) -> usize {
         self.processes * self.slice_blocks * self.block
     }
 
-    /// Elements of `chunk`, as a range of the vector.
+    /// Elements of `tile`, as a range of the vector.
     #[must_use]
-    pub fn chunk_range(&self, chunk: u64) -> Range<usize> {
-        let start = (chunk as usize).saturating_mul(self.chunk_len()).min(self.len);
-        start..start.saturating_add(self.chunk_len()).min(self.len)
+    pub fn tile_range(&self, tile: u64) -> Range<usize> {
+        let start = (tile as usize).saturating_mul(self.tile_len()).min(self.len);
+        start..start.saturating_add(self.tile_len()).min(self.len)
     }
 
-    /// Blocks of `chunk` that process `owner` owns.
+    /// Blocks of `tile` that process `owner` owns.
     #[must_use]
-    pub fn slice_len(&self, owner: usize, chunk: u64) -> usize {
-        let (first, last) = self.slice(owner, chunk);
+    pub fn slice_len(&self, owner: usize, tile: u64) -> usize {
+        let (first, last) = self.slice(owner, tile);
         (last - first) as usize
     }
 
-    /// Elements of the blocks of `chunk` that process `owner` owns, as a range of the vector.
+    /// Elements of the blocks of `tile` that process `owner` owns, as a range of the vector.
     #[must_use]
-    pub fn slice_range(&self, owner: usize, chunk: u64) -> Range<usize> {
-        let (first, last) = self.slice(owner, chunk);
+    pub fn slice_range(&self, owner: usize, tile: u64) -> Range<usize> {
+        let (first, last) = self.slice(owner, tile);
         self.elements(first).start..self.elements(last).start
     }
 
     /// Blocks of the whole vector that process `owner` owns.
     #[must_use]
     pub fn own_blocks(&self, owner: usize) -> u64 {
-        match self.chunks() {
+        match self.tiles() {
             0 => 0,
-            chunks => {
-                (chunks - 1) * self.slice_blocks as u64 + self.slice_len(owner, chunks - 1) as u64
+            tiles => {
+                (tiles - 1) * self.slice_blocks as u64 + self.slice_len(owner, tiles - 1) as u64
             }
         }
     }
 
-    /// Where block `j` of process `owner` is: its chunk, and its elements in the vector.
+    /// Where block `j` of process `owner` is: its tile, and its elements in the vector.
     ///
     /// `j` must be below `own_blocks(owner)`.
     #[must_use]
     pub fn locate(&self, owner: usize, j: u64) -> (u64, Range<usize>) {
         debug_assert!(j < self.own_blocks(owner), "{self:?} {owner} {j}");
-        let chunk = j / self.slice_blocks as u64;
-        let (first, _) = self.slice(owner, chunk);
-        (chunk, self.elements(first + j % self.slice_blocks as u64))
+        let tile = j / self.slice_blocks as u64;
+        let (first, _) = self.slice(owner, tile);
+        (tile, self.elements(first + j % self.slice_blocks as u64))
     }
 
-    /// The own blocks of a process that lie in chunks below `chunks`: `0..` this, for each owner.
+    /// The own blocks of a process that lie in tiles below `tiles`: `0..` this, for each owner.
     #[must_use]
-    pub fn own_before(&self, owner: usize, chunks: u64) -> u64 {
-        (chunks * self.slice_blocks as u64).min(self.own_blocks(owner))
+    pub fn own_before(&self, owner: usize, tiles: u64) -> u64 {
+        (tiles * self.slice_blocks as u64).min(self.own_blocks(owner))
     }
 
-    fn chunk_blocks(&self) -> u64 {
+    fn tile_blocks(&self) -> u64 {
         (self.processes * self.slice_blocks) as u64
     }
 
     /// The blocks (of the vector) from .. to of a slice.
-    fn slice(&self, owner: usize, chunk: u64) -> (u64, u64) {
-        let start = (chunk * self.chunk_blocks()).min(self.blocks());
-        let held = (self.blocks() - start).min(self.chunk_blocks());
+    fn slice(&self, owner: usize, tile: u64) -> (u64, u64) {
+        let start = (tile * self.tile_blocks()).min(self.blocks());
+        let held = (self.blocks() - start).min(self.tile_blocks());
         let quota = held.div_ceil(self.processes as u64);
         let owner = owner as u64;
         (start + (owner * quota).min(held), start + ((owner + 1) * quota).min(held))
@@ -162,17 +162,17 @@ mod tests {
             for owner in 0..n {
                 let mut before = 0;
                 for j in 0..geometry.own_blocks(owner) {
-                    let (chunk, range) = geometry.locate(owner, j);
-                    prop_assert!(chunk < geometry.chunks());
+                    let (tile, range) = geometry.locate(owner, j);
+                    prop_assert!(tile < geometry.tiles());
                     prop_assert!(!range.is_empty() && range.len() <= block);
                     prop_assert!(range.start >= before, "in order");
                     before = range.end;
-                    let slice = geometry.slice_range(owner, chunk);
+                    let slice = geometry.slice_range(owner, tile);
                     prop_assert!(slice.start <= range.start && range.end <= slice.end);
-                    let whole = geometry.chunk_range(chunk);
+                    let whole = geometry.tile_range(tile);
                     prop_assert!(whole.start <= slice.start && slice.end <= whole.end);
-                    prop_assert!(geometry.own_before(owner, chunk) <= j);
-                    prop_assert!(j < geometry.own_before(owner, chunk + 1));
+                    prop_assert!(geometry.own_before(owner, tile) <= j);
+                    prop_assert!(j < geometry.own_before(owner, tile + 1));
                     seen[range].iter_mut().for_each(|count| *count += 1);
                 }
             }
@@ -181,9 +181,9 @@ mod tests {
 
         #[test]
         fn the_owners_share_evenly(
-            chunks in 1_usize..5, rest in 0_usize..60, m in 1_usize..9, n in 1_usize..7,
+            tiles in 1_usize..5, rest in 0_usize..60, m in 1_usize..9, n in 1_usize..7,
         ) {
-            let geometry = Geometry::new((chunks * n * m + rest) * 16, 16, m, n);
+            let geometry = Geometry::new((tiles * n * m + rest) * 16, 16, m, n);
             let most = (0..n).map(|owner| geometry.own_blocks(owner)).max().unwrap_or(0);
             prop_assert!(most <= geometry.blocks().div_ceil(n as u64));
         }

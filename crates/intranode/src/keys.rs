@@ -28,7 +28,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The keys of a process's own blocks. How many chunks are known, the counter `keyed` says.
+/// The keys of a process's own blocks. How many tiles are known, the counter `keyed` says.
 #[derive(Debug)]
 pub(crate) struct Keys {
     keys: Vec<AtomicU16>,

@@ -49,9 +49,9 @@ pub struct Options {
     pub segment: usize,
     /// Where the segment lives; that of local rank 0 counts.
     pub place: Place,
-    /// Chunks of a call that are under way at a time (D).
+    /// Tiles of a call that are under way at a time (D).
     pub depth: usize,
-    /// Blocks of a slice in a full chunk at most (m); see [`Group::slice_blocks`].
+    /// Blocks of a slice in a full tile at most (m); see [`Group::slice_blocks`].
     ///
     /// [`Group::slice_blocks`]: crate::Group::slice_blocks
     pub slice_blocks: usize,
@@ -75,7 +75,7 @@ pub(crate) fn until(time: Duration) -> Instant {
 }
 
 impl Options {
-    /// The defaults: 32 MiB in memory, 8 chunks of up to 64 blocks a slice, one minute.
+    /// The defaults: 32 MiB in memory, 8 tiles of up to 64 blocks a slice, one minute.
     #[must_use]
     pub fn new(job: impl Into<String>, local_rank: usize, local_size: usize) -> Self {
         Self {

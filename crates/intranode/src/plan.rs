@@ -5,7 +5,7 @@ use crate::layout::LINE;
 use crate::options::RING_BLOCKS;
 use crate::{Error, Geometry, Options, Shape};
 
-/// Own blocks of a chunk below which depth is given up rather than more of them.
+/// Own blocks of a tile below which depth is given up rather than more of them.
 const SLICE_BLOCKS_GOOD: usize = 16;
 
 /// Bytes of one process's counters.
@@ -14,17 +14,17 @@ pub(crate) const COUNTERS: usize = 2 * LINE;
 /// Where each thing is in a call's room, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Chunks in each ring (D).
+    /// Tiles in each ring (D).
     pub(crate) depth: usize,
-    /// Chunks in the ring of peaks (R).
+    /// Tiles in the ring of peaks (R).
     pub(crate) ring: usize,
-    /// Chunks that are scanned beyond what is gathered, at most.
+    /// Tiles that are scanned beyond what is gathered, at most.
     pub(crate) ahead: usize,
     pub(crate) peaks: usize,
     pub(crate) staging: usize,
     pub(crate) results: usize,
-    /// Bytes of a chunk's copy, rounded up to lines.
-    pub(crate) chunk_bytes: usize,
+    /// Bytes of a tile's copy, rounded up to lines.
+    pub(crate) tile_bytes: usize,
     /// Bytes in all.
     pub(crate) bytes: usize,
 }
@@ -32,17 +32,17 @@ pub(crate) struct Plan {
 impl Plan {
     fn new(options: &Options, depth: usize, element: usize, peaks: bool, at: &Geometry) -> Self {
         let processes = at.processes();
-        let chunks = usize::try_from(at.chunks()).unwrap_or(usize::MAX).max(1);
-        let depth = depth.min(chunks);
-        let ahead = (depth + options.scan_ahead.div_ceil(at.slice_blocks())).min(chunks);
+        let tiles = usize::try_from(at.tiles()).unwrap_or(usize::MAX).max(1);
+        let depth = depth.min(tiles);
+        let ahead = (depth + options.scan_ahead.div_ceil(at.slice_blocks())).min(tiles);
         let ring = (2 * depth).max(RING_BLOCKS.div_ceil(at.slice_blocks())).min(ahead);
         let peak_bytes = if peaks { processes * processes * at.slice_blocks() * 8 } else { 0 };
-        let chunk_bytes = at.chunk_range(0).len().saturating_mul(element).next_multiple_of(LINE);
+        let tile_bytes = at.tile_range(0).len().saturating_mul(element).next_multiple_of(LINE);
         let peaks = processes * COUNTERS;
         let staging = (peaks + ring.saturating_mul(peak_bytes)).next_multiple_of(LINE);
-        let results = staging.saturating_add(chunk_bytes.saturating_mul(depth * processes));
-        let bytes = results.saturating_add(chunk_bytes.saturating_mul(depth));
-        Self { depth, ring, ahead, peaks, staging, results, chunk_bytes, bytes }
+        let results = staging.saturating_add(tile_bytes.saturating_mul(depth * processes));
+        let bytes = results.saturating_add(tile_bytes.saturating_mul(depth));
+        Self { depth, ring, ahead, peaks, staging, results, tile_bytes, bytes }
     }
 
     /// The deepest pipeline that leaves room for a second call like it, or for this one alone.
@@ -139,9 +139,9 @@ mod tests {
             let plan = Plan::new(&options, depth, 4, true, &at);
             prop_assert!(plan.peaks >= n * COUNTERS);
             prop_assert!(plan.staging >= plan.peaks + n * n * plan.ring * m * 8);
-            prop_assert_eq!(plan.results, plan.staging + n * plan.depth * plan.chunk_bytes);
-            prop_assert_eq!(plan.bytes, plan.results + plan.depth * plan.chunk_bytes);
-            prop_assert!(plan.chunk_bytes >= at.chunk_range(0).len() * 4);
+            prop_assert_eq!(plan.results, plan.staging + n * plan.depth * plan.tile_bytes);
+            prop_assert_eq!(plan.bytes, plan.results + plan.depth * plan.tile_bytes);
+            prop_assert!(plan.tile_bytes >= at.tile_range(0).len() * 4);
         }
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! Each process has a mailbox that it writes and the next process reads. It has two places, so that
 //! one can be filled while the other is emptied. A collective takes `n - 1` rounds. In each, every
-//! process sends one `n`-th of the data to the next and receives another from the previous, chunk
-//! by chunk.
+//! process sends one `n`-th of the data to the next and receives another from the previous, piece
+//! by piece.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -30,7 +30,7 @@ pub struct Ring {
     area: Shared,
     group: Arc<Group>,
     /// Bytes of a place.
-    chunk: usize,
+    piece: usize,
     sent: u32,
     received: u32,
     /// What is under way round the ring in a reduction.
@@ -38,26 +38,26 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Opens mailboxes with chunks of `chunk` bytes. All processes do, with the same `chunk`, and
+    /// Opens mailboxes with pieces of `piece` bytes. All processes do, with the same `piece`, and
     /// in the same order as other areas.
     ///
     /// # Errors
     /// As [`Group::begin`].
-    pub fn new(group: &Arc<Group>, chunk: usize) -> Result<Self, Error> {
-        let chunk = chunk.next_multiple_of(LINE).max(LINE);
-        let mailbox = COUNTERS + PLACES as usize * chunk;
-        let description = format!("local rank {}: ring, chunks of {chunk}", group.local_rank());
+    pub fn new(group: &Arc<Group>, piece: usize) -> Result<Self, Error> {
+        let piece = piece.next_multiple_of(LINE).max(LINE);
+        let mailbox = COUNTERS + PLACES as usize * piece;
+        let description = format!("local rank {}: ring, pieces of {piece}", group.local_rank());
         let bytes = group.local_size() * mailbox;
         let claim = Claim {
             key: 0,
-            digest: digest(format!("ring {chunk}").bytes()),
+            digest: digest(format!("ring {piece}").bytes()),
             description: &description,
             bytes,
             // Some of it holds counters.
             zeroed: bytes,
         };
         let (area, group) = (group.area(&claim)?, Arc::clone(group));
-        Ok(Self { area, group, chunk, sent: 0, received: 0, partial: Vec::new() })
+        Ok(Self { area, group, piece, sent: 0, received: 0, partial: Vec::new() })
     }
 
     /// `output` is all processes' `input`, in order of local rank.
@@ -76,8 +76,8 @@ impl Ring {
         for round in 0..n - 1 {
             let sends = (rank + n - round) % n * len;
             let receives = (rank + n - round - 1) % n * len;
-            for start in (0..len).step_by(self.chunk) {
-                let end = len.min(start + self.chunk);
+            for start in (0..len).step_by(self.piece) {
+                let end = len.min(start + self.piece);
                 self.send(&output[sends + start..sends + end])?;
                 let to = &mut output[receives + start..receives + end];
                 self.receive(end - start, |theirs| to.copy_from_slice(theirs))?;
@@ -92,7 +92,7 @@ impl Ring {
     /// As [`Self::all_gather`].
     ///
     /// # Panics
-    /// If `input` is not `local_size` times as long as `output`, or the chunk or the length no
+    /// If `input` is not `local_size` times as long as `output`, or the piece or the length no
     /// multiple of `grain`.
     pub fn reduce_scatter(
         &mut self,
@@ -105,7 +105,7 @@ impl Ring {
         let _turn = group.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let (rank, n, len) = (group.local_rank(), group.local_size(), output.len());
         assert_eq!(input.len(), n * len, "an input for all outputs");
-        assert!(len.is_multiple_of(grain) && self.chunk.is_multiple_of(grain), "whole elements");
+        assert!(len.is_multiple_of(grain) && self.piece.is_multiple_of(grain), "whole elements");
         let mut partial = std::mem::take(&mut self.partial);
         partial.resize(if n > 2 { len } else { 0 }, 0);
         if n == 1 {
@@ -114,8 +114,8 @@ impl Ring {
         for round in 0..n - 1 {
             let sends = (rank + 2 * n - round - 1) % n * len;
             let receives = (rank + 2 * n - round - 2) % n * len;
-            for start in (0..len).step_by(self.chunk) {
-                let end = len.min(start + self.chunk);
+            for start in (0..len).step_by(self.piece) {
+                let end = len.min(start + self.piece);
                 if round == 0 {
                     self.send(&input[sends + start..sends + end])?;
                 } else {
@@ -134,11 +134,11 @@ impl Ring {
 
     /// Bytes of process `rank`'s mailbox.
     fn mailbox(&self, rank: usize) -> usize {
-        self.area.offset + rank * (COUNTERS + PLACES as usize * self.chunk)
+        self.area.offset + rank * (COUNTERS + PLACES as usize * self.piece)
     }
 
     fn place(&self, rank: usize, number: u32) -> usize {
-        self.mailbox(rank) + COUNTERS + (number % PLACES) as usize * self.chunk
+        self.mailbox(rank) + COUNTERS + (number % PLACES) as usize * self.piece
     }
 
     /// Written, and those that wait for that; read, and those that wait for that.
@@ -166,7 +166,7 @@ impl Ring {
         let [written, wait_written, read, wait_read] = self.counters(from);
         let there = |written: u32| written.wrapping_sub(number).cast_signed() > 0;
         let previous = || vec![from];
-        core.wait_word("a chunk of the ring", written, wait_written, there, previous)?;
+        core.wait_word("a piece of the ring", written, wait_written, there, previous)?;
         take(memory::read(&self.group, self.place(from, number), len));
         read.store(number.wrapping_add(1), SeqCst);
         core.wake_word(read, wait_read);

@@ -17,7 +17,7 @@
 //! sender |
 //!
 //! So it pays no more than the paper's baseline: no process waits for all, and a step goes by
-//! chunks that overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes
+//! pieces that overlap with the next step's. [`Ring`](crate::ring::Ring) is the same over mailboxes
 //! in the shared segment: a ring that already has CSC's memory and needs fewer system calls.
 
 use std::io::{ErrorKind, Read, Write};
@@ -44,7 +44,7 @@ pub struct SendReceive {
     previous: UnixStream,
     /// What is under way round the ring in a reduction.
     partial: Vec<u8>,
-    chunk: Vec<u8>,
+    piece: Vec<u8>,
 }
 
 impl SendReceive {
@@ -66,7 +66,7 @@ impl SendReceive {
         let (previous, _) = listener.accept().map_err(system)?;
         next.set_write_timeout(Some(PATIENCE)).map_err(system)?;
         previous.set_read_timeout(Some(PATIENCE)).map_err(system)?;
-        Ok(Self { rank, n, next, previous, partial: Vec::new(), chunk: vec![0; CHUNK] })
+        Ok(Self { rank, n, next, previous, partial: Vec::new(), piece: vec![0; CHUNK] })
     }
 
     /// `output` is all processes' `input`, in order of local rank.
@@ -114,8 +114,8 @@ impl SendReceive {
         if n == 1 {
             output.copy_from_slice(input);
         }
-        let (mut partial, mut chunk) =
-            (std::mem::take(&mut self.partial), std::mem::take(&mut self.chunk));
+        let (mut partial, mut piece) =
+            (std::mem::take(&mut self.partial), std::mem::take(&mut self.piece));
         partial.resize(len, 0);
         for round in 0..n - 1 {
             let sends = (rank + 2 * n - round - 1) % n * len;
@@ -124,14 +124,14 @@ impl SendReceive {
                 let end = len.min(start + CHUNK);
                 let from = if round == 0 { &input[sends..sends + len] } else { &partial[..] };
                 self.send(&from[start..end])?;
-                let theirs = &mut chunk[..end - start];
+                let theirs = &mut piece[..end - start];
                 self.receive(theirs)?;
                 let to = if round + 2 == n { &mut *output } else { &mut partial[..] };
                 let own = &input[receives + start..receives + end];
                 reduce(&[theirs, own], &mut to[start..end]);
             }
         }
-        (self.partial, self.chunk) = (partial, chunk);
+        (self.partial, self.piece) = (partial, piece);
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! Shows that the simulation bites: breaks the sources on purpose, and sees whether it notices.
 //!
-//! `verify/simulator/mutants.toml` lists edits of the sources. All of them are made in one copy, each
-//! behind a switch that is thrown when the program runs, so that one build serves all. Mutant 0 has
-//! no edit, and must be clean.
+//! `verify/simulator/mutants.toml` lists edits of the sources. All of them are made in one copy,
+//! each behind a switch that is thrown when the program runs, so that one build serves all. Mutant
+//! 0 has no edit, and must be clean.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,8 @@ use std::time::Duration;
 use xdp_agg_common::control::{LocalMembers, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 
+#[cfg(doc)]
+use super::Jobs;
 use crate::engine::{JobSetup, Started};
 
 /// A connection, as the caller numbers it. A number is never used twice.
@@ -19,12 +21,12 @@ pub struct LinkId(pub u64);
 /// What the caller is to do with a connection to a branch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LinkEffect {
-    /// Connect to this control address; then [`Jobs::handle_link_up`](super::Jobs::handle_link_up) or
-    /// [`Jobs::handle_link_lost`](super::Jobs::handle_link_lost).
+    /// Connect to this control address; then [`Jobs::handle_link_up`] or
+    /// [`Jobs::handle_link_lost`].
     Dial(LinkId, SocketAddrV4),
     /// Send this.
     Say(LinkId, Request),
-    /// End it when all is sent; no [`Jobs::handle_link_lost`](super::Jobs::handle_link_lost) is needed for it.
+    /// End it when all is sent; no [`Jobs::handle_link_lost`] is needed for it.
     HangUp(LinkId),
 }
 
@@ -132,7 +134,7 @@ pub type Heard = Vec<(u16, Option<Duration>)>;
 pub enum Effect {
     /// Send this.
     Reply(ConnId, Reply),
-    /// End the connection when all replies are sent; no [`Jobs::handle_closed`](super::Jobs::handle_closed) is needed for it.
+    /// End the connection when all replies are sent; no [`Jobs::handle_closed`] is needed for it.
     Close(ConnId),
     /// Call `Engine::prepare` and answer [`Answer::Prepared`].
     Prepare(Prepare),
@@ -168,7 +170,7 @@ pub enum Effect {
     ProbeUplink(Formation),
     /// Do this with a connection to a branch.
     Link(LinkEffect),
-    /// [`Jobs::snapshot`](super::Jobs::snapshot) may have changed: save it, where the data path outlives the daemon.
+    /// [`Jobs::snapshot`] may have changed: save it, where the data path outlives the daemon.
     Persist,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// Columns of [`line`].
+/// Columns of [`line()`].
 pub(crate) const HEADING: [&str; 18] = [
     "system",
     "s x n",
