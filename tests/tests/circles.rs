@@ -43,7 +43,7 @@ impl<'a> Visit<'a> for Named {
             Item::Fn(item) => &item.attrs,
             _ => &Vec::new(),
         };
-        if !attributes.iter().any(is_for_tests) {
+        if !attributes.iter().any(is_beside) {
             visit::visit_item(self, item);
         }
     }
@@ -70,9 +70,13 @@ impl<'a> Visit<'a> for Named {
     }
 }
 
-fn is_for_tests(attribute: &Attribute) -> bool {
+/// For tests or for links in comments alone.
+fn is_beside(attribute: &Attribute) -> bool {
     attribute.path().is_ident("cfg")
-        && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
+        && attribute
+            .meta
+            .require_list()
+            .is_ok_and(|list| ["test", "doc"].contains(&list.tokens.to_string().as_str()))
 }
 
 /// The paths of a `use`.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+#[cfg(doc)]
+use crate::Options;
 use crate::call::{Call, Shape};
 use crate::plan::Plan;
 use crate::record::{Claim, Shared};
-#[cfg(doc)]
-use crate::Options;
 use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
 
 impl Group {

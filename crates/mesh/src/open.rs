@@ -75,22 +75,24 @@ impl Builder {
         let (rank, world_size) = launch.world()?;
         let mut builder = Self::default().rank(rank).world_size(world_size);
         builder = builder.group_size(launch.processes());
-        let wrong = |name, value: &OsString, expected| {
+        // What is not text may be a secret: the error does not show it.
+        let text = |name| match value(name).map(OsString::into_string).transpose() {
+            Ok(text) => Ok(text),
+            Err(_) => Err(Error::Setting { name, problem: "its value is not UTF-8 text".into() }),
+        };
+        let wrong = |name, value: &str, expected| {
             let problem = format!("{value:?} is not {expected}");
             Error::Setting { name, problem }
         };
-        let text = |value: &OsString| value.to_str().map(|text| text.trim().to_owned());
-        if let Some(seconds) = value("XDP_AGG_DEADLINE") {
-            let number = text(&seconds).and_then(|text| text.parse().ok());
-            let positive = number.filter(|seconds| *seconds > 0.0);
+        if let Some(seconds) = text("XDP_AGG_DEADLINE")? {
+            let positive = seconds.trim().parse().ok().filter(|seconds| *seconds > 0.0);
             let deadline = positive.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             let wrong = || wrong("XDP_AGG_DEADLINE", &seconds, "a positive number of seconds");
             builder = builder.deadline(deadline.ok_or_else(wrong)?);
         }
-        if let Some(bytes) = value("XDP_AGG_RING_SHORT_BYTES") {
-            let number = text(&bytes).and_then(|text| text.parse().ok());
-            let wrong = || wrong("XDP_AGG_RING_SHORT_BYTES", &bytes, "a number of bytes");
-            builder = builder.short_bytes(number.ok_or_else(wrong)?);
+        if let Some(bytes) = text("XDP_AGG_RING_SHORT_BYTES")? {
+            let wrong = |_| wrong("XDP_AGG_RING_SHORT_BYTES", &bytes, "a number of bytes");
+            builder = builder.short_bytes(bytes.trim().parse().map_err(wrong)?);
         }
         if world_size <= 1 {
             return Ok(builder);
@@ -236,7 +238,9 @@ mod tests {
         assert!(text(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK: \"x\" is not"));
         assert!(text(&[("PMI_RANK", "x"), ("WORLD_SIZE", "2")]).starts_with("PMI_RANK: \"x\""));
         assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "2")]).contains("MASTER_ADDR: not set"));
-        assert!(text(&[("RANK", "1"), ("WORLD_SIZE", "1")]).contains("RANK: 1, with WORLD_SIZE=1"));
+        assert!(
+            text(&[("RANK", "1"), ("WORLD_SIZE", "1")]).contains("RANK: rank 1, with WORLD_SIZE=1")
+        );
         assert!(text(&[("RANK", "0"), ("WORLD_SIZE", "0")]).contains("at least 1"));
         let deadline = [("RANK", "0"), ("WORLD_SIZE", "1"), ("XDP_AGG_DEADLINE", "-1")];
         assert!(text(&deadline).contains("XDP_AGG_DEADLINE: \"-1\""));

@@ -54,8 +54,9 @@ element! {
 /// What happened while a block was encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// Finite elements that did not fit and were clamped. 0 with [`Scaling::Block`] and the
-    /// right key.
+    /// Finite elements that did not fit and were clamped. 0 with
+    /// [`Block`](crate::Scaling::Block) and
+    /// the right key.
     pub saturated: u32,
     /// A NaN was among the elements; in sums, a NaN or an infinity, or the host's own sum became
     /// one. The block has to come back as NaN at every worker ([`Element::fill_nan`]).

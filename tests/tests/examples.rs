@@ -1,0 +1,131 @@
+//! The worker library's examples, as a user runs them: with a daemon on loopback, one process a
+//! worker, ranks by the environment.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use xdp_agg_testbed::program;
+
+/// A daemon that sums in user space, ended with this value.
+struct Daemon(Child, String);
+
+impl Daemon {
+    fn start() -> Self {
+        let mut command = Command::new(program("xdp-agg").expect("it is built"));
+        command.args(["serve", "--engine=userspace", "--control=127.0.0.1:0", "--data-port=0"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("piped");
+        BufReader::new(output).read_line(&mut line).expect("it says where it listens");
+        let address = line.split_whitespace().find_map(|word| word.strip_prefix("control="));
+        let address = address.unwrap_or_else(|| panic!("no address in {line:?}")).to_owned();
+        Self(child, address)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Cargo builds examples beside the tests' directory.
+fn example(name: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("this program has a path");
+    let target = own.ancestors().nth(2).expect("target/PROFILE/deps");
+    let path = target.join("examples").join(name);
+    assert!(path.is_file(), "{} is not built: cargo build --examples", path.display());
+    path
+}
+
+/// Runs an example as all ranks of a world; what each said.
+fn run(name: &str, world_size: u16, daemon: &str, arguments: &[&str]) -> Vec<String> {
+    let start = |rank: u16| {
+        let arguments = arguments.iter().map(|text| text.replace("RANK", &rank.to_string()));
+        Command::new(example(name))
+            .args(arguments)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", world_size.to_string())
+            .env("XDP_AGG_ADDR", daemon)
+            .env("XDP_AGG_JOB", name)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    let all: Vec<Child> = (0..world_size).map(start).collect();
+    let all = all.into_iter().map(|child| child.wait_with_output().expect("it ends"));
+    let said = |output: Output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {text}{error}");
+        text
+    };
+    all.map(said).collect()
+}
+
+#[test]
+fn averages_and_counts() {
+    let daemon = Daemon::start();
+    for said in run("all_reduce", 3, &daemon.1, &[]) {
+        assert!(said.contains("the average is 1 ") && said.contains("3 workers counted"), "{said}");
+    }
+}
+
+#[test]
+fn a_lost_worker_is_averaged_without() {
+    let daemon = Daemon::start();
+    let said = run("shrink", 3, &daemon.1, &[]);
+    for left in &said[..2] {
+        assert!(left.contains("call 0: average 1, without []"), "{left}");
+        assert!(left.contains("call 19: average 0.5, without [2]"), "{left}");
+    }
+    assert!(!said[2].contains("call 10"), "{}", said[2]);
+}
+
+#[test]
+fn processes_of_a_host_sum_first() {
+    let daemon = Daemon::start();
+    for said in run("processes", 4, &daemon.1, &[&daemon.1, "RANK", "4", "2"]) {
+        assert!(said.contains("2 processes here summed"), "{said}");
+    }
+}
+
+#[test]
+fn a_topology_names_the_daemons() {
+    let daemon = Daemon::start();
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rack.toml");
+    let host = |rank: u16| {
+        format!(
+            "[[host]]\nname = \"h{rank}\"\nrank = {rank}\naddress = \"127.0.0.{}\"\nregion = \"r\"\ndaemon = false\nrate = \"10gbit\"\n",
+            rank + 1
+        )
+    };
+    let text = format!(
+        "name = \"a rack\"\n[job]\nstrategy = \"rat\"\n[[region]]\nname = \"r\"\naggregator = \"{}\"\n{}{}",
+        daemon.1,
+        host(0),
+        host(1)
+    );
+    std::fs::write(&file, text).expect("it can be written");
+    let path = file.to_str().expect("its name is text");
+    let start = |rank: u16| {
+        Command::new(example("topology"))
+            .arg(path)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    for child in [0, 1].map(start) {
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("2 workers summed"), "{said}{error}");
+    }
+}
