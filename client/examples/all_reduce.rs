@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! xdp-agg serve --engine userspace &
-//! XDP_AGG_ADDR=127.0.0.1:9870 XDP_AGG_IN_HOST=off torchrun --no-python --nproc-per-node 2 all_reduce
+//! export XDP_AGG_ADDR=127.0.0.1:9870
+//! torchrun --no-python --nproc-per-node 2 target/debug/examples/all_reduce
 //! ```
 
 use std::error::Error;

@@ -99,17 +99,13 @@ fn a_topology_names_the_daemons() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("rack.toml");
     let host = |rank: u16| {
-        format!(
-            "[[host]]\nname = \"h{rank}\"\nrank = {rank}\naddress = \"127.0.0.{}\"\nregion = \"r\"\ndaemon = false\nrate = \"10gbit\"\n",
-            rank + 1
-        )
+        let address = format!("address = \"127.0.0.{}\"", rank + 1);
+        let keys = "region = \"r\"\ndaemon = false\nrate = \"10gbit\"";
+        format!("[[host]]\nname = \"h{rank}\"\nrank = {rank}\n{address}\n{keys}\n")
     };
-    let text = format!(
-        "name = \"a rack\"\n[job]\nstrategy = \"rat\"\n[[region]]\nname = \"r\"\naggregator = \"{}\"\n{}{}",
-        daemon.1,
-        host(0),
-        host(1)
-    );
+    let region = format!("[[region]]\nname = \"r\"\naggregator = \"{}\"\n", daemon.1);
+    let job = "name = \"a rack\"\n[job]\nstrategy = \"rat\"\n";
+    let text = [job, &region, &host(0), &host(1)].concat();
     std::fs::write(&file, text).expect("it can be written");
     let path = file.to_str().expect("its name is text");
     let start = |rank: u16| {
