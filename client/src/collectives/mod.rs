@@ -46,7 +46,7 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Report, Error> {
-        if self.way(Kind::AllReduce, choice)? == Way::Aggregator || !reducible::<T>() {
+        if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
             return self.all_reduce_for(data, op, &Purpose::default());
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
@@ -67,7 +67,7 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Handle<T>, Error> {
-        if self.way(Kind::AllReduce, choice)? == Way::Aggregator || !reducible::<T>() {
+        if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
             return self.start_for(data, op, &Purpose::default());
         }
         let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
@@ -97,7 +97,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.check_root(root)?;
         let what = self.describe::<T>("broadcast", data.len(), Some(root), None, choice.way);
-        match self.way(Kind::Broadcast, choice)? {
+        match self.way::<T>(Kind::Broadcast, choice)? {
             Way::Mesh(algorithm) => {
                 self.over_mesh(choice, &what, |mesh| mesh::broadcast(mesh, data, root, algorithm))
             }
@@ -135,8 +135,8 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.check_root(root)?;
         let what = self.describe::<T>("reduce", data.len(), Some(root), Some(op), choice.way);
-        match self.way(Kind::Reduce, choice)? {
-            Way::Mesh(algorithm) if reducible::<T>() => {
+        match self.way::<T>(Kind::Reduce, choice)? {
+            Way::Mesh(algorithm) => {
                 self.over_mesh(choice, &what, |mesh| mesh.reduce(data, op, root, algorithm))
             }
             _ => self.all_reduce_for(data, op, &Purpose::of(&what)).map(drop),
@@ -169,8 +169,8 @@ impl Communicator {
     ) -> Result<Range<usize>, Error> {
         let what = self.describe::<T>("reduce-scatter", data.len(), None, Some(op), choice.way);
         let own = self.part(self.rank(), data.len());
-        match self.way(Kind::ReduceScatter, choice)? {
-            Way::Ring if reducible::<T>() => {
+        match self.way::<T>(Kind::ReduceScatter, choice)? {
+            Way::Ring => {
                 self.over_mesh(choice, &what, |mesh| mesh.reduce_scatter(data, op).map(drop))?;
             }
             _ => drop(self.all_reduce_for(data, op, &Purpose::of(&what))?),
@@ -193,7 +193,7 @@ impl Communicator {
     /// As [`Self::all_gather`]; a way that no all-gather goes.
     pub fn all_gather_by<T: Element>(&self, data: &mut [T], choice: Choice) -> Result<(), Error> {
         let what = self.describe::<T>("all-gather", data.len(), None, None, choice.way);
-        if self.way(Kind::AllGather, choice)? == Way::Ring {
+        if self.way::<T>(Kind::AllGather, choice)? == Way::Ring {
             return self.over_mesh(choice, &what, |mesh| mesh::all_gather(mesh, data));
         }
         let size = size_of::<T>();
@@ -241,12 +241,15 @@ impl Communicator {
     }
 
     /// The way of a call, checked. Jobs that go on without lost workers go through the aggregator,
-    /// which knows the workers that are left.
-    fn way(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
+    /// which knows the workers that are left. So do sums of types that workers cannot add among
+    /// themselves.
+    fn way<T: Element>(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
         if let Some(problem) = choice.way.problem(kind) {
             return Err(Error::Config { name: "algorithm", problem });
         }
-        Ok(if self.side.mesh_may_serve { choice.way } else { Way::Aggregator })
+        let adds = matches!(kind, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter);
+        let may_serve = self.side.mesh_may_serve && (!adds || reducible::<T>());
+        Ok(if may_serve { choice.way } else { Way::Aggregator })
     }
 
     /// What the workers must agree on.

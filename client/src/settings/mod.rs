@@ -128,6 +128,7 @@ impl Default for Builder {
     }
 }
 
+/// # The job and its daemons
 impl Builder {
     /// Control address of the daemon.
     #[must_use]
@@ -185,7 +186,10 @@ impl Builder {
     pub const fn get_slots(&self) -> Option<u32> {
         self.slots
     }
+}
 
+/// # This process, in the world and on its host
+impl Builder {
     /// This worker's number, below the world size.
     #[must_use]
     pub const fn rank(mut self, rank: u16) -> Self {
@@ -232,7 +236,10 @@ impl Builder {
         self.segment_dir = Some(directory.into());
         self
     }
+}
 
+/// # Numbers
+impl Builder {
     /// How floats become the integers that are summed (`docs/numerics.md`). Default
     /// [`Scaling::Block`].
     #[must_use]
@@ -255,7 +262,10 @@ impl Builder {
         self.lanes = Some(width);
         self
     }
+}
 
+/// # Times
+impl Builder {
     /// Longest time for one call. Default 30 s.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
@@ -269,7 +279,10 @@ impl Builder {
         self.join_deadline = deadline;
         self
     }
+}
 
+/// # Packets on the wire
+impl Builder {
     /// Largest IP packet in bytes, if smaller than what the path allows.
     #[must_use]
     pub const fn mtu(mut self, bytes: u32) -> Self {
@@ -304,7 +317,10 @@ impl Builder {
         self.rto_min = timeout;
         self
     }
+}
 
+/// # Losses
+impl Builder {
     /// What shall happen when a worker is lost; the same at all workers. Default: calls fail.
     #[must_use]
     pub const fn on_worker_loss(mut self, action: WorkerLoss) -> Self {
@@ -334,7 +350,10 @@ impl Builder {
         self.dead_after = Some(time);
         self
     }
+}
 
+/// # Who may connect
+impl Builder {
     /// The secret that the daemon's operator gave out.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
@@ -369,7 +388,10 @@ impl Builder {
         self.tls.name = Some(name.into());
         self
     }
+}
 
+/// # The way that calls take
+impl Builder {
     /// How broadcasts and other collectives travel; the same at all workers. Default: the table in
     /// the file `XDP_AGG_TUNING`, or [`Tuning::default`].
     #[must_use]

@@ -3,13 +3,14 @@
 //! A [`Target`] is a plain function of bytes that panics when something is wrong. [`driver`] calls
 //! it with inputs that it makes from a corpus (`corpus/TARGET/`) by [`mutate`]; everything follows
 //! from one seed. `cargo xtask fuzz` runs it, by the program of `verify/kernel` that fuzzes the
-//! kernel program too, and `tests/bounded.rs` runs a small part of it.
+//! kernel program too, and tests run a small part of it ([`bounded`]).
 //!
 //! It is a driver of our own and not libFuzzer because it needs no nightly compiler, runs in the
 //! test suite and repeats a run exactly. What it has instead of edge coverage: a target tells which
 //! of its named outcomes an input led to ([`Outcome::features`]), and inputs that lead to a new
 //! combination are mutated further.
 
+pub mod bounded;
 pub mod driver;
 pub mod mutate;
 mod random;

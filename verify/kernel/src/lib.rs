@@ -6,6 +6,7 @@
 
 mod model;
 mod mutate;
+pub mod targets;
 
 use std::fs;
 use std::io;

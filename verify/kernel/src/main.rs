@@ -11,9 +11,10 @@ use clap::Parser;
 use xdp_agg_common::maps::Reject;
 use xdp_agg_fuzz::driver::{self, Failure, Plan, Summary};
 use xdp_agg_fuzz::{Target, directory, targets};
+use xdp_agg_fuzz_kernel::targets as others;
 use xdp_agg_fuzz_kernel::{FuzzConfig, FuzzError, FuzzReport, fuzz_kernel};
 
-/// The target that is not of [`targets`].
+/// The target that has a driver of its own.
 const KERNEL: &str = "kernel";
 
 /// Fuzzes everything that reads what others wrote: packets, control messages, settings, plans for
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<bool> {
+    let all = [&targets::ALL[..], &others::ALL[..]].concat();
     let mut chosen = Vec::new();
     let mut with_kernel = cli.targets.is_empty();
     for name in &cli.targets {
@@ -60,18 +62,18 @@ fn run(cli: &Cli) -> Result<bool> {
             with_kernel = true;
             continue;
         }
-        let all = targets::ALL.map(|target| target.name).join(", ");
-        chosen.push(
-            targets::by_name(name)
-                .with_context(|| format!("no target {name:?}; there are {all}, {KERNEL}"))?,
-        );
+        let wrong = || {
+            let names: Vec<_> = all.iter().map(|target| target.name).collect();
+            format!("no target {name:?}; there are {}, {KERNEL}", names.join(", "))
+        };
+        chosen.push(*all.iter().find(|target| target.name == name).with_context(wrong)?);
     }
     if let Some(file) = &cli.replay {
         let [target] = chosen[..] else { bail!("--replay needs the name of one target") };
         return replay(&target, file);
     }
     if cli.targets.is_empty() {
-        chosen = targets::ALL.to_vec();
+        chosen = all;
     }
     let plan =
         Plan { inputs: cli.inputs, seed: cli.seed, time: cli.seconds.map(Duration::from_secs) };

@@ -1,34 +1,21 @@
-//! What describes a network and the ways through it: the topology file with the trees that are
-//! planned on it, and the table of ways for collectives. The worker library reads that table, which
-//! names the library's collectives.
+//! What describes a network: the topology file, and the trees that are planned on it.
 
-use xdp_agg_client::collectives::{Kind, Tuning};
 use xdp_agg_topology::{Forest, Strategy, Topology};
 
 use super::everywhere;
 use crate::{Outcome, Target};
 
-pub(super) const TOPOLOGY: Target = Target {
+pub(super) const TARGET: Target = Target {
     name: "topology",
     about: "the topology file, and the trees that are planned on it",
-    run: run_topology,
+    run,
     text: true,
-    tokens: &TOPOLOGY_TOKENS,
+    tokens: &TOKENS,
     features: &["a network", "refused", "trees", "no trees", "several regions"],
     unavailable: everywhere,
 };
 
-pub(super) const TUNING: Target = Target {
-    name: "tuning",
-    about: "the table of ways for collectives",
-    run: run_tuning,
-    text: true,
-    tokens: &TUNING_TOKENS,
-    features: &["a table", "refused"],
-    unavailable: everywhere,
-};
-
-const TOPOLOGY_TOKENS: [&str; 32] = [
+const TOKENS: [&str; 32] = [
     "[[host]]",
     "[[region]]",
     "[job]",
@@ -63,34 +50,7 @@ const TOPOLOGY_TOKENS: [&str; 32] = [
     "9999999999",
 ];
 
-const TUNING_TOKENS: [&str; 24] = [
-    "[[broadcast]]",
-    "[[reduce]]",
-    "[[reduce-scatter]]",
-    "[[all-gather]]",
-    "ranks",
-    "up-to",
-    "algorithm",
-    "chunk",
-    "k",
-    "checked",
-    "true",
-    "false",
-    "\"aggregator\"",
-    "\"ring\"",
-    "\"direct\"",
-    "\"chain\"",
-    "\"binomial\"",
-    "\"knomial\"",
-    "\"scatter-all-gather\"",
-    "\"pipelined-chain\"",
-    "\"topology-chain\"",
-    "0",
-    "1",
-    "65536",
-];
-
-fn run_topology(input: &[u8]) -> Outcome {
+fn run(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let text = String::from_utf8_lossy(input);
     let topology = match Topology::parse(&text) {
@@ -139,27 +99,4 @@ fn check(forest: &Forest, ranks: usize) {
         }
         assert!(seen.iter().all(|seen| *seen), "a rank is nowhere: {tree:?}");
     }
-}
-
-fn run_tuning(input: &[u8]) -> Outcome {
-    let mut outcome = Outcome::default();
-    match Tuning::parse(&String::from_utf8_lossy(input)) {
-        Ok(table) => {
-            outcome.accepted = true;
-            outcome.note(0);
-            let written = table.to_toml().expect("what was read can be written");
-            assert_eq!(Tuning::parse(&written).as_ref(), Ok(&table));
-            for kind in Kind::ALL {
-                for (ranks, bytes) in [(1, 0), (2, 1), (64, 1 << 20), (u16::MAX, u64::MAX)] {
-                    let choice = table.choose(kind, ranks, bytes);
-                    assert!(!choice.way.name().is_empty());
-                }
-            }
-        }
-        Err(problem) => {
-            outcome.note(1);
-            assert!(!problem.is_empty());
-        }
-    }
-    outcome
 }

@@ -3,8 +3,8 @@
 
 use xdp_agg_mesh::inspect::{self, HEADER_LEN};
 
-use super::everywhere;
-use crate::{Outcome, Target};
+use xdp_agg_fuzz::targets::everywhere;
+use xdp_agg_fuzz::{Outcome, Target};
 
 pub(super) const TARGET: Target = Target {
     name: "mesh",

@@ -12,8 +12,8 @@ use xdp_agg::engine::EngineKind;
 use xdp_agg_client::Builder;
 use xdp_agg_common::slot::Pool;
 
-use super::everywhere;
-use crate::{Outcome, Target};
+use xdp_agg_fuzz::targets::everywhere;
+use xdp_agg_fuzz::{Outcome, Target};
 
 pub(super) const TARGET: Target = Target {
     name: "config",
