@@ -1,7 +1,7 @@
 //! Real gradients, eight workers: the error of each way to sum them, against 64-bit floats.
 //!
 //! `cargo test -p xdp-agg-demo --test numerics -- --nocapture` prints the table of
-//! `docs/numerics.md`.
+//! `docs/measurements/numerics.md`.
 
 use xdp_agg_demo::digits::Images;
 use xdp_agg_demo::network::{Network, PARAMETERS};

@@ -166,7 +166,7 @@ fn shaped(args: &[&str]) -> (bool, String, String) {
 #[test]
 fn networks_of_a_shape_need_no_file() {
     for (args, workers, seconds) in [
-        // As in the table of docs/flowsim.md.
+        // As in the table of docs/measurements/flowsim.md.
         (&["--fat-tree=8", "--rate=25gbit", "--strategy=ring", "--step-us=10"][..], 128, "0.0648"),
         // 7/8 of 8 hosts' vectors to servers outside and as much from those inside, over an
         // uplink that carries two hosts' links.

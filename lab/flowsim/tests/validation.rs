@@ -1,4 +1,5 @@
-//! Predictions beside what was measured in real namespaces (docs/performance.md), within 15 %.
+//! Predictions beside what was measured in real namespaces
+//! (docs/measurements/flowsim.md), within 15 %.
 
 use xdp_agg_flowsim::fabric::{Costs, Framing};
 use xdp_agg_flowsim::predict::{Question, predict};
@@ -67,7 +68,8 @@ fn check(topology: &Topology, way: Way, bytes: f64, measured_ms: f64) {
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// "Results" of docs/performance.md: system, the aggregator's own link, bytes, milliseconds.
+/// "Long vectors" of docs/measurements/links.md: system, the aggregator's own link, bytes,
+/// milliseconds.
 #[test]
 fn one_switch_is_predicted() {
     let own_link = "aggregator_rate = \"500mbit\"";
@@ -80,7 +82,7 @@ fn one_switch_is_predicted() {
     }
 }
 
-/// "Measured in racks" of docs/topology.md.
+/// "Two racks of four" of docs/measurements/topology.md.
 #[test]
 fn racks_are_predicted() {
     let topology = racks();

@@ -15,7 +15,7 @@ const LINE: usize = 64;
 
 /// How far ahead of the loop its sources are fetched, in bytes. Blocks follow each other in memory,
 /// but each is a call of its own, and the hardware's prefetching begins anew at each page. Without
-/// this, reading from memory is a quarter slower (docs/numerics.md).
+/// this, reading from memory is a quarter slower (docs/measurements/numerics.md).
 const READ_AHEAD: usize = 2048;
 
 /// The same for what is written: it has to be there before it can be overwritten.
