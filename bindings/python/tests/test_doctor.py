@@ -211,7 +211,11 @@ def test_in_a_network(xdp_network: Workers) -> None:
         ({}, "RANK and WORLD_SIZE not set", False),
         ({"RANK": "1"}, "WORLD_SIZE not set", False),
         ({"RANK": "one", "WORLD_SIZE": "2"}, 'RANK: "one" is not a number from 0 to 65535', True),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK: rank 2, with WORLD_SIZE=2; ranks count from 0", True),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            "RANK: rank 2, with WORLD_SIZE=2; ranks count from 0",
+            True,
+        ),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "rank 1 of 4 (from MPICH)", False),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"},
