@@ -20,6 +20,8 @@ pub(super) struct Question {
     pub(super) answered: bool,
     /// Ranks that are awaited, as far as is known.
     pub(super) bits: u64,
+    /// Ranks that had left when it was asked.
+    pub(super) left: u64,
 }
 
 /// What is known about contributions, while branches are asked.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::BranchRequest;
 
+use super::job::bits_of;
 use super::open::Question;
 use super::{ConnId, Jobs, LinkId};
 
@@ -18,7 +19,9 @@ impl Jobs {
         };
         let open = life.trunk.links.values().map(|link| link.id).collect();
         let (epoch, asked) = (life.epoch, self.clock);
-        let question = Question { job_id, epoch, block, asked, open, answered: false, bits: 0 };
+        let left = bits_of(&life.left);
+        let question =
+            Question { job_id, epoch, block, asked, open, answered: false, bits: 0, left };
         self.questions.insert(conn, question);
         self.tell_branches(job_id, &BranchRequest::Missing { block });
     }
@@ -80,11 +83,19 @@ impl Jobs {
         let done =
             |_: &ConnId, question: &mut Question| question.answered && question.open.is_empty();
         let done: Vec<_> = self.questions.extract_if(.., done).collect();
-        for (conn, Question { job_id, epoch, block, asked, bits, .. }) in done {
+        for (conn, Question { job_id, epoch, block, asked, bits, left, .. }) in done {
             self.tell_missing(conn, block, bits);
             // Another epoch has other blocks, and its members have said nothing of these.
-            if self.jobs.get(&job_id).is_some_and(|job| job.life.epoch == epoch) {
+            let Some(life) = self.jobs.get(&job_id).map(|job| &job.life) else { continue };
+            if life.epoch != epoch {
+                continue;
+            }
+            // A rank that left since it was asked may have contributed before it did.
+            let since = bits_of(&life.left) & bits & !left;
+            if since == 0 {
                 self.keep_waiting(conn, bits, asked);
+            } else {
+                self.missing(conn, job_id, (block, None));
             }
         }
     }

@@ -116,6 +116,33 @@ fn who_contributes_before_all_have_told_is_no_straggler() {
     assert_eq!(woods.aborted(&conns), []);
 }
 
+/// Rank 0 lacked when it was asked, contributed, and left before all had answered. So it is asked
+/// anew, and no one is told that a rank left before its part was done.
+#[test]
+fn who_leaves_before_all_have_told_had_done_its_part() {
+    let (mut woods, conns) = woods();
+    woods.daemons[0].missing = 0b11;
+    woods.daemons[1].missing = 0;
+    woods.daemons[1].stuck_at = Some(Stuck::Missing);
+    woods.say(conns[3], Request::Missing { block: 3, of: None });
+    woods.daemons[0].missing = 0;
+    woods.say(conns[0], Request::Leave);
+    woods.wait_for(Duration::from_millis(500));
+    let told = woods.daemons[0].heard.remove(&conns[3]);
+    assert_eq!(told, Some(vec![missing(3, &[0])]), "as it was when it was asked");
+    woods.wait_for(Duration::from_millis(500));
+    let told = woods.daemons[0].heard.remove(&conns[3]);
+    assert_eq!(told, Some(vec![missing(3, &[])]), "as it is");
+    assert_eq!(woods.aborted(&conns[1..]), []);
+    // One that truly lacks is told of.
+    woods.daemons[0].missing = 0b1;
+    woods.say(conns[3], Request::Missing { block: 4, of: None });
+    woods.wait_for(Duration::from_millis(500));
+    let reply = woods.daemons[0].heard.remove(&conns[3]).unwrap_or_default();
+    assert_eq!(reply.first(), Some(&missing(4, &[0])));
+    assert!(reply.len() > 1, "the job goes on without it, or ends: {reply:?}");
+}
+
 /// Blocks have other numbers in another epoch.
 #[test]
 fn a_question_of_an_earlier_epoch_shows_no_straggler() {
