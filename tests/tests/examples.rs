@@ -31,7 +31,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Cargo builds examples beside the tests' directory.
+/// Cargo builds examples beside the tests' directory: with all tests. Where one test program is
+/// named, `cargo build --workspace --examples` does.
 fn example(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this program has a path");
     let target = own.ancestors().nth(2).expect("target/PROFILE/deps");
@@ -88,8 +89,8 @@ fn a_lost_worker_is_averaged_without() {
 #[test]
 fn processes_of_a_host_sum_first() {
     let daemon = Daemon::start();
-    for said in run("processes", 4, &daemon.1, &[&daemon.1, "RANK", "4", "2"]) {
-        assert!(said.contains("2 processes here summed"), "{said}");
+    for said in run("processes", 4, &daemon.1, &[&daemon.1, "RANK", "4", "4"]) {
+        assert!(said.contains("4 processes, 4 a host, summed"), "{said}");
     }
 }
 
