@@ -11,7 +11,7 @@ use crate::digest::digest;
 use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
 use crate::grouped::{self, Feed, Grouped};
-use crate::handle::{Begun, Owned, Patience, globally};
+use crate::handle::{Begun, Owned, Patience, given_back, globally};
 use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
 use xdp_agg_quantize::Op;
 
@@ -74,10 +74,7 @@ impl Communicator {
         owned: Owned<T>,
         patience: &mut Patience<'_>,
     ) -> Result<(Vec<T>, Report), Error> {
-        let calls = self.wait(owned.begun, patience)?;
-        let report = Report::of_parts(&calls);
-        drop(calls);
-        Ok((owned.memory.into_owned(), report))
+        Ok(given_back(self.wait(owned.begun, patience)?, owned.memory))
     }
 
     /// Wakes the progress threads, from this stripe's on: nobody drives these yet.

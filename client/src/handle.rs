@@ -79,9 +79,7 @@ impl<T: Element> Handle<T> {
             Some(Carrier::Aggregators { place, memory, short }) => {
                 let finished = finish(&self.stripes, (self.sequence, short), deadline);
                 let calls = finished.map_err(|error| globally(error, &place))?;
-                let report = Report::of_parts(&calls);
-                drop(calls);
-                Ok((memory.into_owned(), report))
+                Ok(given_back(calls, memory))
             }
             Some(Carrier::Thread { outcome, report }) => {
                 let outcome = outcome.into_inner().recv_timeout(deadline);
@@ -143,6 +141,14 @@ pub(crate) struct Begun {
 pub(crate) struct Owned<T> {
     pub(crate) begun: Begun,
     pub(crate) memory: Kept<T>,
+}
+
+/// The elements of a call that has ended, and what became of it.
+pub(crate) fn given_back<T>(calls: Vec<Call>, memory: Kept<T>) -> (Vec<T>, Report) {
+    let report = Report::of_parts(&calls);
+    // The memory is the call's as long as a part of it is there.
+    drop(calls);
+    (memory.into_owned(), report)
 }
 
 /// How often a caller is asked whether it still wants to wait.

@@ -2,7 +2,6 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
@@ -13,9 +12,6 @@ use super::tuning::Tuning;
 use crate::driver::session;
 use crate::error::Error;
 use crate::settings::Builder;
-
-/// Longest wait for a route to the daemon.
-const ROUTE: Duration = Duration::from_secs(10);
 
 /// What a communicator needs besides for these collectives.
 #[derive(Debug)]
@@ -33,7 +29,7 @@ pub(crate) struct Side {
 impl Side {
     /// By a communicator's settings.
     pub(crate) fn new(settings: &Builder) -> Result<Self, Error> {
-        let patience = settings.join_deadline.min(ROUTE);
+        let patience = settings.join_deadline.min(session::ROUTE);
         let address = match settings.aggregators.first() {
             Some(target) => session::path(target.address, settings.mtu, patience)?.0,
             None => Ipv4Addr::UNSPECIFIED,

@@ -13,6 +13,7 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
+use smallvec::{SmallVec, smallvec};
 
 use super::engine::{self, Engine, WATCHED};
 use super::shared::{NAP, Shared};
@@ -72,7 +73,7 @@ pub(crate) fn give_up(shared: &Shared, sequence: u64, deadline: Duration) -> Err
 pub(super) struct Driver<'a, S: AsRef<Shared>> {
     stripes: &'a [S],
     /// All of them, in the order of the stripes, or none.
-    engines: Vec<MutexGuard<'a, Engine>>,
+    engines: SmallVec<[MutexGuard<'a, Engine>; 1]>,
     /// It waits for a call, and is not the progress thread.
     foreground: bool,
     watch: Watch,
@@ -82,7 +83,7 @@ impl<'a> Driver<'a, Shared> {
     /// In the background, with one engine.
     pub(super) fn background(shared: &'a Shared, engine: MutexGuard<'a, Engine>) -> Self {
         let stripes = slice::from_ref(shared);
-        Self { stripes, engines: vec![engine], foreground: false, watch: Watch::default() }
+        Self { stripes, engines: smallvec![engine], foreground: false, watch: Watch::default() }
     }
 }
 

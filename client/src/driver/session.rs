@@ -18,6 +18,8 @@ use crate::error::{Error, JobError};
 
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);
+/// Longest wait for a route to the daemon.
+pub(crate) const ROUTE: Duration = Duration::from_secs(10);
 /// Longest time for one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(1);
 /// Longest time for TLS on top of that: the daemon may have many workers to welcome at once.

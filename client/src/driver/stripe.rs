@@ -19,9 +19,6 @@ use crate::error::Error;
 use crate::fork::Origin;
 use crate::settings::{Builder, Place, Source, Target};
 
-/// Longest wait for a route to the daemon.
-const ROUTE: Duration = Duration::from_secs(10);
-
 /// One aggregator.
 #[derive(Debug)]
 pub(crate) struct Stripe {
@@ -69,7 +66,7 @@ impl Stripe {
 
     fn open(settings: &Builder, place: &Place, roll: (Arc<Roll>, usize)) -> Result<Self, Error> {
         let target = &settings.aggregators[roll.1];
-        let patience = settings.join_deadline.min(ROUTE);
+        let patience = settings.join_deadline.min(session::ROUTE);
         let serving = target.serving(place.host);
         let (local, max_chunks) = session::path(serving, settings.mtu, patience)?;
         let socket =

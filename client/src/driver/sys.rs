@@ -4,6 +4,7 @@
     reason = "recvmmsg, poll, timerfd and a few socket options have no safe wrapper"
 )]
 
+use smallvec::SmallVec;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -136,7 +137,8 @@ pub(crate) fn wait(interests: &mut [Interest<'_>], timeout: Duration) -> io::Res
 /// Any number of descriptors to sleep on, reused from sleep to sleep.
 #[derive(Default)]
 pub(crate) struct Watch {
-    fds: Vec<libc::pollfd>,
+    /// Those of one engine in place: a short call allocates nothing.
+    fds: SmallVec<[libc::pollfd; 8]>,
 }
 
 impl Watch {

@@ -8,11 +8,13 @@ use crate::{Target, directory};
 /// Inputs for each target, and the time that they may take on a busy machine.
 const PLAN: Plan = Plan { inputs: 25_000, seed: 3, time: Some(Duration::from_secs(30)) };
 
-/// Runs a target; of its inputs, at least one in `one_in` gets somewhere.
+/// Runs the target of this name; of its inputs, at least one in `one_in` gets somewhere.
 ///
 /// # Panics
-/// The target fails, or too few inputs get somewhere.
-pub fn fuzz(target: &Target, one_in: u64) {
+/// There is no such target, it fails, or too few inputs get somewhere.
+pub fn fuzz(targets: &[Target], name: &str, one_in: u64) {
+    let target = targets.iter().find(|target| target.name == name);
+    let target = target.expect("there is such a target");
     if let Some(why) = (target.unavailable)() {
         eprintln!("skipped: {why}");
         return;

@@ -18,6 +18,8 @@ pub(super) struct Question {
     pub(super) open: BTreeSet<LinkId>,
     /// This daemon's engine has answered.
     pub(super) answered: bool,
+    /// Ranks that it is about; None: all.
+    pub(super) of: Option<u64>,
     /// Ranks that are awaited, as far as is known.
     pub(super) bits: u64,
     /// Ranks that had left when it was asked.

@@ -13,15 +13,15 @@ const ANSWER_TIME: Duration = Duration::from_millis(500);
 
 impl Jobs {
     /// Asks all aggregators of a tree which ranks have not contributed to a block.
-    pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, block: u64) {
+    pub(super) fn ask_tree(&mut self, conn: ConnId, job_id: u16, (block, of): (u64, Option<u64>)) {
         let Some(life) = self.jobs.get(&job_id).map(|job| &job.life) else {
             return;
         };
         let open = life.trunk.links.values().map(|link| link.id).collect();
         let (epoch, asked) = (life.epoch, self.clock);
         let left = bits_of(&life.left);
-        let question =
-            Question { job_id, epoch, block, asked, open, answered: false, bits: 0, left };
+        let (answered, bits) = (false, 0);
+        let question = Question { job_id, epoch, block, of, asked, open, answered, bits, left };
         self.questions.insert(conn, question);
         self.tell_branches(job_id, &BranchRequest::Missing { block });
     }
@@ -83,7 +83,7 @@ impl Jobs {
         let done =
             |_: &ConnId, question: &mut Question| question.answered && question.open.is_empty();
         let done: Vec<_> = self.questions.extract_if(.., done).collect();
-        for (conn, Question { job_id, epoch, block, asked, bits, left, .. }) in done {
+        for (conn, Question { job_id, epoch, block, of, asked, bits, left, .. }) in done {
             self.tell_missing(conn, block, bits);
             // Another epoch has other blocks, and its members have said nothing of these.
             let Some(life) = self.jobs.get(&job_id).map(|job| &job.life) else { continue };
@@ -95,7 +95,7 @@ impl Jobs {
             if since == 0 {
                 self.keep_waiting(conn, bits, asked);
             } else {
-                self.missing(conn, job_id, (block, None));
+                self.missing(conn, job_id, (block, of));
             }
         }
     }

@@ -53,7 +53,7 @@ impl Jobs {
             }
             job => {
                 if job.is_some_and(|job| !job.life.trunk.tree.is_single()) {
-                    self.ask_tree(conn, job_id, block);
+                    self.ask_tree(conn, job_id, (block, of));
                 }
                 let of = of.unwrap_or(u64::MAX);
                 self.effects.push_back(Effect::Missing { conn, job_id, block, of });
