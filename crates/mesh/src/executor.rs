@@ -232,9 +232,24 @@ impl<'a> Run<'a> {
     /// Takes what has come from a rank, up to a piece; whether that was anything.
     fn receive_from(&mut self, rank: usize) -> Result<bool, Error> {
         let call = self.work.call;
+        let expected =
+            self.waiting[rank].front().map(|index| (*index, &self.work.schedule.receives[*index]));
         let Some(link) = &mut self.links[rank] else { return Ok(false) };
-        let (theirs, offset, len) = match link.next_header(call.sequence)? {
-            Some(Header::Data { call, offset, len }) => (call, offset, len),
+        // The beginning of the message that is expected goes where it belongs.
+        let place = match expected.filter(|(_, receive)| receive.after <= self.prefix) {
+            None => &mut [],
+            Some((_, receive)) => {
+                let range = bytes(&receive.range, self.work.size);
+                let place = match receive.effect {
+                    Effect::Replace => &mut self.work.data[range],
+                    _ => &mut self.scratch[..range.len().min(PIECE)],
+                };
+                let len = place.len().min(PIECE);
+                &mut place[..len]
+            }
+        };
+        let (theirs, offset, len, fresh) = match link.next_header(call.sequence, place)? {
+            Some((Header::Data { call, offset, len }, fresh)) => (call, offset, len, fresh),
             _ => return self.nothing_came(rank).map(|()| false),
         };
         if theirs.sequence > call.sequence {
@@ -245,8 +260,6 @@ impl<'a> Run<'a> {
                 Err(self.mismatch(rank as u16, theirs))
             };
         }
-        let expected =
-            self.waiting[rank].front().map(|index| (*index, &self.work.schedule.receives[*index]));
         let Some((index, receive)) = expected.filter(|(_, receive)| {
             let range = bytes(&receive.range, self.work.size);
             theirs == call && offset == range.start as u64 && len == range.len() as u64
@@ -258,8 +271,8 @@ impl<'a> Run<'a> {
         }
         let range = bytes(&receive.range, self.work.size);
         let moved = match receive.effect {
-            Effect::Replace => self.place(rank, &range),
-            effect => self.reduce(rank, &range, effect),
+            Effect::Replace => self.place(rank, &range, fresh),
+            effect => self.reduce(rank, &range, effect, fresh),
         };
         if self.placed[rank] == range.len() {
             self.ends(rank, index);
@@ -288,11 +301,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reads into the vector.
-    fn place(&mut self, rank: usize, range: &Range<usize>) -> bool {
+    /// Reads into the vector, unless `fresh` bytes came with the header.
+    fn place(&mut self, rank: usize, range: &Range<usize>, fresh: usize) -> bool {
         let Some(link) = &mut self.links[rank] else { return false };
         let place = &mut self.work.data[range.clone()][self.placed[rank]..];
         let bytes = match place.len() {
+            _ if fresh > 0 => fresh,
             0..=PIECE => link.read_last(place),
             _ => link.read(&mut place[..PIECE]),
         };
@@ -300,18 +314,23 @@ impl<'a> Run<'a> {
         bytes > 0
     }
 
-    /// Reads beside the vector, and reduces what whole elements there are.
-    fn reduce(&mut self, rank: usize, range: &Range<usize>, effect: Effect) -> bool {
+    /// Reads beside the vector, unless `fresh` bytes came with the header, and reduces what whole
+    /// elements there are.
+    fn reduce(&mut self, rank: usize, range: &Range<usize>, effect: Effect, fresh: usize) -> bool {
         let Some(Arithmetic { combine, finish }) = self.work.arithmetic else { return false };
         let world = self.links.len() as u16;
         let Some(link) = &mut self.links[rank] else { return false };
         let partial = &mut self.partial[rank];
         let held = partial.len();
-        self.scratch[..held].copy_from_slice(partial);
         let left = range.len() - self.placed[rank];
-        let bytes = match left {
-            0..=PIECE => link.read_last(&mut self.scratch[held..left]),
-            _ => link.read(&mut self.scratch[held..PIECE]),
+        let bytes = if fresh > 0 {
+            fresh
+        } else {
+            self.scratch[..held].copy_from_slice(partial);
+            match left {
+                0..=PIECE => link.read_last(&mut self.scratch[held..left]),
+                _ => link.read(&mut self.scratch[held..PIECE]),
+            }
         };
         if bytes == 0 {
             return false;
@@ -411,7 +430,9 @@ impl<'a> Run<'a> {
             let mut can_speak = false;
             for link in self.links.iter_mut().flatten() {
                 let in_payload = matches!(link.current, Some(Header::Data { .. }));
-                if !in_payload && let Err(stopped) = link.next_header(self.work.call.sequence) {
+                if !in_payload
+                    && let Err(stopped) = link.next_header(self.work.call.sequence, &mut [])
+                {
                     return Some(stopped);
                 }
                 can_speak |= link.ended.is_none();

@@ -59,7 +59,7 @@ impl Link {
     fn take_or_receive(&mut self, place: &mut [u8], ahead: bool) -> usize {
         let taken = self.take(place);
         let rest = &mut place[taken..];
-        if rest.is_empty() { taken } else { taken + self.receive(rest, ahead) }
+        if rest.is_empty() { taken } else { taken + self.receive(0, rest, ahead) }
     }
 
     /// A header, at least, waits to be looked at.
@@ -78,7 +78,7 @@ impl Link {
     fn gather(&mut self, bytes: usize) -> bool {
         while self.ahead.len() < bytes {
             let before = self.ahead.len();
-            self.receive(&mut [], true);
+            self.receive(0, &mut [], true);
             if self.ahead.len() == before {
                 return false;
             }
@@ -86,19 +86,25 @@ impl Link {
         true
     }
 
-    /// Reads once; how many bytes are in their place. With `ahead` what follows them comes along.
-    fn receive(&mut self, place: &mut [u8], ahead: bool) -> usize {
-        let room = place.len();
+    /// Reads once: first what is missing of `front` bytes in the buffer, then into `place`; how many
+    /// bytes are in it. With `ahead` what follows them comes along.
+    fn receive(&mut self, front: usize, place: &mut [u8], ahead: bool) -> usize {
         self.buffer.copy_within(self.ahead.clone(), 0);
         self.ahead = 0..self.ahead.len();
-        let free = if ahead { &mut self.buffer[self.ahead.end..] } else { &mut [] };
-        let slices = &mut [IoSliceMut::new(place), IoSliceMut::new(free)];
+        let (head, tail) =
+            self.buffer[self.ahead.end..].split_at_mut(front.saturating_sub(self.ahead.len()));
+        let tail = if ahead { tail } else { &mut [] };
+        let (missing, room) = (head.len(), place.len());
+        let mut slices = [head, place, tail].map(IoSliceMut::new);
+        // An empty piece costs the kernel a walk.
+        let first = slices.iter().take_while(|slice| slice.is_empty()).count();
         while self.ended.is_none() {
-            match self.stream.read_vectored(if room == 0 { &mut slices[1..] } else { slices }) {
+            match self.stream.read_vectored(&mut slices[first..]) {
                 Ok(0) => self.ended = Some("its connection was closed".into()),
                 Ok(bytes) => {
-                    self.ahead.end += bytes.saturating_sub(room);
-                    return bytes.min(room);
+                    let placed = bytes.saturating_sub(missing).min(room);
+                    self.ahead.end += bytes - placed;
+                    return placed;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -109,12 +115,21 @@ impl Link {
     }
 
     /// The header of the next message, if it is here; `current` has it until the message is done.
+    /// If it had to be read, what follows it went into `place`: that many bytes.
     ///
     /// # Errors
     /// Bytes that are not a header; a notice that the other rank gave up.
-    pub(crate) fn next_header(&mut self, call: u64) -> Result<Option<Header>, Error> {
+    pub(crate) fn next_header(
+        &mut self,
+        call: u64,
+        place: &mut [u8],
+    ) -> Result<Option<(Header, usize)>, Error> {
+        let mut placed = 0;
         if self.current.is_none() {
-            if !self.gather(HEADER_LEN) {
+            if self.ahead.len() < HEADER_LEN {
+                placed = self.receive(HEADER_LEN, place, true);
+            }
+            if self.ahead.len() < HEADER_LEN {
                 return Ok(None);
             }
             let mut header = [0; HEADER_LEN];
@@ -126,6 +141,8 @@ impl Link {
             }
         }
         if let Some(Header::Stop { by, culprit, len }) = self.current {
+            // A notice's text is no payload.
+            self.put_back(&place[..placed]);
             if !self.gather(len) {
                 return Ok(None);
             }
@@ -133,7 +150,15 @@ impl Link {
             let reason = String::from_utf8_lossy(text).into_owned();
             return Err(Error::Stopped { by, culprit, reason });
         }
-        Ok(self.current)
+        Ok(self.current.map(|header| (header, placed)))
+    }
+
+    /// Bytes that come before those that nobody has taken; as many as the buffer has room for.
+    fn put_back(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(BUFFER - self.ahead.len())];
+        self.buffer.copy_within(self.ahead.clone(), bytes.len());
+        self.buffer[..bytes.len()].copy_from_slice(bytes);
+        self.ahead = 0..bytes.len() + self.ahead.len();
     }
 
     /// The message whose header this was is done.
