@@ -93,7 +93,7 @@ pub fn run(
 ) -> Summary {
     let watchdog = Watchdog::start(target.name);
     let mut random = Random::new(plan.seed);
-    let mutator = Mutator { text: target.text, tokens: target.tokens };
+    let mutator = Mutator { text: target.text, tokens: target.tokens.lines().collect() };
     let mut pool = corpus.to_vec();
     let mut seen = BTreeSet::new();
     let mut summary = Summary { features: vec![0; target.features.len()], ..Summary::default() };
@@ -275,9 +275,8 @@ mod tests {
         about: "",
         run: picky,
         text: false,
-        tokens: &[],
+        tokens: "",
         features: &["one", "two"],
-        unavailable: || None,
     };
 
     const PLAN: Plan = Plan { inputs: 1_000_000, seed: 1, time: None };
