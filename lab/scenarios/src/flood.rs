@@ -13,9 +13,9 @@ use xdp_agg_common::maps::{JobCounters, Reject};
 use xdp_agg_testbed::flood::{Attacker, Flood, Rude, Secret, pin_to_cpu};
 use xdp_agg_testbed::steady::input;
 
-use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
-use super::row::write_json;
-use super::setting::{Loss, Rate, parse_bytes};
+use super::files::write_json;
+use super::lab::{Daemon, Lab, Plan, Privilege};
+use super::setting::{Rate, parse_bytes};
 use xdp_agg_report::quantile;
 
 /// Scale, seed and limits of the calls.
@@ -115,17 +115,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         None
     };
     // Two more hosts are the rude job's.
-    let plan = Plan {
-        workers: args.workers + 2,
-        rate: args.rate,
-        mtu: 1500,
-        loss: Loss { ppm: 0 },
-        mode: ResultMode::Ports,
-        engine: Engine::Xdp,
-        privilege,
-        offloads: true,
-    };
-    let lab = Lab::build(plan)?;
+    let lab = Lab::build(Plan::new(args.workers + 2, args.rate, privilege))?;
     let attacker = Attacker::connect(lab.topology().aggregator())?;
     let mut extra = vec!["--interface".to_owned(), Attacker::INTERFACE.to_owned()];
     if let Some(rate) = args.job_packet_rate {
