@@ -16,8 +16,6 @@ use crate::process::Process;
 use crate::programs::program;
 use crate::topology::Topology;
 
-/// Longest time for a daemon to get ready.
-const READY: Duration = Duration::from_secs(30);
 /// What a file says of links without a cap.
 const UNCAPPED: u32 = 10;
 
@@ -88,8 +86,7 @@ impl Fabric {
             }
         }
         command.args(extra);
-        let daemon = Process::spawn(format!("the daemon at {spot:?}"), command)?;
-        daemon.wait_line("its readiness", READY, |line| line.starts_with("ready "))?;
+        let daemon = Process::serve(format!("the daemon at {spot:?}"), command)?;
         self.daemons.insert(spot, daemon);
         Ok(())
     }
@@ -100,9 +97,6 @@ impl Fabric {
     }
 
     /// Processor time that all daemons have used until now.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn cpu_time(&self) -> Result<Duration, Error> {
         self.daemons.values().map(Process::cpu_time).sum()
     }
@@ -153,9 +147,6 @@ impl Fabric {
     }
 
     /// The same as a file in this directory.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn write_plan(&self, directory: &Path, strategy: Strategy) -> Result<PathBuf, Error> {
         let path = directory.join(format!("{strategy}.toml"));
         fs::write(&path, self.plan(strategy).to_toml())
@@ -164,9 +155,6 @@ impl Fabric {
     }
 
     /// A worker's process: a program in its namespace, with the environment of a rank.
-    ///
-    /// # Errors
-    /// No such program.
     pub fn worker(&self, name: &str, rank: u16, plan: &Path) -> Result<Command, Error> {
         let mut command = self.topology.worker(rank.into()).command(program(name)?);
         command

@@ -75,9 +75,6 @@ pub struct IcmpStorm {
 
 impl IcmpStorm {
     /// Starts one on this host, with a pause after each burst of 32 messages.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn start(host: &Namespace, lies: &[Lie], pause: Duration) -> Result<Self, Error> {
         let open = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4));
         let socket = host.run(open)?.map_err(Error::os("opening a raw socket"))?;

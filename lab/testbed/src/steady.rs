@@ -242,9 +242,6 @@ pub struct Steady {
 
 impl Steady {
     /// Starts one. The command is the program in its namespace, with the environment of a worker.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn spawn(name: &str, mut command: Command, work: &Work) -> Result<Self, Error> {
         work.add_to(&mut command);
         let said: Arc<(Mutex<Said>, Condvar)> = Arc::default();
@@ -320,9 +317,6 @@ impl Steady {
     }
 
     /// Kills it.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn kill(self) -> Result<Finished, Error> {
         self.process.kill()
     }

@@ -368,9 +368,6 @@ impl Topology {
     }
 
     /// The same against any rate.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn meter_against(&self, shape: Shape) -> Result<LinkMeter<'_>, Error> {
         LinkMeter::start(self, Some(shape))
     }

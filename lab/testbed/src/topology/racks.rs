@@ -101,9 +101,6 @@ impl Topology {
     }
 
     /// What a rack's end of its link to the middle has carried.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn rack_counters(&self, rack: usize) -> Result<InterfaceCounters, Error> {
         counters_of(&self.link(self.rack_link(rack))?.host)
     }
