@@ -98,9 +98,6 @@ impl Server {
     }
 
     /// Where workers connect; with the port that the system chose.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn local_addr(&self) -> Result<SocketAddr, Error> {
         let what = "asking for the server's address";
         self.listener.local_addr().map_err(|source| Error::System { what, source })
