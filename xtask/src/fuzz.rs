@@ -5,18 +5,10 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::setup;
 use crate::shell::{cargo, run, step, target};
+use crate::{Passed, setup};
 
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Args {
-    /// Handed on to the fuzzer; `--help` prints what it takes.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-pub(crate) fn main(args: &Args) -> Result<()> {
+pub(crate) fn main(args: &Passed) -> Result<()> {
     setup::ensure_base()?;
     step("building xdp-agg-fuzz", || {
         let package = ["--package", "xdp-agg-fuzz-kernel", "--bins"];

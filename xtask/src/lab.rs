@@ -8,22 +8,14 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::shell::{cargo, run, target};
-use crate::{build, python, setup};
+use crate::{Passed, build, python, setup};
 
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Args {
-    /// Handed on to xdp-agg-lab or xdp-agg-flowsim; `--help` prints what it takes.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-pub(crate) fn demo(args: &Args) -> Result<()> {
+pub(crate) fn demo(args: &Passed) -> Result<()> {
     let torch = args.arguments.iter().any(|argument| argument == "--torch");
     lab("demo", args, (false, torch))
 }
 
-pub(crate) fn bench(args: &Args) -> Result<()> {
+pub(crate) fn bench(args: &Passed) -> Result<()> {
     // These are simulated, and need neither a test network nor the programs.
     if let Some(command @ ("figures" | "simulate")) = args.arguments.first().map(String::as_str) {
         return flowsim(command, &args.arguments[1..]);
@@ -39,7 +31,7 @@ fn flowsim(command: &str, arguments: &[String]) -> Result<()> {
 }
 
 /// `torch`: what is run trains with PyTorch.
-fn lab(command: &str, args: &Args, (release, torch): (bool, bool)) -> Result<()> {
+fn lab(command: &str, args: &Passed, (release, torch): (bool, bool)) -> Result<()> {
     setup::ensure_base()?;
     let program = target().join(if release { "release" } else { "debug" }).join("xdp-agg-lab");
     let mut lab = Command::new(program);

@@ -5,18 +5,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::setup;
 use crate::shell::{cargo, run, target};
+use crate::{Passed, setup};
 
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Args {
-    /// Handed on to xdp-agg-simulator; `--help` prints what it takes.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-pub(crate) fn main(args: &Args) -> Result<()> {
+pub(crate) fn main(args: &Passed) -> Result<()> {
     setup::ensure_base()?;
     run(cargo().args(["build", "--quiet", "--package", "xdp-agg-simulator", "--profile", "sim"]))?;
     let mut command = Command::new(target().join("sim/xdp-agg-simulator"));
