@@ -78,9 +78,8 @@ impl Atp {
     }
 
     /// What sums in the network.
-    #[must_use]
-    pub const fn communicator(&self) -> &Communicator {
-        &self.communicator
+    pub fn engine(&self) -> String {
+        self.communicator.engine()
     }
 }
 

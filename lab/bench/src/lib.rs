@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 /// What a program ends with.
-pub const EXIT_CODES: &str = "\
+const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  failed or refused; the message says what was wrong, what was expected and what to do
