@@ -162,29 +162,7 @@ mod tests {
 
     #[test]
     fn markdown_is_as_written_here() {
-        let expected = "\
-# Passing
-
-```
-xdp-agg-lab bench passing
-```
-
-| fact | value |
-|---|---|
-| processor | A <fast> one |
-| processors | 2 |
-
-## Rows
-
-Two of them.
-
-| system | time |
-|---|---|
-| a\\|b | 1 & 2 |
-
-![Time](x.svg)
-";
-        assert_eq!(report().markdown(), expected);
+        assert_eq!(report().markdown(), include_str!("expected.txt"));
     }
 
     #[test]
