@@ -109,9 +109,6 @@ impl Exchange {
 
     /// Leaves rank 0's weights at all ranks. An aggregator sends them, and other ranks throw away
     /// what they have. Elsewhere all have them from the same seed.
-    ///
-    /// # Errors
-    /// Those of the broadcast.
     pub fn share(&mut self, weights: &mut [f32]) -> Result<(), BoxError> {
         if let Self::Aggregator(communicator) = self {
             if communicator.rank() != 0 {
@@ -125,9 +122,6 @@ impl Exchange {
 
     /// Leaves in the first vector the average over all parts. `vectors` are those of
     /// [`Self::own_parts`].
-    ///
-    /// # Errors
-    /// Those of the all-reduce.
     pub fn average(&mut self, vectors: &mut [Vec<f32>]) -> Result<(), BoxError> {
         match self {
             Self::Single => Ok(()),

@@ -86,9 +86,6 @@ pub struct RecordError {
 
 impl Record {
     /// Writes it as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
         let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
         let fail = |source| RecordError { doing: "write", path: path.into(), source };

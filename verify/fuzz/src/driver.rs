@@ -66,9 +66,6 @@ pub struct Failure {
 }
 
 /// The inputs of a directory, in order of their names; none if there is no such directory.
-///
-/// # Errors
-/// The system's.
 pub fn corpus(directory: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let listing = match fs::read_dir(directory) {
         Ok(listing) => listing,
@@ -136,9 +133,6 @@ pub fn run(
 }
 
 /// Runs a target on one input. The error is what a panic said, or that it was slow.
-///
-/// # Errors
-/// The target failed.
 pub fn attempt(target: &Target, input: &[u8]) -> Result<Outcome, String> {
     quiet_panics();
     let start = Instant::now();
