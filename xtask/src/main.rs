@@ -7,12 +7,10 @@ mod build;
 mod build_ebpf;
 mod ci;
 mod disasm;
-mod fuzz;
 mod lab;
 mod python;
 mod setup;
 mod shell;
-mod sim;
 mod test;
 mod tidy;
 mod toolchain;
@@ -77,8 +75,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => lab::bench(&args),
         Command::Python(args) => python::main(&args),
         Command::Wheel(args) => python::wheel(&args),
-        Command::Sim(args) => sim::main(&args),
-        Command::Fuzz(args) => fuzz::main(&args),
+        Command::Sim(args) => lab::sim(&args),
+        Command::Fuzz(args) => lab::fuzz(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };
