@@ -67,7 +67,8 @@ impl Outbox {
         IoSlice::advance_slices(&mut rest, self.at);
         let Some(written) = socket::write(stream, rest)? else { return Ok(false) };
         self.at += written;
-        while let Some(frame) = self.frames.pop_front_if(|frame| self.at >= frame.len()) {
+        while self.frames.front().is_some_and(|frame| self.at >= frame.len()) {
+            let Some(frame) = self.frames.pop_front() else { break };
             self.at -= frame.len();
             left(frame);
         }
