@@ -1,5 +1,6 @@
 //! Sums of floats: summed as floats within a host, then scaled, rounded and biased into lanes.
 
+use std::marker::PhantomData;
 use std::ops::Add;
 
 use half::{bf16, f16};
@@ -12,6 +13,7 @@ use crate::element::Encoded;
 use crate::element::sealed;
 use crate::format::Format;
 use crate::scale::{LaneBias, Scale};
+use crate::simd::{Kernel, Path};
 use crate::types::ElementType;
 use crate::types::{LaneWidth, Op};
 
@@ -183,6 +185,36 @@ where
     if fits { Encoded::default() } else { encode_with_care::<T, L>(sources, to, &scale, bias) }
 }
 
+struct Decode<'a, T, L> {
+    from: &'a [u8],
+    to: &'a mut [T],
+    scale: Scale,
+    biases: u64,
+    lane: PhantomData<L>,
+}
+
+impl<T, L> Kernel for Decode<'_, T, L>
+where
+    T: Float<Sum: Quantize<L>>,
+    L: Lane,
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<P: Path>(self) {
+        let Self { from, to, scale, biases, .. } = self;
+        match scale.down_f32() {
+            // 16-bit floats would be rounded twice.
+            Some(down) if T::TYPE == ElementType::F32 => decode_lanes::<T, L>(from, to, |lane| {
+                T::from_sum(T::Sum::short_value(lane, biases, down))
+            }),
+            _ => decode_lanes::<T, L>(from, to, |lane| {
+                T::narrow(T::Sum::value(lane, biases, &scale))
+            }),
+        }
+    }
+}
+
 fn decode<T, L>(
     format: &Format,
     key: u16,
@@ -195,18 +227,8 @@ fn decode<T, L>(
 {
     let scale = format.result_scale(key, processes);
     let biases = format.bias().bias.wrapping_mul(u64::from(contributors));
-    format.simd().plain(
-        #[inline(always)]
-        move || match scale.down_f32() {
-            // 16-bit floats would be rounded twice.
-            Some(down) if T::TYPE == ElementType::F32 => decode_lanes::<T, L>(from, to, |lane| {
-                T::from_sum(T::Sum::short_value(lane, biases, down))
-            }),
-            _ => decode_lanes::<T, L>(from, to, |lane| {
-                T::narrow(T::Sum::value(lane, biases, &scale))
-            }),
-        },
-    );
+    let lane = PhantomData;
+    format.simd().run(Decode::<T, L> { from, to, scale, biases, lane });
 }
 
 fn reduce<T: Float>(format: &Format, sources: &[&[T]], to: &mut [T]) {
@@ -215,7 +237,7 @@ fn reduce<T: Float>(format: &Format, sources: &[&[T]], to: &mut [T]) {
         #[inline(always)]
         move || match divisor {
             None => zip_map(sources, to, T::ZERO, T::widen, T::Sum::add, T::from_sum),
-            Some(divisor) => zip_map(sources, to, T::ZERO, T::widen, T::Sum::add, |sum| {
+            Some(divisor) => zip_map(sources, to, T::ZERO, T::widen, T::Sum::add, move |sum| {
                 let finite = sum.magnitude() < T::Sum::INFINITE;
                 let mean = T::narrow(sum.into() / divisor);
                 if finite { mean } else { T::from_sum(sum) }

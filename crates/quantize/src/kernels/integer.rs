@@ -26,7 +26,7 @@ macro_rules! kernels {
                     move || {
                         let lanes = <Self as Ordered>::Key::split_mut(to);
                         let (used, rest) = lanes.split_at_mut(sources[0].len());
-                        let lane = |sum: Self| sum.to_lane(bias).to_bytes();
+                        let lane = move |sum: Self| sum.to_lane(bias).to_bytes();
                         zip_map(sources, used, 0, |x| x, Integer::add, lane);
                         rest.fill(lane(0));
                     },
@@ -41,12 +41,12 @@ macro_rules! kernels {
                 }
                 let biases = format.bias().bias.wrapping_mul(u64::from(contributors));
                 let divisor = if format.op() == Op::Average { processes.max(1) } else { 1 };
-                let sum = |lane| Self::from_lane(lane, biases);
+                let sum = move |lane| Self::from_lane(lane, biases);
                 format.simd().plain(
                     #[inline(always)]
                     move || match divisor {
                         1 => decode_lanes(from, to, sum),
-                        _ => decode_lanes(from, to, |lane| sum(lane).divide(divisor)),
+                        _ => decode_lanes(from, to, move |lane| sum(lane).divide(divisor)),
                     },
                 );
             }
@@ -61,7 +61,7 @@ macro_rules! kernels {
                     #[inline(always)]
                     move || match divisor {
                         1 => zip_map(sources, to, 0, |x| x, Integer::add, |sum| sum),
-                        _ => zip_map(sources, to, 0, |x| x, Integer::add, |x| x.divide(divisor)),
+                        _ => zip_map(sources, to, 0, |x| x, Integer::add, move |x| x.divide(divisor)),
                     },
                 );
             }
