@@ -6,8 +6,8 @@ use super::*;
 fn a_job_lives_from_join_to_leave() {
     let mut world = World::new();
     let small = world.connect();
-    let wish = Join { max_chunks: 7, ..wish("train", 0, 2) };
-    assert_eq!(world.say(small, Request::Join(wish)), []);
+    let few = Join { max_chunks: 7, ..wish("train", 0, 2) };
+    assert_eq!(world.say(small, Request::Join(few)), []);
     let (other, heard) = world.come(wish("train", 1, 2));
     let [
         Reply::Admitted(Admitted {

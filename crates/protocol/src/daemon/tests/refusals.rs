@@ -35,14 +35,14 @@ fn wrong_joins_say_what_is_expected() {
     // None of that harmed the job.
     let second = world.connect();
     assert!(matches!(world.say(second, join("train", 1, 2))[..], [Reply::Admitted(_)]));
-    let (third, heard) = world.come(wish("train", 1, 2));
+    let (_, heard) = world.come(wish("train", 1, 2));
     assert_eq!(refused(&heard, &["taken"]), ErrorCode::RankTaken);
 }
 
 #[test]
 fn two_addresses_of_the_aggregator_are_refused() {
     let mut world = World::new();
-    let (first, _) = world.come(wish("train", 0, 2));
+    world.come(wish("train", 0, 2));
     let conn = ConnId(99);
     world.jobs.handle_connected(conn, Peer { local: Some(Ipv4Addr::LOCALHOST), ..PEER });
     world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });

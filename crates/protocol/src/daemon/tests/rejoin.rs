@@ -141,7 +141,7 @@ fn members_that_leave_on_the_way_leave_the_job_to_the_joiner() {
     assert_eq!(world.phase("train"), "forming");
     assert_eq!(world.hear(joiner), []);
     for rank in [0, 2] {
-        let (conn, _) = world.come(Join { policy: SHRINK, ..wish("train", rank, 3) });
+        world.come(Join { policy: SHRINK, ..wish("train", rank, 3) });
     }
     let first = admitted(&world.hear(joiner));
     assert_eq!((first.members, first.plan), (0b111, None));
@@ -161,7 +161,7 @@ fn who_cannot_join_is_told_why() {
         assert_eq!(refused(&world.say(conn, Request::Join(join)), words), code);
     }
     let (first, _) = world.come(again());
-    let (second, heard) = world.come(Join { data_port: 5002, ..again() });
+    let (_, heard) = world.come(Join { data_port: 5002, ..again() });
     assert_eq!(refused(&heard, &["taken", "5001"]), ErrorCode::RankTaken);
     let heard = world.say(first, Request::Ready);
     assert_eq!(refused(&heard, &["before Admitted"]), ErrorCode::Protocol);

@@ -195,7 +195,7 @@ fn impossible_trees_and_different_ones_are_refused() {
     assert_eq!(refused(&heard, &["tree", "cycle", "topology"]), ErrorCode::Invalid);
     let tree = Tree { branches: vec![branch(1, None, &[1])] };
     assert!(world.say(conn, Request::Join(Join { tree, ..wish("odd", 0, 2) })).is_empty());
-    let (other, heard) = world.come(wish("odd", 1, 2));
+    let (_, heard) = world.come(wish("odd", 1, 2));
     assert_eq!(refused(&heard, &["another tree", "XDP_AGG_TOPOLOGY"]), ErrorCode::Invalid);
 }
 
