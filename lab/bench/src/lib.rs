@@ -26,7 +26,6 @@ const WRONG_USAGE: u8 = 2;
 struct WrongConfig(String);
 
 /// How a program ends: what went wrong is said behind its name.
-#[must_use]
 pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
         // If not even this can be written, the exit code says enough.

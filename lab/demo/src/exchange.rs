@@ -64,7 +64,6 @@ impl Emulated {
 
 impl Exchange {
     /// The name in tables and records.
-    #[must_use]
     pub fn system(&self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -75,7 +74,6 @@ impl Exchange {
     }
 
     /// This process' rank.
-    #[must_use]
     pub fn rank(&self) -> u16 {
         match self {
             Self::Single | Self::Emulated(_) => 0,
@@ -85,7 +83,6 @@ impl Exchange {
     }
 
     /// Parts that a batch is divided into.
-    #[must_use]
     pub fn parts(&self) -> usize {
         usize::from(match self {
             Self::Single => 1,
@@ -96,7 +93,6 @@ impl Exchange {
     }
 
     /// The parts whose gradients this process computes.
-    #[must_use]
     pub fn own_parts(&self) -> std::ops::Range<usize> {
         match self {
             Self::Single | Self::Emulated(_) => 0..self.parts(),
@@ -138,7 +134,6 @@ impl Exchange {
 
     /// Elements of this process that did not fit the fixed-point numbers; None without such
     /// numbers.
-    #[must_use]
     pub fn saturated(&self) -> Option<u64> {
         match self {
             Self::Single | Self::Ring(_) => None,
@@ -148,7 +143,6 @@ impl Exchange {
     }
 
     /// What sums, where an aggregator does.
-    #[must_use]
     pub fn engine(&self) -> Option<String> {
         match self {
             Self::Aggregator(communicator) => Some(communicator.engine()),
@@ -157,7 +151,6 @@ impl Exchange {
     }
 
     /// The communicator's counters, where there is one.
-    #[must_use]
     pub fn counters(&self) -> Option<serde_json::Value> {
         match self {
             Self::Aggregator(communicator) => serde_json::to_value(communicator.counters()).ok(),

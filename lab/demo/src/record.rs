@@ -104,7 +104,6 @@ impl Record {
 }
 
 /// A digest of the bits of `values` (64-bit FNV-1a of their little-endian bytes).
-#[must_use]
 pub fn digest(values: &[f32]) -> String {
     let mut state = FnvHasher::default();
     values.iter().for_each(|value| state.write(&value.to_le_bytes()));

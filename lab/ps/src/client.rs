@@ -65,7 +65,6 @@ pub struct Options {
 
 impl Options {
     /// A worker with a deadline of 30 s, blocks of [`DEFAULT_BLOCK`] and a queue of 1 MiB a server.
-    #[must_use]
     pub fn new(job: impl Into<String>, rank: u16, world: u16) -> Self {
         let (job, deadline) = (job.into(), Duration::from_secs(30));
         Self { job, rank, world, deadline, block: DEFAULT_BLOCK, queue: 1 << 20 }
@@ -155,13 +154,11 @@ impl PsClient {
     }
 
     /// This worker's rank.
-    #[must_use]
     pub const fn rank(&self) -> u16 {
         self.options.rank
     }
 
     /// Number of workers.
-    #[must_use]
     pub const fn world(&self) -> u16 {
         self.options.world
     }

@@ -43,7 +43,6 @@ pub struct ServeOptions {
 
 impl ServeOptions {
     /// The defaults: 64 jobs, 4 MiB a worker, 60 s to join.
-    #[must_use]
     pub const fn new(listen: SocketAddr) -> Self {
         Self { listen, jobs_max: 64, window: 4 << 20, join_within: Duration::from_secs(60) }
     }
@@ -104,7 +103,6 @@ impl Server {
     }
 
     /// What stops [`Self::run`].
-    #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }

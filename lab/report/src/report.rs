@@ -31,7 +31,6 @@ enum Part {
 
 impl Report {
     /// A report that begins with its command and with what it was made on.
-    #[must_use]
     pub fn new(title: impl Into<String>, command: &str, facts: Vec<[String; 2]>) -> Self {
         let mut report = Self { title: title.into(), parts: Vec::new() };
         report.code(command);

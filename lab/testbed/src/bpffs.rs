@@ -29,7 +29,6 @@ impl BpfFs {
     }
 
     /// What the daemon is to be told.
-    #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let pins = self.0.join("data-path").to_string_lossy().into_owned();
         // A file system of BPF holds no files.

@@ -38,13 +38,11 @@ pub struct Fabric {
 
 impl Fabric {
     /// A network without daemons.
-    #[must_use]
     pub fn new(topology: Topology) -> Self {
         Self { topology, daemons: BTreeMap::new() }
     }
 
     /// The namespace of a place.
-    #[must_use]
     pub fn namespace(&self, spot: Spot) -> &Namespace {
         match spot {
             Spot::Rack(rack) => self.topology.rack(rack),
@@ -53,7 +51,6 @@ impl Fabric {
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self, spot: Spot) -> Ipv4Addr {
         match spot {
             Spot::Rack(rack) => self.topology.rack_addr(rack),
@@ -62,7 +59,6 @@ impl Fabric {
     }
 
     /// Where a daemon there listens.
-    #[must_use]
     pub fn control(&self, spot: Spot) -> SocketAddrV4 {
         SocketAddrV4::new(self.address(spot), CONTROL_PORT)
     }
@@ -107,7 +103,6 @@ impl Fabric {
     }
 
     /// The network as a topology file has it, with the daemons that run.
-    #[must_use]
     pub fn plan(&self, strategy: Strategy) -> Plan {
         let topology = &self.topology;
         let rate = |bits: Option<u64>| bits.and_then(Rate::from_bits);

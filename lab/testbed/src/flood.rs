@@ -208,7 +208,6 @@ impl Flood {
     }
 
     /// Ends it; how many messages it sent in what time.
-    #[must_use]
     pub fn stop(mut self) -> (u64, Duration) {
         (self.end(), self.start.elapsed())
     }
@@ -342,13 +341,11 @@ impl Rude {
     }
 
     /// Where it was told to send to.
-    #[must_use]
     pub fn told(&self) -> Option<SocketAddrV4> {
         self.admitted.as_ref().map(|admitted| admitted.data)
     }
 
     /// Its contribution to a block, as it would send it: lanes full of ones.
-    #[must_use]
     pub fn contribution(&self, block: u64) -> Vec<u8> {
         self.packet(Kind::Contribution, block)
     }

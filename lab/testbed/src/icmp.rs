@@ -18,7 +18,6 @@ const BURST: usize = 32;
 
 /// Every code of destination unreachable, time exceeded and parameter problem (RFC 792, 1122,
 /// 1191, 1812).
-#[must_use]
 pub fn all_kinds() -> Vec<(u8, u8)> {
     let codes = |kind, last: u8| (0..=last).map(move |code| (kind, code));
     codes(3, 15).chain(codes(11, 1)).chain(codes(12, 2)).collect()
@@ -99,7 +98,6 @@ impl IcmpStorm {
     }
 
     /// How many messages it has sent.
-    #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }

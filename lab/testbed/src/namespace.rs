@@ -70,13 +70,11 @@ impl Namespace {
     }
 
     /// What this namespace is called in messages.
-    #[must_use]
     pub fn label(&self) -> &str {
         &self.0.label
     }
 
     /// True if this is a handle on the same namespace.
-    #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -183,7 +181,6 @@ impl Namespace {
     }
 
     /// The command line that opens a shell in this namespace as long as this process lives.
-    #[must_use]
     pub fn nsenter(&self) -> String {
         format!("nsenter --net=/proc/{}/fd/{}", std::process::id(), self.as_fd().as_raw_fd())
     }
@@ -207,7 +204,6 @@ fn on_a_thread<T: Send>(label: &str, work: impl FnOnce() -> T + Send) -> Result<
 }
 
 /// True where this process may make namespaces as it is.
-#[must_use]
 pub fn is_root() -> bool {
     geteuid().is_root()
 }

@@ -135,13 +135,11 @@ impl Process {
     }
 
     /// What this child is called.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -248,19 +246,16 @@ impl Process {
     }
 
     /// What it has written to its standard output until now.
-    #[must_use]
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
     /// What it has written to its standard error until now.
-    #[must_use]
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
 
     /// The end of what it has said, for an error; empty if it has said nothing.
-    #[must_use]
     pub fn last_words(&self) -> String {
         said(&last(&self.stdout()), &last(&self.stderr()))
     }

@@ -22,7 +22,6 @@ pub use random::Random;
 use std::path::{Path, PathBuf};
 
 /// Where a directory of this crate is: the corpus, and the finds.
-#[must_use]
 pub fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }

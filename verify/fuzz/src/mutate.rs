@@ -67,7 +67,6 @@ pub struct Mutator {
 
 impl Mutator {
     /// A new input from one of these.
-    #[must_use]
     pub fn make(&self, random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut input = random.pick(corpus).cloned().unwrap_or_default();
         // Mostly few changes: many leave nothing of what made the old input reach far.

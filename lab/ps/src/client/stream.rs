@@ -89,7 +89,6 @@ impl PsClient {
     }
 
     /// Pushed pieces whose sums have not been taken in.
-    #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.expected.iter().map(|expected| expected.headers.len() as u64).sum()
     }

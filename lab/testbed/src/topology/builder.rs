@@ -10,7 +10,6 @@ use crate::wire::Faults;
 
 impl Topology {
     /// Starts to describe a network of two workers, MTU 1500, without a rate.
-    #[must_use]
     pub fn builder() -> Builder {
         Builder {
             workers: 2,

@@ -28,7 +28,6 @@ pub const ALL: [Target; 7] = [
 ];
 
 /// A header of this kind in a job's epoch, of what is added.
-#[must_use]
 pub const fn header(kind: Kind, conf: &JobConf, (job, rank): (u16, u16), block: u64) -> Header {
     let JobConf { cookie, epoch, .. } = *conf;
     Header { kind, flags: 0, reduction: Reduction::Add, job, rank, cookie, epoch, block, tag: 0 }
