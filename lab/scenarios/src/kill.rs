@@ -123,8 +123,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let plan = Plan { engine: args.engine, ..plan };
     let scenes = args.scene.clone().unwrap_or_else(|| Scene::value_variants().to_vec());
     println!(
-        "# kill: {} workers, {} kills a scene, seed {}\n# scene        times right  late  hung other   \
-         calls wrong different median(ms)  max(ms)",
+        "# kill: {} workers, {} kills a scene, seed {}\n\
+         # scene        times right  late  hung other   calls wrong different median(ms)  max(ms)",
         args.workers, args.times, args.seed
     );
     let mut rows = Vec::new();

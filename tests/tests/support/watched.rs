@@ -60,7 +60,10 @@ pub fn first(
 
 /// The first call of a worker after this moment that these ranks contributed to, and no other.
 pub fn call_of(worker: &Steady, since: Instant, ranks: u64) -> Instant {
-    let whole = |line: &Line| matches!(line, Line::Call { contributors, partial: 0, .. } if *contributors == ranks);
+    let whole = |line: &Line| match line {
+        Line::Call { contributors, partial: 0, .. } => *contributors == ranks,
+        _ => false,
+    };
     first(worker, &format!("a call of {ranks:#b}"), since, whole).0
 }
 

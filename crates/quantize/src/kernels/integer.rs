@@ -57,11 +57,12 @@ macro_rules! kernels {
                 }
                 let average = format.op() == Op::Average;
                 let divisor = if average { sources.len() as u32 } else { 1 };
+                let mean = move |sum: Self| sum.divide(divisor);
                 format.simd().plain(
                     #[inline(always)]
                     move || match divisor {
                         1 => zip_map(sources, to, 0, |x| x, Integer::add, |sum| sum),
-                        _ => zip_map(sources, to, 0, |x| x, Integer::add, move |x| x.divide(divisor)),
+                        _ => zip_map(sources, to, 0, |x| x, Integer::add, mean),
                     },
                 );
             }
