@@ -9,7 +9,7 @@ use support::{ENGINES, LIMIT, Lab, at_all, element, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, JobError, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_testbed::{Faults, Topology};
+use xdp_agg_testbed::{Faults, Topology, at_once};
 
 /// Bits that no arithmetic leaves alone: NaNs with payloads, negative zeros, the smallest numbers.
 fn bits(rank: u16, i: usize) -> u32 {
@@ -166,36 +166,24 @@ fn every_way_of_every_collective_is_exact() {
 fn processes_of_a_host_take_part() {
     need_root!();
     let lab = Lab::start(network(2, "ports"), "xdp");
-    let workers = std::thread::scope(|scope| {
-        let lab = &lab;
-        let connect = |rank: u16| {
-            let settings = lab.worker("hosts", rank, 4).local(rank % 2, 2);
-            let host = lab.topology.worker((rank / 2).into());
-            scope.spawn(move || host.run(|| settings.connect().expect("it joins")).expect("moved"))
-        };
-        let threads: Vec<_> = (0..4).map(connect).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect::<Vec<_>>()
-    });
-    std::thread::scope(|scope| {
-        for worker in &workers {
-            let host = lab.topology.worker((worker.rank() / 2).into());
-            let work = move || {
-                for way in [Way::Aggregator, Way::Mesh(Algorithm::TopologyChain { chunk: 8192 })] {
-                    check_broadcast(worker, 50_001, 3, Choice::new(way));
-                }
-                let mut parts = vec![worker.rank() as i64; 1003];
-                worker.all_gather(&mut parts).expect("all are well");
-                for rank in 0..4 {
-                    assert!(parts[worker.part(rank, 1003)].iter().all(|x| *x == i64::from(rank)));
-                }
-                let ring = Choice::new(Way::Ring);
-                let started = worker.all_reduce_async_by(vec![1_i32; 5000], Op::Sum, ring);
-                let (sum, report) = started.and_then(|call| call.wait(LIMIT)).expect("it ends");
-                assert_eq!((sum, report.contributors), (vec![4; 5000], 0b11));
-                worker.barrier().expect("all are well");
-            };
-            scope.spawn(move || host.run(work).expect("moved"));
+    let workers = lab.connect_hosts("hosts", (2, 2), |settings, _| settings);
+    let work = |worker: &Communicator| {
+        for way in [Way::Aggregator, Way::Mesh(Algorithm::TopologyChain { chunk: 8192 })] {
+            check_broadcast(worker, 50_001, 3, Choice::new(way));
         }
+        let mut parts = vec![worker.rank() as i64; 1003];
+        worker.all_gather(&mut parts).expect("all are well");
+        for rank in 0..4 {
+            assert!(parts[worker.part(rank, 1003)].iter().all(|x| *x == i64::from(rank)));
+        }
+        let ring = Choice::new(Way::Ring);
+        let started = worker.all_reduce_async_by(vec![1_i32; 5000], Op::Sum, ring);
+        let (sum, report) = started.and_then(|call| call.wait(LIMIT)).expect("it ends");
+        assert_eq!((sum, report.contributors), (vec![4; 5000], 0b11));
+        worker.barrier().expect("all are well");
+    };
+    at_once(&workers, |worker| {
+        lab.topology.worker((worker.rank() / 2).into()).run(|| work(worker)).expect("moved");
     });
 }
 

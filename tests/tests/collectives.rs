@@ -84,19 +84,9 @@ fn generic_mode_sums() {
         Topology::builder().workers(3).wire(false).offloads(false).build().expect("a network");
     let mut lab = Lab::start(topology, "userspace");
     drop(lab.daemon.take());
-    let interfaces = lab.topology.aggregator_interfaces();
-    let mut command = lab
-        .topology
-        .aggregator()
-        .command(xdp_agg_testbed::program("xdp-agg").expect("the tests' programs are built"));
-    command.args(["serve", "--engine", "xdp", "--xdp-mode", "generic"]);
-    command.args(["--control", &lab.control().to_string()]);
-    for interface in &interfaces {
-        command.args(["--interface", interface]);
-    }
-    let daemon = xdp_agg_testbed::Process::spawn("xdp-agg serve", command).expect("it starts");
-    daemon.wait_line("its readiness", LIMIT, |line| line.starts_with("ready ")).expect("ready");
-    lab.daemon = Some(daemon);
+    lab.engine = "xdp";
+    lab.extra = ["--xdp-mode", "generic"].map(str::to_owned).into();
+    lab.start_daemon();
     let workers = lab.connect("generic", 3, |settings| settings);
     assert_eq!(workers[0].engine(), "xdp (generic)");
     check_sums(&workers, 10_000);

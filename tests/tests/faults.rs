@@ -5,10 +5,10 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{ENGINES, Lab, check_sums, network, on_all};
-use xdp_agg_client::{Error, JobError, Op};
+use xdp_agg_client::{Communicator, Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_testbed::{Direction, Faults, Process, Topology};
+use xdp_agg_testbed::{Direction, Faults, Process, Topology, at_once};
 
 fn lossy(faults: Faults) -> Topology {
     let faults = faults.only_udp(DATA_PORT);
@@ -174,6 +174,20 @@ fn a_straggler_is_waited_for() {
     });
 }
 
+/// How a call of all workers ends in whose middle this process is killed.
+fn errors_of(workers: &[Communicator], len: usize, dying: Process) -> Vec<Error> {
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            on_all(workers, |worker| {
+                worker.all_reduce(&mut vec![1.0_f32; len], Op::Sum).expect_err("one is dead")
+            })
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        dying.kill().expect("it was running");
+        waiting.join().expect("no panic")
+    })
+}
+
 /// Invariant 5: a worker that dies is named to the others at once, not at their deadline.
 #[test]
 fn a_dead_worker_is_named() {
@@ -190,23 +204,11 @@ fn a_dead_worker_is_named() {
         let dying = Process::spawn("rank 2", command).expect("it starts");
         let workers = lab.connect_ranks("death", 0..2, 3, |settings| settings);
         let start = Instant::now();
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| {
-                on_all(&workers, |worker| {
-                    let mut data = vec![1.0_f32; 10_000];
-                    worker.all_reduce(&mut data, Op::Sum).expect_err("rank 2 is dead")
-                })
-            });
-            std::thread::sleep(Duration::from_millis(200));
-            dying.kill().expect("it was running");
-            for error in waiting.join().expect("no panic") {
-                let lost = matches!(
-                    error,
-                    Error::Job(JobError::Aborted(AbortReason::MemberLost { rank: 2 }))
-                );
-                assert!(lost, "{error}");
-            }
-        });
+        for error in errors_of(&workers, 10_000, dying) {
+            let reason = AbortReason::MemberLost { rank: 2 };
+            let told = matches!(&error, Error::Job(JobError::Aborted(why)) if *why == reason);
+            assert!(told, "{error}");
+        }
         assert!(start.elapsed() < Duration::from_secs(10));
         drop(workers);
         // The job's name, slots and index are free again.
@@ -222,14 +224,10 @@ fn leaving_early_harms_nobody() {
     let lab = Lab::start(lossy(Faults { loss: 0.1, ..Faults::NONE }), "xdp");
     for _ in 0..5 {
         let workers = lab.connect("leave", 4, |settings| settings);
-        std::thread::scope(|scope| {
-            for worker in workers {
-                scope.spawn(move || {
-                    let mut data = vec![1_i32; 3000];
-                    worker.all_reduce(&mut data, Op::Sum).expect("it ends");
-                    assert!(data.iter().all(|x| *x == 4));
-                });
-            }
+        at_once(workers, |worker| {
+            let mut data = vec![1_i32; 3000];
+            worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+            assert!(data.iter().all(|x| *x == 4));
         });
     }
 }
@@ -242,20 +240,9 @@ fn the_daemon_is_killed_and_restarted() {
         let mut lab = Lab::start(network(3, "ports"), engine);
         let workers = lab.connect("restart", 3, |settings| settings);
         check_sums(&workers, 1000);
-        let daemon = lab.daemon.take().expect("it runs");
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| {
-                on_all(&workers, |worker| {
-                    let mut data = vec![1.0_f32; 50_000_000];
-                    worker.all_reduce(&mut data, Op::Sum).expect_err("the daemon is dead")
-                })
-            });
-            std::thread::sleep(Duration::from_millis(200));
-            daemon.kill().expect("it was running");
-            for error in waiting.join().expect("no panic") {
-                assert!(matches!(error, Error::Job(JobError::AggregatorLost(_))), "{error}");
-            }
-        });
+        for error in errors_of(&workers, 50_000_000, lab.daemon.take().expect("it runs")) {
+            assert!(matches!(error, Error::Job(JobError::AggregatorLost(_))), "{error}");
+        }
         drop(workers);
         lab.start_daemon();
         let workers = lab.connect("restart", 3, |settings| settings);

@@ -5,13 +5,14 @@ mod support;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::watched::{self, Failure, call_of, failure_of, work};
 use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
     bf16, f16,
 };
-use xdp_agg_testbed::program;
-use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::at_once;
+use xdp_agg_testbed::steady::{Line, Steady, judge};
 
 /// How long the others may take to say, or to go on, after a process was killed.
 const PROMISED: Duration = Duration::from_secs(3);
@@ -24,27 +25,7 @@ fn connect(
     size: u16,
     tune: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Communicator> {
-    connect_each(lab, job, (hosts, size), |settings, _| tune(settings))
-}
-
-/// The same with settings that depend on the host.
-fn connect_each(
-    lab: &Lab,
-    job: &str,
-    (hosts, size): (u16, u16),
-    tune: impl Fn(Builder, u16) -> Builder + Sync,
-) -> Vec<Communicator> {
-    let connect = |rank: u16| {
-        let settings = lab.worker(job, rank, hosts * size).local(rank % size, size);
-        lab.connect_one(rank / size, tune(settings, rank / size))
-            .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-    };
-    thread::scope(|scope| {
-        let connect = &connect;
-        let threads: Vec<_> =
-            (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-    })
+    lab.connect_hosts(job, (hosts, size), |settings, _| tune(settings))
 }
 
 #[test]
@@ -223,34 +204,16 @@ fn one_copy_leaves_a_host() {
 
 /// Workers of a job of three hosts with two processes each.
 fn steady_hosts(lab: &Lab, job: &str, policy: &str) -> Vec<Steady> {
-    let work = Work { longest: 150_000, ..Work::default() };
     let start = |rank: u16| {
-        let program = program("steady_worker").expect("the tests' programs are built");
-        let mut command = lab.topology.worker((rank / 2).into()).command(program);
-        command
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "6")
-            .env("LOCAL_RANK", (rank % 2).to_string())
-            .env("LOCAL_WORLD_SIZE", "2")
-            .env("XDP_AGG_ADDR", lab.control().to_string())
-            .env("XDP_AGG_JOB", job)
-            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
-            .env("XDP_AGG_ON_WORKER_LOSS", policy);
-        Steady::spawn(&format!("rank {rank}"), command, &work).expect("it starts")
+        let local = (rank % 2).to_string();
+        let settings = [
+            ("LOCAL_RANK", &*local),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("XDP_AGG_ON_WORKER_LOSS", policy),
+        ];
+        lab.steady_on(rank / 2, job, (rank, 6), &settings, &work())
     };
-    let workers: Vec<_> = (0..6).map(start).collect();
-    for worker in &workers {
-        worker.wait_calls(1, LIMIT).expect("the job begins");
-    }
-    workers
-}
-
-fn failure(worker: &Steady, since: Instant) -> (Duration, String, String) {
-    let is_it = |at, line: &Line| at > since && matches!(line, Line::Failed { .. });
-    match worker.wait("an error", LIMIT, is_it).unwrap_or_else(|error| panic!("{error}")) {
-        (at, Line::Failed { kind, text, .. }) => (at - since, kind, text),
-        (_, other) => panic!("{other:?}"),
-    }
+    watched::all_begin((0..6).map(start))
 }
 
 /// A killed process takes its host out of the job. Its fellows there name the lost process; the
@@ -268,22 +231,17 @@ fn a_killed_process_is_a_lost_host() {
         let mut said = vec![dead.said()];
         drop(dead);
         let fellow = workers.remove(2);
-        let (after, kind, text) = failure(&fellow, since);
+        let Failure { after, kind, text, .. } = failure_of(&fellow, since);
         assert!(after < PROMISED && kind == "host", "{after:?} {text}");
         assert!(text.contains(&format!("local rank {}", victim - 2)), "{text}");
         for worker in &workers {
             if policy == "fail" {
-                let (after, _, text) = failure(worker, since);
+                let Failure { after, text, .. } = failure_of(worker, since);
                 assert!(after < PROMISED, "{after:?} {text}");
                 assert!(text.contains("rank 2") || text.contains("rank 3"), "{text}");
             } else {
-                let without = |at, line: &Line| {
-                    at > since
-                        && matches!(line, Line::Call { contributors: 0b11_0011, partial: 0, .. })
-                };
-                let (at, _) =
-                    worker.wait("a call of two hosts", LIMIT, without).expect("it goes on");
-                assert!(at - since < PROMISED, "{:?}", at - since);
+                let after = call_of(worker, since, 0b11_0011) - since;
+                assert!(after < PROMISED, "{after:?}");
             }
         }
         said.extend(workers.iter().chain([&fellow]).map(Steady::said));
@@ -301,6 +259,15 @@ fn a_killed_process_is_a_lost_host() {
     }
 }
 
+/// What a rank hears where calls differ. One that stops first may say so before it has heard what
+/// the other one's call was.
+fn is_told(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Host(_) | Error::Job(JobError::CallMismatch { .. } | JobError::Aborted(_))
+    )
+}
+
 /// Ranks that call differently all get an error that says so; no rank gets a sum.
 #[test]
 fn calls_that_differ_within_a_host_are_refused() {
@@ -313,15 +280,7 @@ fn calls_that_differ_within_a_host_are_refused() {
             let len = if worker.rank() == odd { 999 } else { 1000 };
             worker.all_reduce(&mut vec![1.0_f32; len], Op::Sum).expect_err("it differs")
         });
-        let said = |error: &Error| {
-            matches!(
-                error,
-                Error::Job(JobError::CallMismatch { .. })
-                    | Error::Host(_)
-                    | Error::Job(JobError::Aborted(_))
-            )
-        };
-        assert!(errors.iter().all(said), "{errors:?}");
+        assert!(errors.iter().all(is_told), "{errors:?}");
         let named = |error: &&Error| {
             let text = error.to_string();
             text.contains("999") && text.contains("1000")
@@ -348,23 +307,14 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
         limit(settings).segment(if host == 0 { 32 << 20 } else { 1 << 20 })
     };
     let jobs = [
-        (connect_each(&lab, "reversed", (2, 1), other_order), "part 1 of 2"),
-        (connect_each(&lab, "sliced", (2, 2), other_slices), "slices of"),
+        (lab.connect_hosts("reversed", (2, 1), other_order), "part 1 of 2"),
+        (lab.connect_hosts("sliced", (2, 2), other_slices), "slices of"),
     ];
     for (workers, words) in jobs {
         let errors = on_all(&workers, |worker| {
             worker.all_reduce(&mut vec![1.0_f32; 352 * 280], Op::Sum).expect_err("it differs")
         });
-        // A rank that stops first may say so before it has heard what the other one's call was.
-        let said = |error: &Error| {
-            matches!(
-                error,
-                Error::Job(JobError::CallMismatch { .. })
-                    | Error::Host(_)
-                    | Error::Job(JobError::Aborted(_))
-            )
-        };
-        assert!(errors.iter().all(said), "{errors:?}");
+        assert!(errors.iter().all(is_told), "{errors:?}");
         assert!(errors.iter().any(|error| error.to_string().contains(words)), "{errors:?}");
     }
 }
@@ -464,20 +414,16 @@ fn what_cannot_be_is_told_at_once() {
     need_root!();
     let lab = Lab::start(network(1, "ports"), "xdp");
     let connect = |tune: &(dyn Fn(Builder) -> Builder + Sync)| {
-        let start = |rank: u16| {
+        at_once(0..2, |rank| {
             let settings = lab.worker("odd", rank, 2).local(rank, 2);
-            lab.connect_one(0, tune(settings.join_deadline(Duration::from_secs(5))))
-        };
-        thread::scope(|scope| {
-            let both: Vec<_> = (0..2).map(|rank| scope.spawn(move || start(rank))).collect();
-            let ended = both.into_iter().map(|thread| thread.join().expect("no panic"));
-            ended.map(|worker| worker.map(|_| ()).expect_err("refused").to_string()).collect()
+            let worker = lab.connect_one(0, tune(settings.join_deadline(Duration::from_secs(5))));
+            worker.map(drop).expect_err("refused").to_string()
         })
     };
-    let nowhere: Vec<String> = connect(&|settings| settings.segment_dir("/does/not/exist"));
+    let nowhere = connect(&|settings| settings.segment_dir("/does/not/exist"));
     assert!(nowhere.iter().any(|text| text.contains("/does/not/exist")), "{nowhere:?}");
-    let small: Vec<String> = connect(&|settings| settings.segment(1000));
+    let small = connect(&|settings| settings.segment(1000));
     assert!(small.iter().all(|text| text.contains("segment: 1000 bytes")), "{small:?}");
-    let wide: Vec<String> = connect(&|settings| settings.lanes(LaneWidth::W64));
+    let wide = connect(&|settings| settings.lanes(LaneWidth::W64));
     assert!(wide.iter().all(|text| text.contains("64-bit lanes")), "{wide:?}");
 }

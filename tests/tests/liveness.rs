@@ -5,10 +5,7 @@ use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{
-    CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
-};
-use xdp_agg_testbed::{Process, is_root};
+use xdp_agg_common::control::{Join, Policy, Reply, Request, Tree, read_message, write_message};
 
 use support::{LIMIT, Lab, network};
 
@@ -16,50 +13,34 @@ mod support;
 
 /// The least that a worker can be: it joins a job that never fills, and reads nothing more.
 fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
-    let control = lab.control();
-    let connect = move || {
-        let mut stream = TcpStream::connect(control).expect("the daemon listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("a timeout is possible");
-        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
-        write_message(&mut stream, &hello).expect("the daemon reads");
-        let welcome: Reply = read_message(&mut stream).expect("the daemon answers");
-        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
-        let join = Join {
-            job: "liveness".into(),
-            rank,
-            world_size: 8,
-            data_port: 7 + rank,
-            data_addr: None,
-            max_chunks: 1,
-            slots: None,
-            result_mode: None,
-            policy: Policy::default(),
-            ring_port: None,
-            resume: None,
-            tree: Tree::default(),
-            chosen: None,
-        };
-        write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
-        stream
+    let mut stream = lab.control_from(lab.topology.worker(host.into()));
+    let join = Join {
+        job: "liveness".into(),
+        rank,
+        world_size: 8,
+        data_port: 7 + rank,
+        data_addr: None,
+        max_chunks: 1,
+        slots: None,
+        result_mode: None,
+        policy: Policy::default(),
+        ring_port: None,
+        resume: None,
+        tree: Tree::default(),
+        chosen: None,
     };
-    lab.topology.worker(host.into()).run(connect).expect("entering the worker's namespace")
+    write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
+    stream
 }
 
 /// Ranks that the daemon holds for connected.
 fn joined(lab: &Lab) -> Vec<u16> {
-    let control = lab.control();
-    let ask = move || {
-        let mut stream = TcpStream::connect(control).expect("the daemon listens");
-        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
-        for request in [hello, Request::Jobs] {
-            write_message(&mut stream, &request).expect("the daemon reads");
-            if let Reply::Jobs(jobs) = read_message(&mut stream).expect("the daemon answers") {
-                return jobs.into_iter().flat_map(|job| job.joined).collect();
-            }
-        }
-        Vec::new()
-    };
-    lab.topology.aggregator().run(ask).expect("entering the aggregator's namespace")
+    let mut stream = lab.control_from(lab.topology.aggregator());
+    write_message(&mut stream, &Request::Jobs).expect("the daemon reads");
+    match read_message(&mut stream).expect("the daemon answers") {
+        Reply::Jobs(jobs) => jobs.into_iter().flat_map(|job| job.joined).collect(),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Waits until these ranks are joined; how long that took.
@@ -72,21 +53,10 @@ fn wait(lab: &Lab, ranks: &[u16]) -> Duration {
     start.elapsed()
 }
 
-fn start(extra: &[&str]) -> (Lab, Process) {
-    let lab =
-        Lab { topology: network(2, "ports"), daemon: None, engine: "userspace", extra: Vec::new() };
-    let daemon = lab.spawn_daemon(extra);
-    let ready = daemon.wait_line("its readiness", LIMIT, |line| line.starts_with("ready "));
-    ready.expect("the daemon gets ready");
-    (lab, daemon)
-}
-
 #[test]
 fn a_dead_link_is_noticed_within_two_seconds_and_others_stay() {
-    if !is_root() {
-        return eprintln!("skipped: making a network namespace needs root");
-    }
-    let (lab, _daemon) = start(&[]);
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
     let kept: Vec<_> = [(0, 0), (0, 1), (1, 2)].map(|(host, rank)| join(&lab, host, rank)).into();
     wait(&lab, &[0, 1, 2]);
     lab.topology.set_link_up(0, false).expect("the plug can be pulled");
@@ -99,11 +69,9 @@ fn a_dead_link_is_noticed_within_two_seconds_and_others_stay() {
 
 #[test]
 fn who_answers_no_heartbeat_stays_until_its_link_dies() {
-    if !is_root() {
-        return eprintln!("skipped: making a network namespace needs root");
-    }
+    need_root!();
     // All heartbeats that are sent without an answer come within 1.6 s, instead of 16.
-    let (lab, _daemon) = start(&["--dead-after", "0.2"]);
+    let lab = Lab::start_with(network(2, "ports"), "userspace", &["--dead-after", "0.2"]);
     let (silent, other) = (join(&lab, 0, 0), join(&lab, 1, 1));
     wait(&lab, &[0, 1]);
     // Neither reads anything: to TCP a stopped process looks the same. 20 times `dead_after`.

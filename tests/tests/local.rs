@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT};
 use xdp_agg_common::maps::Reject;
 use xdp_agg_testbed::flood::Rude;
 use xdp_agg_testbed::traffic::udp_socket;
-use xdp_agg_testbed::{BpfFs, Namespace, Process, Topology, program};
+use xdp_agg_testbed::{Namespace, Process, Topology, at_once};
 
 /// A job whose first `remote` ranks have a host each, and whose others are on the aggregator's.
 fn connect(lab: &Lab, remote: u16, local: u16) -> Vec<Communicator> {
@@ -26,7 +27,7 @@ fn connect_with(
     tune: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Communicator> {
     let world_size = remote + local;
-    let connect = |rank: u16| {
+    at_once(0..world_size, |rank| {
         let settings = tune(lab.worker("local", rank, world_size));
         let host = match rank {
             rank if rank < remote => lab.topology.worker(rank.into()),
@@ -34,11 +35,6 @@ fn connect_with(
         };
         let connected = host.run(move || settings.connect()).expect("entering a namespace");
         connected.unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
-    };
-    thread::scope(|scope| {
-        let connect = &connect;
-        let all: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
     })
 }
 
@@ -56,21 +52,14 @@ fn set(namespace: &Namespace, key: &'static str, value: &'static str) {
 }
 
 /// Any daemon on the aggregator's host, listening on all addresses.
-fn spawn(topology: &Topology, port: u16, extra: &[&str]) -> Process {
-    let mut command = topology.aggregator().command(program("xdp-agg").expect("it is built"));
-    command.args(["serve", "--engine", "xdp", "--control", &format!("0.0.0.0:{port}")]);
+fn serve(topology: &Topology, port: u16, extra: &[&str]) -> Command {
+    let mut command = support::serve(topology);
+    command.args(["--engine", "xdp", "--control", &format!("0.0.0.0:{port}")]);
     for interface in topology.aggregator_interfaces() {
         command.args(["--interface", &interface]);
     }
     command.args(extra);
-    Process::spawn("xdp-agg serve", command).expect("it starts")
-}
-
-fn serve(topology: &Topology, port: u16, extra: &[&str]) -> Process {
-    let daemon = spawn(topology, port, extra);
-    let ready = |line: &str| line.starts_with("ready ");
-    daemon.wait_line("its readiness", LIMIT, ready).expect("it gets ready");
-    daemon
+    command
 }
 
 fn ip(namespace: &Namespace, arguments: &str) {
@@ -111,7 +100,8 @@ fn who_cannot_be_served_is_told() {
     need_root!();
     let refused = |extra: &[&str], addr: Ipv4Addr| {
         let lab = Lab { daemon: None, ..Lab::start(network(1, "ports"), "xdp") };
-        let _daemon = serve(&lab.topology, CONTROL_PORT, extra);
+        let command = serve(&lab.topology, CONTROL_PORT, extra);
+        let _daemon = Process::serve("xdp-agg serve", command).expect("it gets ready");
         let control = SocketAddrV4::new(addr, CONTROL_PORT).into();
         let settings = lab.worker("refused", 0, 1).aggregator(control);
         let connect = move || settings.connect().err().map(|error| error.to_string());
@@ -136,7 +126,8 @@ fn a_killed_daemons_pair_is_replaced() {
     assert_eq!(there.len(), 2, "{there:?}");
     drop(connect(&lab, 1, 1));
     // A second daemon on the same interfaces does not take it away.
-    let mut second = spawn(&lab.topology, CONTROL_PORT + 1, &[]);
+    let command = serve(&lab.topology, CONTROL_PORT + 1, &[]);
+    let mut second = Process::spawn("xdp-agg serve", command).expect("it starts");
     let end = Instant::now() + LIMIT;
     while second.try_wait().expect("it can be asked").is_none() && Instant::now() < end {
         thread::sleep(Duration::from_millis(20));
@@ -157,10 +148,7 @@ fn a_killed_daemons_pair_is_replaced() {
 #[test]
 fn a_pinned_pair_outlives_its_daemon() {
     need_root!();
-    let pins = BpfFs::mount().expect("a BPF file system");
-    let arguments = pins.arguments();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let mut lab = Lab::start_with(network(2, "ports"), "xdp", &arguments);
+    let Some((_bpffs, mut lab)) = Lab::start_pinned(network(2, "ports")) else { return };
     let agg = lab.topology.aggregator().clone();
     let resume = |settings: Builder| settings.on_aggregator_loss(AggregatorLoss::Resume);
     let workers = connect_with(&lab, (1, 1), resume);
@@ -234,11 +222,7 @@ fn what_comes_from_outside_to_the_local_address_changes_nothing() {
     thread::sleep(Duration::from_millis(100));
     let after = counters();
     assert_eq!((refused(&after), after.contributions), (200, before.contributions));
-    let sums = thread::scope(|scope| {
-        let all = members.iter().map(|member| scope.spawn(|| member.sum(0)));
-        let all: Vec<_> = all.collect();
-        all.into_iter().map(|sum| sum.join().expect("no panic").expect("a sum")).collect::<Vec<_>>()
-    });
+    let sums = at_once(&members, |member| member.sum(0).expect("a sum"));
     assert!(sums.iter().all(|sum| sum.iter().all(|byte| *byte == 2)), "each counts once");
 }
 

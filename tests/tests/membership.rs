@@ -9,8 +9,12 @@ mod support;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::watched::{
+    Failure, RING, all_said, any_said, call_of, call_over, calls_of, check, check_none_failed,
+    failure_of, work,
+};
 use support::{LIMIT, Lab, network};
-use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work};
 
 const FAIL: [(&str, &str); 2] =
     [("XDP_AGG_ON_WORKER_LOSS", "fail"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "fail")];
@@ -18,53 +22,11 @@ const SHRINK: [(&str, &str); 2] =
     [("XDP_AGG_ON_WORKER_LOSS", "shrink"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "fail")];
 const RESUME: [(&str, &str); 2] =
     [("XDP_AGG_ON_WORKER_LOSS", "shrink"), ("XDP_AGG_ON_AGGREGATOR_LOSS", "resume")];
-const RING: [(&str, &str); 3] = [
-    ("XDP_AGG_ON_WORKER_LOSS", "shrink"),
-    ("XDP_AGG_ON_AGGREGATOR_LOSS", "ring"),
-    ("XDP_AGG_FALLBACK_AFTER", "1"),
-];
 
 /// In what time the others go on or are told.
 const PROMISED: Duration = Duration::from_secs(3);
 /// The same after a host has vanished without a word: two seconds more to notice.
 const PROMISED_SILENT: Duration = Duration::from_secs(5);
-
-/// Long enough for a call to be under way at any moment.
-fn work() -> Work {
-    Work { longest: 150_000, ..Work::default() }
-}
-
-/// No call of any worker was wrong, nor different from another's.
-fn check(said: &[Vec<(Instant, Line)>]) {
-    let verdict = judge(said);
-    assert!(verdict.calls > 0);
-    assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
-}
-
-fn all_said(workers: &[Steady]) -> Vec<Vec<(Instant, Line)>> {
-    workers.iter().map(Steady::said).collect()
-}
-
-/// The first call of a worker after this moment that these ranks contributed to, and no other.
-fn call_of(worker: &Steady, since: Instant, ranks: u64, limit: Duration) -> Instant {
-    let is_it = |at, line: &Line| {
-        let whole = matches!(line, Line::Call { contributors, partial: 0, .. }
-            if *contributors == ranks);
-        at > since && whole
-    };
-    let what = format!("a call of {ranks:#b}");
-    worker.wait(&what, limit, is_it).unwrap_or_else(|error| panic!("{error}")).0
-}
-
-/// The first error of a worker after this moment.
-fn failure_of(worker: &Steady, since: Instant, limit: Duration) -> (Duration, String, Vec<u16>) {
-    let is_it = |at, line: &Line| at > since && matches!(line, Line::Failed { .. });
-    let found = worker.wait("an error", limit, is_it).unwrap_or_else(|error| panic!("{error}"));
-    match found {
-        (at, Line::Failed { kind, ranks, .. }) => (at - since, kind, ranks),
-        (_, other) => panic!("{other:?}"),
-    }
-}
 
 /// Policy `fail`: the others' calls return an error that names the rank, at once.
 #[test]
@@ -79,7 +41,7 @@ fn a_killed_worker_is_named_to_the_others() {
         let since = Instant::now();
         let said = workers.remove(victim).said();
         for worker in &workers {
-            let (after, kind, ranks) = failure_of(worker, since, LIMIT);
+            let Failure { after, kind, ranks, .. } = failure_of(worker, since);
             assert_eq!((&*kind, &ranks[..]), ("member_lost", &[victim as u16][..]));
             assert!(after < PROMISED, "{after:?}");
         }
@@ -102,10 +64,7 @@ fn the_others_go_on_without_a_killed_worker() {
             let since = Instant::now();
             let said = dying.said();
             drop(dying);
-            for worker in &workers {
-                let at = call_of(worker, since, 0b1111 & !(1 << victim), LIMIT);
-                assert!(at - since < PROMISED, "{:?}", at - since);
-            }
+            calls_of(&workers, since, 0b1111 & !(1 << victim), PROMISED);
             check(&[all_said(&workers), vec![said]].concat());
         }
     }
@@ -119,12 +78,10 @@ fn losses_one_after_the_other_are_survived() {
     let mut workers = lab.steady_job("again", 4, &SHRINK, &work());
     let mut since = Instant::now();
     drop((workers.remove(3), workers.remove(1)));
-    for worker in &workers {
-        call_of(worker, since, 0b0101, LIMIT);
-    }
+    calls_of(&workers, since, 0b0101, LIMIT);
     since = Instant::now();
     drop(workers.remove(0));
-    call_of(&workers[0], since, 0b0100, LIMIT);
+    call_of(&workers[0], since, 0b0100);
     check(&all_said(&workers));
 }
 
@@ -142,9 +99,9 @@ fn a_host_that_vanishes_is_noticed() {
         }
         let gone = workers.remove(2);
         for worker in &workers {
-            let at = call_of(worker, since, 0b011, LIMIT);
-            eprintln!("{how}: {:?}", at - since);
-            assert!(at - since < PROMISED_SILENT, "{how}: {:?}", at - since);
+            let after = call_of(worker, since, 0b011) - since;
+            eprintln!("{how}: {after:?}");
+            assert!(after < PROMISED_SILENT, "{how}: {after:?}");
         }
         check(&all_said(&workers));
         drop(gone);
@@ -161,14 +118,10 @@ fn a_killed_worker_comes_back() {
     for round in 0..3 {
         let since = Instant::now();
         let said = workers.remove(1).said();
-        for worker in &workers {
-            call_of(worker, since, 0b101, LIMIT);
-        }
+        calls_of(&workers, since, 0b101, LIMIT);
         let since = Instant::now();
         workers.insert(1, lab.steady("back", 1, 3, &SHRINK, &work()));
-        for worker in &workers {
-            call_of(worker, since, 0b111, LIMIT);
-        }
+        calls_of(&workers, since, 0b111, LIMIT);
         let joined = workers[1].said();
         let Some((_, Line::Joined { sequence, .. })) = joined.first() else {
             panic!("round {round}: {joined:?}");
@@ -194,16 +147,12 @@ fn a_stopped_worker_is_waited_for() {
     assert_eq!(calls(&workers), then, "calls end without a contribution of each");
     let since = Instant::now();
     workers[2].process.signal(libc::SIGCONT).expect("it is there");
-    for worker in &workers {
-        call_of(worker, since, 0b1111, LIMIT);
-    }
+    calls_of(&workers, since, 0b1111, LIMIT);
     let after = lab.job_stats("stopped").info;
     assert_eq!((before.epoch, before.joined), (after.epoch, after.joined));
     let said = all_said(&workers);
-    let is_reformed = |line: &Line| matches!(line, Line::Call { reforms: 1.., .. });
-    let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
-    assert!(!said.iter().flatten().any(|(_, line)| is_reformed(line) || is_failed(line)));
-    check(&said);
+    assert!(!any_said(&said, |line| matches!(line, Line::Call { reforms: 1.., .. })));
+    check_none_failed(&said);
 }
 
 /// The daemon dies. Policy `fail`: every call says so, and after a restart there are calls again.
@@ -217,13 +166,11 @@ fn a_killed_daemon_is_told_of() {
         let since = Instant::now();
         lab.daemon.take().expect("it runs").kill().expect("it was running");
         for worker in &workers {
-            let (after, kind, _) = failure_of(worker, since, LIMIT);
+            let Failure { after, kind, .. } = failure_of(worker, since);
             assert!(kind == "aggregator_lost" && after < PROMISED, "{kind}, {after:?}");
         }
         lab.start_daemon();
-        for worker in &workers {
-            call_of(worker, since, 0b111, LIMIT);
-        }
+        calls_of(&workers, since, 0b111, LIMIT);
     }
     // In each job calls are numbered from 0 and are the same ones: so are their results.
     check(&all_said(&workers));
@@ -240,15 +187,9 @@ fn a_restarted_daemon_is_gone_on_with() {
             lab.daemon.take().expect("it runs").kill().expect("it was running");
             lab.start_daemon();
             let since = Instant::now();
-            for worker in &workers {
-                let at = call_of(worker, since, 0b111, LIMIT);
-                assert!(at - since < PROMISED, "{:?}", at - since);
-            }
+            calls_of(&workers, since, 0b111, PROMISED);
         }
-        let said = all_said(&workers);
-        let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
-        assert!(!said.iter().flatten().any(|(_, line)| is_failed(line)), "no call fails");
-        check(&said);
+        check_none_failed(&all_said(&workers));
     }
 }
 
@@ -262,23 +203,18 @@ fn a_pinned_data_path_outlives_its_daemon() {
     for _ in 0..3 {
         lab.daemon.take().expect("it runs").kill().expect("it was running");
         let since = Instant::now();
-        for worker in &workers {
-            call_of(worker, since, 0b111, LIMIT);
-        }
+        calls_of(&workers, since, 0b111, LIMIT);
         lab.start_daemon();
         let since = Instant::now();
-        for worker in &workers {
-            call_of(worker, since, 0b111, LIMIT);
-        }
+        calls_of(&workers, since, 0b111, LIMIT);
     }
     thread::sleep(Duration::from_secs(1));
     let info = lab.job_stats("pinned").info;
     assert_eq!((info.epoch, &info.joined[..]), (epoch, &[0, 1, 2][..]));
     let said = all_said(&workers);
-    let is_changed =
-        |line: &Line| matches!(line, Line::Failed { .. } | Line::Call { reforms: 1.., .. });
-    assert!(!said.iter().flatten().any(|(_, line)| is_changed(line)), "the epoch goes on");
-    check(&said);
+    let is_changed = |line: &Line| matches!(line, Line::Call { reforms: 1.., .. });
+    assert!(!any_said(&said, is_changed), "the epoch goes on");
+    check_none_failed(&said);
 }
 
 /// Policy `ring`: no daemon comes back, and the workers go on among themselves. They say so.
@@ -290,17 +226,9 @@ fn without_a_daemon_the_workers_go_on_over_a_ring() {
     let since = Instant::now();
     lab.daemon.take().expect("it runs").kill().expect("it was running");
     for worker in &workers {
-        let on_ring = |at, line: &Line| {
-            at > since
-                && matches!(line, Line::Call { path, contributors: 0b111, .. }
-                if path == "ring")
-        };
-        let (at, _) = worker.wait("a call over the ring", LIMIT, on_ring).expect("it goes on");
-        assert!(at - since < PROMISED + Duration::from_secs(1), "{:?}", at - since);
+        let after = call_over(worker, since, "ring") - since;
+        assert!(after < PROMISED + Duration::from_secs(1), "{after:?}");
         worker.wait_calls(20, LIMIT).expect("and on");
     }
-    let said = all_said(&workers);
-    let is_failed = |line: &Line| matches!(line, Line::Failed { .. });
-    assert!(!said.iter().flatten().any(|(_, line)| is_failed(line)), "no call fails");
-    check(&said);
+    check_none_failed(&all_said(&workers));
 }

@@ -13,6 +13,9 @@ use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::{DATA_PORT, HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_testbed::{Process, program};
 
+/// Where another daemon on the aggregator's host listens.
+const ELSEWHERE: [&str; 4] = ["--control", "10.88.0.254:9999", "--data-port", "9998"];
+
 /// Calls that differ in length, type, operation or order are told apart from straggling and loss.
 #[test]
 fn calls_that_differ_are_an_error_on_every_rank() {
@@ -202,30 +205,39 @@ fn a_second_daemon_is_refused() {
     let second = lab.spawn_daemon(&[]).wait(LIMIT).expect("it ends by itself");
     assert!(!second.status.success());
     assert!(second.stderr.contains("in use"), "{}", second.stderr);
-    let elsewhere = ["--control", "10.88.0.254:9999", "--data-port", "9998"];
-    let second = lab.spawn_daemon(&elsewhere).wait(LIMIT).expect("it ends by itself");
+    let second = lab.spawn_daemon(&ELSEWHERE).wait(LIMIT).expect("it ends by itself");
     assert!(!second.status.success());
     assert!(second.stderr.contains("XDP program already"), "{}", second.stderr);
     let workers = lab.connect("still there", 2, |settings| settings);
     check_sums(&workers, 1000);
 }
 
+/// What another daemon on that host says, and ends.
+fn words_of_refused(lab: &Lab, arguments: &[&str]) -> String {
+    let mut command = support::serve(&lab.topology);
+    command.args(ELSEWHERE).args(arguments);
+    let end = Process::spawn("serve", command).expect("starts").wait(LIMIT).expect("ends");
+    assert!(!end.status.success(), "{arguments:?}");
+    end.stderr
+}
+
+/// Another daemon on that host, by the same user, who can read its own files, with these
+/// capabilities alone.
+fn serve_with(lab: &Lab, bounds: &str, engine: &str) -> Process {
+    let mut command = lab.topology.aggregator().command("setpriv");
+    command.args([&format!("--bounding-set={bounds}"), "--inh-caps=-all", "--no-new-privs"]);
+    command.arg(program("xdp-agg").expect("the tests' programs are built")).arg("serve");
+    command.args(ELSEWHERE).args(["--interface", "p0", "--engine", engine]);
+    Process::spawn("serve", command).expect("starts")
+}
+
 #[test]
 fn impossible_settings_of_the_daemon_are_refused() {
     need_root!();
     let lab = Lab::start(network(1, "ports"), "userspace");
-    let serve = |arguments: &[&str]| {
-        let agg = lab.topology.aggregator();
-        let mut command = agg.command(program("xdp-agg").expect("the tests' programs are built"));
-        command.args(["serve", "--control", "10.88.0.254:9999", "--data-port", "9998"]);
-        command.args(arguments);
-        let end = Process::spawn("serve", command).expect("starts").wait(LIMIT).expect("ends");
-        assert!(!end.status.success(), "{arguments:?}");
-        end.stderr
-    };
-    let error = serve(&["--engine", "xdp", "--interface", "eth77"]);
+    let error = words_of_refused(&lab, &["--engine", "xdp", "--interface", "eth77"]);
     assert!(error.contains("eth77"), "{error}");
-    let error = serve(&["--engine", "userspace", "--job-slots", "1000"]);
+    let error = words_of_refused(&lab, &["--engine", "userspace", "--job-slots", "1000"]);
     assert!(error.contains("power of two"), "{error}");
 }
 
@@ -236,15 +248,9 @@ fn an_mtu_beyond_the_drivers_limit_is_refused() {
     let topology =
         xdp_agg_testbed::Topology::builder().workers(1).mtu(9000).build().expect("a network");
     let lab = Lab::start(topology, "userspace");
-    let mut command = lab
-        .topology
-        .aggregator()
-        .command(program("xdp-agg").expect("the tests' programs are built"));
-    command.args(["serve", "--engine", "xdp", "--xdp-mode", "native", "--interface", "p0"]);
-    command.args(["--control", "10.88.0.254:9999", "--data-port", "9998"]);
-    let end = Process::spawn("serve", command).expect("starts").wait(LIMIT).expect("ends");
-    assert!(!end.status.success());
-    assert!(end.stderr.contains("9000") && end.stderr.contains("MTU"), "{}", end.stderr);
+    let native = ["--engine", "xdp", "--xdp-mode", "native", "--interface", "p0"];
+    let error = words_of_refused(&lab, &native);
+    assert!(error.contains("9000") && error.contains("MTU"), "{error}");
 }
 
 /// Without privileges the XDP engine says what it needs, and the user-space engine runs.
@@ -252,19 +258,10 @@ fn an_mtu_beyond_the_drivers_limit_is_refused() {
 fn without_privileges_the_error_names_them() {
     need_root!();
     let lab = Lab::start(network(1, "ports"), "userspace");
-    let serve = |arguments: &[&str]| {
-        // The same user, so that it can read its own files, but with no capability at all.
-        let mut command = lab.topology.aggregator().command("setpriv");
-        command.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]);
-        command.arg(program("xdp-agg").expect("the tests' programs are built"));
-        command.args(["serve", "--control", "10.88.0.254:9999", "--data-port", "9998"]);
-        command.args(arguments);
-        Process::spawn("serve", command).expect("starts")
-    };
-    let end = serve(&["--engine", "xdp", "--interface", "p0"]).wait(LIMIT).expect("ends");
+    let end = serve_with(&lab, "-all", "xdp").wait(LIMIT).expect("ends");
     assert!(!end.status.success());
     assert!(end.stderr.contains("CAP_BPF"), "{}", end.stderr);
-    let auto = serve(&["--engine", "auto", "--interface", "p0"]);
+    let auto = serve_with(&lab, "-all", "auto");
     let ready = auto.wait_line("readiness", LIMIT, |line| line.starts_with("ready "));
     assert!(ready.expect("it falls back").contains("userspace"));
     let warning = auto.wait_error_line("the reason", LIMIT, |line| line.contains("CAP_BPF"));
@@ -276,23 +273,15 @@ fn without_privileges_the_error_names_them() {
 fn three_capabilities_are_enough_and_each_is_needed() {
     need_root!();
     let lab = Lab::start(network(1, "ports"), "userspace");
-    let serve = |bounds: &str| {
-        let mut command = lab.topology.aggregator().command("setpriv");
-        command.args([&format!("--bounding-set={bounds}"), "--inh-caps=-all", "--no-new-privs"]);
-        command.arg(program("xdp-agg").expect("the tests' programs are built"));
-        command.args(["serve", "--control", "10.88.0.254:9999", "--data-port", "9998"]);
-        command.args(["--engine", "xdp", "--interface", "p0"]);
-        Process::spawn("serve", command).expect("starts")
-    };
     for lacking in ["perfmon", "bpf", "net_admin"] {
         let others = ["perfmon", "bpf", "net_admin"].into_iter().filter(|cap| *cap != lacking);
         let bounds = others.fold("-all".to_owned(), |all, cap| format!("{all},+{cap}"));
-        let end = serve(&bounds).wait(LIMIT).expect("ends");
+        let end = serve_with(&lab, &bounds, "xdp").wait(LIMIT).expect("ends");
         assert!(!end.status.success(), "{bounds}: {}", end.stdout);
         let name = format!("CAP_{}", lacking.to_uppercase());
         assert!(end.stderr.contains(&name), "{bounds}: {}", end.stderr);
     }
-    let all = serve("-all,+perfmon,+bpf,+net_admin");
+    let all = serve_with(&lab, "-all,+perfmon,+bpf,+net_admin", "xdp");
     let ready = all.wait_line("readiness", LIMIT, |line| line.starts_with("ready "));
     assert!(ready.expect("it starts").contains("xdp"));
 }

@@ -10,7 +10,7 @@ use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::flood::{Attacker, Flood, Rude, Secret};
 use xdp_agg_testbed::steady::{Claim, SCALE, Shape, input};
-use xdp_agg_testbed::{Direction, Faults, Topology};
+use xdp_agg_testbed::{Direction, Faults, Topology, at_once};
 
 /// One call of all workers; elements that are wrong, and the longest time that it took.
 fn call(workers: &[Communicator], seed: u64, sequence: u64, longest: usize) -> (u64, Duration) {
@@ -148,20 +148,12 @@ fn a_job_that_never_ends_starves_nobody() {
             Rude::join(host, lab.control(), "rude", rank, 2).expect("it joins")
         };
         let mut rude = [join(0), join(1)];
-        for worker in &mut rude {
-            worker.get_ready().expect("it is ready");
-        }
-        for worker in &mut rude {
-            worker.wait_go().expect("it runs");
-        }
+        rude.iter_mut().for_each(|worker| worker.get_ready().expect("it is ready"));
+        rude.iter_mut().for_each(|worker| worker.wait_go().expect("it runs"));
         let flood = rude[0].repeat(None).expect("it begins");
-        let connect = |rank: u16| {
+        let workers = at_once(0..2, |rank| {
             let settings = lab.worker("polite", rank, 2).scale(SCALE).deadline(LIMIT);
             lab.connect_one(rank + 2, settings).expect("it connects")
-        };
-        let workers: Vec<_> = std::thread::scope(|scope| {
-            let threads = [0, 1].map(|rank| scope.spawn(move || connect(rank)));
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
         });
         let wrong: u64 = (0..50).map(|sequence| call(&workers, 9, sequence, 20_000).0).sum();
         let (sent, time) = flood.stop();

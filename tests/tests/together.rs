@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::watched::{all_said, first};
 use support::{LIMIT, Lab, check_sums, expected, input, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Error, Handle, JobError, Op, Path, WorkerLoss,
 };
-use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work};
 
 /// Elements of a call that is carried by its waiter, and of one that is not.
 const SHORT: usize = 3000;
@@ -40,15 +41,7 @@ fn all_sizes_are_summed() {
     for len in [0, 1, 351, 352, 353, 705, SHORT, 16 << 10, (16 << 10) + 1, LONG] {
         check_sums(&workers, len);
     }
-    let connect = |rank: u16| {
-        let settings = lab.worker("group", rank, 4).local(rank % 2, 2).aggregators(both);
-        lab.connect_one(rank / 2, settings).unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-    };
-    let workers: Vec<_> = thread::scope(|scope| {
-        let connect = &connect;
-        let all: Vec<_> = (0..4).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-    });
+    let workers = lab.connect_hosts("group", (2, 2), |settings, _| settings.aggregators(both));
     for round in 0..20 {
         check_sums(&workers, 1 + round * 600);
     }
@@ -175,21 +168,17 @@ fn a_member_is_lost_in_the_middle() {
         dead.kill().expect("it was running");
         for worker in &workers {
             let goes_on = loss == WorkerLoss::Shrink;
-            let (at, line) = worker
-                .wait("what becomes of it", LIMIT, |at, line: &Line| match line {
-                    Line::Call { contributors, partial, .. } => {
-                        at > since && goes_on && (*contributors, *partial) == (0b101, 0)
-                    }
-                    Line::Failed { .. } => at > since,
-                    _ => false,
-                })
-                .expect("it is told");
+            let (at, line) = first(worker, "what becomes of it", since, |line| match line {
+                Line::Call { contributors, partial, .. } => {
+                    goes_on && (*contributors, *partial) == (0b101, 0)
+                }
+                line => matches!(line, Line::Failed { .. }),
+            });
             assert_eq!(goes_on, matches!(line, Line::Call { .. }), "{line:?}");
             assert!(at - since < SLACK, "{:?}", at - since);
         }
-        said.extend(workers.iter().map(Steady::said));
-        let verdict = judge(&said);
-        assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
+        said.extend(all_said(&workers));
+        support::watched::check(&said);
     }
 }
 

@@ -5,12 +5,13 @@ mod support;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::watched::{self, RING, Said};
 use support::{ENGINES, LIMIT, at_all, check_sums};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_common::control::{JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
-use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
-use xdp_agg_testbed::{Direction, Fabric, Faults, Process, Spot, Topology, program};
+use xdp_agg_testbed::steady::{Line, Steady, Work};
+use xdp_agg_testbed::{Direction, Fabric, Faults, Process, Spot, Topology, at_once, program};
 use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
 
 /// In what time the others go on.
@@ -44,7 +45,7 @@ fn connect_by(
     tune: impl Fn(Builder) -> Builder + Sync,
 ) -> Vec<Communicator> {
     let world_size = fabric.topology.workers().len() as u16;
-    let connect = |rank: u16| {
+    at_once(0..world_size, |rank| {
         let settings = Communicator::builder()
             .topology(plan, None)
             .expect("a plan")
@@ -57,11 +58,6 @@ fn connect_by(
         let (settings, host) = (tune(settings), fabric.topology.worker(rank.into()));
         let connected = host.run(move || settings.connect()).expect("entering a namespace");
         connected.unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
-    };
-    thread::scope(|scope| {
-        let connect = &connect;
-        let all: Vec<_> = (0..world_size).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
     })
 }
 
@@ -257,54 +253,27 @@ fn training_with(
     let work = Work { longest: 100_000, ..Work::default() };
     let start = |rank: u16| {
         let mut command = fabric.worker("steady_worker", rank, &plan).expect("a program");
-        command
-            .env("XDP_AGG_JOB", "training")
-            .env("XDP_AGG_ON_WORKER_LOSS", "shrink")
-            .env("XDP_AGG_ON_AGGREGATOR_LOSS", "ring")
-            .env("XDP_AGG_FALLBACK_AFTER", "1")
-            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
-            .env("XDP_AGG_JOIN_DEADLINE", LIMIT.as_secs().to_string());
-        Steady::spawn(&format!("rank {rank}"), command, &work).expect("it starts")
+        command.env("XDP_AGG_JOB", "training").envs(RING);
+        watched::start(rank, command, &work)
     };
-    let workers: Vec<_> = (0..4).map(start).collect();
-    for worker in &workers {
-        worker.wait_calls(1, LIMIT).expect("the job begins");
-    }
+    let workers = watched::all_begin((0..4).map(start));
     (fabric, workers, directory)
 }
 
 /// All of these have a whole call of these ranks after this moment, in time; no call was wrong.
-fn goes_on(workers: &[Steady], ended: Vec<Vec<(Instant, Line)>>, since: Instant, ranks: u64) {
-    for worker in workers {
-        let is_it = |at, line: &Line| {
-            let whole = matches!(line, Line::Call { contributors, partial: 0, .. }
-                if *contributors == ranks);
-            at > since && whole
-        };
-        let what = format!("a call of {ranks:#b}");
-        let found = worker.wait(&what, LIMIT, is_it);
-        let (at, _) = found.unwrap_or_else(|error| {
-            let words: Vec<_> = workers.iter().map(|other| other.process.last_words()).collect();
-            panic!("{error}\n{}", words.join("\n"))
-        });
-        assert!(at - since < PROMISED, "{:?}", at - since);
-    }
-    let said: Vec<_> = workers.iter().map(Steady::said).chain(ended).collect();
-    let verdict = judge(&said);
-    assert!(verdict.calls > 0);
-    assert_eq!((verdict.wrong, verdict.different), (0, 0), "{verdict:?}");
+fn goes_on(workers: &[Steady], ended: Said, since: Instant, ranks: u64) {
+    watched::calls_of(workers, since, ranks, PROMISED);
+    watched::check(&[watched::all_said(workers), ended].concat());
 }
 
 /// Waits until all of these have had a call over aggregators alone, or not over these alone, after
 /// this moment.
 fn call_over(workers: &[Steady], since: Instant, aggregators_alone: bool) {
-    let is_it = |at, line: &Line| {
-        let alone = |path: &str| (path == "aggregator") == aggregators_alone;
-        at > since && matches!(line, Line::Call { path, .. } if alone(path))
-    };
+    let alone = |path: &str| (path == "aggregator") == aggregators_alone;
+    let what = format!("a call over aggregators alone ({aggregators_alone})");
     for worker in workers {
-        let what = format!("a call over aggregators alone ({aggregators_alone})");
-        worker.wait(&what, LIMIT, is_it).unwrap_or_else(|error| panic!("{error}"));
+        let is_it = |line: &Line| matches!(line, Line::Call { path, .. } if alone(path));
+        watched::first(worker, &what, since, is_it);
     }
 }
 

@@ -1,7 +1,5 @@
 //! `cargo xtask build`: the programs, and nothing else of the workspace.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use crate::setup;
@@ -29,13 +27,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 
 /// Builds the programs of one profile.
 pub(crate) fn programs(release: bool) -> Result<()> {
-    step("building xdp-agg and the programs of the laboratory", || {
-        let mut command = cargo_build();
-        if release {
-            command.arg("--release");
-        }
-        run(&mut command)
-    })
+    step("building xdp-agg and the programs of the laboratory", || build(&[], release))
 }
 
 /// Builds the programs for tests, and the libraries for Python and C, which `cargo test` does not.
@@ -53,20 +45,12 @@ pub(crate) fn for_tests() -> Result<()> {
 /// other features of the crates that they share, and alone it would have all these built anew.
 pub(crate) fn with_extension(release: bool) -> Result<()> {
     step("building the programs, and the extension module for Python", || {
-        let mut command = cargo_build();
-        command.args(["--lib", "--package", EXTENSION]);
-        if release {
-            command.arg("--release");
-        }
-        run(&mut command)
+        build(&["--lib", "--package", EXTENSION], release)
     })
 }
 
-fn cargo_build() -> Command {
-    let mut command = cargo();
-    command.args(["build", "--bins"]);
-    for package in PACKAGES {
-        command.args(["--package", package]);
-    }
-    command
+fn build(more: &[&str], release: bool) -> Result<()> {
+    let packages = PACKAGES.into_iter().flat_map(|package| ["--package", package]);
+    let release = release.then_some("--release");
+    run(cargo().args(["build", "--bins"]).args(packages).args(more).args(release))
 }

@@ -5,25 +5,17 @@
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 
-use crate::shell::{cargo, run, target};
-use crate::{build, python, setup};
+use crate::shell::{cargo, run, step, target};
+use crate::{Passed, build, python, setup};
 
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Args {
-    /// Handed on to xdp-agg-lab or xdp-agg-flowsim; `--help` prints what it takes.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-pub(crate) fn demo(args: &Args) -> Result<()> {
+pub(crate) fn demo(args: &Passed) -> Result<()> {
     let torch = args.arguments.iter().any(|argument| argument == "--torch");
     lab("demo", args, (false, torch))
 }
 
-pub(crate) fn bench(args: &Args) -> Result<()> {
+pub(crate) fn bench(args: &Passed) -> Result<()> {
     // These are simulated, and need neither a test network nor the programs.
     if let Some(command @ ("figures" | "simulate")) = args.arguments.first().map(String::as_str) {
         return flowsim(command, &args.arguments[1..]);
@@ -32,14 +24,41 @@ pub(crate) fn bench(args: &Args) -> Result<()> {
     lab("bench", args, (true, torch))
 }
 
+/// `cargo xtask sim`: the deterministic simulation, optimised, and with every check that the
+/// compiler can make while it runs. Its options are those of `xdp-agg-simulator`.
+pub(crate) fn sim(args: &Passed) -> Result<()> {
+    let mut command = built("xdp-agg-simulator", "xdp-agg-simulator", "sim")?;
+    let status = command.args(&args.arguments).status().context("cannot run xdp-agg-simulator")?;
+    match status.code() {
+        Some(0) => Ok(()),
+        // What was violated has been said: nothing is left to say about the program.
+        Some(code) => std::process::exit(code),
+        None => bail!("xdp-agg-simulator was ended by a signal ({status})"),
+    }
+}
+
+/// `cargo xtask fuzz`: the fuzzer, built as the simulation is. Crates of others, which read most of
+/// its inputs, are optimised, too.
+pub(crate) fn fuzz(args: &Passed) -> Result<()> {
+    let built =
+        step("building xdp-agg-fuzz", || built("xdp-agg-fuzz-kernel", "xdp-agg-fuzz", "sim"));
+    run(built?.args(&args.arguments))
+}
+
 fn flowsim(command: &str, arguments: &[String]) -> Result<()> {
+    let mut flowsim = built("xdp-agg-flowsim", "xdp-agg-flowsim", "release")?;
+    run(flowsim.arg(command).args(arguments))
+}
+
+/// A program of one package, built.
+fn built(package: &str, program: &str, profile: &str) -> Result<Command> {
     setup::ensure_base()?;
-    run(cargo().args(["build", "--quiet", "--package", "xdp-agg-flowsim", "--release"]))?;
-    run(Command::new(target().join("release/xdp-agg-flowsim")).arg(command).args(arguments))
+    run(cargo().args(["build", "--quiet", "--bins", "--package", package, "--profile", profile]))?;
+    Ok(Command::new(target().join(profile).join(program)))
 }
 
 /// `torch`: what is run trains with PyTorch.
-fn lab(command: &str, args: &Args, (release, torch): (bool, bool)) -> Result<()> {
+fn lab(command: &str, args: &Passed, (release, torch): (bool, bool)) -> Result<()> {
     setup::ensure_base()?;
     let program = target().join(if release { "release" } else { "debug" }).join("xdp-agg-lab");
     let mut lab = Command::new(program);

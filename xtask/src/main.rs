@@ -7,12 +7,10 @@ mod build;
 mod build_ebpf;
 mod ci;
 mod disasm;
-mod fuzz;
 mod lab;
 mod python;
 mod setup;
 mod shell;
-mod sim;
 mod test;
 mod tidy;
 mod toolchain;
@@ -40,22 +38,31 @@ enum Command {
     /// Run all tests; those that need root run where there is root.
     Test(test::Args),
     /// Train a small network on four hosts in network namespaces, summed by the XDP program.
-    Demo(lab::Args),
+    Demo(Passed),
     /// Measure: `bench links`, `latency`, `passing`, `kernel`, …; `bench links --help` for options.
     /// Simulate: `bench figures`, `bench simulate`.
-    Bench(lab::Args),
+    Bench(Passed),
     /// Run the tests of the Python package: `cargo xtask python -k import`, `--torch 2.7.1`.
     Python(python::Args),
     /// Build the Python package's wheel, and check it: into target/wheels.
     Wheel(python::WheelArgs),
     /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
-    Sim(sim::Args),
+    Sim(Passed),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
-    Fuzz(fuzz::Args),
+    Fuzz(Passed),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
     Tidy,
+}
+
+/// What a command hands on to the program that it builds.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+struct Passed {
+    /// Handed on; `--help` prints what is taken.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -68,8 +75,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => lab::bench(&args),
         Command::Python(args) => python::main(&args),
         Command::Wheel(args) => python::wheel(&args),
-        Command::Sim(args) => sim::main(&args),
-        Command::Fuzz(args) => fuzz::main(&args),
+        Command::Sim(args) => lab::sim(&args),
+        Command::Fuzz(args) => lab::fuzz(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };

@@ -70,6 +70,16 @@ fn describe(command: &Command) -> String {
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
+/// The files that a commit of everything would hold, as paths from the root.
+pub(crate) fn sources() -> Result<Vec<String>> {
+    let mut git = Command::new("git");
+    git.current_dir(root()).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let names = output(&mut git)?;
+    let names = names.split_terminator('\0').map(str::to_owned);
+    // Without one that has been removed, but not in a commit yet.
+    Ok(names.filter(|name| root().join(name).symlink_metadata().is_ok()).collect())
+}
+
 /// Where a program lies on the `PATH`.
 pub(crate) fn which(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;

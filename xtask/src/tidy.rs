@@ -12,7 +12,7 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell::root;
+use crate::shell::{root, sources};
 
 const WIDTH: usize = 100;
 const FILE_LINES: usize = 500;
@@ -20,12 +20,12 @@ const FUNCTION_LINES: usize = 70;
 
 pub(crate) fn main() -> Result<()> {
     let mut findings = Findings::default();
-    for path in files(&[".rs", ".md"])? {
-        let text = fs::read_to_string(root().join(&path)).with_context(|| path.clone())?;
+    for path in sources()? {
+        let text = || fs::read_to_string(root().join(&path)).with_context(|| path.clone());
         if path.ends_with(".md") {
-            findings.errors.extend(wide_prose(&path, &text));
-        } else {
-            check(&path, &text, &mut findings);
+            findings.errors.extend(wide_prose(&path, &text()?));
+        } else if path.ends_with(".rs") {
+            check(&path, &text()?, &mut findings);
         }
     }
     findings.errors.extend(graph::findings()?);
@@ -39,30 +39,6 @@ pub(crate) fn main() -> Result<()> {
         bail!("{} places are untidy", findings.errors.len());
     }
     Ok(())
-}
-
-/// Files of the repository whose names end so, as paths from its root.
-fn files(endings: &[&str]) -> Result<Vec<String>> {
-    let mut directories = vec![root().to_owned()];
-    let mut sources = Vec::new();
-    while let Some(directory) = directories.pop() {
-        let listing = fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
-        for entry in listing {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if entry.file_type()?.is_dir() {
-                if name != "target" && !name.starts_with('.') {
-                    directories.push(entry.path());
-                }
-            } else if endings.iter().any(|ending| name.ends_with(ending)) {
-                let path = entry.path();
-                let path = path.strip_prefix(root()).unwrap_or(&path);
-                sources.push(path.to_string_lossy().into_owned());
-            }
-        }
-    }
-    sources.sort();
-    Ok(sources)
 }
 
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@ use std::ops::Range;
 use xdp_agg_client::Communicator;
 use xdp_agg_client::lent::{DataType, Memory, Task};
 
+use crate::comm::Comm;
 use crate::failure::Failure;
 use crate::memory::{Lent, Scratch, Vector};
 use crate::names;
@@ -19,7 +20,11 @@ pub(crate) enum What {
     Reduce { op: xdp_agg_op_t, root: c_int },
     ReduceScatter { op: xdp_agg_op_t },
     AllGather,
+    Barrier,
 }
+
+/// The elements of a barrier.
+pub(crate) const NO_VECTOR: (usize, xdp_agg_datatype_t) = (0, 0);
 
 /// A call as C makes it.
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +64,6 @@ impl After {
     }
 }
 
-impl Prepared {
-    pub(crate) fn barrier() -> Self {
-        Self { memory: Memory::none(), task: Task::Barrier, after: After::default() }
-    }
-}
-
 /// The bytes of a call's vectors.
 struct Extent {
     /// Of one rank.
@@ -80,7 +79,8 @@ impl Arguments {
     ///
     /// # Errors
     /// An invalid argument; nothing was copied then.
-    pub(crate) fn prepare(&self, communicator: &Communicator) -> Result<Prepared, Failure> {
+    pub(crate) fn prepare(&self, comm: &Comm) -> Result<Prepared, Failure> {
+        let communicator = comm.caller()?.communicator();
         let data_type = names::data_type(self.datatype)?;
         let task = self.task(communicator.world_size())?;
         let Extent { each, all, own } = self.extent(data_type, communicator)?;
@@ -98,6 +98,9 @@ impl Arguments {
             Task::ReduceScatter(_) => vectors(all, each).scattered(own)?,
             Task::AllGather => vectors(each, all).gathered(own)?,
             Task::Broadcast { .. } => vectors(each, each).data()?,
+            Task::Barrier => {
+                return Ok(Prepared { memory: Memory::none(), task, after: After::default() });
+            }
             _ => vectors(each, each).whole()?,
         };
         Ok(Prepared { memory: vector.memory(data_type), task, after })
@@ -117,6 +120,7 @@ impl Arguments {
             }
             What::ReduceScatter { op } => Task::ReduceScatter(names::reduction(op)?),
             What::AllGather => Task::AllGather,
+            What::Barrier => Task::Barrier,
         })
     }
 

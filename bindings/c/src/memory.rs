@@ -102,11 +102,6 @@ impl Lent {
         Self(pointer.cast_mut().cast())
     }
 
-    /// No vector.
-    pub(crate) const fn none() -> Self {
-        Self(std::ptr::null_mut())
-    }
-
     pub(crate) const fn is_none(self) -> bool {
         self.0.is_null()
     }

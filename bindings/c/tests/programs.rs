@@ -4,7 +4,7 @@ mod support;
 
 use std::process::Command;
 
-use support::{Daemon, Installed};
+use support::{Daemon, Installed, is_done};
 
 #[test]
 fn every_collective_is_right_in_c() {
@@ -37,20 +37,15 @@ fn every_bad_end_has_its_code() {
         daemon.all_done(&installed, &program, (&[end], 3));
     }
     let ranks = daemon.ranks(&installed, &program, (&["loss"], 3));
-    for rank in ranks.into_iter().skip(1) {
-        let rank = rank.success().unwrap_or_else(|error| panic!("{error}"));
-        assert!(rank.stdout.contains("done"), "{rank:?}");
-    }
+    ranks.into_iter().skip(1).for_each(is_done);
 }
 
 #[test]
 fn a_deadline_inside_a_host_names_the_rank() {
     let (installed, daemon) = (Installed::new(), Daemon::start());
     let program = installed.compile("tests/programs/ends.c");
-    for rank in daemon.ranks_of_hosts(&installed, &program, (&["deadline_in_host"], 3), 3) {
-        let rank = rank.success().unwrap_or_else(|error| panic!("{error}"));
-        assert!(rank.stdout.contains("done"), "{rank:?}");
-    }
+    let ranks = daemon.ranks_of_hosts(&installed, &program, (&["deadline_in_host"], 3), 3);
+    ranks.into_iter().for_each(is_done);
 }
 
 #[test]

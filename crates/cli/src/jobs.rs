@@ -146,10 +146,8 @@ fn table(jobs: &[JobInfo]) -> String {
     if jobs.is_empty() {
         return "no jobs\n".into();
     }
-    let mut rows = vec![row([
-        "JOB", "ID", "PHASE", "JOINED", "EPOCH", "SLOTS", "BLOCK", "RESULTS", "MISSING", "WAITING",
-        "REFORMS", "ON LOSS",
-    ])];
+    let mut rows =
+        vec![row("JOB|ID|PHASE|JOINED|EPOCH|SLOTS|BLOCK|RESULTS|MISSING|WAITING|REFORMS|ON LOSS")];
     for info in jobs {
         let missing = (0..info.world_size).filter(|rank| !info.joined.contains(rank));
         // A branch does not know of ranks that send elsewhere.

@@ -92,19 +92,9 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
         "engine {engine}, up {}, slots {slots_free} of {slots} free\n",
         duration(*uptime_s)
     );
-    let mut rows = vec![row([
-        "JOB",
-        "PHASE",
-        "BLOCKS",
-        "CONTRIBUTIONS",
-        "DUPLICATES",
-        "RESENDS",
-        "PENDING",
-        "STALE",
-        "REJECTS",
-        "BLOCKS/S",
-        "SUM MB/S",
-    ])];
+    let mut rows = vec![row(
+        "JOB|PHASE|BLOCKS|CONTRIBUTIONS|DUPLICATES|RESENDS|PENDING|STALE|REJECTS|BLOCKS/S|SUM MB/S",
+    )];
     for job in jobs {
         let (blocks, megabytes) =
             since.map_or((None, None), |(elapsed, old)| rates(job, elapsed, old));
@@ -139,17 +129,7 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
 
 /// A table of the jobs that are part of a tree of aggregators; empty if there are none.
 fn trees(jobs: &[JobStats]) -> String {
-    let mut rows = vec![row([
-        "JOB",
-        "ROLE",
-        "PARENT",
-        "BRANCHES",
-        "FORWARDS",
-        "AGAIN",
-        "DELIVERIES",
-        "LATE",
-        "RELAYS",
-    ])];
+    let mut rows = vec![row("JOB|ROLE|PARENT|BRANCHES|FORWARDS|AGAIN|DELIVERIES|LATE|RELAYS")];
     for JobStats { info, counters } in jobs {
         if info.parent.is_none() && info.branches.is_empty() {
             continue;
@@ -170,7 +150,7 @@ fn trees(jobs: &[JobStats]) -> String {
 
 /// A table of the jobs' members.
 fn members(jobs: &[JobStats]) -> String {
-    let mut rows = vec![row(["JOB", "RANK", "ADDRESS", "CONNECTED", "HEARTBEAT", "CONTRIBUTION"])];
+    let mut rows = vec![row("JOB|RANK|ADDRESS|CONNECTED|HEARTBEAT|CONTRIBUTION")];
     let ago = |time: Option<u64>| {
         time.map_or_else(|| "-".into(), |ms| format!("{:.1} s ago", ms as f64 / 1000.0))
     };
@@ -206,18 +186,10 @@ fn counters(
 ) -> Vec<String> {
     let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |rate| format!("{rate:.1}"));
     let mut row = vec![name.to_owned(), phase.to_owned()];
-    row.extend(
-        [
-            counters.blocks,
-            counters.contributions,
-            counters.duplicates,
-            counters.resends,
-            counters.pendings,
-            counters.stale,
-            counters.rejects.iter().sum(),
-        ]
-        .map(|count| count.to_string()),
-    );
+    let JobCounters { blocks, contributions, duplicates, resends, pendings, stale, .. } = counters;
+    let counts = [blocks, contributions, duplicates, resends, pendings, stale];
+    row.extend(counts.map(ToString::to_string));
+    row.push(counters.rejects.iter().sum::<u64>().to_string());
     row.extend([rate(blocks_s), rate(megabytes_s)]);
     row
 }

@@ -18,9 +18,9 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A row of a table.
-pub(crate) fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
-    cells.map(str::to_owned).to_vec()
+/// A row of a table, its cells divided by bars.
+pub(crate) fn row(cells: &str) -> Vec<String> {
+    cells.split('|').map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = [row(["job", "blocks"]), row(["a long name", "7"]), row(["b", "123456789"])];
+        let rows = [row("job|blocks"), row("a long name|7"), row("b|123456789")];
         assert_eq!(
             columns(&rows),
             "job             blocks\na long name          7\nb            123456789\n"

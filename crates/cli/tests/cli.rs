@@ -286,17 +286,16 @@ struct Guarded {
     daemon: Daemon,
     /// CA, certificate, key, token.
     files: [String; 4],
-    _directory: tempfile::TempDir,
+    _authority: Authority,
 }
 
 impl Guarded {
     fn start() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
         let authority = Authority::new("test");
-        let ca = authority.file(directory.path());
-        let daemon_files = authority.issue(directory.path(), "127.0.0.1", Valid::Now);
-        let tool = authority.issue(directory.path(), "tool", Valid::Now);
-        let token = directory.path().join("token");
+        let ca = authority.ca.clone();
+        let daemon_files = authority.issue("127.0.0.1", Valid::Now);
+        let tool = authority.issue("tool", Valid::Now);
+        let token = authority.directory().join("token");
         std::fs::write(&token, "s3cret\n").expect("it can be written");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(&token, mode).expect("it is ours");
@@ -308,7 +307,7 @@ impl Guarded {
         });
         let files = [ca, tool.certificate, tool.key, token];
         let files = files.map(|path| path.to_str().expect("a path of ours").to_owned());
-        Self { daemon, files, _directory: directory }
+        Self { daemon, files, _authority: authority }
     }
 
     /// A worker that is given the first `files` files.

@@ -8,42 +8,7 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 
 /// Two racks of two hosts, 2:1, with a rack aggregator that has few slots.
-const RACKS: &str = r#"
-name = "two racks"
-[job]
-strategy = "rat"
-[defaults]
-rate = "1gbit"
-interface = "lo"
-[[region]]
-name = "a"
-oversubscription = 2.0
-[[region]]
-name = "b"
-oversubscription = 2.0
-[[host]]
-name = "a0"
-rank = 0
-address = "10.0.0.1"
-region = "a"
-[[host]]
-name = "a1"
-rank = 1
-address = "10.0.0.2"
-region = "a"
-interface = "no-such0"
-[[host]]
-name = "b0"
-rank = 2
-address = "10.0.0.3"
-region = "b"
-[[host]]
-name = "b1"
-rank = 3
-address = "10.0.0.4"
-region = "b"
-slots = 1500
-"#;
+const RACKS: &str = include_str!("../../topology/tests/racks.toml");
 
 fn topology(text: &str, args: &[&str]) -> (i32, String, String) {
     let mut file = NamedTempFile::new().expect("a temporary file");

@@ -13,30 +13,40 @@
 //! count half a copied byte each.
 
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use rustix::time::{ClockId, clock_gettime};
 use xdp_agg_intranode::add::add;
 use xdp_agg_intranode::csc::Csc;
 use xdp_agg_intranode::ring::Ring;
 use xdp_agg_intranode::send_receive::SendReceive;
 use xdp_agg_intranode::{Buffer, Error, Group, Options};
+use xdp_agg_topology::size::of_vector;
 
 const RANK: &str = "CSC_BENCH_RANK";
 const JOB: &str = "CSC_BENCH_JOB";
 
-#[derive(Clone, Debug)]
+/// CSC beside the ring, and both beside what the machine's copies allow.
+#[derive(Clone, Debug, Parser)]
 struct Settings {
+    #[arg(long, default_value_t = 4)]
     processes: usize,
+    /// Of the whole buffer
+    #[arg(long, value_delimiter = ',', value_parser = of_vector, default_value = "4M,32M")]
     bytes: Vec<usize>,
+    #[arg(long, default_value_t = 40)]
     repetitions: usize,
+    #[arg(long, value_parser = of_vector, default_value = "32M")]
     segment: usize,
-    /// Of the area for CSC.
+    /// Of the area for CSC
+    #[arg(long, value_parser = of_vector, default_value = "4M")]
     room: usize,
-    /// Of the ring's mailboxes: all are tried, the best counts.
+    /// Of the ring's mailboxes: all are tried, the best counts
+    #[arg(long, value_delimiter = ',', value_parser = of_vector, default_value = "64K,256K,1M")]
     chunks: Vec<usize>,
 }
 
@@ -55,7 +65,7 @@ enum Subject {
 }
 
 fn main() {
-    let settings = settings();
+    let settings = Settings::parse();
     match std::env::var(RANK) {
         Ok(rank) => {
             let rank = rank.parse().expect("a rank");
@@ -66,44 +76,6 @@ fn main() {
         }
         Err(_) => lead(&settings),
     }
-}
-
-fn settings() -> Settings {
-    let mut settings = Settings {
-        processes: 4,
-        bytes: vec![4 << 20, 32 << 20],
-        repetitions: 40,
-        segment: 32 << 20,
-        room: 4 << 20,
-        chunks: vec![64 << 10, 256 << 10, 1 << 20],
-    };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().unwrap_or_else(|| panic!("{name} wants a value"));
-        let sizes = || value.split(',').map(size).collect();
-        match name.as_str() {
-            "--processes" => settings.processes = size(&value),
-            "--bytes" => settings.bytes = sizes(),
-            "--repetitions" => settings.repetitions = size(&value),
-            "--room" => settings.room = size(&value),
-            "--segment" => settings.segment = size(&value),
-            "--chunks" => settings.chunks = sizes(),
-            _ => panic!(
-                "{name}: known are --processes, --bytes, --repetitions, --segment, --room, --chunks"
-            ),
-        }
-    }
-    settings
-}
-
-fn size(text: &str) -> usize {
-    let (number, shift) = match text.as_bytes().last() {
-        Some(b'K') => (&text[..text.len() - 1], 10),
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        _ => (text, 0),
-    };
-    number.parse::<usize>().unwrap_or_else(|_| panic!("{text}: a number, K or M behind it"))
-        << shift
 }
 
 fn subjects(settings: &Settings) -> Vec<Subject> {
@@ -224,37 +196,28 @@ fn cpu() -> Duration {
 /// Starts the processes and prints the table.
 fn lead(settings: &Settings) {
     let job = format!("csc-bench-{}", std::process::id());
-    let program = std::env::current_exe().expect("this program");
-    let steal = steal();
-    let start = Instant::now();
-    let children: Vec<_> = (0..settings.processes)
-        .map(|rank| {
-            let mut command = Command::new(&program);
-            command.args(std::env::args().skip(1)).env(RANK, rank.to_string()).env(JOB, &job);
-            command.stdout(Stdio::piped()).spawn().expect("a process")
-        })
-        .collect();
-    let readers: Vec<_> = children
-        .into_iter()
-        .map(|mut child| {
-            std::thread::spawn(move || {
-                let out = BufReader::new(child.stdout.take().expect("a pipe"));
-                let lines: Vec<String> = out.lines().map_while(Result::ok).collect();
-                assert!(child.wait().expect("its status").success(), "a process failed");
-                lines
-            })
-        })
-        .collect();
-    let lines: Vec<Vec<String>> =
-        readers.into_iter().map(|reader| reader.join().expect("a reader")).collect();
-    report(settings, &lines);
+    let (stolen, start) = (steal(), Instant::now());
+    let run = |rank: usize| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(std::env::args().skip(1)).env(RANK, rank.to_string()).env(JOB, &job);
+        let output = command.stderr(Stdio::inherit()).output().expect("a process");
+        assert!(output.status.success(), "local rank {rank} failed");
+        String::from_utf8(output.stdout).expect("it prints text")
+    };
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let run = &run;
+        let ranks = (0..settings.processes).map(|rank| scope.spawn(move || run(rank)));
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a process")).collect()
+    });
+    report(settings, &said);
     let cpus = std::thread::available_parallelism().map_or(0, |cpus| cpus.get());
     println!(
         "\n{cpus} CPUs, {} processes, segment {} MiB, {:.1} s, {} ticks stolen by others",
         settings.processes,
         settings.segment >> 20,
         start.elapsed().as_secs_f64(),
-        self::steal() - steal,
+        steal() - stolen,
     );
 }
 
@@ -265,10 +228,10 @@ struct Sample {
     cpu: f64,
 }
 
-fn samples(lines: &[Vec<String>], bytes: usize, subject: Subject) -> Vec<Sample> {
+fn samples(said: &[String], bytes: usize, subject: Subject) -> Vec<Sample> {
     let name = format!("{subject:?}");
-    let of = |lines: &Vec<String>| -> Vec<Sample> {
-        let mine = lines.iter().filter_map(|line| {
+    let of = |said: &String| -> Vec<Sample> {
+        let mine = said.lines().filter_map(|line| {
             let mut words = line.split(' ');
             let fits = words.next()?.parse() == Ok(bytes) && words.next()? == name;
             let mut number = || Some(words.next()?.parse::<f64>().ok()? / 1e6);
@@ -276,7 +239,7 @@ fn samples(lines: &[Vec<String>], bytes: usize, subject: Subject) -> Vec<Sample>
         });
         mine.collect()
     };
-    let each: Vec<_> = lines.iter().map(of).collect();
+    let each: Vec<_> = said.iter().map(of).collect();
     (0..each[0].len())
         .map(|i| Sample {
             took: each.iter().map(|samples| samples[i].took).fold(0.0, f64::max),
@@ -310,18 +273,18 @@ fn copied(subject: Subject, n: f64) -> f64 {
     }
 }
 
-fn report(settings: &Settings, lines: &[Vec<String>]) {
+fn report(settings: &Settings, said: &[String]) {
     let n = settings.processes;
     for &bytes in &settings.bytes {
         let bytes = bytes / n / 64 * 64 * n;
-        let median = |subject| quantiles(&samples(lines, bytes, subject)).0;
+        let median = |subject| quantiles(&samples(said, bytes, subject)).0;
         let copy = median(Subject::Copy);
         let bandwidth = n as f64 * bytes as f64 / (copy * 1e6);
         println!("\n{:.1} MiB, {n} processes; all copy at once: {bandwidth:.2} GB/s", mib(bytes));
         println!("| what | ms | 10 % .. 90 % | CPU ms | GB/s | bound ms | × bound |");
         println!("|---|---|---|---|---|---|---|");
         for subject in subjects(settings) {
-            let samples = samples(lines, bytes, subject);
+            let samples = samples(said, bytes, subject);
             if samples.is_empty() {
                 continue;
             }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::run;
+use common::{on_all, run};
 use xdp_agg_intranode::Error;
 use xdp_agg_intranode::csc::Csc;
 
@@ -26,17 +26,13 @@ fn two_areas_in_turn() {
 
 #[test]
 fn a_view_that_others_do_not_call_is_named() {
-    let errors = run(
-        2,
-        |_| (),
-        |group| {
-            let mut area = Csc::new(&group, 64 << 10).expect("an area");
-            if group.local_rank() == 0 {
-                return area.all_gather_view(&[0; 8]).map(drop).expect_err("the other does not");
-            }
-            area.all_gather(&[0; 8], &mut [0; 16]).expect_err("the other does not")
-        },
-    );
+    let errors = on_all(2, |group| {
+        let mut area = Csc::new(&group, 64 << 10).expect("an area");
+        if group.local_rank() == 0 {
+            return area.all_gather_view(&[0; 8]).map(drop).expect_err("the other does not");
+        }
+        area.all_gather(&[0; 8], &mut [0; 16]).expect_err("the other does not")
+    });
     for error in errors {
         assert!(matches!(&error, Error::Mismatch { .. }), "{error}");
         assert!(error.to_string().contains("all_gather_view"), "{error}");

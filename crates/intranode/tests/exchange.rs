@@ -5,7 +5,7 @@ mod common;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use common::{Running, input, run, sum};
+use common::{Running, in_small_segment, input, on_all, run, sum};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use xdp_agg_intranode::{ABANDONED, Error, Geometry, MIN_SEGMENT};
@@ -13,32 +13,24 @@ use xdp_agg_intranode::{ABANDONED, Error, Geometry, MIN_SEGMENT};
 #[test]
 fn sums_are_right_whatever_the_length() {
     for size in 1..=5 {
-        run(
-            size,
-            |_| {},
-            move |group| {
-                let lengths = [0, 1, 5, 63, 64, 65, 352, 1000, 40_001, 300_007];
-                for (sequence, len) in lengths.into_iter().enumerate() {
-                    let call = Running::begin(&group, sequence as u64, len, 64).expect("a call");
-                    let result = call.finish().expect("a result");
-                    assert_eq!(result, sum(sequence as u64, size, len), "{size} × {len}");
-                }
-            },
-        );
+        on_all(size, move |group| {
+            let lengths = [0, 1, 5, 63, 64, 65, 352, 1000, 40_001, 300_007];
+            for (sequence, len) in lengths.into_iter().enumerate() {
+                let call = Running::begin(&group, sequence as u64, len, 64).expect("a call");
+                let result = call.finish().expect("a result");
+                assert_eq!(result, sum(sequence as u64, size, len), "{size} × {len}");
+            }
+        });
     }
 }
 
 #[test]
 fn marks_of_all_owners_are_joined() {
-    let marks = run(
-        3,
-        |_| {},
-        |group| {
-            let mut call = Running::begin(&group, 9, 10_000, 64).expect("a call");
-            while !call.turn().expect("a turn").1 {}
-            call.feeder.marks()
-        },
-    );
+    let marks = on_all(3, |group| {
+        let mut call = Running::begin(&group, 9, 10_000, 64).expect("a call");
+        while !call.turn().expect("a turn").1 {}
+        call.feeder.marks()
+    });
     for marks in marks {
         assert_eq!(marks.saturated, 10_000_u64.div_ceil(64), "one a block");
         assert_eq!((marks.contributors_all, marks.contributors_any), (7, 8));
@@ -48,94 +40,86 @@ fn marks_of_all_owners_are_joined() {
 /// 10 MB vectors through a segment of 1 MiB, several at a time, with random delays.
 #[test]
 fn many_calls_in_a_small_segment() {
-    run(
-        3,
-        |options| options.segment = MIN_SEGMENT,
-        |group| {
-            let mut random = SmallRng::seed_from_u64(group.local_rank() as u64);
-            let mut lengths = SmallRng::seed_from_u64(99);
-            let lengths = [(); 12].map(|()| lengths.random_range(0..2_600_000));
-            let start = Instant::now();
-            let mut running = VecDeque::new();
-            let mut next = 0;
-            while next < 12 || !running.is_empty() {
-                if next < 12 && running.len() < 4 {
-                    let len = lengths[next as usize];
-                    match Running::begin(&group, next, len, 352) {
-                        Ok(call) => {
-                            running.push_back((call, len));
-                            next += 1;
-                        }
-                        Err(Error::Busy { .. }) => {}
-                        Err(error) => panic!("{error}"),
-                    }
-                }
-                assert!(start.elapsed() < Duration::from_secs(120), "some call does not end");
-                let mut any = false;
-                for _ in 0..running.len() {
-                    let (mut call, len) = running.pop_front().expect("one of them");
-                    let (did, done) = call.turn().expect("a turn");
-                    any |= did;
-                    if done {
-                        assert_eq!(call.data, sum(call.sequence, 3, len), "call {}", call.sequence);
-                    } else {
+    in_small_segment(3, |group| {
+        let mut random = SmallRng::seed_from_u64(group.local_rank() as u64);
+        let mut lengths = SmallRng::seed_from_u64(99);
+        let lengths = [(); 12].map(|()| lengths.random_range(0..2_600_000));
+        let start = Instant::now();
+        let mut running = VecDeque::new();
+        let mut next = 0;
+        while next < 12 || !running.is_empty() {
+            if next < 12 && running.len() < 4 {
+                let len = lengths[next as usize];
+                match Running::begin(&group, next, len, 352) {
+                    Ok(call) => {
                         running.push_back((call, len));
+                        next += 1;
                     }
-                }
-                if random.random_ratio(1, 500) {
-                    std::thread::sleep(Duration::from_micros(random.random_range(0..3000)));
-                }
-                if !any {
-                    std::thread::yield_now();
+                    Err(Error::Busy { .. }) => {}
+                    Err(error) => panic!("{error}"),
                 }
             }
-        },
-    );
+            assert!(start.elapsed() < Duration::from_secs(120), "some call does not end");
+            let mut any = false;
+            for _ in 0..running.len() {
+                let (mut call, len) = running.pop_front().expect("one of them");
+                let (did, done) = call.turn().expect("a turn");
+                any |= did;
+                if done {
+                    assert_eq!(call.data, sum(call.sequence, 3, len), "call {}", call.sequence);
+                } else {
+                    running.push_back((call, len));
+                }
+            }
+            if random.random_ratio(1, 500) {
+                std::thread::sleep(Duration::from_micros(random.random_range(0..3000)));
+            }
+            if !any {
+                std::thread::yield_now();
+            }
+        }
+    });
 }
 
 /// Blocks finished by several threads, in any order.
 #[test]
 fn carriers_may_be_many() {
-    run(
-        2,
-        |_| {},
-        |group| {
-            let len = 200_000;
-            let mut call = Running::begin(&group, 1, len, 64).expect("a call");
-            let blocks = call.exchange.own_blocks();
-            let carriers: Vec<_> = (0..3)
-                .map(|carrier| {
-                    let exchange = call.exchange.clone();
-                    let waker = group.waker().expect("a waker");
-                    std::thread::spawn(move || {
-                        // Each third block, in pairs of wrong order.
-                        let mut own: Vec<_> = (0..blocks).filter(|j| j % 3 == carrier).collect();
-                        own.chunks_mut(2).for_each(<[u64]>::reverse);
-                        for j in own {
-                            while j >= exchange.staged() {
-                                waker.arm();
-                                if j >= exchange.staged() {
-                                    poll(&waker);
-                                }
-                                waker.disarm();
+    on_all(2, |group| {
+        let len = 200_000;
+        let mut call = Running::begin(&group, 1, len, 64).expect("a call");
+        let blocks = call.exchange.own_blocks();
+        let carriers: Vec<_> = (0..3)
+            .map(|carrier| {
+                let exchange = call.exchange.clone();
+                let waker = group.waker().expect("a waker");
+                std::thread::spawn(move || {
+                    // Each third block, in pairs of wrong order.
+                    let mut own: Vec<_> = (0..blocks).filter(|j| j % 3 == carrier).collect();
+                    own.chunks_mut(2).for_each(<[u64]>::reverse);
+                    for j in own {
+                        while j >= exchange.staged() {
+                            waker.arm();
+                            if j >= exchange.staged() {
+                                poll(&waker);
                             }
-                            common::carry(&exchange, j);
+                            waker.disarm();
                         }
-                    })
+                        common::carry(&exchange, j);
+                    }
                 })
-                .collect();
-            let start = Instant::now();
-            while !call.feeder.done() {
-                assert!(start.elapsed() < Duration::from_secs(30), "a carrier sleeps on");
-                let progress = call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll");
-                if !progress.did {
-                    call.feeder.wait(Duration::from_secs(10));
-                }
+            })
+            .collect();
+        let start = Instant::now();
+        while !call.feeder.done() {
+            assert!(start.elapsed() < Duration::from_secs(30), "a carrier sleeps on");
+            let progress = call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll");
+            if !progress.did {
+                call.feeder.wait(Duration::from_secs(10));
             }
-            carriers.into_iter().for_each(|carrier| carrier.join().expect("a carrier"));
-            assert_eq!(call.data, sum(1, 2, len));
-        },
-    );
+        }
+        carriers.into_iter().for_each(|carrier| carrier.join().expect("a carrier"));
+        assert_eq!(call.data, sum(1, 2, len));
+    });
 }
 
 /// Sleeps as a carrier would on its sockets; a lost ring fails the test here.
@@ -151,16 +135,10 @@ fn poll(waker: &xdp_agg_intranode::Waker) {
 #[test]
 fn a_mismatch_is_told_to_all() {
     for odd in 0..3 {
-        let errors = run(
-            3,
-            |_| {},
-            move |group| {
-                let len = if group.local_rank() == odd { 1001 } else { 1000 };
-                Running::begin(&group, 5, len, 64)
-                    .and_then(Running::finish)
-                    .expect_err("a mismatch")
-            },
-        );
+        let errors = on_all(3, move |group| {
+            let len = if group.local_rank() == odd { 1001 } else { 1000 };
+            Running::begin(&group, 5, len, 64).and_then(Running::finish).expect_err("a mismatch")
+        });
         for error in errors {
             let Error::Mismatch { ours, theirs } = &error else { panic!("{error}") };
             let both = format!("{ours} {theirs}");
@@ -172,19 +150,15 @@ fn a_mismatch_is_told_to_all() {
 
 #[test]
 fn a_failure_is_told_to_all() {
-    let errors = run(
-        3,
-        |_| {},
-        |group| {
-            // It may have failed before this process comes to it.
-            let call = Running::begin(&group, 5, 100_000, 64).inspect(|call| {
-                if group.local_rank() == 1 {
-                    call.exchange.fail(42, "the aggregator is on fire");
-                }
-            });
-            call.and_then(Running::finish).expect_err("a failure")
-        },
-    );
+    let errors = on_all(3, |group| {
+        // It may have failed before this process comes to it.
+        let call = Running::begin(&group, 5, 100_000, 64).inspect(|call| {
+            if group.local_rank() == 1 {
+                call.exchange.fail(42, "the aggregator is on fire");
+            }
+        });
+        call.and_then(Running::finish).expect_err("a failure")
+    });
     let expected = Error::Elsewhere {
         local_rank: 1,
         code: 42,
@@ -195,97 +169,73 @@ fn a_failure_is_told_to_all() {
 
 #[test]
 fn giving_up_is_told_to_all() {
-    let errors = run(
-        2,
-        |_| {},
-        |group| {
-            let call = Running::begin(&group, 5, 100_000, 64);
-            if group.local_rank() == 1 {
-                drop(call.expect("a call"));
-                // The group stays: it is the call that is given up.
-                std::thread::sleep(Duration::from_millis(300));
-                return None;
-            }
-            Some(call.and_then(Running::finish).expect_err("the other gave up"))
-        },
-    );
+    let errors = on_all(2, |group| {
+        let call = Running::begin(&group, 5, 100_000, 64);
+        if group.local_rank() == 1 {
+            drop(call.expect("a call"));
+            // The group stays: it is the call that is given up.
+            std::thread::sleep(Duration::from_millis(300));
+            return None;
+        }
+        Some(call.and_then(Running::finish).expect_err("the other gave up"))
+    });
     let error = errors[0].clone().expect("an error");
     assert!(matches!(error, Error::Elsewhere { local_rank: 1, code: ABANDONED, .. }), "{error}");
 }
 
 #[test]
 fn one_who_left_is_not_waited_for() {
-    let errors = run(
-        2,
-        |_| {},
-        |group| {
-            if group.local_rank() == 1 {
-                return None;
-            }
-            let call = Running::begin(&group, 5, 100_000, 64).expect("a call");
-            Some(call.finish().expect_err("the other has left"))
-        },
-    );
+    let errors = on_all(2, |group| {
+        if group.local_rank() == 1 {
+            return None;
+        }
+        let call = Running::begin(&group, 5, 100_000, 64).expect("a call");
+        Some(call.finish().expect_err("the other has left"))
+    });
     assert_eq!(errors[0], Some(Error::PeerLeft { local_rank: 1 }));
 }
 
 #[test]
 fn all_room_comes_back() {
-    run(
-        2,
-        |options| options.segment = MIN_SEGMENT,
-        |group| {
-            // More calls than the table has records, and more bytes than the segment has.
-            for sequence in 0..200 {
-                let start = Instant::now();
-                let call = loop {
-                    match Running::begin(&group, sequence, 20_000, 64) {
-                        // The other process may not have left the last call yet.
-                        Err(Error::Busy { .. }) if start.elapsed() < Duration::from_secs(10) => {
-                            std::thread::yield_now();
-                        }
-                        done => break done,
+    in_small_segment(2, |group| {
+        // More calls than the table has records, and more bytes than the segment has.
+        for sequence in 0..200 {
+            let start = Instant::now();
+            let call = loop {
+                match Running::begin(&group, sequence, 20_000, 64) {
+                    // The other process may not have left the last call yet.
+                    Err(Error::Busy { .. }) if start.elapsed() < Duration::from_secs(10) => {
+                        std::thread::yield_now();
                     }
-                };
-                assert_eq!(
-                    call.expect("a call").finish().expect("a result"),
-                    sum(sequence, 2, 20_000)
-                );
-            }
-        },
-    );
+                    done => break done,
+                }
+            };
+            assert_eq!(call.expect("a call").finish().expect("a result"), sum(sequence, 2, 20_000));
+        }
+    });
 }
 
 #[test]
 fn what_can_never_fit_is_said_at_once() {
-    run(
-        2,
-        |options| options.segment = MIN_SEGMENT,
-        |group| {
-            let geometry = Geometry::new(10_000_000, 352, 4096, 2);
-            let error =
-                group.begin(&common::shape(1, 10_000_000), geometry).expect_err("too large");
-            assert!(matches!(error, Error::TooLarge { .. }), "{error}");
-        },
-    );
+    in_small_segment(2, |group| {
+        let geometry = Geometry::new(10_000_000, 352, 4096, 2);
+        let error = group.begin(&common::shape(1, 10_000_000), geometry).expect_err("too large");
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    });
 }
 
 #[test]
 #[should_panic(expected = "a thread")]
 fn finishing_while_inputs_are_held_is_refused() {
-    run(
-        1,
-        |_| {},
-        |group| {
-            let mut call = Running::begin(&group, 1, 100, 64).expect("a call");
-            while call.exchange.staged() == 0 {
-                call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll");
-            }
-            let inputs = call.exchange.inputs(0);
-            assert_eq!(inputs[0], &input(1, 0, 100)[..256]);
-            call.exchange.finish(0, xdp_agg_intranode::Marks::default());
-        },
-    );
+    on_all(1, |group| {
+        let mut call = Running::begin(&group, 1, 100, 64).expect("a call");
+        while call.exchange.staged() == 0 {
+            call.feeder.poll(&mut call.data, &mut common::peak).expect("a poll");
+        }
+        let inputs = call.exchange.inputs(0);
+        assert_eq!(inputs[0], &input(1, 0, 100)[..256]);
+        call.exchange.finish(0, xdp_agg_intranode::Marks::default());
+    });
 }
 
 /// Carries the blocks of a call in `flows` flows, block `j` in flow `j mod flows`. Like a flow of

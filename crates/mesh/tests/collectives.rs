@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{bytes, on_all, world};
+use support::{at_once, bytes, on_all, world};
 use xdp_agg_mesh::{Algorithm, Groups, Op, schedule};
 
 /// Nothing, one byte, odd sizes around a chunk, and one that takes several receives.
@@ -192,10 +192,7 @@ fn everybody_gets_something_through_to_everybody() {
         std::thread::sleep(Duration::from_millis(u64::from(mesh.rank()) * 50));
         mesh.flood(Duration::from_millis(50), Duration::from_millis(300)).expect("all are well")
     };
-    let rates: Vec<Vec<f64>> = std::thread::scope(|scope| {
-        let all: Vec<_> = meshes.into_iter().map(|mesh| scope.spawn(move || flood(mesh))).collect();
-        all.into_iter().map(|one| one.join().expect("no panic")).collect()
-    });
+    let rates = at_once(meshes, flood);
     for (rank, row) in rates.iter().enumerate() {
         for (from, rate) in row.iter().enumerate() {
             // Loopback carries gigabytes a second, this machine's other work notwithstanding.

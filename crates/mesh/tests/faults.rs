@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, bytes, listed, on_all, world, world_of};
+use support::{LIMIT, at_once, bytes, listed, on_all, rendezvous, world, world_of};
 use xdp_agg_mesh::{Algorithm, Error, Mesh, Op};
 
 const CHUNKED: Algorithm = Algorithm::PipelinedChain { chunk: 4096 };
@@ -138,15 +138,10 @@ fn arguments_that_cannot_be_are_refused_at_once() {
 /// A rank with another cookie is turned away, and told why; the others name the missing rank.
 #[test]
 fn a_wrong_cookie_is_refused() {
-    let opened: Vec<_> = listed(3)
-        .into_iter()
-        .zip([9, 8, 9])
-        .map(|(builder, cookie)| builder.cookie(cookie).deadline(Duration::from_secs(1)))
-        .map(|builder| std::thread::spawn(move || builder.open().map(drop)))
-        .collect();
-    let results: Vec<_> =
-        opened.into_iter().map(|thread| thread.join().expect("no panic")).collect();
-    let errors: Vec<Error> = results.into_iter().map(|r| r.expect_err("one differs")).collect();
+    let errors: Vec<Error> = at_once(listed(3).into_iter().zip([9, 8, 9]), |(builder, cookie)| {
+        let opened = builder.cookie(cookie).deadline(Duration::from_secs(1)).open();
+        opened.map(drop).expect_err("one differs")
+    });
     assert!(matches!(&errors[0], Error::Refused { by: 1, reason } if reason.contains("cookie")));
     assert!(matches!(&errors[1], Error::MissingRanks { missing, .. } if missing == &[0]));
     let said = errors[2].to_string();
@@ -164,12 +159,7 @@ fn strangers_are_ignored() {
     let start = Instant::now();
     let mut loud = TcpStream::connect(address).expect("it listens");
     loud.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
-    let threads: Vec<_> = builders
-        .into_iter()
-        .map(|builder| std::thread::spawn(move || builder.cookie(5).open().expect("both come")))
-        .collect();
-    let mut meshes: Vec<Mesh> =
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    let mut meshes = at_once(builders, |builder| builder.cookie(5).open().expect("both come"));
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     on_all(&mut meshes, |mesh| mesh.barrier().expect("all are well"));
 }
@@ -193,14 +183,11 @@ fn settings_that_cannot_be_are_refused() {
 
 #[test]
 fn missing_ranks_are_named_at_the_rendezvous() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("bound");
     let start =
         |rank| Mesh::builder().rank(rank).world_size(4).deadline(Duration::from_millis(700));
-    let host = std::thread::spawn(move || start(0).listener(listener).open().map(drop));
-    let guest = std::thread::spawn(move || start(2).rendezvous(address).open().map(drop));
-    for thread in [host, guest] {
-        let error = thread.join().expect("no panic").expect_err("two are missing");
+    let both = rendezvous([0, 2].into_iter().map(start));
+    for ended in at_once(both, |builder| builder.open().map(drop)) {
+        let error = ended.expect_err("two are missing");
         assert!(
             matches!(&error, Error::MissingRanks { missing, .. } if missing == &[1, 3]),
             "{error}"

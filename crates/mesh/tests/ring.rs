@@ -1,11 +1,14 @@
 //! All-reduce round rings of threads over loopback.
 
+mod support;
+
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use support::{at_once, rendezvous};
 use xdp_agg_mesh::{Builder, Error, Mesh, Op};
 
 const SHORT: Duration = Duration::from_millis(1500);
@@ -20,22 +23,8 @@ fn on_ring<R: Send>(
     set: impl Fn(Builder) -> Builder + Sync,
     work: impl Fn(Mesh) -> R + Sync,
 ) -> Vec<R> {
-    let listener = listener();
-    let address = listener.local_addr().unwrap();
-    thread::scope(|scope| {
-        let (set, work) = (&set, &work);
-        let mut listener = Some(listener);
-        let ranks: Vec<_> = (0..world)
-            .map(|rank| {
-                let mut builder = Mesh::builder().rank(rank).world_size(world).rendezvous(address);
-                if let Some(listener) = listener.take() {
-                    builder = builder.listener(listener);
-                }
-                scope.spawn(move || work(set(builder).open().unwrap()))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let ranks = (0..world).map(|rank| Mesh::builder().rank(rank).world_size(world));
+    at_once(rendezvous(ranks), |builder| work(set(builder).open().unwrap()))
 }
 
 fn unchanged(builder: Builder) -> Builder {

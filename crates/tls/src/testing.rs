@@ -9,12 +9,16 @@ use std::path::{Path, PathBuf};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
 };
+use tempfile::TempDir;
 
 use crate::{ClientFiles, ServerFiles};
 
-/// An authority that signs what it is asked to.
+/// An authority that signs what it is asked to. Its files are gone with it.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
+    directory: TempDir,
+    /// The file of its certificate.
+    pub ca: PathBuf,
 }
 
 /// When a certificate is valid.
@@ -41,7 +45,7 @@ impl Authority {
     /// A new one.
     ///
     /// # Panics
-    /// No key or certificate can be made.
+    /// No key, certificate or directory can be made.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
@@ -49,16 +53,21 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key can be made");
         let issuer = CertifiedIssuer::self_signed(params, key).expect("it can sign itself");
-        Self { issuer }
+        let directory = tempfile::tempdir().expect("a directory");
+        let ca = write(directory.path(), "ca.pem", &issuer.pem());
+        Self { issuer, directory, ca }
     }
 
-    /// Writes its certificate to `directory` and returns the file.
-    ///
-    /// # Panics
-    /// It cannot be written.
+    /// Where its files are.
     #[must_use]
-    pub fn file(&self, directory: &Path) -> PathBuf {
-        write(directory, "ca.pem", &self.issuer.pem())
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What a client without a certificate needs.
+    #[must_use]
+    pub fn trusting(&self) -> ClientFiles {
+        ClientFiles { ca: Some(self.ca.clone()), ..ClientFiles::default() }
     }
 
     /// Makes a certificate for a host name or an IP address, and its key.
@@ -66,7 +75,7 @@ impl Authority {
     /// # Panics
     /// They cannot be made or written.
     #[must_use]
-    pub fn issue(&self, directory: &Path, name: &str, valid: Valid) -> Identity {
+    pub fn issue(&self, name: &str, valid: Valid) -> Identity {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("it is a name");
         params.distinguished_name.push(DnType::CommonName, name);
         (params.not_before, params.not_after) = match valid {
@@ -81,8 +90,8 @@ impl Authority {
             other => format!("{name}-{other:?}"),
         };
         Identity {
-            certificate: write(directory, &format!("{name}.pem"), &certificate.pem()),
-            key: write(directory, &format!("{name}.key"), &key.serialize_pem()),
+            certificate: write(self.directory(), &format!("{name}.pem"), &certificate.pem()),
+            key: write(self.directory(), &format!("{name}.key"), &key.serialize_pem()),
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use tempfile::TempDir;
 use xdp_agg_tls::testing::{Authority, Valid};
 use xdp_agg_tls::{ClientFiles, ServerFiles, TlsError};
 
@@ -15,22 +14,17 @@ fn says<T: std::fmt::Debug>(result: Result<T, TlsError>, words: &[&str]) {
     }
 }
 
-fn directory() -> TempDir {
-    tempfile::tempdir().expect("a directory")
-}
-
 #[test]
 fn right_files_are_loaded_and_none_is_no_tls() {
-    let directory = directory();
     let authority = Authority::new("test");
-    let ca = authority.file(directory.path());
-    let one = authority.issue(directory.path(), "10.0.0.1", Valid::Now);
+    let ca = &authority.ca;
+    let one = authority.issue("10.0.0.1", Valid::Now);
     let server = one.server().load().expect("all is right").expect("files are named");
     assert!(!server.asks_for_certificates());
     let asking = ServerFiles { client_ca: Some(ca.clone()), ..one.server() };
     let server = asking.load().expect("all is right").expect("files are named");
     assert!(server.asks_for_certificates());
-    let client = one.client(&ca).load("10.0.0.1").expect("all is right").expect("a CA is named");
+    let client = one.client(ca).load("10.0.0.1").expect("all is right").expect("a CA is named");
     assert!(format!("{client:?}").contains("10.0.0.1"));
     assert!(ServerFiles::default().load().expect("nothing is right").is_none());
     assert!(ClientFiles::default().load("10.0.0.1").expect("nothing is right").is_none());
@@ -38,18 +32,16 @@ fn right_files_are_loaded_and_none_is_no_tls() {
 
 #[test]
 fn a_file_that_is_wrong_is_named_with_its_setting() {
-    let directory = directory();
     let authority = Authority::new("test");
-    let ca = authority.file(directory.path());
-    let one = authority.issue(directory.path(), "one", Valid::Now);
-    let two = authority.issue(directory.path(), "two", Valid::Now);
-    let nowhere = directory.path().join("nowhere.pem");
-    let text = directory.path().join("text.pem");
+    let (one, two) = (authority.issue("one", Valid::Now), authority.issue("two", Valid::Now));
+    let directory = authority.directory();
+    let nowhere = directory.join("nowhere.pem");
+    let text = directory.join("text.pem");
     fs::write(&text, "not PEM at all\n").expect("it can be written");
-    let damaged = directory.path().join("damaged.pem");
+    let damaged = directory.join("damaged.pem");
     let whole = fs::read_to_string(&one.certificate).expect("it is there");
     fs::write(&damaged, whole.replace("END", "BIN")).expect("it can be written");
-    let garbled = directory.path().join("garbled.pem");
+    let garbled = directory.join("garbled.pem");
     let nonsense = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     fs::write(&garbled, nonsense).expect("it can be written");
     let load = |certificate: &Path, key: &Path, ca: Option<&Path>| {
@@ -67,7 +59,7 @@ fn a_file_that_is_wrong_is_named_with_its_setting() {
     says(load(certificate, key, Some(&nowhere)), &["tls-client-ca", "nowhere.pem", "authority"]);
     says(load(certificate, key, Some(&garbled)), &["tls-client-ca", "garbled.pem"]);
     says(one.client(&nowhere).load("one"), &["tls-ca", "nowhere.pem"]);
-    says(one.client(&ca).load("not a name!"), &["tls-name", "not a name!"]);
+    says(one.client(&authority.ca).load("not a name!"), &["tls-name", "not a name!"]);
     let endless = ClientFiles { ca: Some("/dev/zero".into()), ..ClientFiles::default() };
     says(endless.load("one"), &["tls-ca", "/dev/zero", "no certificate"]);
 }

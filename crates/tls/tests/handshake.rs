@@ -2,40 +2,15 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::{ServerConnection, StreamOwned};
 use socket2::SockRef;
-use tempfile::TempDir;
-use xdp_agg_tls::testing::{Authority, Identity, Valid};
+use xdp_agg_tls::testing::{Authority, Valid};
 use xdp_agg_tls::{ClientFiles, ControlStream, OpenError, ServerFiles, Side, explain};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-
-struct Certificates {
-    directory: TempDir,
-    authority: Authority,
-    ca: PathBuf,
-}
-
-impl Certificates {
-    fn new(name: &str) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let authority = Authority::new(name);
-        let ca = authority.file(directory.path());
-        Self { directory, authority, ca }
-    }
-
-    fn issue(&self, name: &str, valid: Valid) -> Identity {
-        self.authority.issue(self.directory.path(), name, valid)
-    }
-
-    fn trusting(&self) -> ClientFiles {
-        ClientFiles { ca: Some(self.ca.clone()), ..ClientFiles::default() }
-    }
-}
 
 type Accepted = StreamOwned<ServerConnection, TcpStream>;
 
@@ -77,7 +52,7 @@ fn fails(mut stream: Accepted) -> String {
 
 #[test]
 fn bytes_go_there_and_back_without_blocking() {
-    let certificates = Certificates::new("ours");
+    let certificates = Authority::new("ours");
     let server = certificates.issue("127.0.0.1", Valid::Now).server();
     // Reads nothing for a while, so that the client cannot get rid of all that it has.
     let slow = |stream: Accepted| {
@@ -117,7 +92,7 @@ fn bytes_go_there_and_back_without_blocking() {
 
 #[test]
 fn a_server_that_cannot_be_trusted_is_refused_with_the_reason() {
-    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
+    let (ours, foreign) = (Authority::new("ours"), Authority::new("foreign"));
     let cases = [
         (foreign.issue("127.0.0.1", Valid::Now), "authority in tls-ca", "UnknownCA"),
         (ours.issue("other.example", Valid::Now), "other.example", "BadCertificate"),
@@ -138,7 +113,7 @@ fn a_server_that_cannot_be_trusted_is_refused_with_the_reason() {
 
 #[test]
 fn a_client_without_the_right_certificate_learns_why() {
-    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
+    let (ours, foreign) = (Authority::new("ours"), Authority::new("foreign"));
     let server = ours.issue("127.0.0.1", Valid::Now).server();
     let server = ServerFiles { client_ca: Some(ours.ca.clone()), ..server };
     let cases = [
@@ -161,7 +136,7 @@ fn a_client_without_the_right_certificate_learns_why() {
 
 #[test]
 fn whatever_does_not_speak_tls_is_told_apart() {
-    let certificates = Certificates::new("ours");
+    let certificates = Authority::new("ours");
     let open = |serve: fn(TcpStream), patience| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("it is bound");

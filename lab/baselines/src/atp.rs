@@ -40,7 +40,6 @@ pub enum Fate {
 
 impl Fate {
     /// The fates of this number of blocks, where half of the slots are under way at a time.
-    #[must_use]
     pub fn of_blocks(blocks: u64, slots: u32) -> Vec<Self> {
         let window = u64::from(slots / 2).max(1);
         // The last block that took each slot.
@@ -78,9 +77,8 @@ impl Atp {
     }
 
     /// What sums in the network.
-    #[must_use]
-    pub const fn communicator(&self) -> &Communicator {
-        &self.communicator
+    pub fn engine(&self) -> String {
+        self.communicator.engine()
     }
 }
 

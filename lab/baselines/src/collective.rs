@@ -15,6 +15,11 @@ pub trait Collective: Send {
     /// `xdp-agg`, `tcp-ring`, …: the name in tables.
     fn system(&self) -> &'static str;
 
+    /// What goes through the aggregator, if anything does.
+    fn communicator(&self) -> Option<&Communicator> {
+        None
+    }
+
     /// All-reduces floats in place.
     ///
     /// # Errors
@@ -42,6 +47,10 @@ impl Collective for Communicator {
 
     fn system(&self) -> &'static str {
         "xdp-agg"
+    }
+
+    fn communicator(&self) -> Option<&Communicator> {
+        Some(self)
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

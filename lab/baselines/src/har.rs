@@ -24,7 +24,6 @@ impl Har {
     }
 
     /// Over these connections.
-    #[must_use]
     pub const fn new(mesh: Mesh) -> Self {
         Self { mesh }
     }

@@ -11,13 +11,15 @@ mod report;
 mod strategy;
 mod usage;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
 use xdp_agg_baselines::{BoxError, Collective};
-use xdp_agg_client::{Builder, Chosen, Communicator};
+use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_mesh::Mesh;
 use xdp_agg_workloads::{Network, Workload};
 
@@ -37,7 +39,9 @@ use strategy::Strategy;
 /// With --strategy it replays iterations of training: the gradients of --workload in buckets, from
 /// the last layer to the first, or each of --bytes as one bucket. LOCAL_RANK and LOCAL_WORLD_SIZE
 /// tell which processes share a host; XDP_AGG_PS_ADDRS where parameter servers are.
-#[derive(clap::Args, Debug)]
+#[derive(Debug, Parser)]
+#[command(name = "xdp-agg-bench", version, after_help = crate::EXIT_CODES)]
+#[command(args_override_self = true)]
 pub struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value_t = System::XdpAgg)]
@@ -101,55 +105,16 @@ enum Dtype {
     I32,
 }
 
-/// What is connected, and what it can tell besides its sums.
-enum Connected {
-    XdpAgg(Box<Communicator>),
-    TcpRing(Box<Mesh>),
+fn open(system: System) -> Result<Box<dyn Collective>> {
+    Ok(match system {
+        System::XdpAgg => Box::new(Builder::from_env()?.scale(pattern::EXACT_SCALE).connect()?),
+        System::TcpRing => Box::new(Mesh::from_env()?),
+    })
 }
 
-impl Connected {
-    fn open(system: System) -> Result<Self> {
-        Ok(match system {
-            System::XdpAgg => {
-                let builder = Builder::from_env()?.scale(pattern::EXACT_SCALE);
-                Self::XdpAgg(Box::new(builder.connect()?))
-            }
-            System::TcpRing => Self::TcpRing(Box::new(Mesh::from_env()?)),
-        })
-    }
-
-    fn collective(&mut self) -> &mut dyn Collective {
-        match self {
-            Self::XdpAgg(communicator) => communicator.as_mut(),
-            Self::TcpRing(ring) => ring.as_mut(),
-        }
-    }
-
-    /// `algorithm` in tables: what sums, and how results come.
-    fn algorithm(&self) -> String {
-        match self {
-            Self::XdpAgg(communicator) => {
-                format!("{}, {}", communicator.engine(), communicator.result_mode().name())
-            }
-            Self::TcpRing(_) => "ring".to_owned(),
-        }
-    }
-
-    /// By which strategy it sums, and why.
-    fn chosen(&self) -> Option<Chosen> {
-        match self {
-            Self::XdpAgg(communicator) => Some(communicator.chosen().clone()),
-            Self::TcpRing(_) => None,
-        }
-    }
-
-    /// Counters for the JSON report.
-    fn counters(&self) -> Result<serde_json::Value> {
-        Ok(match self {
-            Self::XdpAgg(communicator) => serde_json::to_value(communicator.counters())?,
-            Self::TcpRing(_) => serde_json::Value::Null,
-        })
-    }
+/// `algorithm` in tables: what sums, and how results come.
+fn algorithm(communicator: &Communicator) -> String {
+    format!("{}, {}", communicator.engine(), communicator.result_mode().name())
 }
 
 /// Runs the benchmark of this rank.
@@ -164,21 +129,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(strategy) = args.strategy {
         return replay_all(args, strategy);
     }
-    let mut connected = Connected::open(args.system)?;
-    let (rank, world_size) = {
-        let collective = connected.collective();
-        (collective.rank(), collective.world_size())
+    let mut collective = open(args.system)?;
+    let rank = collective.rank();
+    let mut report = Report {
+        rank,
+        world_size: collective.world_size(),
+        system: collective.system(),
+        algorithm: collective.communicator().map_or_else(|| "ring".to_owned(), algorithm),
+        chosen: collective.communicator().map(|communicator| communicator.chosen().clone()),
+        dtype: args.dtype.name(),
+        ..Report::default()
     };
-    let mut report = Report::new(rank, world_size, connected.collective().system());
-    report.algorithm = connected.algorithm();
-    report.chosen = connected.chosen();
-    report.dtype = args.dtype.name().to_owned();
     if rank == 0 {
         print!("{}", report.heading());
     }
     for &bytes in &args.bytes {
         let plan = Plan { bytes, iters: args.iters, warmup: args.warmup };
-        let row = measure_one(connected.collective(), args.dtype, plan)
+        let row = measure_one(collective.as_mut(), args.dtype, plan)
             .map_err(|error| anyhow!(error))
             .with_context(|| format!("rank {rank}, {bytes} bytes"))?;
         if rank == 0 {
@@ -186,13 +153,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         report.rows.push(row);
     }
-    report.counters = connected.counters()?;
-    report.finish();
+    if let Some(communicator) = collective.communicator() {
+        report.counters = serde_json::to_value(communicator.counters())?;
+    }
+    report.peak_memory_bytes = usage::peak_memory().unwrap_or(0);
     if rank == 0 {
         print!("{}", report.footing());
     }
     if let Some(file) = &args.json {
-        report.write(file)?;
+        write(file, rank, &report)?;
     }
     match report.wrong() {
         0 => Ok(ExitCode::SUCCESS),
@@ -210,12 +179,19 @@ fn replay_all(args: &Args, strategy: Strategy) -> Result<ExitCode> {
     let plan = replay::Plan { strategy, phases: &args.phase, marks: args.marks };
     let report = replay::run(opened.as_mut(), &plan, &loads)?;
     if let Some(file) = &args.json {
-        report.write(file)?;
+        write(file, opened.rank(), &report)?;
     }
     match report.wrong() {
         0 => Ok(ExitCode::SUCCESS),
         wrong => bail!("{wrong} elements are wrong on this rank: the sums cannot be trusted"),
     }
+}
+
+/// Writes a rank's report; `{rank}` in the file's name stands for the rank.
+fn write(file: &Path, rank: u16, report: &impl Serialize) -> Result<()> {
+    let name = file.to_string_lossy().replace("{rank}", &rank.to_string());
+    let json = serde_json::to_string_pretty(report)?;
+    fs::write(&name, json + "\n").with_context(|| format!("writing {name}"))
 }
 
 /// A share above 0, at most 1.

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 /// What a program ends with.
-pub const EXIT_CODES: &str = "\
+const EXIT_CODES: &str = "\
 Exit codes:
   0  done
   1  failed or refused; the message says what was wrong, what was expected and what to do
@@ -26,7 +26,6 @@ const WRONG_USAGE: u8 = 2;
 struct WrongConfig(String);
 
 /// How a program ends: what went wrong is said behind its name.
-#[must_use]
 pub fn end(program: &str, done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
         // If not even this can be written, the exit code says enough.

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use xdp_agg_ps::{ServeOptions, Server};
@@ -17,7 +18,8 @@ use xdp_agg_ps::{ServeOptions, Server};
 /// finds no slot in `atp`. A job may have several servers: of `p`, each adds one block in `p`. When
 /// workers may connect, one line goes to standard output: `ready ps=ADDR:PORT`. Logs go to standard
 /// error.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Parser)]
+#[command(name = "xdp-agg-ps", version, after_help = crate::EXIT_CODES, args_override_self = true)]
 pub struct Args {
     /// Where workers connect (TCP); port 0 takes a free one
     #[arg(

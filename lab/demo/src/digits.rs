@@ -57,19 +57,16 @@ impl Images {
     }
 
     /// Number of images.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
     /// Whether there is no image.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
     /// The images at `indices`, in that order.
-    #[must_use]
     pub fn select(&self, indices: &[usize]) -> Self {
         let mut selected = Self::default();
         for &i in indices {
@@ -80,7 +77,6 @@ impl Images {
     }
 
     /// Divides into images for training and [`TEST_IMAGES`] for testing, by lot.
-    #[must_use]
     pub fn split(&self, seed: u64) -> (Self, Self) {
         let mut order: Vec<usize> = (0..self.len()).collect();
         Random::new(seed, SPLIT).shuffle(&mut order);

@@ -64,7 +64,6 @@ impl Emulated {
 
 impl Exchange {
     /// The name in tables and records.
-    #[must_use]
     pub fn system(&self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -75,7 +74,6 @@ impl Exchange {
     }
 
     /// This process' rank.
-    #[must_use]
     pub fn rank(&self) -> u16 {
         match self {
             Self::Single | Self::Emulated(_) => 0,
@@ -85,7 +83,6 @@ impl Exchange {
     }
 
     /// Parts that a batch is divided into.
-    #[must_use]
     pub fn parts(&self) -> usize {
         usize::from(match self {
             Self::Single => 1,
@@ -96,7 +93,6 @@ impl Exchange {
     }
 
     /// The parts whose gradients this process computes.
-    #[must_use]
     pub fn own_parts(&self) -> std::ops::Range<usize> {
         match self {
             Self::Single | Self::Emulated(_) => 0..self.parts(),
@@ -109,9 +105,6 @@ impl Exchange {
 
     /// Leaves rank 0's weights at all ranks. An aggregator sends them, and other ranks throw away
     /// what they have. Elsewhere all have them from the same seed.
-    ///
-    /// # Errors
-    /// Those of the broadcast.
     pub fn share(&mut self, weights: &mut [f32]) -> Result<(), BoxError> {
         if let Self::Aggregator(communicator) = self {
             if communicator.rank() != 0 {
@@ -125,9 +118,6 @@ impl Exchange {
 
     /// Leaves in the first vector the average over all parts. `vectors` are those of
     /// [`Self::own_parts`].
-    ///
-    /// # Errors
-    /// Those of the all-reduce.
     pub fn average(&mut self, vectors: &mut [Vec<f32>]) -> Result<(), BoxError> {
         match self {
             Self::Single => Ok(()),
@@ -144,7 +134,6 @@ impl Exchange {
 
     /// Elements of this process that did not fit the fixed-point numbers; None without such
     /// numbers.
-    #[must_use]
     pub fn saturated(&self) -> Option<u64> {
         match self {
             Self::Single | Self::Ring(_) => None,
@@ -154,7 +143,6 @@ impl Exchange {
     }
 
     /// What sums, where an aggregator does.
-    #[must_use]
     pub fn engine(&self) -> Option<String> {
         match self {
             Self::Aggregator(communicator) => Some(communicator.engine()),
@@ -163,7 +151,6 @@ impl Exchange {
     }
 
     /// The communicator's counters, where there is one.
-    #[must_use]
     pub fn counters(&self) -> Option<serde_json::Value> {
         match self {
             Self::Aggregator(communicator) => serde_json::to_value(communicator.counters()).ok(),

@@ -51,7 +51,6 @@ pub struct Batch {
 impl Network {
     /// A network with random weights (evenly within `±sqrt(6 / (inputs + outputs))`, after
     /// Glorot) and zero biases.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed, INITIAL_WEIGHTS);
         let mut parameters = Vec::with_capacity(PARAMETERS);

@@ -13,9 +13,6 @@ const LEAST_LOSS: f64 = 1e-5;
 const FLOOR: f64 = 1e-8;
 
 /// Writes an SVG of the loss curves and their differences.
-///
-/// # Errors
-/// The file cannot be written.
 pub fn write(path: &Path, single: &Run, runs: &[Run], report: &Report) -> Result<(), ReportError> {
     let curve = |name: String, values: &mut dyn Iterator<Item = f64>, least: f64| Series {
         name,

@@ -9,7 +9,6 @@ pub struct Random(SplitMix64);
 
 impl Random {
     /// A sequence of its own for every pair of seed and purpose.
-    #[must_use]
     pub fn new(seed: u64, purpose: u64) -> Self {
         let start = SplitMix64::seed_from_u64(seed).next_u64();
         Self(SplitMix64::seed_from_u64(start ^ purpose))

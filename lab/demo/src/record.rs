@@ -86,9 +86,6 @@ pub struct RecordError {
 
 impl Record {
     /// Writes it as JSON.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), RecordError> {
         let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from);
         let fail = |source| RecordError { doing: "write", path: path.into(), source };
@@ -107,7 +104,6 @@ impl Record {
 }
 
 /// A digest of the bits of `values` (64-bit FNV-1a of their little-endian bytes).
-#[must_use]
 pub fn digest(values: &[f32]) -> String {
     let mut state = FnvHasher::default();
     values.iter().for_each(|value| state.write(&value.to_le_bytes()));

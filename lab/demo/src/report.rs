@@ -96,19 +96,16 @@ impl Run {
     }
 
     /// Rank 0's record.
-    #[must_use]
     pub fn first(&self) -> &Record {
         &self.0[0]
     }
 
     /// All records, by rank.
-    #[must_use]
     pub fn records(&self) -> &[Record] {
         &self.0
     }
 
     /// Magnitudes of the losses' differences from another run's, by step.
-    #[must_use]
     pub fn loss_differences(&self, other: &Self) -> Vec<f64> {
         let losses = self.first().loss_by_step.iter().zip(&other.first().loss_by_step);
         losses.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).collect()
@@ -212,7 +209,6 @@ impl Report {
     }
 
     /// Table and verdict for the terminal.
-    #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!(
             "{:<9} {:>7} {:>10} {:>9} {:>16} {:>14} {:>16} {:>8}\n",
@@ -249,7 +245,6 @@ impl Report {
     }
 
     /// What the numbers say, in sentences.
-    #[must_use]
     pub fn verdict(&self) -> String {
         let mut text = String::new();
         let difference = self.rows.iter().find(|row| row.system == "xdp-agg");

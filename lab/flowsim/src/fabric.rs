@@ -46,7 +46,6 @@ impl Costs {
     };
 
     /// Seconds that a step with this number of members costs.
-    #[must_use]
     pub fn step_of(&self, members: usize) -> f64 {
         self.step + self.jitter * (2.0 * (members.max(1) as f64).ln()).sqrt()
     }
@@ -67,7 +66,6 @@ const OWN: usize = 3;
 
 impl<'a> Fabric<'a> {
     /// Resources of a network.
-    #[must_use]
     pub fn new(network: &'a Network, costs: Costs) -> Self {
         let links = network.links();
         let mut capacities: Vec<f64> = links.iter().map(|link| link.capacity.bytes()).collect();
@@ -78,25 +76,21 @@ impl<'a> Fabric<'a> {
     }
 
     /// The network.
-    #[must_use]
     pub const fn network(&self) -> &'a Network {
         self.network
     }
 
     /// What transfers cost.
-    #[must_use]
     pub const fn costs(&self) -> &Costs {
         &self.costs
     }
 
     /// Capacities of all resources in bytes a second; links first, in the network's order.
-    #[must_use]
     pub fn capacities(&self) -> &[f64] {
         &self.capacities
     }
 
     /// An empty set of uses of these resources.
-    #[must_use]
     pub fn uses(&self) -> Uses {
         Uses::new(self.capacities.len())
     }
@@ -146,7 +140,6 @@ impl<'a> Fabric<'a> {
     }
 
     /// What each host sends through: the first link on its way anywhere.
-    #[must_use]
     pub fn uplinks(&self) -> Vec<ResourceId> {
         let hosts = self.network.hosts();
         let links = self.network.links();

@@ -57,7 +57,6 @@ pub struct SpineLeaf {
 
 impl SpineLeaf {
     /// The network whose racks' hosts can send `ratio` times what the racks' cables carry.
-    #[must_use]
     pub fn oversubscribed(
         (spines, leaves, hosts_per_leaf): (usize, usize, usize),
         host_rate: Rate,

@@ -38,7 +38,6 @@ pub struct Question {
 
 impl Question {
     /// One process a host, trees in lockstep, ideal costs, exact rates.
-    #[must_use]
     pub fn ideal(way: Way, bytes: f64) -> Self {
         Self {
             way,

@@ -6,37 +6,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// Two racks of two hosts, uplinks 2:1.
-const RACKS: &str = r#"
-name = "two racks"
-[defaults]
-rate = "1gbit"
-[[region]]
-name = "a"
-oversubscription = 2.0
-[[region]]
-name = "b"
-oversubscription = 2.0
-[[host]]
-name = "a0"
-rank = 0
-address = "10.0.0.1"
-region = "a"
-[[host]]
-name = "a1"
-rank = 1
-address = "10.0.0.2"
-region = "a"
-[[host]]
-name = "b0"
-rank = 2
-address = "10.0.0.3"
-region = "b"
-[[host]]
-name = "b1"
-rank = 3
-address = "10.0.0.4"
-region = "b"
-"#;
+const RACKS: &str = include_str!("../../../crates/topology/tests/racks.toml");
 
 /// Whether it went well, what it printed, and what it complained about.
 fn flowsim(args: &[&str]) -> (bool, String, String) {
@@ -219,12 +189,13 @@ fn a_file_may_have_more_hosts_than_a_job() {
 
 #[test]
 fn a_rack_without_agent_is_refused_with_its_line() {
-    let alone = RACKS.replace("[defaults]", "[defaults]\ndaemon = false");
+    let alone = RACKS.replace("strategy = \"rat\"", "");
+    let alone = alone.replace("[defaults]", "[defaults]\ndaemon = false");
     let alone = alone.replacen("oversubscription = 2.0", "oversubscription = 2.0\nAGENT", 1);
     let alone = alone.replace("AGENT", "aggregator = \"10.0.0.201:9870\"");
     for strategy in ["rat", "rina"] {
         let (fine, _, error) = simulate(&alone, strategy, &[]);
-        assert!(!fine && error.contains("line 11: region \"b\" has 2 workers"), "{error}");
+        assert!(!fine && error.contains("line 14: region \"b\" has 2 workers"), "{error}");
         assert_eq!(error.matches("no agent").count(), 1, "{error}");
     }
     assert!(simulate(&alone, "passing", &[]).0);

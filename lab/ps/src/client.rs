@@ -65,7 +65,6 @@ pub struct Options {
 
 impl Options {
     /// A worker with a deadline of 30 s, blocks of [`DEFAULT_BLOCK`] and a queue of 1 MiB a server.
-    #[must_use]
     pub fn new(job: impl Into<String>, rank: u16, world: u16) -> Self {
         let (job, deadline) = (job.into(), Duration::from_secs(30));
         Self { job, rank, world, deadline, block: DEFAULT_BLOCK, queue: 1 << 20 }
@@ -155,13 +154,11 @@ impl PsClient {
     }
 
     /// This worker's rank.
-    #[must_use]
     pub const fn rank(&self) -> u16 {
         self.options.rank
     }
 
     /// Number of workers.
-    #[must_use]
     pub const fn world(&self) -> u16 {
         self.options.world
     }
@@ -228,7 +225,7 @@ impl PsClient {
         loop {
             let mut moved = false;
             for (link, flow) in self.links.iter_mut().zip(0..) {
-                moved |= call.write(link, flow, data)?;
+                moved |= call.write(link, flow, data);
                 moved |= call.read(link, flow, data)?;
             }
             if call.is_done(data.len()) {
@@ -341,19 +338,19 @@ impl Call {
     }
 
     /// Pushes to one server what it takes now.
-    fn write(&mut self, link: &mut Link, flow: usize, data: &[u8]) -> Result<bool, Error> {
+    fn write(&mut self, link: &mut Link, flow: usize, data: &[u8]) -> bool {
         let mut moved = false;
         loop {
             let Flow { sent, sent_at, .. } = self.flows[flow];
             if self.at(sent) >= data.len() {
-                return Ok(moved);
+                return moved;
             }
             let blocks = (sent..).step_by(self.links).take_while(|j| self.at(*j) < data.len());
             let frames = blocks.map(|block| {
                 let header = self.header(block, data.len());
                 (header, &data[self.at(block)..][..header.len as usize])
             });
-            let Some(written) = link.write_frames(frames, sent_at)? else { return Ok(moved) };
+            let Some(written) = link.write_frames(frames, sent_at) else { return moved };
             moved = true;
             let mut at = sent_at + written;
             let mut block = sent;

@@ -48,6 +48,14 @@ pub(crate) struct Overflow;
 /// Bytes of a part that are added before the next strip's: sum and parts stay in the first cache.
 const STRIP: usize = 4096;
 
+macro_rules! add_floats {
+    ($float:ty, $sum:expr, $part:expr) => {
+        for (sum, part) in $sum.as_chunks_mut().0.iter_mut().zip($part.as_chunks().0) {
+            *sum = (<$float>::from_le_bytes(*sum) + <$float>::from_le_bytes(*part)).to_le_bytes();
+        }
+    };
+}
+
 /// Adds all parts to the first, in their order; all are equally long, whole elements.
 pub(crate) fn add_all(
     element: ElementType,
@@ -60,26 +68,14 @@ pub(crate) fn add_all(
         let strip = &mut sum[at..end];
         let others = others.iter().map(|part| &part[at..end]);
         match element {
-            ElementType::F32 => others.for_each(|part| add_f32(strip, part)),
-            ElementType::F64 => others.for_each(|part| add_f64(strip, part)),
+            ElementType::F32 => others.for_each(|part| add_floats!(f32, strip, part)),
+            ElementType::F64 => others.for_each(|part| add_floats!(f64, strip, part)),
             ElementType::I32 => add_i32(strip, others)?,
             other => unreachable!("no frame carries {other}"),
         }
         at = end;
     }
     Ok(())
-}
-
-fn add_f32(sum: &mut [u8], part: &[u8]) {
-    for (sum, part) in sum.as_chunks_mut().0.iter_mut().zip(part.as_chunks().0) {
-        *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*part)).to_le_bytes();
-    }
-}
-
-fn add_f64(sum: &mut [u8], part: &[u8]) {
-    for (sum, part) in sum.as_chunks_mut().0.iter_mut().zip(part.as_chunks().0) {
-        *sum = (f64::from_le_bytes(*sum) + f64::from_le_bytes(*part)).to_le_bytes();
-    }
 }
 
 /// In 64 bits, so that only the whole sum has to fit and not each step to it.

@@ -29,7 +29,7 @@ pub(crate) const MAX_NAME: usize = 200;
 const MAGIC: u8 = b'P';
 
 /// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Kind {
     /// A worker introduces itself: [`Hello`].
@@ -83,15 +83,8 @@ impl Header {
         if bytes[1] != VERSION {
             return Err(format!("its protocol version is {}, expected {VERSION}", bytes[1]));
         }
-        let kind = match bytes[2] {
-            1 => Kind::Hello,
-            2 => Kind::Welcome,
-            3 => Kind::Push,
-            4 => Kind::Result,
-            5 => Kind::Failed,
-            6 => Kind::Bye,
-            other => return Err(format!("there is no frame of kind {other}")),
-        };
+        let kind = Kind::from_repr(bytes[2])
+            .ok_or_else(|| format!("there is no frame of kind {}", bytes[2]))?;
         let element = element::of_number(bytes[3]);
         let is_piece = matches!(kind, Kind::Push | Kind::Result);
         if element.is_some() != is_piece || (bytes[3] != 0 && !is_piece) {
@@ -164,7 +157,7 @@ impl Hello {
 }
 
 /// Why a job has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum Cause {
     /// The attempt to join.
@@ -204,15 +197,7 @@ impl Failure {
 
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let ([cause, _, low, high], rest) = bytes.split_first_chunk::<4>()?;
-        let cause = match cause {
-            1 => Cause::Refused,
-            2 => Cause::Lost,
-            3 => Cause::Mismatch,
-            4 => Cause::Deadline,
-            5 => Cause::Stopped,
-            6 => Cause::Overflow,
-            _ => return None,
-        };
+        let cause = Cause::from_repr(*cause)?;
         let (ranks, text) =
             rest.split_at_checked(2 * usize::from(u16::from_le_bytes([*low, *high])))?;
         let ranks = ranks.as_chunks().0.iter().map(|rank| u16::from_le_bytes(*rank)).collect();

@@ -19,6 +19,7 @@ mod client;
 mod element;
 mod error;
 mod frame;
+mod outbox;
 mod server;
 mod socket;
 

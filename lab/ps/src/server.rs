@@ -43,7 +43,6 @@ pub struct ServeOptions {
 
 impl ServeOptions {
     /// The defaults: 64 jobs, 4 MiB a worker, 60 s to join.
-    #[must_use]
     pub const fn new(listen: SocketAddr) -> Self {
         Self { listen, jobs_max: 64, window: 4 << 20, join_within: Duration::from_secs(60) }
     }
@@ -98,16 +97,12 @@ impl Server {
     }
 
     /// Where workers connect; with the port that the system chose.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn local_addr(&self) -> Result<SocketAddr, Error> {
         let what = "asking for the server's address";
         self.listener.local_addr().map_err(|source| Error::System { what, source })
     }
 
     /// What stops [`Self::run`].
-    #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }

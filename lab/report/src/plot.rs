@@ -1,11 +1,11 @@
 //! Plots as SVG files.
 
-use std::fmt::Display;
 use std::ops::Range;
 use std::path::Path;
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use crate::{ReportError, make_directory};
@@ -124,13 +124,7 @@ pub fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<(), Report
     let highest =
         bars.iter().map(|bar| bar.value.max(bar.bound.unwrap_or(0.0))).fold(0.0, f64::max);
     draw(file, 1, |root| {
-        let mut chart = ChartBuilder::on(root)
-            .caption(labels.title, ("sans-serif", 20))
-            .margin(15)
-            .x_label_area_size(45)
-            .y_label_area_size(75)
-            .build_cartesian_2d(0.0..bars.len() as f64, 0.0..highest * 1.15)?;
-        chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(labels.y).draw()?;
+        let mut chart = bar_chart(root, labels, 20, (bars.len(), highest * 1.15))?;
         for (i, bar) in bars.iter().enumerate() {
             let (left, right) = (i as f64 + 0.2, i as f64 + 0.8);
             let colour = COLOURS[i % COLOURS.len()];
@@ -148,9 +142,24 @@ pub fn bars(file: &Path, labels: &Labels<'_>, bars: &[Bar]) -> Result<(), Report
                 chart.draw_series([PathElement::new(mark, BLACK.stroke_width(3))])?;
             }
         }
-        root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
         Ok(())
     })
+}
+
+/// The frame of bars: a place each, up to this height.
+fn bar_chart<'a, 'b>(
+    root: &'a Area<'b>,
+    labels: &Labels<'_>,
+    title_size: i32,
+    (places, top): (usize, f64),
+) -> Result<Chart<'a, 'b, RangedCoordf64, RangedCoordf64>, Failure> {
+    let mut chart = ChartBuilder::on(root);
+    chart.caption(labels.title, ("sans-serif", title_size)).margin(15);
+    chart.x_label_area_size(45).y_label_area_size(75);
+    let mut chart = chart.build_cartesian_2d(0.0..places as f64, 0.0..top)?;
+    chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(labels.y).draw()?;
+    root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
+    Ok(chart)
 }
 
 /// Draws groups of bars beside each other, a colour a series.
@@ -170,13 +179,7 @@ pub fn groups(
         return Err(ReportError::Nothing);
     }
     draw(file, 1, |root| {
-        let mut chart = ChartBuilder::on(root)
-            .caption(labels.title, ("sans-serif", 18))
-            .margin(15)
-            .x_label_area_size(45)
-            .y_label_area_size(75)
-            .build_cartesian_2d(0.0..groups.len() as f64, 0.0..highest * 1.35)?;
-        chart.configure_mesh().disable_x_mesh().disable_x_axis().y_desc(labels.y).draw()?;
+        let mut chart = bar_chart(root, labels, 18, (groups.len(), highest * 1.35))?;
         let width = 0.9 / series.len().max(1) as f64;
         let place = |group: usize, bar: usize| group as f64 + 0.05 + bar as f64 * width;
         for (i, (name, colour)) in series.iter().zip(COLOURS.iter().cycle()).enumerate() {
@@ -211,25 +214,20 @@ pub fn groups(
             .background_style(WHITE.mix(0.8))
             .border_style(BLACK)
             .draw()?;
-        root.draw(&Text::new(labels.x, (90, SIZE.1 as i32 - 25), ("sans-serif", 15)))?;
         Ok(())
     })
 }
 
 /// A number above a bar: three digits that count.
 fn three(value: f64) -> String {
-    let digits = if value >= 100.0 {
-        0
-    } else if value >= 10.0 {
-        1
-    } else {
-        2
-    };
+    let digits = 2 - usize::from(value >= 10.0) - usize::from(value >= 100.0);
     format!("{value:.digits$}")
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type DrawResult = Result<(), Failure>;
 
 fn draw(
     file: &Path,
@@ -250,7 +248,7 @@ fn draw(
 }
 
 fn series_in<'a, 'b: 'a, X, Y>(
-    mut chart: ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    mut chart: Chart<'a, 'b, X, Y>,
     Panel { labels, axes, series }: &Panel<'_>,
 ) -> DrawResult
 where
@@ -280,18 +278,10 @@ where
 /// A number on an axis: no more digits than it needs.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "plotters wants this signature")]
 fn short(value: &f64) -> String {
-    fn trimmed(value: impl Display) -> String {
-        let text = value.to_string();
-        if text.contains('.') {
-            return text.trim_end_matches('0').trim_end_matches('.').to_owned();
-        }
-        text
-    }
     if (1e-300..1e-3).contains(value) {
-        format!("{value:.0e}")
-    } else {
-        trimmed(format!("{value:.3}"))
+        return format!("{value:.0e}");
     }
+    format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn range(values: impl Iterator<Item = f64>) -> Range<f64> {

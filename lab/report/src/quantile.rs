@@ -2,7 +2,6 @@
 
 /// The value below which a part `q` of the values lies (nearest rank); the median of an even
 /// number is the mean of the middle two. 0 where there are no values.
-#[must_use]
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use tempfile::TempDir;
 
 use super::compare;
-use super::lab::{Engine, Lab, Plan, Privilege, Program, ResultMode, wait_all};
-use super::scratch::Scratch;
-use super::setting::{Loss, Rate, parse_bytes, short_bytes};
+use super::files::{read_json, report_file, scratch};
+use super::lab::{Engine, Lab, Plan, Privilege, Program, wait_all};
+use super::setting::{Rate, parse_bytes, short_bytes};
 
 /// Sizes where none are given: 4 KiB to 64 MiB.
 const SIZES: [u64; 8] =
@@ -83,21 +84,13 @@ impl Row {
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     compare::warn_if_busy()?;
-    let engine = match privilege {
-        Privilege::Root => Engine::Xdp,
-        Privilege::UserNamespace => Engine::Userspace,
-    };
     let plan = Plan {
-        workers: args.workers,
-        rate: args.rate,
         mtu: args.mtu,
-        loss: Loss { ppm: 0 },
-        mode: ResultMode::Ports,
-        engine: args.engine.unwrap_or(engine),
-        privilege,
+        engine: privilege.engine(args.engine),
         offloads: !args.no_offloads,
+        ..Plan::new(args.workers, args.rate, privilege)
     };
-    let (lab, scratch) = (Lab::build(plan)?, Scratch::new()?);
+    let (lab, scratch) = (Lab::build(plan)?, scratch()?);
     let daemon = lab.start_daemon()?;
     let sizes = args.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
     let list = |sizes: &[u64]| sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
@@ -105,7 +98,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let Plan { workers, rate, mtu, .. } = plan;
     let engine = daemon.engine();
     println!("# broadcast: {workers} hosts, links: {rate}, MTU {mtu}{offloads}, {engine}");
-    let table = scratch.file("table.toml");
+    let table = scratch.path().join("table.toml");
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let tune = |job: &str, further: &[&str]| tune(&lab, &scratch, job, args.iters, further);
     tune("tune", &["--bytes", &list(&sizes), "--write", &path(&table)])?;
@@ -121,16 +114,15 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
 }
 
 /// Runs `xdp-agg tune` as every worker; its output is shown.
-fn tune(lab: &Lab, scratch: &Scratch, job: &str, iters: u32, further: &[&str]) -> Result<Report> {
-    let file = scratch.file(format!("{job}.json"));
+fn tune(lab: &Lab, scratch: &TempDir, job: &str, iters: u32, further: &[&str]) -> Result<Report> {
+    let file = report_file(scratch, job);
     let mut arguments = vec!["tune".to_owned(), "--collective".into(), "broadcast".into()];
     arguments.extend(["--iters".into(), iters.to_string()]);
     arguments.extend(["--json".into(), file.to_string_lossy().into_owned()]);
     arguments.extend(further.iter().map(ToString::to_string));
     let program = Program { name: "xdp-agg", job, deadline: LIMITS.0, shows_rank_0: true };
     wait_all(lab.start_workers(&program, |_| arguments.clone())?, LIMITS.1)?;
-    let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-    serde_json::from_slice(&json).context("the report of `xdp-agg tune` is not as expected")
+    read_json(&file)
 }
 
 /// Prints every way, and what the choice is worth; what is missed.

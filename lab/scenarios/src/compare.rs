@@ -1,20 +1,21 @@
 //! Systems side by side over one network: the scenarios `links` and `latency`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport};
 
 use super::bound;
+use super::files::write_json;
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
 use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
-use super::row::{Row, heading, write_json};
+use super::row::{HEADING, Row};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::workers::{self, Bench, Measured};
-use xdp_agg_report::quantile;
+use xdp_agg_report::{ReportError, quantile};
 
 /// From this size on OpenMPI is measured with the algorithms for long vectors.
 const LONG_BYTES: u64 = 1 << 20;
@@ -78,17 +79,52 @@ pub(crate) struct Common {
 impl Common {
     /// The network of this setting.
     pub(crate) fn plan(&self, rate: Rate, privilege: Privilege) -> Plan {
-        let engine = self.engine.unwrap_or(match privilege {
-            Privilege::Root => Engine::Xdp,
-            Privilege::UserNamespace => Engine::Userspace,
-        });
         let Self { workers, mtu, loss, topology: mode, .. } = *self;
-        let offloads = !self.no_offloads;
+        let (engine, offloads) = (privilege.engine(self.engine), !self.no_offloads);
         Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads }
     }
 
+    /// Measures the systems, each in a network of its own: none inherits another's queues or
+    /// connections. Prints the rows, and writes what is asked for.
+    ///
+    /// # Errors
+    /// A system fails, or a row does not count as a result.
+    pub(crate) fn run(
+        &self,
+        (scenario, title): (&str, &str),
+        plan: Plan,
+        calls: &Calls<'_>,
+        plot: impl FnOnce(&Path, &[Row]) -> Result<(), ReportError>,
+    ) -> Result<()> {
+        println!("# {scenario}: {title}\n{}", HEADING);
+        let mut rows: Vec<Row> = Vec::new();
+        for system in self.systems(plan.privilege) {
+            rows.extend(measure(&Lab::build(plan)?, system, calls)?);
+        }
+        print_ratios(&rows);
+        let file = self.plot_file(scenario);
+        plot(&file, &rows)?;
+        println!("# plot: {}", file.display());
+        self.write_report(scenario, title, &rows)?;
+        self.finish(&rows)
+    }
+
+    /// Writes the rows where that is asked for.
+    ///
+    /// # Errors
+    /// One of them does not count as a result.
+    pub(crate) fn finish(&self, rows: &[Row]) -> Result<()> {
+        if let Some(file) = &self.json {
+            write_json(file, rows)?;
+        }
+        match complaints(rows) {
+            none if none.is_empty() => Ok(()),
+            some => bail!("not a result: {}", some.join("; ")),
+        }
+    }
+
     /// Where the plot of a scenario goes.
-    pub(crate) fn plot_file(&self, scenario: &str) -> PathBuf {
+    fn plot_file(&self, scenario: &str) -> PathBuf {
         let name = format!("{scenario}.svg");
         match (&self.report, &self.plot) {
             (Some(directory), _) => directory.join(name),
@@ -98,12 +134,12 @@ impl Common {
     }
 
     /// Writes the report of a scenario whose plot is drawn, where one is asked for.
-    pub(crate) fn write_report(&self, scenario: &str, title: &str, rows: &[Row]) -> Result<()> {
+    fn write_report(&self, scenario: &str, title: &str, rows: &[Row]) -> Result<()> {
         let Some(directory) = &self.report else { return Ok(()) };
         let mut report = Facts::gather().report(format!("{scenario}: {title}"));
         report.plot(format!("{scenario}.svg"), title);
         let lines: Vec<String> = rows.iter().map(Row::line).collect();
-        report.code(format!("{}\n{}", heading(), lines.join("\n")));
+        report.code(format!("{}\n{}", HEADING, lines.join("\n")));
         let complaints = complaints(rows);
         if !complaints.is_empty() {
             report.text(format!("Not a result: {}.", complaints.join("; ")));
@@ -180,15 +216,8 @@ fn ours(lab: &Lab, system: &str, calls: &Calls<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for &bytes in calls.bytes {
         let (deadline, limit) = patience(lab.plan(), calls, bytes);
-        let sizes = [bytes];
-        let bench = Bench {
-            system,
-            bytes: &sizes,
-            iters: calls.iters,
-            warmup: calls.warmup,
-            deadline,
-            limit,
-        };
+        let Calls { iters, warmup, .. } = *calls;
+        let bench = Bench { system, bytes: &[bytes], iters, warmup, deadline, limit };
         let meter = lab.meter()?;
         let reports =
             workers::run(lab, &bench).with_context(|| format!("{system}, {bytes} bytes"))?;
@@ -294,7 +323,7 @@ fn patience(plan: &Plan, calls: &Calls<'_>, bytes: u64) -> (Duration, Duration) 
 }
 
 /// Says how ours compares with the fastest row of each other system, size by size.
-pub(crate) fn print_ratios(rows: &[Row]) {
+fn print_ratios(rows: &[Row]) {
     for ours in rows.iter().filter(|row| row.system == "xdp-agg") {
         let same_size = |row: &&Row| row.bytes == ours.bytes && row.system != ours.system;
         let mut others: Vec<&Row> = rows.iter().filter(same_size).collect();
@@ -318,7 +347,7 @@ pub(crate) fn print_ratios(rows: &[Row]) {
 }
 
 /// What makes rows unfit as results, if anything does.
-pub(crate) fn complaints(rows: &[Row]) -> Vec<String> {
+fn complaints(rows: &[Row]) -> Vec<String> {
     let mut complaints = Vec::new();
     for row in rows {
         let Row { system, algorithm, bytes, .. } = row;

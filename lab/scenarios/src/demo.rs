@@ -1,7 +1,7 @@
 //! The demo: data-parallel training on four hosts, every gradient summed by the aggregator.
 
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use xdp_agg_common::control::JobStats;
 use xdp_agg_testbed::{Process, Sink, program};
 
+use super::files::{make_directory, read_json};
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, Program, ResultMode, wait_all};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::torch_demo;
@@ -61,8 +62,7 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let start = Instant::now();
-    std::fs::create_dir_all(&args.out)
-        .with_context(|| format!("making the directory {}", args.out.display()))?;
+    make_directory(&args.out)?;
     if args.torch {
         return torch_demo::main(plan(args, privilege), args.epochs, &args.out);
     }
@@ -102,12 +102,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
 }
 
 fn plan(args: &Args, privilege: Privilege) -> Plan {
-    let engine = args.engine.unwrap_or(match privilege {
-        Privilege::Root => Engine::Xdp,
-        Privilege::UserNamespace => Engine::Userspace,
-    });
-    let Args { workers, rate, loss, topology: mode, .. } = *args;
-    Plan { workers, rate, mtu: 1500, loss, mode, engine, privilege, offloads: true }
+    let (engine, mode) = (privilege.engine(args.engine), args.topology);
+    Plan { loss: args.loss, mode, engine, ..Plan::new(args.workers, args.rate, privilege) }
 }
 
 struct Demo<'a> {
@@ -167,15 +163,8 @@ impl Demo<'_> {
     /// elements.
     fn verify(&self, lab: &Lab) -> Result<u64> {
         let bytes = [parse_bytes("1M").map_err(anyhow::Error::msg)?];
-        let (iters, warmup) = (3, 0);
-        let bench = Bench {
-            system: "xdp-agg",
-            bytes: &bytes,
-            iters,
-            warmup,
-            deadline: DEADLINE,
-            limit: LIMIT,
-        };
+        let (system, bytes, deadline, limit) = ("xdp-agg", &bytes, DEADLINE, LIMIT);
+        let bench = Bench { system, bytes, iters: 3, warmup: 0, deadline, limit };
         let reports = workers::run(lab, &bench)?;
         let rows = reports.first().map(|report| report.rows.as_slice()).unwrap_or_default();
         Ok(rows.iter().map(|row| row.wrong).sum())
@@ -186,7 +175,7 @@ impl Demo<'_> {
         let systems = ["single", "xdp-agg", "tcp-ring"];
         let losses: Vec<Vec<f64>> = systems
             .iter()
-            .map(|system| Ok(read_record(&self.record(system, 0))?.loss_by_epoch))
+            .map(|system| Ok(read_json::<Record>(&self.record(system, 0))?.loss_by_epoch))
             .collect::<Result<_>>()?;
         println!("loss     {:>12} {:>12} {:>12}", systems[0], systems[1], systems[2]);
         let epochs = losses[0].len();
@@ -268,18 +257,13 @@ impl Demo<'_> {
         self.records("xdp-agg")
             .iter()
             .map(|path| {
-                let counters = read_record(path)?.counters;
+                let counters = read_json::<Record>(path)?.counters;
                 counters.with_context(|| {
                     format!("{} has no counters of the communicator", path.display())
                 })
             })
             .collect()
     }
-}
-
-fn read_record(path: &Path) -> Result<Record> {
-    let json = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-    serde_json::from_slice(&json).with_context(|| format!("{} is no record", path.display()))
 }
 
 /// The demo's job as the aggregator counted it.

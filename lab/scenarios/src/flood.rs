@@ -10,12 +10,13 @@ use clap::ValueEnum;
 use serde::Serialize;
 use xdp_agg_client::{Communicator, Op};
 use xdp_agg_common::maps::{JobCounters, Reject};
+use xdp_agg_testbed::at_once;
 use xdp_agg_testbed::flood::{Attacker, Flood, Rude, Secret, pin_to_cpu};
 use xdp_agg_testbed::steady::input;
 
-use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
-use super::row::write_json;
-use super::setting::{Loss, Rate, parse_bytes};
+use super::files::write_json;
+use super::lab::{Daemon, Lab, Plan, Privilege};
+use super::setting::{Rate, parse_bytes};
 use xdp_agg_report::quantile;
 
 /// Scale, seed and limits of the calls.
@@ -115,17 +116,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         None
     };
     // Two more hosts are the rude job's.
-    let plan = Plan {
-        workers: args.workers + 2,
-        rate: args.rate,
-        mtu: 1500,
-        loss: Loss { ppm: 0 },
-        mode: ResultMode::Ports,
-        engine: Engine::Xdp,
-        privilege,
-        offloads: true,
-    };
-    let lab = Lab::build(plan)?;
+    let lab = Lab::build(Plan::new(args.workers + 2, args.rate, privilege))?;
     let attacker = Attacker::connect(lab.topology().aggregator())?;
     let mut extra = vec!["--interface".to_owned(), Attacker::INTERFACE.to_owned()];
     if let Some(rate) = args.job_packet_rate {
@@ -226,28 +217,19 @@ impl Bench<'_> {
         for part in &inputs {
             sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
         }
-        let one = |worker: &Communicator, mut data: Vec<i32>| -> Result<(f64, u64)> {
+        let one = |(worker, mut data): (&Communicator, Vec<i32>)| -> Result<(f64, u64)> {
             let start = Instant::now();
             worker.all_reduce(&mut data, Op::Sum)?;
             let seconds = start.elapsed().as_secs_f64();
             let wrong = data.iter().zip(&sums).filter(|(got, sum)| got != sum).count();
             Ok((seconds, wrong as u64))
         };
-        std::thread::scope(|scope| {
-            let one = &one;
-            let threads: Vec<_> = workers
-                .iter()
-                .zip(inputs)
-                .map(|(worker, data)| scope.spawn(move || one(worker, data)))
-                .collect();
-            let mut all = (0.0_f64, 0);
-            for thread in threads {
-                let (seconds, wrong) =
-                    thread.join().map_err(|_| anyhow!("a worker panicked"))??;
-                all = (all.0.max(seconds), all.1 + wrong);
-            }
-            Ok(all)
-        })
+        let mut all = (0.0_f64, 0);
+        for ended in at_once(workers.iter().zip(inputs), one) {
+            let (seconds, wrong) = ended?;
+            all = (all.0.max(seconds), all.1 + wrong);
+        }
+        Ok(all)
     }
 
     fn connect(&self) -> Result<Vec<Communicator>> {
@@ -263,15 +245,7 @@ impl Bench<'_> {
             let host = self.lab.topology().worker(rank.into());
             Ok(host.run(move || settings.connect())??)
         };
-        std::thread::scope(|scope| {
-            let connect = &connect;
-            let ranks = 0..self.args.workers;
-            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || connect(rank))).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().map_err(|_| anyhow!("a worker panicked"))?
-            };
-            threads.into_iter().map(join).collect()
-        })
+        at_once(0..self.args.workers, connect).into_iter().collect()
     }
 
     fn daemon_address(&self) -> Result<SocketAddr> {

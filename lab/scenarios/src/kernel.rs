@@ -14,8 +14,8 @@ use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 
 use self::bench::{BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
 use super::compare::warn_if_busy;
+use super::files::write_json;
 use super::lab::Privilege;
-use super::row::write_json;
 use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
 /// The kernel program alone: nanoseconds a packet by block size and by what the packet does

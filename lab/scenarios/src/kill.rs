@@ -11,9 +11,9 @@ use serde::Serialize;
 use xdp_agg_testbed::BpfFs;
 use xdp_agg_testbed::steady::{Line, Steady, Verdict, Work, judge};
 
-use super::lab::{Daemon, Engine, Lab, Plan, Privilege, ResultMode};
-use super::row::write_json;
-use super::setting::{Loss, Rate};
+use super::files::write_json;
+use super::lab::{Daemon, Engine, Lab, Plan, Privilege};
+use super::setting::Rate;
 use xdp_agg_report::quantile;
 
 /// In what time the others go on or are told.
@@ -119,34 +119,13 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if privilege != Privilege::Root {
         bail!("`bench kill` needs root");
     }
-    let plan = Plan {
-        workers: args.workers,
-        rate: Rate { bits: None },
-        mtu: 1500,
-        loss: Loss { ppm: 0 },
-        mode: ResultMode::Ports,
-        engine: args.engine,
-        privilege,
-        offloads: true,
-    };
+    let plan = Plan::new(args.workers, Rate { bits: None }, privilege);
+    let plan = Plan { engine: args.engine, ..plan };
     let scenes = args.scene.clone().unwrap_or_else(|| Scene::value_variants().to_vec());
     println!(
-        "# kill: {} workers, {} kills a scene, seed {}\n{:<14} {:>5} {:>5} {:>5} {:>5} {:>5} \
-         {:>7} {:>5} {:>9} {:>10} {:>8}",
-        args.workers,
-        args.times,
-        args.seed,
-        "# scene",
-        "times",
-        "right",
-        "late",
-        "hung",
-        "other",
-        "calls",
-        "wrong",
-        "different",
-        "median(ms)",
-        "max(ms)"
+        "# kill: {} workers, {} kills a scene, seed {}\n\
+         # scene        times right  late  hung other   calls wrong different median(ms)  max(ms)",
+        args.workers, args.times, args.seed
     );
     let mut rows = Vec::new();
     for scene in scenes {

@@ -73,6 +73,16 @@ pub(crate) enum Privilege {
     UserNamespace,
 }
 
+impl Privilege {
+    /// The engine that is asked for, or the best that is allowed.
+    pub(crate) fn engine(self, asked: Option<Engine>) -> Engine {
+        asked.unwrap_or(match self {
+            Self::Root => Engine::Xdp,
+            Self::UserNamespace => Engine::Userspace,
+        })
+    }
+}
+
 /// Finds out, and enters a user namespace where this is not root. Before any thread is started.
 pub(crate) fn settle_privilege() -> Result<Privilege> {
     if is_root() {
@@ -98,6 +108,15 @@ pub(crate) struct Plan {
     pub(crate) privilege: Privilege,
     /// Super-packets and trains cross the links whole, as they do between namespaces.
     pub(crate) offloads: bool,
+}
+
+impl Plan {
+    /// Links of this rate and MTU 1500 without loss, the aggregator as the switch.
+    pub(crate) fn new(workers: u16, rate: Rate, privilege: Privilege) -> Self {
+        let (loss, engine) = (Loss { ppm: 0 }, privilege.engine(None));
+        let mode = ResultMode::Ports;
+        Self { workers, rate, mtu: 1500, loss, mode, engine, privilege, offloads: true }
+    }
 }
 
 /// The network, and how its parts are addressed.
@@ -265,19 +284,33 @@ fn is_ready_line(line: &str) -> bool {
     line.starts_with("ready ")
 }
 
+/// Starts a parameter server and waits until it is ready.
+pub(crate) fn start_server(host: &Namespace, name: String, listen: &str) -> Result<Process> {
+    let mut command = host.command(program("xdp-agg-ps")?);
+    command.args(["--listen", listen]).env("NO_COLOR", "1");
+    let server = Process::spawn(name, command)?;
+    server.wait_line("that it is ready", Duration::from_secs(30), is_ready_line)?;
+    Ok(server)
+}
+
+/// Those of these workers that have not ended; a failure of one that has is reported.
+pub(crate) fn reap(workers: Vec<Process>) -> Result<Vec<Process>> {
+    let mut running = Vec::new();
+    for mut worker in workers {
+        match worker.try_wait()? {
+            Some(_) => drop(worker.wait(Duration::ZERO)?.success()?),
+            None => running.push(worker),
+        }
+    }
+    Ok(running)
+}
+
 /// Waits for all workers; the first failure is reported, and ends the others.
 pub(crate) fn wait_all(workers: Vec<Process>, limit: Duration) -> Result<()> {
     let start = Instant::now();
     let mut running = workers;
     while !running.is_empty() {
-        let mut still = Vec::new();
-        for mut worker in running {
-            match worker.try_wait()? {
-                Some(_) => drop(worker.wait(Duration::ZERO)?.success()?),
-                None => still.push(worker),
-            }
-        }
-        running = still;
+        running = reap(running)?;
         if start.elapsed() > limit {
             let last = running.pop().map(|worker| worker.last_words()).unwrap_or_default();
             bail!("{} workers have not ended in {limit:?}{last}", running.len() + 1);

@@ -1,10 +1,10 @@
 //! `bench latency`: short vectors.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use super::compare::{self, Calls, Common, System};
-use super::lab::{Lab, Privilege};
-use super::row::{Row, heading, write_json};
+use super::compare::{self, Calls, Common};
+use super::lab::Privilege;
+use super::row::Row;
 use super::setting::Rate;
 use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
@@ -30,7 +30,6 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let plan = common.plan(args.rate, privilege);
     let bytes = common.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
     let calls = Calls { bytes: &bytes, iters: common.iters.unwrap_or(1000), warmup: 100 };
-    let systems = common.systems(privilege);
     let title = format!(
         "{} workers, links: {}, MTU {}{}",
         plan.workers,
@@ -38,40 +37,20 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         plan.mtu,
         if plan.offloads { "" } else { ", no offloads" }
     );
-    println!("# latency: {title}\n{}", heading());
-    let mut rows: Vec<Row> = Vec::new();
-    for system in &systems {
-        let lab = Lab::build(plan)?;
-        rows.extend(compare::measure(&lab, *system, &calls)?);
-    }
-    compare::print_ratios(&rows);
-    if let Some(file) = &common.json {
-        write_json(file, &rows)?;
-    }
-    let plot = common.plot_file("latency");
-    let labels = Labels { title: &title, x: "bytes", y: "median time of a call (µs)" };
-    lines(&plot, &[Panel { labels, axes: Axes::Logarithmic, series: &series(&systems, &rows) }])?;
-    println!("# plot: {}", plot.display());
-    common.write_report("latency", &title, &rows)?;
-    let complaints = compare::complaints(&rows);
-    if !complaints.is_empty() {
-        bail!("not a result: {}", complaints.join("; "));
-    }
-    Ok(())
+    common.run(("latency", &title), plan, &calls, |file, rows| {
+        let labels = Labels { title: &title, x: "bytes", y: "median time of a call (µs)" };
+        lines(file, &[Panel { labels, axes: Axes::Logarithmic, series: &series(rows) }])
+    })
 }
 
-fn series(systems: &[System], rows: &[Row]) -> Vec<Series> {
-    let name = |system: &System| match system {
-        System::XdpAgg => "xdp-agg",
-        System::TcpRing => "tcp-ring",
-        System::Openmpi => "openmpi",
-    };
-    let points = |name: &str| {
-        let mine = rows.iter().filter(|row| row.system == name && row.bytes > 0);
-        mine.map(|row| (row.bytes as f64, row.time_us_median)).collect()
-    };
-    systems
-        .iter()
-        .map(|system| Series { name: name(system).into(), points: points(name(system)) })
-        .collect()
+fn series(rows: &[Row]) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for row in rows.iter().filter(|row| row.bytes > 0) {
+        let point = (row.bytes as f64, row.time_us_median);
+        match series.iter_mut().find(|series| series.name == row.system) {
+            Some(series) => series.points.push(point),
+            None => series.push(Series { name: row.system.clone(), points: vec![point] }),
+        }
+    }
+    series
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common};
 use super::lab::{Lab, Plan, Privilege};
-use super::row::{Row, heading, write_json};
+use super::row::{HEADING, Row};
 use super::setting::{Loss, Rate, short_bytes};
 use xdp_agg_report::plot::{Bar, Labels, bars};
 use xdp_agg_report::quantile;
@@ -40,7 +40,6 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     if args.loss_compare {
         return compare_loss(args, privilege, &calls);
     }
-    let systems = common.systems(privilege);
     let title = format!(
         "{} workers, {} a link and direction, MTU {}, {} % loss{}",
         plan.workers,
@@ -49,36 +48,19 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         plan.loss.percent(),
         if plan.offloads { "" } else { ", no offloads" }
     );
-    println!("# links: {title}\n{}", heading());
-    let mut rows: Vec<Row> = Vec::new();
-    for system in systems {
-        // A network of its own for each: no system inherits another's queues or connections.
-        let lab = Lab::build(plan)?;
-        rows.extend(compare::measure(&lab, system, &calls)?);
-    }
-    compare::print_ratios(&rows);
-    if let Some(file) = &common.json {
-        write_json(file, &rows)?;
-    }
-    let plot = common.plot_file("links");
-    let bar = |row: &Row| Bar {
-        name: format!("{} {}", row.system, short_bytes(row.bytes)),
-        value: row.time_us_median / 1e3,
-        bound: row.bound_us.map(|bound| bound / 1e3),
-    };
-    let labels = Labels {
-        title: &title,
-        x: "lines: what the links allow at best (bytes on the wire over the rate)",
-        y: "time of a call (ms)",
-    };
-    bars(&plot, &labels, &rows.iter().map(bar).collect::<Vec<_>>())?;
-    println!("# plot: {}", plot.display());
-    common.write_report("links", &title, &rows)?;
-    let complaints = compare::complaints(&rows);
-    if !complaints.is_empty() {
-        bail!("not a result: {}", complaints.join("; "));
-    }
-    Ok(())
+    common.run(("links", &title), plan, &calls, |file, rows| {
+        let bar = |row: &Row| Bar {
+            name: format!("{} {}", row.system, short_bytes(row.bytes)),
+            value: row.time_us_median / 1e3,
+            bound: row.bound_us.map(|bound| bound / 1e3),
+        };
+        let labels = Labels {
+            title: &title,
+            x: "lines: what the links allow at best (bytes on the wire over the rate)",
+            y: "time of a call (ms)",
+        };
+        bars(file, &labels, &rows.iter().map(bar).collect::<Vec<_>>())
+    })
 }
 
 /// The same calls with and without loss, in turns, so that other load on this machine meets both;
@@ -90,7 +72,7 @@ fn compare_loss(args: &Args, privilege: Privilege, calls: &Calls<'_>) -> Result<
         bail!("--loss-compare needs --loss, such as --loss 1");
     }
     let clean = Plan { loss: Loss { ppm: 0 }, ..lossy };
-    println!("# links: with and without loss, in turns\n{}", heading());
+    println!("# links: with and without loss, in turns\n{}", HEADING);
     let mut rows: Vec<Row> = Vec::new();
     for system in common.systems(privilege) {
         let mut pairs: Vec<(Row, Row)> = Vec::new();
@@ -116,12 +98,5 @@ fn compare_loss(args: &Args, privilege: Privilege, calls: &Calls<'_>) -> Result<
         }
         rows.extend(pairs.into_iter().flat_map(|(clean, lossy)| [clean, lossy]));
     }
-    if let Some(file) = &common.json {
-        write_json(file, &rows)?;
-    }
-    let complaints = compare::complaints(&rows);
-    if !complaints.is_empty() {
-        bail!("not a result: {}", complaints.join("; "));
-    }
-    Ok(())
+    common.finish(&rows)
 }

@@ -9,10 +9,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 use xdp_agg_testbed::Process;
 
+use super::files::scratch;
 use super::lab::Lab;
-use super::scratch::Scratch;
 use super::workers::Measured;
 
 /// The benchmark, compiled where it is run.
@@ -46,7 +47,7 @@ pub(crate) const SEGMENTED_RING: Algorithm = Algorithm {
 
 /// OpenMPI on this machine, and the benchmark compiled with it.
 pub(crate) struct OpenMpi {
-    scratch: Scratch,
+    scratch: TempDir,
     program: PathBuf,
 }
 
@@ -64,8 +65,8 @@ impl OpenMpi {
 
     /// Compiles the benchmark.
     pub(crate) fn prepare() -> Result<Self> {
-        let scratch = Scratch::new()?;
-        let (source, program) = (scratch.file("bench.c"), scratch.file("bench"));
+        let scratch = scratch()?;
+        let [source, program] = ["bench.c", "bench"].map(|name| scratch.path().join(name));
         fs::write(&source, SOURCE).context("writing the source of the MPI benchmark")?;
         let output = Command::new("mpicc")
             .args(["-O2", "-o"])
@@ -97,7 +98,7 @@ impl OpenMpi {
         command.args(["--allow-run-as-root", "-np", &lab.plan().workers.to_string()]);
         command.args(["--host", &hosts.join(","), "--bind-to", "none"]);
         let agent = agent.to_string_lossy();
-        let scratch = self.scratch.file("");
+        let scratch = self.scratch.path();
         for (name, value) in [
             ("plm", "rsh"),
             ("plm_rsh_agent", &*agent),
@@ -148,7 +149,7 @@ impl OpenMpi {
             "*) echo \"no host $host here\" >&2; exit 1 ;;\nesac\n\
              exec nsenter --net=\"$net\" unshare --uts sh -c \"hostname $name; $*\"\n",
         );
-        let file = self.scratch.file("agent");
+        let file = self.scratch.path().join("agent");
         write_executable(&file, &script)?;
         Ok(file)
     }

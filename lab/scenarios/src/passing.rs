@@ -6,22 +6,21 @@ mod predict;
 mod row;
 mod table;
 
-use std::fs;
 use std::io::{IsTerminal as _, stderr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use xdp_agg_testbed::LinkMeter;
 use xdp_agg_workloads::model::{Setting, System};
 use xdp_agg_workloads::{Network, Workload};
 
 use super::compare;
-use super::lab::{Engine, Plan, Privilege, ResultMode};
+use super::files::{report_file, reports, scratch};
+use super::lab::{Engine, Plan, Privilege};
 use super::machine::{self, Facts};
-use super::scratch::Scratch;
-use super::setting::{Loss, Rate};
+use super::setting::Rate;
 use cluster::{Cluster, Size};
 use output::Output;
 use predict::{Compute, Phase, Run};
@@ -177,19 +176,11 @@ impl<'a> Bench<'a> {
             let Place { hosts, processes } = *place;
             Setting { hosts, processes, servers: args.servers, link, in_host }
         });
-        let engine = args.engine.unwrap_or(match privilege {
-            Privilege::Root => Engine::Xdp,
-            Privilege::UserNamespace => Engine::Userspace,
-        });
         let plan = Plan {
-            workers: 0,
-            rate: args.rate,
             mtu: args.mtu,
-            loss: Loss { ppm: 0 },
-            mode: ResultMode::Ports,
-            engine,
-            privilege,
+            engine: privilege.engine(args.engine),
             offloads: !args.no_offloads,
+            ..Plan::new(0, args.rate, privilege)
         };
         let systems = args.system.clone().unwrap_or_else(|| System::ALL.to_vec());
         let (settings, phases) = (settings.collect(), phases(args));
@@ -262,12 +253,12 @@ impl<'a> Bench<'a> {
         let servers = if system.uses_servers() { size.servers } else { 0 };
         let cluster = Cluster::build(self.plan, Size { servers, ..size })?;
         let services = cluster.serve(system)?;
-        let scratch = Scratch::new()?;
+        let scratch = scratch()?;
         let (network, bytes) = (workload.network, workload.bytes() as f64);
         let phases: Vec<_> =
             self.phases.iter().map(|phase| phase.argument(network, bytes, self.link)).collect();
         let arguments = |rank: u16| {
-            let file = scratch.file(format!("{rank}.json")).to_string_lossy().into_owned();
+            let file = report_file(&scratch, rank).to_string_lossy().into_owned();
             let fraction = format!("{:e}", workload.fraction);
             let pairs = [
                 ("--strategy", system.name().to_owned()),
@@ -288,15 +279,7 @@ impl<'a> Bench<'a> {
         for broken in links.iter().flatten().filter(|link| !link.kept) {
             eprintln!("{broken}");
         }
-        let reports = (0..size.world())
-            .map(|rank| {
-                let file = scratch.file(format!("{rank}.json"));
-                let json =
-                    fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-                serde_json::from_slice::<Report>(&json)
-                    .with_context(|| format!("the report of rank {rank} is not as expected"))
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let reports: Vec<Report> = reports(&scratch, size.world())?;
         services.stop()?;
         let ran = Ran {
             system,

@@ -11,16 +11,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
+use tempfile::TempDir;
 use xdp_agg_testbed::{Error, Fabric, MAX_DELAY, Process, Shape, Sink, Spot, Topology, program};
 use xdp_agg_topology::Strategy;
 
 use super::bound;
 use super::compare::warn_if_busy;
-use super::lab::{Privilege, RENDEZVOUS_PORT, wait_all};
-use super::row::write_json;
-use super::scratch::Scratch;
+use super::files::{report_file, reports, scratch, write_json};
+use super::lab::{Privilege, RENDEZVOUS_PORT, start_server, wait_all};
 use super::setting::{Rate, parse_bytes};
-use outcome::{Row, SocketLimits, reports, row};
+use outcome::{Row, SocketLimits, row};
 use stall::Stall;
 
 /// Where parameter servers listen, one on each worker's host.
@@ -185,7 +185,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     warn_if_busy()?;
     let buffers = SocketLimits::read()?;
     println!("# {buffers}");
-    println!("{}", outcome::heading());
+    println!("{}", outcome::HEADING);
     let mut rows: Vec<Row> = Vec::new();
     for system in &args.system {
         let mut row = measure(args, *system).with_context(|| format!("{system:?}"))?;
@@ -243,7 +243,7 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
     let workers = usize::from(args.racks * args.hosts);
     let mut builder = Topology::builder();
     if let Some((burst, rate)) = args.burst.zip(args.rate.bits) {
-        builder = builder.shape(Shape { burst: burst as u32, ..Shape::new(rate) });
+        builder = builder.shape(Some(Shape { burst: burst as u32, ..Shape::new(rate) }));
     }
     let topology = builder
         .workers(workers)
@@ -279,7 +279,7 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
 
 fn measure(args: &Args, system: System) -> Result<Row> {
     let fabric = build(args, system)?;
-    let scratch = Scratch::new()?;
+    let scratch = scratch()?;
     let servers = match system {
         System::Ps => start_servers(&fabric)?,
         _ => Vec::new(),
@@ -306,15 +306,15 @@ fn measure(args: &Args, system: System) -> Result<Row> {
     let links = meter.map(xdp_agg_testbed::LinkMeter::finish).transpose()?;
     let delays = topology.delays()?;
     let after = carried(topology)?;
-    let reports = reports(&scratch, topology.workers().len())?;
+    let reports = reports(&scratch, args.racks * args.hosts)?;
     let mut row = row(args, system, &reports, (&before, &after), links.as_deref())?;
     row.cpu_s += daemons_s;
     row.delays = delays;
     Ok(row)
 }
 
-fn write_plan(fabric: &Fabric, scratch: &Scratch, strategy: Strategy) -> Result<PathBuf> {
-    let file = scratch.file("topology.toml");
+fn write_plan(fabric: &Fabric, scratch: &TempDir, strategy: Strategy) -> Result<PathBuf> {
+    let file = scratch.path().join("topology.toml");
     fs::write(&file, fabric.plan(strategy).to_toml())?;
     Ok(file)
 }
@@ -322,11 +322,7 @@ fn write_plan(fabric: &Fabric, scratch: &Scratch, strategy: Strategy) -> Result<
 fn start_servers(fabric: &Fabric) -> Result<Vec<Process>> {
     let start = |worker: usize| {
         let at = format!("{}:{SERVER_PORT}", fabric.topology.worker_addr(worker));
-        let mut command = fabric.topology.worker(worker).command(program("xdp-agg-ps")?);
-        command.args(["--listen", &at]).env("NO_COLOR", "1");
-        let server = Process::spawn(format!("server {worker}"), command)?;
-        server.wait_line("that it is ready", GRACE, |line| line.starts_with("ready "))?;
-        Ok(server)
+        start_server(fabric.topology.worker(worker), format!("server {worker}"), &at)
     };
     (0..fabric.topology.workers().len()).map(start).collect()
 }
@@ -336,7 +332,7 @@ fn start_workers(
     fabric: &Fabric,
     system: System,
     plan: Option<&PathBuf>,
-    scratch: &Scratch,
+    scratch: &TempDir,
 ) -> Result<Vec<Process>> {
     let topology = &fabric.topology;
     let count = topology.workers().len();
@@ -348,7 +344,7 @@ fn start_workers(
         command
             .args(["--strategy", system.bench(), "--bytes", &args.bytes.to_string()])
             .args(["--phase", &args.phase(), "--json"])
-            .arg(scratch.file(format!("{rank}.json")))
+            .arg(report_file(scratch, rank))
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", topology.worker_addr(0).to_string())

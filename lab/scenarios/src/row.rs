@@ -1,9 +1,5 @@
 //! A row of a benchmark: what is printed, and what goes into the JSON file.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 use serde::Serialize;
 
 /// One system at one setting.
@@ -65,15 +61,10 @@ impl Row {
         (algbw, algbw * 2.0 * (workers - 1.0) / workers)
     }
 
-    /// The columns of [`heading`].
+    /// The columns of [`HEADING`].
     pub(crate) fn line(&self) -> String {
         let optional = |value: Option<f64>, digits: usize| {
             value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-        };
-        let caps = match self.caps_kept {
-            None => "-",
-            Some(true) => "yes",
-            Some(false) => "NO",
         };
         format!(
             "{:<9} {:<20} {:>2} {:>10} {:>8} {:>5} {:>5} {:>12.1} {:>12.1} {:>7.4} {:>7.4} {:>8.4} \
@@ -93,60 +84,22 @@ impl Row {
             self.wrong,
             optional(self.bound_us, 1),
             optional(self.times_bound(), 3),
-            caps,
+            said(self.caps_kept),
         )
     }
+}
+
+/// Whether links kept their rates, where they had any, in a table.
+pub(crate) fn said(caps_kept: Option<bool>) -> &'static str {
+    caps_kept.map_or("-", |kept| if kept { "yes" } else { "NO" })
 }
 
 /// Names and units of the columns of [`Row::line`].
-pub(crate) fn heading() -> String {
-    let line = |words: [&str; 16]| {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = words;
-        format!(
-            "{a:<9} {b:<20} {c:>2} {d:>10} {e:>8} {f:>5} {g:>5} {h:>12} {i:>12} {j:>7} {k:>7} \
-             {l:>8} {m:>6} {n:>12} {o:>7} {p:>4}"
-        )
-    };
-    let names = [
-        "# system",
-        "algorithm",
-        "N",
-        "bytes",
-        "rate",
-        "mtu",
-        "loss",
-        "time",
-        "p99",
-        "algbw",
-        "busbw",
-        "cpu",
-        "wrong",
-        "bound",
-        "time/",
-        "caps",
-    ];
-    let units = [
-        "#", "", "", "(B)", "", "(B)", "(%)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(s)", "",
-        "(us)", "bound", "kept",
-    ];
-    format!("{}\n{}", line(names), line(units))
-}
-
-/// Writes rows as a JSON array.
-pub(crate) fn write_json<T: Serialize>(file: &Path, rows: &[T]) -> Result<()> {
-    let json = serde_json::to_string_pretty(rows)?;
-    make_parent(file)?;
-    fs::write(file, json + "\n").with_context(|| format!("writing {}", file.display()))
-}
-
-/// Makes the directory of a file.
-pub(crate) fn make_parent(file: &Path) -> Result<()> {
-    match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => fs::create_dir_all(parent)
-            .with_context(|| format!("making the directory {}", parent.display())),
-        _ => Ok(()),
-    }
-}
+pub(crate) const HEADING: &str = "\
+# system  algorithm             N      bytes     rate   mtu  loss         \
+time          p99   algbw   busbw      cpu  wrong        bound   time/ caps
+#                                        (B)            (B)   (%)         \
+(us)         (us)  (GB/s)  (GB/s)      (s)                (us)   bound kept";
 
 #[cfg(test)]
 mod tests {

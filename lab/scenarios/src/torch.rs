@@ -3,14 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
-use xdp_agg_testbed::LinkReport;
+use serde::de::DeserializeOwned;
 
 use super::compare;
-use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
-use super::setting::{Loss, Rate, parse_bytes, short_bytes};
+use super::files::make_directory;
+use super::lab::{Plan, Privilege};
+use super::setting::{Rate, parse_bytes, short_bytes};
 use super::torchrun::{self, Script};
 
 /// The script that times one backend.
@@ -86,25 +87,11 @@ struct Latencies {
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     compare::warn_if_busy()?;
-    std::fs::create_dir_all(&args.out)
-        .with_context(|| format!("making the directory {}", args.out.display()))?;
+    make_directory(&args.out)?;
     let none = Rate { bits: None };
     let capped: Rate = "500mbit".parse().map_err(anyhow::Error::msg)?;
     let rate = args.rate.unwrap_or(if args.part == Part::Ddp { capped } else { none });
-    let engine = match privilege {
-        Privilege::Root => Engine::Xdp,
-        Privilege::UserNamespace => Engine::Userspace,
-    };
-    let plan = Plan {
-        workers: args.workers,
-        rate,
-        mtu: 1500,
-        loss: Loss { ppm: 0 },
-        mode: ResultMode::Ports,
-        engine,
-        privilege,
-        offloads: true,
-    };
+    let plan = Plan::new(args.workers, rate, privilege);
     println!("# torch: {} hosts, {rate} a link and direction, MTU 1500", args.workers);
     match args.part {
         Part::Latency => latency(args, plan),
@@ -113,25 +100,15 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
 }
 
 /// Runs the script over one system; its record, and whether every link kept its rate.
-fn run(args: &Args, plan: Plan, system: &str, arguments: &[String]) -> Result<(String, bool)> {
-    let lab = Lab::build(plan)?;
-    let daemon = lab.start_daemon()?;
-    let out = args.out.join(format!("{system}.json"));
-    // A record that an earlier run left is not this run's.
-    let _ = std::fs::remove_file(&out);
-    let mut all = arguments.to_vec();
-    all.extend(["--out".to_owned(), std::path::absolute(&out)?.to_string_lossy().into_owned()]);
-    let path = torchrun::file(SCRIPT)?;
-    let meter = lab.meter()?;
-    let script =
-        Script { path: &path, arguments: all, backend: system, limit: LIMIT, shown: false };
-    torchrun::run(&lab, &script)?;
-    let reports: Vec<LinkReport> =
-        meter.map(|meter| meter.finish()).transpose()?.unwrap_or_default();
-    daemon.stop()?;
-    let record =
-        std::fs::read_to_string(&out).with_context(|| format!("reading {}", out.display()))?;
-    Ok((record, reports.iter().all(|report| report.kept)))
+fn run<T: DeserializeOwned>(
+    args: &Args,
+    plan: Plan,
+    system: &str,
+    arguments: &[String],
+) -> Result<(T, bool)> {
+    let (backend, arguments) = (system, arguments.to_vec());
+    let script = Script { path: SCRIPT, arguments, backend, limit: LIMIT, shown: false };
+    torchrun::record(plan, script, &args.out.join(format!("{system}.json")))
 }
 
 fn latency(args: &Args, plan: Plan) -> Result<()> {
@@ -141,8 +118,7 @@ fn latency(args: &Args, plan: Plan) -> Result<()> {
     let arguments = ["latency", "--bytes", &list.join(","), "--iters", &iters].map(str::to_owned);
     println!("{:<10} {:>8} {:>12} {:>12} {:>12}", "system", "bytes", "median µs", "q1–q3", "p99");
     for system in &args.systems {
-        let (record, _) = run(args, plan, system, &arguments)?;
-        let record: Latencies = serde_json::from_str(&record).context("the script's record")?;
+        let (record, _): (Latencies, _) = run(args, plan, system, &arguments)?;
         for (bytes, times) in record.all_reduce {
             let micros = |seconds: f64| (seconds * 1e6).round();
             let middle = format!("{}–{}", micros(times.q1), micros(times.q3));
@@ -176,8 +152,7 @@ fn steps(args: &Args, plan: Plan) -> Result<()> {
     );
     let mut communication = Vec::new();
     for system in &args.systems {
-        let (record, kept) = run(args, plan, system, &arguments)?;
-        let record: Steps = serde_json::from_str(&record).context("the script's record")?;
+        let (record, kept): (Steps, _) = run(args, plan, system, &arguments)?;
         let [step, q1, q3, local] =
             [record.step.median, record.step.q1, record.step.q3, record.local.median]
                 .map(|seconds| (seconds * 1e4).round() / 10.0);

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use xdp_agg_report::plot::{Axes, Labels, Panel, Series, lines};
 
-use super::lab::{Lab, Plan};
+use super::lab::Plan;
 use super::torchrun::{self, Script};
 
 /// The example that is run, as any user would run it.
@@ -75,24 +75,10 @@ pub(crate) fn main(plan: Plan, epochs: Option<u32>, out: &Path) -> Result<()> {
 
 /// One training, in a network of its own.
 fn train(plan: Plan, system: &str, epochs: Option<u32>, out: &Path) -> Result<Record> {
-    let lab = Lab::build(plan)?;
-    let daemon = lab.start_daemon()?;
-    if system == SYSTEMS[0] {
-        println!("   the aggregator is ready: {}", daemon.engine());
-    }
-    let file = std::path::absolute(out.join(format!("torch-{system}.json")))?;
-    // A record that an earlier run left is not this run's.
-    let _ = std::fs::remove_file(&file);
-    let mut arguments = vec!["--out".to_owned(), file.to_string_lossy().into_owned()];
-    if let Some(epochs) = epochs {
-        arguments.extend(["--epochs".to_owned(), epochs.to_string()]);
-    }
-    let path = torchrun::file(EXAMPLE)?;
-    let script = Script { path: &path, arguments, backend: system, limit: LIMIT, shown: true };
-    torchrun::run(&lab, &script)?;
-    daemon.stop()?;
-    let record = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-    serde_json::from_slice(&record).with_context(|| format!("{} is no record", file.display()))
+    let epochs = epochs.map(|epochs| ["--epochs".to_owned(), epochs.to_string()]);
+    let arguments = epochs.into_iter().flatten().collect();
+    let script = Script { path: EXAMPLE, arguments, backend: system, limit: LIMIT, shown: true };
+    Ok(torchrun::record(plan, script, &out.join(format!("torch-{system}.json")))?.0)
 }
 
 fn print(ours: &Record, theirs: &Record) {

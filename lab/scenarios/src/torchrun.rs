@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use xdp_agg_testbed::{Process, Sink};
+use serde::de::DeserializeOwned;
+use xdp_agg_testbed::{LinkMeter, Process, Sink};
 
-use super::lab::{Lab, wait_all};
+use super::files::read_json;
+use super::lab::{Lab, Plan, wait_all};
 
 /// Port of the agents' store on host 0: not the one that the processes meet at.
 const STORE: u16 = 29_400;
@@ -15,7 +17,8 @@ const PYTHON: &str = "XDP_AGG_PYTHON";
 
 /// A script that runs on all hosts.
 pub(crate) struct Script<'a> {
-    pub(crate) path: &'a Path,
+    /// Where it lies in the repository.
+    pub(crate) path: &'a str,
     pub(crate) arguments: Vec<String>,
     /// What PyTorch calls the system: `xdp-agg` or `gloo`.
     pub(crate) backend: &'a str,
@@ -36,7 +39,7 @@ pub(crate) fn interpreter() -> Result<PathBuf> {
 }
 
 /// A file of the repository.
-pub(crate) fn file(path: &str) -> Result<PathBuf> {
+fn file(path: &str) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .nth(2)
@@ -45,10 +48,33 @@ pub(crate) fn file(path: &str) -> Result<PathBuf> {
     if file.exists() { Ok(file) } else { bail!("{} is not there", file.display()) }
 }
 
+/// Runs a script over one system in a network of its own; its record, and whether every link kept
+/// its rate.
+pub(crate) fn record<T: DeserializeOwned>(
+    plan: Plan,
+    mut script: Script<'_>,
+    out: &Path,
+) -> Result<(T, bool)> {
+    let lab = Lab::build(plan)?;
+    let daemon = lab.start_daemon()?;
+    if script.shown && script.backend == "xdp-agg" {
+        println!("   the aggregator is ready: {}", daemon.engine());
+    }
+    let out = std::path::absolute(out)?;
+    // A record that an earlier run left is not this run's.
+    let _ = std::fs::remove_file(&out);
+    script.arguments.extend(["--out".to_owned(), out.to_string_lossy().into_owned()]);
+    let meter = lab.meter()?;
+    run(&lab, &script)?;
+    let links = meter.map(LinkMeter::finish).transpose()?.unwrap_or_default();
+    daemon.stop()?;
+    Ok((read_json(&out)?, links.iter().all(|link| link.kept)))
+}
+
 /// Runs a script as `torchrun --nnodes N --nproc-per-node 1` does, with the c10d rendezvous, and
 /// waits for all.
-pub(crate) fn run(lab: &Lab, script: &Script<'_>) -> Result<()> {
-    let python = interpreter()?;
+fn run(lab: &Lab, script: &Script<'_>) -> Result<()> {
+    let (python, path) = (interpreter()?, file(script.path)?);
     let hosts = lab.plan().workers;
     let first = lab.topology().worker_addr(0);
     let start = |host: u16| {
@@ -59,7 +85,7 @@ pub(crate) fn run(lab: &Lab, script: &Script<'_>) -> Result<()> {
         // All hosts have this machine's name, by which the launcher would know host 0.
         command.args(["--rdzv-conf", &format!("is_host={}", u16::from(host == 0))]);
         command.args(["--local-addr", &lab.topology().worker_addr(host.into()).to_string()]);
-        command.arg(script.path).args(&script.arguments).args(["--backend", script.backend]);
+        command.arg(&path).args(&script.arguments).args(["--backend", script.backend]);
         command.env("XDP_AGG_ADDR", lab.control_address()).env("OMP_NUM_THREADS", "1");
         command.env("TORCH_CPP_LOG_LEVEL", "ERROR").env("NO_COLOR", "1");
         if script.backend == "gloo" {

@@ -1,13 +1,12 @@
 //! `xdp-agg-bench` as every worker, and its reports as one row.
 
-use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
 
+use super::files::{report_file, reports, scratch};
 use super::lab::{Lab, Program, wait_all};
-use super::scratch::Scratch;
 
 /// What to measure with `xdp-agg-bench`.
 #[derive(Clone, Debug)]
@@ -58,34 +57,21 @@ impl Report {
 
 /// Runs it; the reports in order of rank.
 pub(crate) fn run(lab: &Lab, bench: &Bench<'_>) -> Result<Vec<Report>> {
-    let scratch = Scratch::new()?;
+    let scratch = scratch()?;
     let sizes: Vec<String> = bench.bytes.iter().map(u64::to_string).collect();
-    let file = |rank: u16| scratch.file(format!("{rank}.json"));
     let arguments = |rank: u16| {
-        let mut arguments = Vec::new();
-        for (name, value) in [
+        let pairs = [
             ("--system", bench.system.to_owned()),
             ("--bytes", sizes.join(",")),
             ("--iters", bench.iters.to_string()),
             ("--warmup", bench.warmup.to_string()),
-            ("--json", file(rank).to_string_lossy().into_owned()),
-        ] {
-            arguments.push(name.to_owned());
-            arguments.push(value);
-        }
-        arguments
+            ("--json", report_file(&scratch, rank).to_string_lossy().into_owned()),
+        ];
+        pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
     };
     let job = format!("bench-{}", bench.system);
     let program =
         Program { name: "xdp-agg-bench", job: &job, deadline: bench.deadline, shows_rank_0: false };
-    let workers = lab.start_workers(&program, arguments)?;
-    wait_all(workers, bench.limit)?;
-    (0..lab.plan().workers)
-        .map(|rank| {
-            let file = file(rank);
-            let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-            serde_json::from_slice(&json)
-                .with_context(|| format!("the report of rank {rank} is not as expected"))
-        })
-        .collect()
+    wait_all(lab.start_workers(&program, arguments)?, bench.limit)?;
+    reports(&scratch, lab.plan().workers)
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use xdp_agg_testbed::traffic::echo_trains;
-use xdp_agg_testbed::{CpuMeter, Probe, Topology};
+use xdp_agg_testbed::{CpuMeter, Probe, Topology, at_once};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const WORKERS: usize = 4;
@@ -16,15 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             net.attach_probe(&interface, Probe::Reflect)?;
         }
         let cpu = CpuMeter::start()?;
-        let packets: u64 = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..WORKERS)
-                .map(|i| {
-                    let net = &net;
-                    scope.spawn(move || echo_trains(net, i, Duration::from_secs(2)).unwrap_or(0))
-                })
-                .collect();
-            workers.into_iter().map(|worker| worker.join().unwrap_or(0)).sum()
-        });
+        let echo = |i| echo_trains(&net, i, Duration::from_secs(2)).unwrap_or(0);
+        let packets: u64 = at_once(0..WORKERS, echo).into_iter().sum();
         let used = cpu.elapsed()?;
         let per_packet = |time: Duration| time.as_secs_f64() * 1e9 / packets as f64;
         println!(

@@ -13,9 +13,6 @@ pub struct BpfFs(PathBuf);
 
 impl BpfFs {
     /// Mounts one among the machine's temporary files.
-    ///
-    /// # Errors
-    /// The kernel does not allow it.
     pub fn mount() -> Result<Self, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -32,7 +29,6 @@ impl BpfFs {
     }
 
     /// What the daemon is to be told.
-    #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let pins = self.0.join("data-path").to_string_lossy().into_owned();
         // A file system of BPF holds no files.

@@ -34,17 +34,11 @@ struct Ticks {
 
 impl CpuMeter {
     /// Starts to measure.
-    ///
-    /// # Errors
-    /// `/proc/stat` cannot be read.
     pub fn start() -> Result<Self, Error> {
         Ok(Self { start: Instant::now(), ticks: read()? })
     }
 
     /// What was used since [`CpuMeter::start`].
-    ///
-    /// # Errors
-    /// `/proc/stat` cannot be read.
     pub fn elapsed(&self) -> Result<CpuTime, Error> {
         let now = read()?;
         // The kernel shows hundredths of seconds on every architecture that this runs on.

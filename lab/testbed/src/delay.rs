@@ -12,12 +12,16 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
 
 use crate::error::Error;
@@ -196,14 +200,23 @@ impl Line {
 impl Keeper {
     /// Keeps and sends on until `stop` is closed at its other end.
     fn run(&mut self, stop: &OwnedFd) -> io::Result<()> {
-        sys::sleep_exactly()?;
+        // It shall wake up when it asked to, and not up to 50 µs later.
+        set_current_timer_slack(NonZeroU64::new(1))?;
         loop {
             self.send_due();
             let due = self.lines.iter().filter_map(|line| line.waiting.front()).map(|(due, _)| due);
             let rest = due.min().map(|due| due.saturating_duration_since(Instant::now()));
+            let rest = rest.and_then(|rest| Timespec::try_from(rest).ok());
             let devices = self.lines.iter().map(|line| line.device.as_fd());
-            let fds: Vec<_> = std::iter::once(stop.as_fd()).chain(devices).collect();
-            let ready = sys::wait_readable(&fds, rest)?;
+            let fds = std::iter::once(stop.as_fd()).chain(devices);
+            let mut fds: Vec<_> =
+                fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            match poll(&mut fds, rest.as_ref()) {
+                // Nothing is ready where a signal came.
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             if ready[0] {
                 return Ok(());
             }

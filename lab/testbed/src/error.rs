@@ -36,9 +36,9 @@ pub enum Error {
 
 impl Error {
     /// An error of the operating system, with what was attempted.
-    pub(crate) fn os(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn os<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
-        move |source| Self::Os { what, source }
+        move |source| Self::Os { what, source: source.into() }
     }
 
     /// An error of the BPF loader, with what was attempted.

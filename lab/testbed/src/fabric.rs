@@ -16,8 +16,6 @@ use crate::process::Process;
 use crate::programs::program;
 use crate::topology::Topology;
 
-/// Longest time for a daemon to get ready.
-const READY: Duration = Duration::from_secs(30);
 /// What a file says of links without a cap.
 const UNCAPPED: u32 = 10;
 
@@ -40,13 +38,11 @@ pub struct Fabric {
 
 impl Fabric {
     /// A network without daemons.
-    #[must_use]
     pub fn new(topology: Topology) -> Self {
         Self { topology, daemons: BTreeMap::new() }
     }
 
     /// The namespace of a place.
-    #[must_use]
     pub fn namespace(&self, spot: Spot) -> &Namespace {
         match spot {
             Spot::Rack(rack) => self.topology.rack(rack),
@@ -55,7 +51,6 @@ impl Fabric {
     }
 
     /// Its address.
-    #[must_use]
     pub fn address(&self, spot: Spot) -> Ipv4Addr {
         match spot {
             Spot::Rack(rack) => self.topology.rack_addr(rack),
@@ -64,7 +59,6 @@ impl Fabric {
     }
 
     /// Where a daemon there listens.
-    #[must_use]
     pub fn control(&self, spot: Spot) -> SocketAddrV4 {
         SocketAddrV4::new(self.address(spot), CONTROL_PORT)
     }
@@ -88,8 +82,7 @@ impl Fabric {
             }
         }
         command.args(extra);
-        let daemon = Process::spawn(format!("the daemon at {spot:?}"), command)?;
-        daemon.wait_line("its readiness", READY, |line| line.starts_with("ready "))?;
+        let daemon = Process::serve(format!("the daemon at {spot:?}"), command)?;
         self.daemons.insert(spot, daemon);
         Ok(())
     }
@@ -100,9 +93,6 @@ impl Fabric {
     }
 
     /// Processor time that all daemons have used until now.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn cpu_time(&self) -> Result<Duration, Error> {
         self.daemons.values().map(Process::cpu_time).sum()
     }
@@ -113,7 +103,6 @@ impl Fabric {
     }
 
     /// The network as a topology file has it, with the daemons that run.
-    #[must_use]
     pub fn plan(&self, strategy: Strategy) -> Plan {
         let topology = &self.topology;
         let rate = |bits: Option<u64>| bits.and_then(Rate::from_bits);
@@ -153,9 +142,6 @@ impl Fabric {
     }
 
     /// The same as a file in this directory.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn write_plan(&self, directory: &Path, strategy: Strategy) -> Result<PathBuf, Error> {
         let path = directory.join(format!("{strategy}.toml"));
         fs::write(&path, self.plan(strategy).to_toml())
@@ -164,9 +150,6 @@ impl Fabric {
     }
 
     /// A worker's process: a program in its namespace, with the environment of a rank.
-    ///
-    /// # Errors
-    /// No such program.
     pub fn worker(&self, name: &str, rank: u16, plan: &Path) -> Result<Command, Error> {
         let mut command = self.topology.worker(rank.into()).command(program(name)?);
         command

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_common::control::{
     Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
@@ -37,7 +38,9 @@ const KINDS: usize = 16 * BURST;
 /// # Errors
 /// There is no such processor.
 pub fn pin_to_cpu(cpu: usize) -> Result<(), Error> {
-    sys::pin_to_cpu(cpu).map_err(Error::os(format!("keeping to processor {cpu}")))
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(Error::os(format!("keeping to processor {cpu}")))
 }
 
 /// What only a job's members know, and an attacker that reads their packets.
@@ -158,9 +161,6 @@ impl Attacker {
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
     /// Connects one to an aggregator that is to serve [`Attacker::INTERFACE`], too.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn connect(aggregator: &Namespace) -> Result<Self, Error> {
         let namespace = Namespace::new("attacker")?;
         let theirs = (Self::INTERFACE, Ipv4Addr::new(10, 99, 0, 2));
@@ -169,9 +169,6 @@ impl Attacker {
     }
 
     /// Sends forged packets as fast as one processor can, until the flood is stopped.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn flood(&self, secret: &Secret, cpu: Option<usize>) -> Result<Flood, Error> {
         let index = self.namespace.netlink().index("eth0")?;
         let open = || sys::frame_socket(index, true);
@@ -194,7 +191,7 @@ impl Flood {
         let theirs = Arc::clone(&stop);
         let work = move || {
             // Without such a processor the flood runs where it is.
-            let _ = cpu.map(sys::pin_to_cpu);
+            let _ = cpu.map(pin_to_cpu);
             let mut sent = 0;
             for burst in messages.chunks(BURST).cycle() {
                 if theirs.load(Ordering::Relaxed) {
@@ -211,7 +208,6 @@ impl Flood {
     }
 
     /// Ends it; how many messages it sent in what time.
-    #[must_use]
     pub fn stop(mut self) -> (u64, Duration) {
         (self.end(), self.start.elapsed())
     }
@@ -345,13 +341,11 @@ impl Rude {
     }
 
     /// Where it was told to send to.
-    #[must_use]
     pub fn told(&self) -> Option<SocketAddrV4> {
         self.admitted.as_ref().map(|admitted| admitted.data)
     }
 
     /// Its contribution to a block, as it would send it: lanes full of ones.
-    #[must_use]
     pub fn contribution(&self, block: u64) -> Vec<u8> {
         self.packet(Kind::Contribution, block)
     }
@@ -376,9 +370,6 @@ impl Rude {
     }
 
     /// Sends its contribution to block 0 again and again, as fast as one processor can.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn repeat(&self, cpu: Option<usize>) -> Result<Flood, Error> {
         let socket = self.data.try_clone().map_err(Error::os("copying a descriptor"))?;
         Flood::start(socket.into(), vec![self.packet(Kind::Contribution, 0); BURST], cpu)

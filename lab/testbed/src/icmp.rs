@@ -18,7 +18,6 @@ const BURST: usize = 32;
 
 /// Every code of destination unreachable, time exceeded and parameter problem (RFC 792, 1122,
 /// 1191, 1812).
-#[must_use]
 pub fn all_kinds() -> Vec<(u8, u8)> {
     let codes = |kind, last: u8| (0..=last).map(move |code| (kind, code));
     codes(3, 15).chain(codes(11, 1)).chain(codes(12, 2)).collect()
@@ -75,9 +74,6 @@ pub struct IcmpStorm {
 
 impl IcmpStorm {
     /// Starts one on this host, with a pause after each burst of 32 messages.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn start(host: &Namespace, lies: &[Lie], pause: Duration) -> Result<Self, Error> {
         let open = || Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4));
         let socket = host.run(open)?.map_err(Error::os("opening a raw socket"))?;
@@ -102,7 +98,6 @@ impl IcmpStorm {
     }
 
     /// How many messages it has sent.
-    #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }

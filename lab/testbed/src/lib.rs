@@ -76,6 +76,7 @@
 //! Without root, [`enter_user_namespace`] and [`Builder::wire`]`(false)` give the same hosts on
 //! links of one veth pair: rates hold for what the stack sends, there are no faults and no XDP.
 
+mod at_once;
 mod bpffs;
 pub mod cpu;
 mod delay;
@@ -97,6 +98,7 @@ mod topology;
 pub mod traffic;
 mod wire;
 
+pub use at_once::at_once;
 pub use bpffs::BpfFs;
 pub use cpu::{CpuMeter, CpuTime};
 pub use delay::{DelayReport, MAX_DELAY};

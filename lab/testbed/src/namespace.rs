@@ -14,6 +14,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use rustix::process::{getegid, geteuid, getpid};
+use rustix::thread::{CapabilitySet, UnshareFlags, remove_capability_from_bounding_set};
+
 use crate::error::Error;
 use crate::netlink::{Netlink, VethEnd};
 use crate::sys;
@@ -38,7 +41,7 @@ impl Namespace {
     pub fn new(label: impl Into<String>) -> Result<Self, Error> {
         let label = label.into();
         let (fd, netlink) = on_a_thread(&label, || -> Result<_, Error> {
-            sys::unshare_network().map_err(|source| match source.kind() {
+            sys::unshare(UnshareFlags::NEWNET).map_err(|source| match source.kind() {
                 io::ErrorKind::PermissionDenied => Error::NotPermitted(
                     "making a network namespace needs root, or a user namespace of one's own \
                      (`unshare --user --map-root-user`)"
@@ -67,13 +70,11 @@ impl Namespace {
     }
 
     /// What this namespace is called in messages.
-    #[must_use]
     pub fn label(&self) -> &str {
         &self.0.label
     }
 
     /// True if this is a handle on the same namespace.
-    #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -104,7 +105,7 @@ impl Namespace {
     /// this process; `output` and `status` of the standard library are fine as well.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let inner = Arc::clone(&self.0);
-        let parent = std::process::id().cast_signed();
+        let parent = getpid();
         let mut command = Command::new(program);
         command.process_group(0);
         let prepare = move || {
@@ -121,16 +122,14 @@ impl Namespace {
     /// get no larger buffers than `net.core.rmem_max` and `wmem_max` allow. For root only.
     pub fn unprivileged_command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.command(program);
+        let drop = || Ok(remove_capability_from_bounding_set(CapabilitySet::NET_ADMIN)?);
         // SAFETY: between fork and exec the closure makes one system call and nothing else. It is
         // the last one, which needs the privilege no more.
-        unsafe { command.pre_exec(sys::drop_network_privilege) };
+        unsafe { command.pre_exec(drop) };
         command
     }
 
     /// Names of the interfaces in it.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn interfaces(&self) -> Result<Vec<String>, Error> {
         self.netlink().interfaces()
     }
@@ -182,7 +181,6 @@ impl Namespace {
     }
 
     /// The command line that opens a shell in this namespace as long as this process lives.
-    #[must_use]
     pub fn nsenter(&self) -> String {
         format!("nsenter --net=/proc/{}/fd/{}", std::process::id(), self.as_fd().as_raw_fd())
     }
@@ -206,9 +204,8 @@ fn on_a_thread<T: Send>(label: &str, work: impl FnOnce() -> T + Send) -> Result<
 }
 
 /// True where this process may make namespaces as it is.
-#[must_use]
 pub fn is_root() -> bool {
-    sys::effective_ids().0 == 0
+    geteuid().is_root()
 }
 
 /// Makes this process root of a user namespace of its own, in which it may build networks (without
@@ -218,16 +215,19 @@ pub fn is_root() -> bool {
 /// # Errors
 /// The process has threads already, or this machine does not allow user namespaces.
 pub fn enter_user_namespace() -> Result<(), Error> {
-    let (uid, gid) = sys::effective_ids();
-    sys::unshare_user_and_network().map_err(|source| match source.raw_os_error() {
-        Some(libc::EINVAL) => Error::Config(
-            "a user namespace must be entered before the process starts its first thread".into(),
-        ),
-        _ => Error::NotPermitted(format!(
-            "this machine does not let ordinary users make user namespaces ({source}): run as \
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    sys::unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET).map_err(|source| {
+        match source.raw_os_error() {
+            Some(libc::EINVAL) => Error::Config(
+                "a user namespace must be entered before the process starts its first thread"
+                    .into(),
+            ),
+            _ => Error::NotPermitted(format!(
+                "this machine does not let ordinary users make user namespaces ({source}): run as \
              root, or allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
              kernel.apparmor_restrict_unprivileged_userns)"
-        )),
+            )),
+        }
     })?;
     let write = |file: &str, text: String| {
         fs::write(format!("/proc/self/{file}"), text).map_err(Error::os(format!("writing {file}")))

@@ -68,7 +68,7 @@ impl Netlink {
             let mut socket = Socket::new(NETLINK_ROUTE)?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            Ok(socket)
+            Ok::<_, std::io::Error>(socket)
         };
         let socket = open().map_err(Error::os("opening a netlink socket"))?;
         Ok(Self { socket, sequence: 0 })

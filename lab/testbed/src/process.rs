@@ -9,13 +9,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
 use crate::error::Error;
-use crate::sys;
 
 /// Most lines of each stream that are kept; of a child that says more, the last ones.
 const KEPT_LINES: usize = 100_000;
 /// Lines of each stream that an error shows.
 const SHOWN_LINES: usize = 20;
+/// Longest time for a daemon to get ready.
+const READY: Duration = Duration::from_secs(30);
 /// How long a child that was asked to end has for it before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -97,17 +101,11 @@ impl Process {
     ///
     /// The child is killed by the kernel when this process ends in whatever way, and only then,
     /// whichever thread called this.
-    ///
-    /// # Errors
-    /// The program could not be started.
     pub fn spawn(name: impl Into<String>, command: Command) -> Result<Self, Error> {
         Self::spawn_with(name, command, Sink::Capture, Sink::Capture)
     }
 
     /// The same with a choice of where its streams go.
-    ///
-    /// # Errors
-    /// The program could not be started.
     pub fn spawn_with(
         name: impl Into<String>,
         mut command: Command,
@@ -126,14 +124,22 @@ impl Process {
         Ok(Self { name, child, stdout, stderr, reaped: None })
     }
 
+    /// Starts a daemon, and waits until it says that it is ready.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not get ready: what it said.
+    pub fn serve(name: impl Into<String>, command: Command) -> Result<Self, Error> {
+        let daemon = Self::spawn(name, command)?;
+        daemon.wait_line("its readiness", READY, |line| line.starts_with("ready "))?;
+        Ok(daemon)
+    }
+
     /// What this child is called.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -151,9 +157,6 @@ impl Process {
     }
 
     /// How it ended, if it has.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>, Error> {
         if self.reaped.is_none() {
             let what = format!("waiting for {}", self.name);
@@ -179,9 +182,6 @@ impl Process {
     }
 
     /// Asks it to end (SIGTERM), and kills it if it has not within five seconds.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn terminate(mut self) -> Result<Finished, Error> {
         self.signal(libc::SIGTERM)?;
         let status = match self.wait_status(GRACE)? {
@@ -192,23 +192,19 @@ impl Process {
     }
 
     /// Kills it (SIGKILL) and its process group.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn kill(mut self) -> Result<Finished, Error> {
         let status = self.end()?;
         Ok(self.finished(status))
     }
 
     /// Sends it a signal. Nothing happens if it has ended.
-    ///
-    /// # Errors
-    /// The operating system's.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
         // A child that is not reaped keeps its id, so this cannot meet another process.
         if self.try_wait()?.is_none() {
             let what = format!("sending signal {signal} to {}", self.name);
-            sys::kill(self.pid(), signal).map_err(Error::os(what))?;
+            let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL);
+            let sent = signal.and_then(|signal| kill_process(Pid::from_child(&self.child), signal));
+            sent.map_err(Error::os(what))?;
         }
         Ok(())
     }
@@ -250,19 +246,16 @@ impl Process {
     }
 
     /// What it has written to its standard output until now.
-    #[must_use]
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
     /// What it has written to its standard error until now.
-    #[must_use]
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
 
     /// The end of what it has said, for an error; empty if it has said nothing.
-    #[must_use]
     pub fn last_words(&self) -> String {
         said(&last(&self.stdout()), &last(&self.stderr()))
     }
@@ -289,7 +282,7 @@ impl Process {
         }
         // Not reaped, so neither its id nor its group's can mean another process. It leads a group
         // unless the caller's command was of another making.
-        if sys::kill_group(self.pid(), libc::SIGKILL).is_err() {
+        if kill_process_group(Pid::from_child(&self.child), Signal::KILL).is_err() {
             let what = format!("killing {}", self.name);
             self.child.kill().map_err(Error::os(what))?;
         }

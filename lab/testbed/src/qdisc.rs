@@ -29,7 +29,6 @@ pub struct Shape {
 impl Shape {
     /// A rate with 2.1 ms of burst (and never less than what keeps super-packets of 64 KiB whole)
     /// and a queue of 4 MiB.
-    #[must_use]
     pub fn new(rate: u64) -> Self {
         let two_ms = (rate / 8).saturating_mul(2_100) / 1_000_000;
         let burst = u32::try_from(two_ms).unwrap_or(u32::MAX).max(MIN_BURST);

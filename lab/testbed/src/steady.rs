@@ -43,7 +43,6 @@ fn mix(a: u64, b: u64, c: u64) -> u64 {
 
 impl Shape {
     /// The shape of a call: lengths from 1 to `longest`, short ones as often as long ones.
-    #[must_use]
     pub fn of(seed: u64, sequence: u64, longest: usize) -> Self {
         let random = mix(seed, sequence, 0);
         let most = longest.max(1) as f64;
@@ -56,14 +55,12 @@ impl Shape {
 }
 
 /// What a worker puts into a call.
-#[must_use]
 pub fn element(seed: u64, sequence: u64, rank: u16, index: usize) -> i32 {
     let random = mix(seed ^ sequence, u64::from(rank) + 1, index as u64);
     (random % 200_001) as i32 - 100_000
 }
 
 /// A worker's whole input.
-#[must_use]
 pub fn input(seed: u64, sequence: u64, rank: u16, len: usize) -> Vec<i32> {
     (0..len).map(|index| element(seed, sequence, rank, index)).collect()
 }
@@ -88,7 +85,6 @@ pub struct Claim<'a> {
 impl Claim<'_> {
     /// Elements that are not what they must be: in each block, the exact sum (or average) of those
     /// that contributed to all, and of some of those that contributed to some.
-    #[must_use]
     pub fn wrong(&self, seed: u64) -> u64 {
         let blocks = self.bits.chunks(self.block_len.max(1)).enumerate();
         blocks.map(|(block, bits)| self.wrong_in_block(seed, block, bits)).sum()
@@ -131,7 +127,6 @@ impl Claim<'_> {
 }
 
 /// A digest of a result, to compare workers by.
-#[must_use]
 pub fn digest(bits: &[u32]) -> u64 {
     let mut state = FnvHasher::default();
     bits.hash(&mut state);
@@ -242,9 +237,6 @@ pub struct Steady {
 
 impl Steady {
     /// Starts one. The command is the program in its namespace, with the environment of a worker.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn spawn(name: &str, mut command: Command, work: &Work) -> Result<Self, Error> {
         work.add_to(&mut command);
         let said: Arc<(Mutex<Said>, Condvar)> = Arc::default();
@@ -266,7 +258,6 @@ impl Steady {
     }
 
     /// What it has said until now.
-    #[must_use]
     pub fn said(&self) -> Vec<(Instant, Line)> {
         self.lock().clone()
     }
@@ -320,9 +311,6 @@ impl Steady {
     }
 
     /// Kills it.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn kill(self) -> Result<Finished, Error> {
         self.process.kill()
     }
@@ -340,7 +328,6 @@ pub struct Verdict {
 }
 
 /// Holds what workers said against each other.
-#[must_use]
 pub fn judge(workers: &[Vec<(Instant, Line)>]) -> Verdict {
     let mut verdict = Verdict::default();
     let mut results = std::collections::BTreeMap::new();

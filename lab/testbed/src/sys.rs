@@ -3,68 +3,32 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Moves the calling thread into a new network namespace.
-pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
-}
-
-/// Moves the process, which must have one thread, into new user and network namespaces.
-pub(crate) fn unshare_user_and_network() -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) }).map(drop)
+/// Moves the calling thread into new namespaces; into one of users only where the process has no
+/// other thread.
+pub(crate) fn unshare(what: UnshareFlags) -> io::Result<()> {
+    // SAFETY: namespaces alone are parted, and no table of descriptors.
+    Ok(unsafe { unshare_unsafe(what) }?)
 }
 
 /// Moves the calling thread into a network namespace. Async-signal-safe.
 pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: no memory is handed over, and the descriptor is open.
-    checked(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+    Ok(move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))?)
 }
 
 /// Has the kernel kill this process when the *thread* that made it ends. Fails if that happened
 /// already. Async-signal-safe: for the time between fork and exec.
-pub(crate) fn die_with_parent(parent: libc::pid_t) -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
-    // SAFETY: takes nothing, cannot fail.
-    if unsafe { libc::getppid() } == parent {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::ESRCH))
-    }
-}
-
-/// Takes `CAP_NET_ADMIN` from whatever this process executes. Async-signal-safe: for the time
-/// between fork and exec.
-pub(crate) fn drop_network_privilege() -> io::Result<()> {
-    /// Its number in `linux/capability.h`.
-    const CAP_NET_ADMIN: libc::c_ulong = 12;
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_NET_ADMIN, 0, 0, 0) }).map(drop)
-}
-
-/// The effective user and group of this process.
-pub(crate) fn effective_ids() -> (u32, u32) {
-    // SAFETY: these take nothing and cannot fail.
-    unsafe { (libc::geteuid(), libc::getegid()) }
-}
-
-/// Sends a signal to a process group that the caller leads no other way than by its id.
-pub(crate) fn kill_group(group: u32, signal: libc::c_int) -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::killpg(group.cast_signed(), signal) }).map(drop)
-}
-
-/// Sends a signal to one process.
-pub(crate) fn kill(pid: u32, signal: libc::c_int) -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::kill(pid.cast_signed(), signal) }).map(drop)
+pub(crate) fn die_with_parent(parent: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
 }
 
 /// Sets an integer option of a socket.
@@ -106,16 +70,6 @@ fn request_for(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// Has the calling thread, and those that it starts from now on, run on one processor only.
-pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
-    // SAFETY: all zeroes is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is as large as the macro takes it for; it ignores numbers beyond.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the set outlives the call and its size is told.
-    checked(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }).map(drop)
-}
-
 /// Makes an open `/dev/net/tun` the TAP device of this name, in the network namespace of the thread
 /// that opened it. Each frame comes and goes with the header of virtio; super-packets and checksums
 /// that are not worked out are welcome; reading and writing never wait.
@@ -137,37 +91,6 @@ pub(crate) fn become_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     offload(tcp | trains).or_else(|_| offload(tcp))?;
     // SAFETY: no memory is handed over.
     checked(unsafe { libc::fcntl(tun.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)
-}
-
-/// Has the calling thread wake up when it asked to, and not up to 50 µs later.
-pub(crate) fn sleep_exactly() -> io::Result<()> {
-    // SAFETY: no memory is handed over.
-    checked(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) }).map(drop)
-}
-
-/// Waits until something can be read, an end has been closed, or the time is up (`None`: without
-/// end): which of the descriptors are ready.
-pub(crate) fn wait_readable(
-    fds: &[BorrowedFd<'_>],
-    limit: Option<Duration>,
-) -> io::Result<Vec<bool>> {
-    let poll =
-        |fd: &BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut polls: Vec<_> = fds.iter().map(poll).collect();
-    let limit = limit.map(|limit| libc::timespec {
-        tv_sec: limit.as_secs() as libc::time_t,
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    let pointer = limit.as_ref().map_or(std::ptr::null(), |limit| &raw const *limit);
-    let count = polls.len() as libc::nfds_t;
-    // SAFETY: descriptors and time outlive the call; it takes a null pointer for no limit, and for
-    // leaving signals as they are.
-    let result = unsafe { libc::ppoll(polls.as_mut_ptr(), count, pointer, std::ptr::null()) };
-    match checked(result) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(vec![false; fds.len()]),
-        Err(error) => Err(error),
-        Ok(_) => Ok(polls.iter().map(|poll| poll.revents != 0).collect()),
-    }
 }
 
 /// A socket for whole frames on one interface, through its queueing discipline or past it.

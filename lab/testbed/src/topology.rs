@@ -138,31 +138,26 @@ pub struct Topology {
 
 impl Topology {
     /// Where the aggregator sits.
-    #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
     /// MTU of every interface.
-    #[must_use]
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
     /// The rate of every link and how it is kept.
-    #[must_use]
     pub fn shape(&self) -> Option<Shape> {
         self.shape
     }
 
     /// The aggregator's host.
-    #[must_use]
     pub fn aggregator(&self) -> &Namespace {
         &self.aggregator
     }
 
     /// The aggregator's address.
-    #[must_use]
     pub fn aggregator_addr(&self) -> Ipv4Addr {
         if self.racks.is_some() {
             return self.rack_addr(0);
@@ -171,7 +166,6 @@ impl Topology {
     }
 
     /// The interfaces that the aggregator serves: its ports, or its one interface.
-    #[must_use]
     pub fn aggregator_interfaces(&self) -> Vec<String> {
         match self.mode {
             Mode::Ports if self.racks.is_some() => self.rack_interfaces(0),
@@ -181,7 +175,6 @@ impl Topology {
     }
 
     /// The interface that holds the aggregator's address.
-    #[must_use]
     pub fn aggregator_stack_interface(&self) -> &'static str {
         match self.mode {
             Mode::Ports => "br0",
@@ -190,7 +183,6 @@ impl Topology {
     }
 
     /// All workers' hosts.
-    #[must_use]
     pub fn workers(&self) -> &[Namespace] {
         &self.workers
     }
@@ -199,26 +191,22 @@ impl Topology {
     ///
     /// # Panics
     /// There is no such worker.
-    #[must_use]
     pub fn worker(&self, i: usize) -> &Namespace {
         &self.workers[i]
     }
 
     /// The address of a worker.
-    #[must_use]
     pub fn worker_addr(&self, i: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 88, 0, u8::try_from(i + 1).unwrap_or(u8::MAX))
     }
 
     /// Number of links. Link `i` is worker `i`'s; in [`Mode::OneNic`] the last one is the
     /// aggregator's, and those of racks come behind the workers'.
-    #[must_use]
     pub fn link_count(&self) -> usize {
         self.links.len()
     }
 
     /// The number of the aggregator's link, if it has one of its own.
-    #[must_use]
     pub fn aggregator_link(&self) -> Option<usize> {
         (self.mode == Mode::OneNic).then_some(self.workers.len())
     }
@@ -368,9 +356,6 @@ impl Topology {
     }
 
     /// The same against any rate.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn meter_against(&self, shape: Shape) -> Result<LinkMeter<'_>, Error> {
         LinkMeter::start(self, Some(shape))
     }
@@ -394,7 +379,6 @@ impl Topology {
     }
 
     /// For people: which host is where, and how to get a shell there.
-    #[must_use]
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let mut line = |namespace: &Namespace, what: String| {

@@ -23,9 +23,6 @@ pub const MAX_TRAIN: usize = 65_535 - 28;
 const STALL: Duration = Duration::from_secs(10);
 
 /// Has a socket cut every send into packets of this payload, which cross the stack as one train.
-///
-/// # Errors
-/// The operating system's.
 pub fn send_trains(socket: &UdpSocket, payload: u16) -> Result<(), Error> {
     sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, payload.into())
         .map_err(Error::os("turning on UDP_SEGMENT"))
@@ -33,9 +30,6 @@ pub fn send_trains(socket: &UdpSocket, payload: u16) -> Result<(), Error> {
 
 /// Keeps 128 packets under way from a worker to an aggregator that reflects them (a
 /// [`crate::Probe::Reflect`] on its interfaces), in trains, for this time; how many came back.
-///
-/// # Errors
-/// The operating system's.
 pub fn echo_trains(net: &Topology, worker: usize, time: Duration) -> Result<u64, Error> {
     const PAYLOAD: usize = 1430;
     const TRAIN: u64 = 32;
@@ -64,9 +58,6 @@ pub fn echo_trains(net: &Topology, worker: usize, time: Duration) -> Result<u64,
 
 /// A UDP socket in a namespace, bound to an address of it, with large buffers and a time limit for
 /// receiving.
-///
-/// # Errors
-/// The operating system's.
 pub fn udp_socket(
     namespace: &Namespace,
     address: SocketAddrV4,

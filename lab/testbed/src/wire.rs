@@ -57,19 +57,16 @@ impl Faults {
     };
 
     /// Loses packets with this chance.
-    #[must_use]
     pub const fn loss(chance: f64) -> Self {
         Self { loss: chance, ..Self::NONE }
     }
 
     /// True if nothing goes wrong.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         self.loss == 0.0 && self.duplicate == 0.0 && self.hold == 0.0
     }
 
     /// The same for UDP packets from or to one port only.
-    #[must_use]
     pub const fn only_udp(mut self, port: u16) -> Self {
         self.udp_port = Some(port);
         self

@@ -48,7 +48,6 @@ pub struct Workload {
 impl Workload {
     /// The gradients of a network, every tensor scaled to a fraction (above 0) of its elements; a
     /// tensor has at least one.
-    #[must_use]
     pub fn new(network: Network, fraction: f64) -> Self {
         let tensors = network.tensors();
         let flops: f64 = tensors.iter().map(|tensor| tensor.flops).sum();
@@ -66,13 +65,11 @@ impl Workload {
     }
 
     /// Elements of all buckets.
-    #[must_use]
     pub fn elements(&self) -> usize {
         self.buckets.iter().map(|bucket| bucket.elements).sum()
     }
 
     /// Bytes of all buckets: `K`.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.elements() * size_of::<f32>()
     }

@@ -111,7 +111,6 @@ const fn efficiency(
 /// VGG-19. It saves three quarters of `32 K/B`, in the text 36.52 % of `C + 32 K/B`. The two values
 /// of `C` agree within a seventh. The figures of other settings do not fit any one `C`. Networks
 /// that the paper does not train take the value of VGG-19.
-#[must_use]
 pub fn compute_in_transfers(network: Network) -> f64 {
     let percent = match network {
         Network::Resnet50 => 9.91,

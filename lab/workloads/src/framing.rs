@@ -23,7 +23,6 @@ impl Framing {
     pub const NONE: Self = Self { payload: 1.0, packet: 1.0 };
 
     /// xdp-agg's full packets: at an MTU of 1500 1408 bytes of a vector and 64 of headers.
-    #[must_use]
     pub const fn xdp(mtu: u32) -> Self {
         let chunks = chunks_for_mtu(mtu);
         let payload = (chunks as usize * CHUNK_LEN) as f64;
@@ -32,14 +31,12 @@ impl Framing {
 
     /// Full TCP segments: 1448 bytes in 1500, and the Ethernet header. Acknowledgements, which go
     /// the other way, are left out.
-    #[must_use]
     pub const fn tcp(mtu: u32) -> Self {
         let payload = mtu.saturating_sub(IP_LEN as u32 + TCP_LEN) as f64;
         Self { payload, packet: (mtu as usize + ETH_LEN) as f64 }
     }
 
     /// Bytes on the wire for `bytes` of a vector.
-    #[must_use]
     pub fn wire(&self, bytes: f64) -> f64 {
         bytes * self.packet / self.payload
     }

@@ -42,25 +42,21 @@ impl System {
         [Self::Ps, Self::Psring, Self::Switchml, Self::Atp, Self::Ring, Self::Passing];
 
     /// The name on command lines.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
     /// Whether it sends anything to parameter servers.
-    #[must_use]
     pub const fn uses_servers(self) -> bool {
         matches!(self, Self::Ps | Self::Psring | Self::Atp)
     }
 
     /// Whether it needs the aggregator.
-    #[must_use]
     pub const fn uses_aggregator(self) -> bool {
         matches!(self, Self::Switchml | Self::Atp | Self::Passing)
     }
 
     /// Whether the processes of a host reduce among themselves first.
-    #[must_use]
     pub const fn reduces_in_host(self) -> bool {
         matches!(self, Self::Psring | Self::Passing)
     }
@@ -89,21 +85,18 @@ pub struct Setting {
 
 impl Setting {
     /// All processes.
-    #[must_use]
     pub const fn world(&self) -> u16 {
         self.hosts * self.processes
     }
 }
 
 /// Equation (1): reduce-scatter round the ring of a host's processes.
-#[must_use]
 pub fn in_host_seconds(setting: &Setting, bytes: f64) -> f64 {
     let n = f64::from(setting.processes);
     (n - 1.0) * bytes / (n * setting.in_host)
 }
 
 /// Equation (2): one copy of the gradient a host, pushed and pulled.
-#[must_use]
 pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
     2.0 * f64::from(setting.hosts) * bytes / (f64::from(setting.servers) * setting.link)
 }
@@ -116,7 +109,6 @@ pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
 ///   equation (1) `+ 2 K / B` for [`System::Passing`];
 /// * a ring of `N` sends `2 (N - 1) / N K` over each link (section 2.1), rings across the hosts
 ///   ([`System::HAr`]) that of `s`.
-#[must_use]
 pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
     let n = f64::from(setting.processes);
     match system {
@@ -134,7 +126,6 @@ pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
 
 /// The least time that the links allow, in seconds. `overhead`: bytes on the wire for one byte of
 /// gradient, above 1 for headers.
-#[must_use]
 pub fn bound_seconds(system: System, setting: &Setting, bytes: f64, overhead: f64) -> f64 {
     let host = host_bytes(system, setting, bytes);
     let server = server_bytes(system, setting, bytes);
@@ -142,7 +133,6 @@ pub fn bound_seconds(system: System, setting: &Setting, bytes: f64, overhead: f6
 }
 
 /// Bytes of gradient that leave a host in an iteration, and that come in.
-#[must_use]
 pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     match system {
         System::Ps | System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
@@ -153,7 +143,6 @@ pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
 }
 
 /// Bytes of gradient that come in at a parameter server in an iteration, and that leave it.
-#[must_use]
 pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     let p = f64::from(setting.servers);
     match system {

@@ -24,7 +24,6 @@ impl Tensor {
     }
 
     /// Number of elements.
-    #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -58,13 +57,11 @@ impl Network {
         [Self::Resnet50, Self::Resnet101, Self::Vgg16, Self::Vgg19, Self::Bert, Self::Inception];
 
     /// The name on command lines.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
     /// Its parameter tensors, from the first layer to the last.
-    #[must_use]
     pub fn tensors(self) -> Vec<Tensor> {
         match self {
             Self::Resnet50 => resnet::resnet(&resnet::RESNET50),
@@ -77,13 +74,11 @@ impl Network {
     }
 
     /// Number of parameters.
-    #[must_use]
     pub fn parameters(self) -> usize {
         self.tensors().iter().map(Tensor::elements).sum()
     }
 
     /// Bytes of the gradient in 32-bit floats: `K` of the paper.
-    #[must_use]
     pub fn gradient_bytes(self) -> usize {
         self.parameters() * size_of::<f32>()
     }

@@ -1,11 +1,10 @@
 //! Jobs whose workers make calls on lent memory.
 
-use std::thread;
-
 use xdp_agg_client::lent::{
     Caller, DataType, Memory, Options, Outcome, Precision, Reduction, Settings, Task,
 };
 use xdp_agg_client::{Builder, Error};
+use xdp_agg_testbed::at_once;
 
 use super::{ENGINES, Lab, network};
 
@@ -30,27 +29,14 @@ impl<'a> Job<'a> {
             let connected = host.run(move || Caller::connect(settings, Settings::default()));
             connected.expect("entering").unwrap_or_else(|error| panic!("rank {rank}: {error}"))
         };
-        let callers = thread::scope(|scope| {
-            let connect = &connect;
-            let threads: Vec<_> =
-                (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-        });
-        Self { lab, size, callers }
+        Self { lab, size, callers: at_once(0..hosts * size, connect) }
     }
 
     /// Does the same at all ranks at once, each on its host: a call may open connections.
     pub fn at_all<T: Send>(&self, work: impl Fn(u16, &Caller) -> T + Sync) -> Vec<T> {
-        thread::scope(|scope| {
-            let work = &work;
-            let threads: Vec<_> = (0..)
-                .zip(&self.callers)
-                .map(|(rank, caller)| {
-                    let host = self.lab.topology.worker(usize::from(rank / self.size));
-                    scope.spawn(move || host.run(|| work(rank, caller)).expect("entering"))
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        at_once((0..).zip(&self.callers), |(rank, caller)| {
+            let host = self.lab.topology.worker(usize::from(rank / self.size));
+            host.run(|| work(rank, caller)).expect("entering")
         })
     }
 

@@ -7,17 +7,18 @@
 )]
 
 pub mod lent;
+pub mod watched;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
-use std::thread;
+use std::process::Command;
 use std::time::Duration;
 
 use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
 use xdp_agg_common::control::{read_message, write_message};
 use xdp_agg_testbed::steady::{Steady, Work};
-use xdp_agg_testbed::{BpfFs, Mode, Process, Topology, program};
+use xdp_agg_testbed::{BpfFs, Mode, Namespace, Process, Topology, at_once, program};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -78,18 +79,18 @@ impl Lab {
     /// Starts the daemon (again).
     pub fn start_daemon(&mut self) {
         let extra: Vec<&str> = self.extra.iter().map(String::as_str).collect();
-        let daemon = self.spawn_daemon(&extra);
-        daemon
-            .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
-            .expect("the daemon gets ready");
-        self.daemon = Some(daemon);
+        let daemon = Process::serve("xdp-agg serve", self.command(&extra));
+        self.daemon = Some(daemon.expect("the daemon gets ready"));
     }
 
     /// A daemon process with further arguments.
     pub fn spawn_daemon(&self, extra: &[&str]) -> Process {
-        let agg = self.topology.aggregator();
-        let mut command = agg.command(program("xdp-agg").expect("the tests' programs are built"));
-        command.args(["serve", "--engine", self.engine]);
+        Process::spawn("xdp-agg serve", self.command(extra)).expect("the daemon starts")
+    }
+
+    fn command(&self, extra: &[&str]) -> Command {
+        let mut command = serve(&self.topology);
+        command.args(["--engine", self.engine]);
         command.args(["--control", &self.control().to_string()]);
         command.args(["--data-addr", &self.topology.aggregator_addr().to_string()]);
         if self.engine == "xdp" {
@@ -98,7 +99,7 @@ impl Lab {
             }
         }
         command.args(extra);
-        Process::spawn("xdp-agg serve", command).expect("the daemon starts")
+        command
     }
 
     /// Where the daemon listens.
@@ -142,15 +143,25 @@ impl Lab {
         world_size: u16,
         tune: impl Fn(Builder) -> Builder + Sync,
     ) -> Vec<Communicator> {
-        let connect = |rank| {
+        at_once(ranks, |rank| {
             let settings = tune(self.worker(job, rank, world_size));
             self.connect_one(rank, settings)
                 .unwrap_or_else(|error| panic!("rank {rank} of {world_size}: {error}"))
-        };
-        thread::scope(|scope| {
-            let connect = &connect;
-            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || connect(rank))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("it connects")).collect()
+        })
+    }
+
+    /// A whole job of `hosts` hosts with `size` processes each, in order of rank; settings may
+    /// depend on the host.
+    pub fn connect_hosts(
+        &self,
+        job: &str,
+        (hosts, size): (u16, u16),
+        tune: impl Fn(Builder, u16) -> Builder + Sync,
+    ) -> Vec<Communicator> {
+        at_once(0..hosts * size, |rank| {
+            let settings = self.worker(job, rank, hosts * size).local(rank % size, size);
+            self.connect_one(rank / size, tune(settings, rank / size))
+                .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
         })
     }
 
@@ -163,17 +174,27 @@ impl Lab {
         settings: &[(&str, &str)],
         work: &Work,
     ) -> Steady {
+        self.steady_on(rank, job, (rank, world_size), settings, work)
+    }
+
+    /// The same on any host.
+    pub fn steady_on(
+        &self,
+        host: u16,
+        job: &str,
+        (rank, world_size): (u16, u16),
+        settings: &[(&str, &str)],
+        work: &Work,
+    ) -> Steady {
         let program = program("steady_worker").expect("the tests' programs are built");
-        let mut command = self.topology.worker(rank.into()).command(program);
+        let mut command = self.topology.worker(host.into()).command(program);
         command
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", world_size.to_string())
             .env("XDP_AGG_ADDR", self.control().to_string())
             .env("XDP_AGG_JOB", job)
-            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
-            .env("XDP_AGG_JOIN_DEADLINE", LIMIT.as_secs().to_string())
             .envs(settings.iter().copied());
-        Steady::spawn(&format!("rank {rank}"), command, work).expect("it starts")
+        watched::start(rank, command, work)
     }
 
     /// A whole job of such workers, each of which has done a call.
@@ -185,30 +206,30 @@ impl Lab {
         work: &Work,
     ) -> Vec<Steady> {
         let start = |rank| self.steady(job, rank, world_size, settings, work);
-        let workers: Vec<_> = (0..world_size).map(start).collect();
-        for worker in &workers {
-            worker.wait_calls(1, LIMIT).expect("the job begins");
-        }
-        workers
+        watched::all_begin((0..world_size).map(start))
     }
 
     /// Everything that the daemon counts, as `xdp-agg stats` asks for it.
     pub fn stats(&self) -> Stats {
+        let mut stream = self.control_from(self.topology.aggregator());
+        write_message(&mut stream, &Request::Stats).expect("sent");
+        match read_message(&mut stream).expect("an answer") {
+            Reply::Stats(stats) => stats,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A connection to the daemon from this host, which is welcome.
+    pub fn control_from(&self, host: &Namespace) -> TcpStream {
         let control = self.control();
-        let ask = move || {
-            let mut stream = TcpStream::connect(control).expect("the daemon listens");
-            stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
-            let hello =
-                Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
-            write_message(&mut stream, &hello).expect("sent");
-            let _: Reply = read_message(&mut stream).expect("a welcome");
-            write_message(&mut stream, &Request::Stats).expect("sent");
-            match read_message(&mut stream).expect("an answer") {
-                Reply::Stats(stats) => stats,
-                other => panic!("{other:?}"),
-            }
-        };
-        self.topology.aggregator().run(ask).expect("entering the aggregator's namespace")
+        let connected = host.run(move || TcpStream::connect(control)).expect("entering the host");
+        let mut stream = connected.expect("the daemon listens");
+        stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
+        let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
+        write_message(&mut stream, &hello).expect("sent");
+        let welcome: Reply = read_message(&mut stream).expect("the daemon answers");
+        assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
+        stream
     }
 
     /// One job's part of it.
@@ -219,19 +240,22 @@ impl Lab {
     }
 }
 
+/// The command of a daemon on the aggregator's host.
+pub fn serve(topology: &Topology) -> Command {
+    let program = program("xdp-agg").expect("the tests' programs are built");
+    let mut command = topology.aggregator().command(program);
+    command.arg("serve");
+    command
+}
+
 /// A second daemon in the aggregator's namespace, of the user-space engine.
 pub fn second_daemon(lab: &Lab) -> (Process, SocketAddr) {
     let control = SocketAddr::new(lab.topology.aggregator_addr().into(), 9871);
-    let mut command =
-        lab.topology.aggregator().command(program("xdp-agg").expect("the programs are built"));
-    command.args(["serve", "--engine", "userspace", "--data-port", "48900"]);
+    let mut command = serve(&lab.topology);
+    command.args(["--engine", "userspace", "--data-port", "48900"]);
     command.args(["--control", &control.to_string()]);
     command.args(["--data-addr", &lab.topology.aggregator_addr().to_string()]);
-    let daemon = Process::spawn("second xdp-agg serve", command).expect("it starts");
-    daemon
-        .wait_line("its readiness", LIMIT, |line| line.starts_with("ready "))
-        .expect("it gets ready");
-    (daemon, control)
+    (Process::serve("second xdp-agg serve", command).expect("it gets ready"), control)
 }
 
 /// The network that fits a result mode.
@@ -252,14 +276,9 @@ pub fn at_all<T: Send>(
     workers: &[Communicator],
     work: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    thread::scope(|scope| {
-        let work = &work;
-        let start = |worker| {
-            let host = topology.worker(Communicator::rank(worker).into());
-            scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
-        };
-        let threads: Vec<_> = workers.iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    at_once(workers, |worker| {
+        let host = topology.worker(worker.rank().into());
+        host.run(|| work(worker)).expect("entering the namespace")
     })
 }
 
@@ -268,12 +287,7 @@ pub fn on_all<T: Send>(
     workers: &[Communicator],
     work: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> =
-            workers.iter().map(|worker| scope.spawn(move || work(worker))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
+    at_once(workers, work)
 }
 
 /// Element `i` of rank `rank`: whole numbers, so that sums are exact in fixed point and in floats.

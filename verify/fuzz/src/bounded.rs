@@ -8,6 +8,17 @@ use crate::{Target, directory};
 /// Inputs for each target, and the time that they may take on a busy machine.
 const PLAN: Plan = Plan { inputs: 25_000, seed: 3, time: Some(Duration::from_secs(30)) };
 
+/// Tests by name: the target that each runs, and how many of its inputs get somewhere ([`fuzz`]).
+#[macro_export]
+macro_rules! bounded_tests {
+    ($targets:expr; $($test:ident: $target:literal, $one_in:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            $crate::bounded::fuzz(&$targets, $target, $one_in);
+        }
+    )*};
+}
+
 /// Runs the target of this name; of its inputs, at least one in `one_in` gets somewhere.
 ///
 /// # Panics
@@ -15,10 +26,6 @@ const PLAN: Plan = Plan { inputs: 25_000, seed: 3, time: Some(Duration::from_sec
 pub fn fuzz(targets: &[Target], name: &str, one_in: u64) {
     let target = targets.iter().find(|target| target.name == name);
     let target = target.expect("there is such a target");
-    if let Some(why) = (target.unavailable)() {
-        eprintln!("skipped: {why}");
-        return;
-    }
     let directory = directory("corpus").join(target.name);
     let corpus = driver::corpus(&directory).expect("it can be read");
     assert!(!corpus.is_empty(), "no corpus in {}", directory.display());

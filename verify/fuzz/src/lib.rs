@@ -22,7 +22,6 @@ pub use random::Random;
 use std::path::{Path, PathBuf};
 
 /// Where a directory of this crate is: the corpus, and the finds.
-#[must_use]
 pub fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
@@ -54,10 +53,8 @@ pub struct Target {
     pub run: fn(&[u8]) -> Outcome,
     /// Inputs are text: words, numbers and lines are mutated as such, too.
     pub text: bool,
-    /// Words that random changes would not find.
-    pub tokens: &'static [&'static str],
+    /// Words that random changes would not find, one a line.
+    pub tokens: &'static str,
     /// Names of the outcomes.
     pub features: &'static [&'static str],
-    /// Why it cannot run here, if it cannot.
-    pub unavailable: fn() -> Option<String>,
 }

@@ -57,17 +57,16 @@ const INTERESTING_TEXT: [&str; 20] = [
 ];
 
 /// What a target's inputs are made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Mutator {
     /// Whether they are text.
     pub text: bool,
     /// Words that random changes would not find.
-    pub tokens: &'static [&'static str],
+    pub tokens: Vec<&'static str>,
 }
 
 impl Mutator {
     /// A new input from one of these.
-    #[must_use]
     pub fn make(&self, random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut input = random.pick(corpus).cloned().unwrap_or_default();
         // Mostly few changes: many leave nothing of what made the old input reach far.
@@ -85,20 +84,14 @@ impl Mutator {
 
     fn change_bytes(&self, random: &mut Random, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         match random.below(12) {
-            0 | 1 => {
-                if let Some(byte) = some_byte(random, input) {
-                    *byte ^= 1 << random.below(8);
-                }
-            }
-            2 => {
-                if let Some(byte) = some_byte(random, input) {
-                    *byte = random.byte();
-                }
-            }
-            3 => {
-                if let Some(byte) = some_byte(random, input) {
-                    *byte = byte.wrapping_add(random.below(16) as u8).wrapping_sub(8);
-                }
+            how @ 0..4 => {
+                let at = random.below(input.len());
+                let Some(byte) = input.get_mut(at) else { return };
+                *byte = match how {
+                    0 | 1 => *byte ^ 1 << random.below(8),
+                    2 => random.byte(),
+                    _ => byte.wrapping_add(random.below(16) as u8).wrapping_sub(8),
+                };
             }
             4 => overwrite_with_a_number(random, input),
             5 => drop(input.drain(range(random, input.len(), 32))),
@@ -116,7 +109,7 @@ impl Mutator {
                 insert(random, input, &bytes);
             }
             10 => {
-                if let Some(token) = random.pick(self.tokens) {
+                if let Some(token) = random.pick(&self.tokens) {
                     insert(random, input, token.as_bytes());
                 }
             }
@@ -173,15 +166,10 @@ impl Mutator {
                 _ => (*random.pick(&INTERESTING_TEXT).unwrap_or(&"0")).to_owned(),
             }
         } else {
-            (*random.pick(self.tokens).unwrap_or(&"")).to_owned()
+            (*random.pick(&self.tokens).unwrap_or(&"")).to_owned()
         };
         input.splice(start..start + len, new.bytes());
     }
-}
-
-fn some_byte<'a>(random: &mut Random, input: &'a mut [u8]) -> Option<&'a mut u8> {
-    let at = random.below(input.len());
-    input.get_mut(at)
 }
 
 /// Some neighbouring places, at most `most`.
@@ -245,7 +233,7 @@ mod tests {
 
     #[test]
     fn the_same_seed_makes_the_same_inputs_and_another_one_others() {
-        let mutator = Mutator { text: true, tokens: &["join", "leave"] };
+        let mutator = Mutator { text: true, tokens: vec!["join", "leave"] };
         let corpus = [b"0 {\"type\":\"join\",\"rank\":1}\n0 close".to_vec(), b"tick 5".to_vec()];
         let make = |seed| {
             let mut random = Random::new(seed);
@@ -260,7 +248,7 @@ mod tests {
     fn nothing_is_needed_to_begin_with() {
         let mut random = Random::new(4);
         for text in [false, true] {
-            let mutator = Mutator { text, tokens: &[] };
+            let mutator = Mutator { text, tokens: Vec::new() };
             let longest = (0..1000).map(|_| mutator.make(&mut random, &[]).len()).max();
             assert!(longest > Some(8), "{longest:?}");
         }

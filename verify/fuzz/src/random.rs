@@ -9,7 +9,6 @@ pub struct Random(SplitMix64);
 
 impl Random {
     /// Numbers that follow from this seed.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::seed_from_u64(seed))
     }

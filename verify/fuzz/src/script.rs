@@ -6,13 +6,11 @@ pub struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
     /// From these bytes.
-    #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
     /// Whether all bytes are read.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -17,6 +17,7 @@ use rand::rngs::SmallRng;
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, EngineError, JobSetup};
 use xdp_agg_common::maps::{MAX_JOBS, Reject};
+use xdp_agg_fuzz::driver;
 
 use model::{JOBS, Model, SLOTS, World};
 use mutate::Mutator;
@@ -249,8 +250,8 @@ impl Bed {
     fn replay(&mut self, frames: &[Vec<u8>]) -> Result<Option<String>, EngineError> {
         self.reset()?;
         for frame in frames {
-            // The epoch is another one in every run.
-            let frame = mutate::in_epoch(frame, self.epoch);
+            // The epoch is another one in every run; frames are kept as in the first.
+            let frame = mutate::exchange(frame, 1, self.epoch);
             if let Some(what) = self.input(&frame)? {
                 return Ok(Some(what));
             }
@@ -262,7 +263,8 @@ impl Bed {
 
     /// Leaves out what a failure does not need, as long as it stays one.
     fn reduce(&mut self, frames: Frames, what: String) -> Result<(Frames, String), EngineError> {
-        let frames: Vec<_> = frames.iter().map(|f| mutate::out_of_epoch(f, self.epoch)).collect();
+        let kept = |frame: &Vec<u8>| mutate::exchange(frame, self.epoch, 1);
+        let frames: Vec<_> = frames.iter().map(kept).collect();
         let (mut best, mut told) = (frames, what);
         let mut part = best.len().saturating_sub(1);
         let mut runs = 0;
@@ -287,22 +289,7 @@ impl Bed {
 
 /// Frames of a file: each behind its length (16 bits, little-endian).
 fn read_corpus(directory: &Path) -> Result<Vec<(PathBuf, Frames)>, FuzzError> {
-    let failed = |path: &Path, error| FuzzError::Corpus { path: path.to_owned(), error };
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(directory, error)),
-    };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|error| failed(directory, error))?.path();
-        if path.extension().is_some_and(|extension| extension == "frames") {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    let read = |path: PathBuf| {
-        let bytes = fs::read(&path).map_err(|error| failed(&path, error))?;
+    let read = |(path, bytes): (PathBuf, Vec<u8>)| {
         let mut frames = Vec::new();
         let mut rest = &bytes[..];
         while let Some((len, behind)) = rest.split_first_chunk::<2>() {
@@ -310,9 +297,12 @@ fn read_corpus(directory: &Path) -> Result<Vec<(PathBuf, Frames)>, FuzzError> {
             frames.push(behind[..len].to_vec());
             rest = &behind[len..];
         }
-        Ok((path, frames))
+        (path, frames)
     };
-    paths.into_iter().map(read).collect()
+    let files = driver::corpus(directory)
+        .map_err(|error| FuzzError::Corpus { path: directory.to_owned(), error })?;
+    let is_failure = |path: &Path| path.extension().is_some_and(|end| end == "frames");
+    Ok(files.into_iter().filter(|(path, _)| is_failure(path)).map(read).collect())
 }
 
 fn write_corpus(path: &Path, frames: &[Vec<u8>]) -> Result<(), FuzzError> {

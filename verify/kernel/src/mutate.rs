@@ -6,6 +6,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom as _;
 use xdp_agg::engine::JobSetup;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_fuzz::targets::header;
 
 use crate::model::{MAX_CHUNKS, Model, POOL, PORT, WORKERS};
 
@@ -109,21 +110,14 @@ impl Mutator {
         }
         let odd = self.rng.random_ratio(1, 40);
         let chunks = if odd { self.rng.random_range(0..=MAX_CHUNKS + 1) } else { usual };
-        let header = Header {
-            kind: match self.kind(setup, whole && !complete && joins) {
-                Kind::Contribution if self.asks(reduction) => Kind::Ask,
-                other => other,
-            },
-            flags: u8::from(self.rng.random_ratio(1, 8)),
-            reduction: Reduction::from_number(reduction).unwrap_or_default(),
-            job: setup.job_id,
-            rank,
-            cookie: conf.cookie,
-            epoch: conf.epoch,
-            block,
-            tag: tag ^ u16::from(self.rng.random_ratio(1, 40)),
+        let kind = match self.kind(setup, whole && !complete && joins) {
+            Kind::Contribution if self.asks(reduction) => Kind::Ask,
+            other => other,
         };
-        let header = from_parent(setup, header);
+        let mut header = from_parent(setup, header(kind, conf, (setup.job_id, rank), block));
+        header.flags = u8::from(self.rng.random_ratio(1, 8));
+        header.reduction = Reduction::from_number(reduction).unwrap_or_default();
+        header.tag = tag ^ u16::from(self.rng.random_ratio(1, 40));
         let payload: Vec<u8> = (0..chunks * 64).map(|_| self.rng.random()).collect();
         let mut frame = build(setup, &header, &payload);
         if self.rng.random_ratio(1, 10) {
@@ -201,33 +195,12 @@ impl Mutator {
 
 /// A member's probe of one chunk.
 pub(crate) fn probe(setup: &JobSetup, rank: u16) -> Vec<u8> {
-    let header = Header {
-        kind: Kind::Probe,
-        flags: 0,
-        reduction: Reduction::Add,
-        job: setup.job_id,
-        rank,
-        cookie: setup.conf.cookie,
-        epoch: setup.conf.epoch,
-        block: 0,
-        tag: 0,
-    };
-    build(setup, &header, &[0; 64])
+    build(setup, &header(Kind::Probe, &setup.conf, (setup.job_id, rank), 0), &[0; 64])
 }
 
 /// The parent's answer to our probe.
 pub(crate) fn probe_reply(setup: &JobSetup) -> Vec<u8> {
-    let header = Header {
-        kind: Kind::ProbeReply,
-        flags: 0,
-        reduction: Reduction::Add,
-        job: setup.job_id,
-        rank: 0,
-        cookie: setup.conf.cookie,
-        epoch: setup.conf.epoch,
-        block: 0,
-        tag: 0,
-    };
+    let header = header(Kind::ProbeReply, &setup.conf, (setup.job_id, 0), 0);
     build(setup, &from_parent(setup, header), &[0; 64])
 }
 
@@ -239,17 +212,8 @@ fn from_parent(setup: &JobSetup, header: Header) -> Header {
     }
 }
 
-/// A frame of a run in another epoch, as it is in this one.
-pub(crate) fn in_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
-    exchange(frame, 1, epoch)
-}
-
-/// A frame of this epoch, as it is in the first one.
-pub(crate) fn out_of_epoch(frame: &[u8], epoch: u16) -> Vec<u8> {
-    exchange(frame, epoch, 1)
-}
-
-fn exchange(frame: &[u8], from: u16, to: u16) -> Vec<u8> {
+/// A frame of one epoch, as it is in another.
+pub(crate) fn exchange(frame: &[u8], from: u16, to: u16) -> Vec<u8> {
     let mut frame = frame.to_vec();
     if let Some(field) = frame.get_mut(EPOCH)
         && *field == from.to_be_bytes()

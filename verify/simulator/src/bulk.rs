@@ -37,7 +37,6 @@ pub struct Report {
 }
 
 /// Runs the seeds; `progress` is told after each batch how many runs it had.
-#[must_use]
 pub fn run(plan: &Plan, progress: impl Fn(u64) + Sync) -> Report {
     let next = AtomicU64::new(0);
     let enough = AtomicBool::new(false);

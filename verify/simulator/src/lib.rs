@@ -26,7 +26,6 @@ pub use trace::{Party, Trace};
 pub use world::Outcome;
 
 /// Runs the scenario of a seed. `trace`: what happens is kept as text.
-#[must_use]
 pub fn run(seed: u64, choice: Choice, trace: bool) -> Outcome {
     world::World::new(Scenario::draw(seed, choice), trace).run()
 }

@@ -99,9 +99,6 @@ fn place() -> PathBuf {
 }
 
 /// The list.
-///
-/// # Errors
-/// It cannot be read.
 pub fn load() -> Result<Vec<Mutant>> {
     let path = root().join("verify/simulator/mutants.toml");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;

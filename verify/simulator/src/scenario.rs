@@ -223,7 +223,6 @@ impl Fault {
     const OF_ONE: usize = 6;
 
     /// The daemon that it happens to.
-    #[must_use]
     pub const fn daemon(&self) -> Option<usize> {
         match self {
             Self::KillDaemon { daemon, .. }
@@ -235,7 +234,6 @@ impl Fault {
     }
 
     /// Number of its kind.
-    #[must_use]
     pub const fn kind(&self) -> usize {
         match self {
             Self::KillWorker { .. } => 0,
@@ -258,7 +256,6 @@ pub(crate) fn magnitude(rng: &mut SmallRng, low: Nanos, high: Nanos) -> Nanos {
 
 impl Scenario {
     /// The scenario of a seed.
-    #[must_use]
     pub fn draw(seed: u64, choice: Choice) -> Self {
         let rng = &mut SmallRng::seed_from_u64(seed);
         // How much trouble: now and then none or all.
@@ -317,7 +314,6 @@ impl Scenario {
     }
 
     /// Workers of all jobs.
-    #[must_use]
     pub fn workers(&self) -> usize {
         self.jobs.iter().map(|job| usize::from(job.world)).sum()
     }
@@ -405,7 +401,6 @@ impl Scenario {
 
 impl JobPlan {
     /// Whether broadcasts' blocks are their roots' alone, but for every sixteenth.
-    #[must_use]
     pub fn has_copies(&self) -> bool {
         self.policy == Policy::default() && self.tree.is_single() && self.slots >= 32
     }

@@ -188,7 +188,6 @@ impl Stats {
     }
 
     /// For people, one line each.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let Self { runs, violations, events, calls, results, .. } = self;
         let mut lines = vec![

@@ -57,13 +57,11 @@ impl Trace {
     }
 
     /// A number that differs where runs differ.
-    #[must_use]
     pub const fn hash(&self) -> u64 {
         self.hash
     }
 
     /// The lines, if they were asked for.
-    #[must_use]
     pub fn lines(&self) -> &[String] {
         self.lines.as_deref().unwrap_or(&[])
     }

@@ -68,6 +68,19 @@ fn idle_connections_of_one_address_leave_room_for_its_workers() {
     assert!(counters.crowded >= 72 && counters.rate == 0, "{counters:?}");
 }
 
+/// During a flood a job goes on, and others begin and end, each in time.
+fn others_are_served(control: SocketAddr, before: &[Worker]) {
+    // The flood has to have begun.
+    thread::sleep(Duration::from_millis(500));
+    for block in 0..5 {
+        let start = Instant::now();
+        let after = Worker::all(control, &wish("after", 0, 2));
+        still_sums(&after, 0);
+        still_sums(before, block);
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    }
+}
+
 #[test]
 fn a_flood_of_connections_from_one_address_keeps_nobody_else_out() {
     let limit = raise_file_limit().expect("a limit can be read");
@@ -85,18 +98,7 @@ fn a_flood_of_connections_from_one_address_keeps_nobody_else_out() {
             held.pop_front();
         }
     };
-    let work = || {
-        // The flood has to have begun.
-        thread::sleep(Duration::from_millis(500));
-        for block in 0..5 {
-            let start = Instant::now();
-            let after = Worker::all(control, &wish("after", 0, 2));
-            still_sums(&after, 0);
-            still_sums(&before, block);
-            assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-        }
-    };
-    let attacks = under_attack(2, attack, work);
+    let attacks = under_attack(2, attack, || others_are_served(control, &before));
     let counters = Client::connect(control).stats().control;
     assert!(attacks > 300, "{attacks} connections are no flood");
     assert!(counters.rate > 0 && counters.crowded > 0, "{counters:?}");
@@ -121,17 +123,7 @@ fn a_flood_of_requests_is_ended_and_slows_nobody_else_down() {
         drop(write_message(&mut stream, &flooding.hello()));
         while write_message(&mut stream, &Request::Stats).is_ok() && !hung_up(&mut stream) {}
     };
-    let work = || {
-        thread::sleep(Duration::from_millis(500));
-        for block in 0..5 {
-            let start = Instant::now();
-            let after = Worker::all(control, &wish("after", 0, 2));
-            still_sums(&after, 0);
-            still_sums(&before, block);
-            assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-        }
-    };
-    under_attack(2, attack, work);
+    under_attack(2, attack, || others_are_served(control, &before));
     let counters = Client::connect(control).stats().control;
     assert!(counters.requests + counters.deaf > 0, "{counters:?}");
     // One at a time, with its answer read: told why.

@@ -4,10 +4,8 @@ use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use xdp_agg::config::Partial;
 use xdp_agg_common::control::{ErrorCode, Reply, Token, read_message, write_message};
 use xdp_agg_tls::testing::{Authority, Identity, Valid};
@@ -17,41 +15,17 @@ use crate::daemon::{Daemon, PATIENCE, settings};
 use crate::strangers::{last_words, still_sums};
 use crate::worker::{Client, Door, Worker, connect_from, wish};
 
-/// An authority and what it signed; the daemon's certificate is for 127.0.0.1.
-struct Certificates {
-    directory: TempDir,
-    authority: Authority,
-    ca: PathBuf,
+/// Its certificate is for 127.0.0.1.
+fn daemon(authority: &Authority, asking: bool) -> Daemon {
+    let Identity { certificate, key } = authority.issue("127.0.0.1", Valid::Now);
+    let tls_client_ca = asking.then(|| authority.ca.clone());
+    let (tls_cert, tls_key) = (Some(certificate), Some(key));
+    Daemon::with(Partial { tls_cert, tls_key, tls_client_ca, ..settings() })
+        .expect("free ports are always free")
 }
 
-impl Certificates {
-    fn new(name: &str) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let authority = Authority::new(name);
-        let ca = authority.file(directory.path());
-        Self { directory, authority, ca }
-    }
-
-    fn issue(&self, name: &str, valid: Valid) -> Identity {
-        self.authority.issue(self.directory.path(), name, valid)
-    }
-
-    fn daemon(&self, asking: bool) -> Daemon {
-        let Identity { certificate, key } = self.issue("127.0.0.1", Valid::Now);
-        let tls_client_ca = asking.then(|| self.ca.clone());
-        let (tls_cert, tls_key) = (Some(certificate), Some(key));
-        Daemon::with(Partial { tls_cert, tls_key, tls_client_ca, ..settings() })
-            .expect("free ports are always free")
-    }
-
-    /// What a client without a certificate needs.
-    fn trusting(&self) -> ClientFiles {
-        ClientFiles { ca: Some(self.ca.clone()), ..ClientFiles::default() }
-    }
-
-    fn worker(&self, valid: Valid) -> ClientFiles {
-        self.issue("worker", valid).client(&self.ca)
-    }
+fn worker(authority: &Authority, valid: Valid) -> ClientFiles {
+    authority.issue("worker", valid).client(&authority.ca)
 }
 
 fn load(files: &ClientFiles) -> ClientTls {
@@ -80,10 +54,10 @@ fn refusal(mut stream: ControlStream, hello: &Door) -> String {
 
 #[test]
 fn a_whole_job_over_tls() {
-    let certificates = Certificates::new("ours");
+    let certificates = Authority::new("ours");
     for asking in [false, true] {
-        let daemon = certificates.daemon(asking);
-        let files = certificates.worker(Valid::Now);
+        let daemon = daemon(&certificates, asking);
+        let files = worker(&certificates, Valid::Now);
         let files = if asking { files } else { certificates.trusting() };
         let door = door(&daemon, &files);
         let mut workers = Worker::all(door.clone(), &wish("train", 0, 2));
@@ -101,8 +75,8 @@ fn a_whole_job_over_tls() {
 
 #[test]
 fn the_token_is_asked_for_with_and_without_tls() {
-    let certificates = Certificates::new("ours");
-    let file = certificates.directory.path().join("token");
+    let certificates = Authority::new("ours");
+    let file = certificates.directory().join("token");
     fs::write(&file, "s3cret\n").expect("it can be written");
     fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("it is ours");
     let token_file = Some(file);
@@ -132,16 +106,16 @@ fn the_token_is_asked_for_with_and_without_tls() {
 
 #[test]
 fn whoever_has_no_certificate_of_ours_stays_out() {
-    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
-    let daemon = ours.daemon(true);
-    let workers = Worker::all(door(&daemon, &ours.worker(Valid::Now)), &wish("train", 0, 2));
-    let mut self_made = foreign.worker(Valid::Now);
+    let (ours, foreign) = (Authority::new("ours"), Authority::new("foreign"));
+    let daemon = daemon(&ours, true);
+    let workers = Worker::all(door(&daemon, &worker(&ours, Valid::Now)), &wish("train", 0, 2));
+    let mut self_made = worker(&foreign, Valid::Now);
     self_made.ca = Some(ours.ca.clone());
     let cases = [
         (ours.trusting(), "asks for a certificate"),
         (self_made, "UnknownCA"),
-        (ours.worker(Valid::Past), "CertificateExpired"),
-        (ours.worker(Valid::Future), "does not accept our certificate"),
+        (worker(&ours, Valid::Past), "CertificateExpired"),
+        (worker(&ours, Valid::Future), "does not accept our certificate"),
     ];
     for (block, (files, words)) in (0..).zip(&cases) {
         let stream = open(daemon.control, files).expect("the daemon is right");
@@ -149,14 +123,14 @@ fn whoever_has_no_certificate_of_ours_stays_out() {
         assert!(text.contains(words), "{words}: {text}");
         still_sums(&workers, block);
     }
-    let counters = Client::connect(door(&daemon, &ours.worker(Valid::Now))).stats().control;
+    let counters = Client::connect(door(&daemon, &worker(&ours, Valid::Now))).stats().control;
     assert_eq!(counters.tls_failures, cases.len() as u64);
 }
 
 #[test]
 fn a_daemon_that_cannot_be_trusted_is_told_nothing() {
-    let (ours, foreign) = (Certificates::new("ours"), Certificates::new("foreign"));
-    let daemon = foreign.daemon(false);
+    let (ours, foreign) = (Authority::new("ours"), Authority::new("foreign"));
+    let daemon = daemon(&foreign, false);
     let error = open(daemon.control, &ours.trusting()).expect_err("it is foreign").to_string();
     assert!(error.contains("authority in tls-ca"), "{error}");
     let renamed = ClientFiles { name: Some("aggregator".into()), ..foreign.trusting() };
@@ -168,7 +142,7 @@ fn a_daemon_that_cannot_be_trusted_is_told_nothing() {
 
 #[test]
 fn a_mix_up_of_tls_and_plain_is_told_to_both() {
-    let certificates = Certificates::new("ours");
+    let certificates = Authority::new("ours");
     let plain = Daemon::start();
     let error = open(plain.control, &certificates.trusting()).expect_err("no TLS").to_string();
     assert!(error.contains("does not speak TLS"), "{error}");
@@ -180,7 +154,7 @@ fn a_mix_up_of_tls_and_plain_is_told_to_both() {
     assert!(message.contains("does not speak TLS"), "{message}");
     assert_eq!(Client::connect(plain.control).stats().control.garbled, 2);
 
-    let daemon = certificates.daemon(false);
+    let daemon = daemon(&certificates, false);
     let mut stream = connect_from(Ipv4Addr::LOCALHOST, daemon.control);
     let hello = Door::from(daemon.control).hello();
     write_message(&mut stream, &hello).expect("the daemon reads");
@@ -193,8 +167,8 @@ fn a_mix_up_of_tls_and_plain_is_told_to_both() {
 
 #[test]
 fn a_handshake_that_does_not_come_or_makes_no_sense_is_ended() {
-    let certificates = Certificates::new("ours");
-    let daemon = certificates.daemon(false);
+    let certificates = Authority::new("ours");
+    let daemon = daemon(&certificates, false);
     let door = door(&daemon, &certificates.trusting());
     let workers = Worker::all(door.clone(), &wish("train", 0, 2));
     let start = Instant::now();

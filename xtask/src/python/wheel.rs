@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use super::interpreter::{Interpreter, OLDEST};
 use super::venv::Venv;
 use super::{directory, sources};
-use crate::setup;
 use crate::shell::{output, root, run, say, step, target};
+use crate::{setup, shell};
 
 /// The oldest system that it shall run on: every Linux with glibc 2.17 (2012) or newer.
 const PLATFORM: &str = "manylinux2014";
@@ -164,15 +164,11 @@ fn attempt(venv: &Venv) -> Result<()> {
 /// Copies what a commit of everything would hold.
 fn copy_sources(to: &Path) -> Result<()> {
     empty(to)?;
-    let mut git = Command::new("git");
-    git.current_dir(root()).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
-    for name in output(&mut git)?.split_terminator('\0') {
-        let (from, to) = (root().join(name), to.join(name));
-        // One that has been removed, but not in a commit yet.
-        let Ok(meta) = from.symlink_metadata() else { continue };
+    for name in shell::sources()? {
+        let (from, to) = (root().join(&name), to.join(&name));
         let parent = to.parent().context("a file lies in a directory")?;
         fs::create_dir_all(parent)?;
-        let copied = if meta.is_symlink() {
+        let copied = if from.is_symlink() {
             fs::read_link(&from).and_then(|place| symlink(place, &to))
         } else {
             fs::copy(&from, &to).map(drop)

@@ -3,10 +3,11 @@
 #![expect(unreachable_pub, reason = "cbindgen takes what is public")]
 
 use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
 
 use super::comm::xdp_agg_comm_t;
-use crate::calls::{Arguments, Prepared, What};
-use crate::failure::{Failure, guarded};
+use crate::calls::{Arguments, NO_VECTOR, What};
+use crate::failure::guarded;
 use crate::memory::{Lent, handle};
 use crate::names::xdp_agg_result_t;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
@@ -17,12 +18,16 @@ use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 /// Null, or a handle of this library; vectors as the header says.
 unsafe fn call(
     comm: xdp_agg_comm_t,
-    prepare: impl FnOnce(&crate::comm::Comm) -> Result<Prepared, Failure>,
+    send: *const c_void,
+    recv: *mut c_void,
+    (count, datatype): (usize, xdp_agg_datatype_t),
+    what: What,
 ) -> xdp_agg_result_t {
     guarded(|| {
         // SAFETY: as the caller promises.
-        let comm = unsafe { handle(comm, "comm") }?.comm();
-        comm.call(prepare(comm)?)
+        let (comm, send, recv) =
+            unsafe { (handle(comm, "comm")?.comm(), Lent::new(send), Lent::new(recv)) };
+        comm.call(Arguments { send, recv, count, datatype, what }.prepare(comm)?)
     })
 }
 
@@ -39,11 +44,8 @@ pub unsafe extern "C" fn xdp_agg_all_reduce(
     op: xdp_agg_op_t,
     comm: xdp_agg_comm_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::AllReduce { op } };
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { call(comm, send, recv, (count, datatype), What::AllReduce { op }) }
 }
 
 /// Gives the root's vector to all ranks, bit for bit.
@@ -57,12 +59,8 @@ pub unsafe extern "C" fn xdp_agg_broadcast(
     root: c_int,
     comm: xdp_agg_comm_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: the vector of this call.
-    let recv = unsafe { Lent::new(data) };
-    let what = What::Broadcast { root };
-    let arguments = Arguments { send: Lent::none(), recv, count, datatype, what };
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { call(comm, null(), data, (count, datatype), What::Broadcast { root }) }
 }
 
 /// Reduces the ranks' vectors, element by element; the root gets the result.
@@ -81,11 +79,8 @@ pub unsafe extern "C" fn xdp_agg_reduce(
     root: c_int,
     comm: xdp_agg_comm_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::Reduce { op, root } };
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { call(comm, send, recv, (count, datatype), What::Reduce { op, root }) }
 }
 
 /// Reduces the ranks' vectors, element by element; each rank gets its part of the result, the
@@ -103,11 +98,8 @@ pub unsafe extern "C" fn xdp_agg_reduce_scatter(
     op: xdp_agg_op_t,
     comm: xdp_agg_comm_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::ReduceScatter { op } };
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { call(comm, send, recv, (count, datatype), What::ReduceScatter { op }) }
 }
 
 /// Gives each rank's vector to all ranks, bit for bit: rank r's is at r * `count` then.
@@ -122,16 +114,13 @@ pub unsafe extern "C" fn xdp_agg_all_gather(
     datatype: xdp_agg_datatype_t,
     comm: xdp_agg_comm_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::AllGather };
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { call(comm, send, recv, (count, datatype), What::AllGather) }
 }
 
 /// Returns when all ranks have called it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn xdp_agg_barrier(comm: xdp_agg_comm_t) -> xdp_agg_result_t {
     // SAFETY: as the header asks for.
-    unsafe { call(comm, |_| Ok(Prepared::barrier())) }
+    unsafe { call(comm, null(), null_mut(), NO_VECTOR, What::Barrier) }
 }

@@ -3,11 +3,12 @@
 #![expect(unreachable_pub, reason = "cbindgen takes what is public")]
 
 use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
 
 use super::comm::xdp_agg_comm_t;
 use super::request::{xdp_agg_request, xdp_agg_request_t};
-use crate::calls::{Arguments, Prepared, What};
-use crate::failure::{Failure, guarded};
+use crate::calls::{Arguments, NO_VECTOR, What};
+use crate::failure::guarded;
 use crate::memory::{Lent, handle, place};
 use crate::names::xdp_agg_result_t;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
@@ -17,15 +18,19 @@ use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 /// # Safety
 /// Null, or a handle of this library; vectors and the place for the request as the header says.
 unsafe fn start(
-    comm: xdp_agg_comm_t,
-    request: *mut xdp_agg_request_t,
-    prepare: impl FnOnce(&crate::comm::Comm) -> Result<Prepared, Failure>,
+    (comm, request): (xdp_agg_comm_t, *mut xdp_agg_request_t),
+    send: *const c_void,
+    recv: *mut c_void,
+    (count, datatype): (usize, xdp_agg_datatype_t),
+    what: What,
 ) -> xdp_agg_result_t {
     guarded(|| {
         // SAFETY: as the caller promises.
         let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
-        place.write(std::ptr::null_mut());
-        let request = comm.start(prepare(comm)?)?;
+        place.write(null_mut());
+        // SAFETY: vectors of this call, until it has ended.
+        let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
+        let request = comm.start(Arguments { send, recv, count, datatype, what }.prepare(comm)?)?;
         place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
         Ok(())
     })
@@ -46,11 +51,8 @@ pub unsafe extern "C" fn xdp_agg_start_all_reduce(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call, until it has ended.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::AllReduce { op } };
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { start((comm, request), send, recv, (count, datatype), What::AllReduce { op }) }
 }
 
 /// Starts what xdp_agg_broadcast does; `request` as in xdp_agg_start_all_reduce.
@@ -63,12 +65,8 @@ pub unsafe extern "C" fn xdp_agg_start_broadcast(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: the vector of this call, until it has ended.
-    let recv = unsafe { Lent::new(data) };
-    let what = What::Broadcast { root };
-    let arguments = Arguments { send: Lent::none(), recv, count, datatype, what };
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { start((comm, request), null(), data, (count, datatype), What::Broadcast { root }) }
 }
 
 /// Starts what xdp_agg_reduce does; `request` as in xdp_agg_start_all_reduce.
@@ -83,11 +81,8 @@ pub unsafe extern "C" fn xdp_agg_start_reduce(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call, until it has ended.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::Reduce { op, root } };
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { start((comm, request), send, recv, (count, datatype), What::Reduce { op, root }) }
 }
 
 /// Starts what xdp_agg_reduce_scatter does; `request` as in xdp_agg_start_all_reduce.
@@ -101,11 +96,8 @@ pub unsafe extern "C" fn xdp_agg_start_reduce_scatter(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call, until it has ended.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::ReduceScatter { op } };
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { start((comm, request), send, recv, (count, datatype), What::ReduceScatter { op }) }
 }
 
 /// Starts what xdp_agg_all_gather does; `request` as in xdp_agg_start_all_reduce.
@@ -118,11 +110,8 @@ pub unsafe extern "C" fn xdp_agg_start_all_gather(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    // SAFETY: vectors of this call, until it has ended.
-    let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-    let arguments = Arguments { send, recv, count, datatype, what: What::AllGather };
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |comm| arguments.prepare(comm.caller()?.communicator())) }
+    unsafe { start((comm, request), send, recv, (count, datatype), What::AllGather) }
 }
 
 /// Starts a barrier: the call ends when all ranks have started it; `request` as in
@@ -133,5 +122,5 @@ pub unsafe extern "C" fn xdp_agg_start_barrier(
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
     // SAFETY: as the header asks for.
-    unsafe { start(comm, request, |_| Ok(Prepared::barrier())) }
+    unsafe { start((comm, request), null(), null_mut(), NO_VECTOR, What::Barrier) }
 }

@@ -118,11 +118,14 @@ impl Daemon {
 
     /// The same; all of them have to say that they are done.
     pub fn all_done(&self, installed: &Installed, program: &Path, arguments: (&[&str], u16)) {
-        for rank in self.ranks(installed, program, arguments) {
-            let rank = rank.success().unwrap_or_else(|error| panic!("{error}"));
-            assert!(rank.stdout.contains("done"), "{rank:?}");
-        }
+        self.ranks(installed, program, arguments).into_iter().for_each(is_done);
     }
+}
+
+/// It ended well, and said that it was done.
+pub fn is_done(rank: Finished) {
+    let rank = rank.success().unwrap_or_else(|error| panic!("{error}"));
+    assert!(rank.stdout.contains("done"), "{rank:?}");
 }
 
 /// This package.

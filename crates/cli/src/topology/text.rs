@@ -134,7 +134,7 @@ fn spans(ranks: &[u16]) -> String {
 }
 
 fn cables(cables: &[Cable]) -> String {
-    let mut rows = vec![row(["LINK", "RATE", "UP", "DOWN", "TIME"])];
+    let mut rows = vec![row("LINK|RATE|UP|DOWN|TIME")];
     for cable in cables {
         let what = match cable.end {
             End::Region => "uplink of",
@@ -156,7 +156,7 @@ fn slots(report: &Report, to: &mut String) -> fmt::Result {
     if report.demands.is_empty() {
         return Ok(());
     }
-    let mut rows = vec![row(["AGGREGATOR", "TREES", "SLOTS", "HAS", "MISSING"])];
+    let mut rows = vec![row("AGGREGATOR|TREES|SLOTS|HAS|MISSING")];
     for demand in &report.demands {
         rows.push(vec![
             format!("{} {}", kind(demand.site), demand.name),
@@ -172,8 +172,7 @@ fn slots(report: &Report, to: &mut String) -> fmt::Result {
 }
 
 fn comparison(report: &Report) -> String {
-    let heads = ["SCHEME", "CROSS-REGION", "x LEAST", "LEAST", "PAPER", "CHAIN", "=", "LINK TIME"];
-    let mut rows = vec![row(heads)];
+    let mut rows = vec![row("SCHEME|CROSS-REGION|x LEAST|LEAST|PAPER|CHAIN|=|LINK TIME")];
     for other in &report.table1 {
         let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
         rows.push(vec![
@@ -192,9 +191,7 @@ fn comparison(report: &Report) -> String {
 
 fn incremental(upgrades: &Upgrades, to: &mut String) -> fmt::Result {
     writeln!(to, "\nwhich region to equip next (paper 3, section III-B); times are estimates")?;
-    let heads =
-        ["EQUIP", "RINA", "GROUPS", "TIME", "GAIN", "PS WITH INA", "COPIES", "TIME", "GAIN"];
-    let mut rows = vec![row(heads)];
+    let mut rows = vec![row("EQUIP|RINA|GROUPS|TIME|GAIN|PS WITH INA|COPIES|TIME|GAIN")];
     let Upgrades { rina, server } = upgrades;
     for step in 0..rina.len().max(server.len()) {
         let mut cells = vec![if step == 0 { "today".into() } else { step.to_string() }];
@@ -209,7 +206,7 @@ fn incremental(upgrades: &Upgrades, to: &mut String) -> fmt::Result {
 
 fn upgrade(upgrade: Option<&Upgrade>) -> [String; 4] {
     let Some(Upgrade { name, seconds: time, gain, count, .. }) = upgrade else {
-        return ["".into(), "".into(), "".into(), "".into()];
+        return Default::default();
     };
     [name.clone(), count.to_string(), seconds(*time), format!("{gain:.2}x")]
 }

@@ -10,7 +10,7 @@ use xdp_agg_client::collectives::{Algorithm, Kind, Rule, Tuning, Way};
 use xdp_agg_mesh::model::{self, Network};
 
 use super::measure::Measured;
-use crate::table::columns;
+use crate::table::{columns, row};
 
 /// All of it.
 #[derive(Debug, Serialize)]
@@ -147,29 +147,26 @@ impl Report {
         text += "\n# time: median of the calls, each the longest of all ranks'\n\
                  # model: equations (1) to (5); copied: (6), a tree from memory that is copied \
                  first, the copy timed here\n# * fastest, < the table's choice\n";
-        let mut rows = vec![
-            ["collective", "bytes", "algorithm", "C or k", "time us", "p10", "p90", "model us"]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
-        rows[0].extend(["copied us", "calls", "#wrong", ""].map(str::to_owned));
-        for row in &self.rows {
-            let parameter = row.chunk.or(row.k).map_or_else(|| "-".into(), |p| p.to_string());
+        let mut rows = vec![row(
+            "collective|bytes|algorithm|C or k|time us|p10|p90|model us|copied us|calls|#wrong|",
+        )];
+        for one in &self.rows {
+            let parameter = one.chunk.or(one.k).map_or_else(|| "-".into(), |p| p.to_string());
             let us = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
             let mark =
-                format!("{}{}", if row.best { "*" } else { "" }, if row.chosen { "<" } else { "" });
+                format!("{}{}", if one.best { "*" } else { "" }, if one.chosen { "<" } else { "" });
             rows.push(vec![
-                row.collective.into(),
-                row.bytes.to_string(),
-                row.algorithm.into(),
+                one.collective.into(),
+                one.bytes.to_string(),
+                one.algorithm.into(),
                 parameter,
-                format!("{:.0}", row.median_us),
-                format!("{:.0}", row.p10_us),
-                format!("{:.0}", row.p90_us),
-                us(row.model_us),
-                us(row.staged_us),
-                row.calls.to_string(),
-                row.wrong.to_string(),
+                format!("{:.0}", one.median_us),
+                format!("{:.0}", one.p10_us),
+                format!("{:.0}", one.p90_us),
+                us(one.model_us),
+                us(one.staged_us),
+                one.calls.to_string(),
+                one.wrong.to_string(),
                 mark,
             ]);
         }

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use xdp_agg_intranode::{Error, Exchange, Feeder, Geometry, Group, Key, Marks, Options, Shape};
+use xdp_agg_intranode::{
+    Error, Exchange, Feeder, Geometry, Group, Key, MIN_SEGMENT, Marks, Options, Shape,
+};
 
 /// A job name that no other test has.
 pub fn job() -> String {
@@ -29,6 +31,22 @@ pub fn options(job: &str, rank: usize, size: usize) -> Options {
 }
 
 /// Runs `body` in a thread for each process of a group, which to each other are as processes.
+pub fn on_all<R: Send + 'static>(
+    size: usize,
+    body: impl Fn(Arc<Group>) -> R + Send + Sync + 'static,
+) -> Vec<R> {
+    run(size, |_| (), body)
+}
+
+/// The same with the smallest segment.
+pub fn in_small_segment<R: Send + 'static>(
+    size: usize,
+    body: impl Fn(Arc<Group>) -> R + Send + Sync + 'static,
+) -> Vec<R> {
+    run(size, |options| options.segment = MIN_SEGMENT, body)
+}
+
+/// The same with further settings.
 pub fn run<R: Send + 'static>(
     size: usize,
     change: impl Fn(&mut Options),

@@ -25,24 +25,23 @@ pub fn world(ranks: u16, group: u16) -> Vec<Mesh> {
 pub fn world_of(ranks: u16, tune: impl Fn(Builder) -> Builder + Sync) -> Vec<Mesh> {
     let start = |rank| Mesh::builder().rank(rank).world_size(ranks).deadline(LIMIT);
     let builders: Vec<Builder> = if ranks % 2 == 1 {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let mut listener = Some(listener);
-        (0..ranks)
-            .map(|rank| match listener.take() {
-                Some(listener) => start(rank).listener(listener),
-                None => start(rank).rendezvous(address),
-            })
-            .collect()
+        rendezvous((0..ranks).map(start))
     } else {
         listed(ranks).into_iter().map(|builder| builder.cookie(7)).collect()
     };
-    let tune = &tune;
-    thread::scope(|scope| {
-        let open = |builder| scope.spawn(move || tune(builder).open().expect("all come"));
-        let threads: Vec<_> = builders.into_iter().map(open).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
+    at_once(builders, |builder| tune(builder).open().expect("all come"))
+}
+
+/// The first of these listens, and the others meet it there.
+pub fn rendezvous(builders: impl Iterator<Item = Builder>) -> Vec<Builder> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let mut listener = Some(listener);
+    let meet = |builder: Builder| match listener.take() {
+        Some(listener) => builder.listener(listener),
+        None => builder.rendezvous(address),
+    };
+    builders.map(meet).collect()
 }
 
 /// Ranks that know each other's addresses, and no cookie yet.
@@ -61,14 +60,21 @@ pub fn listed(ranks: u16) -> Vec<Builder> {
     ranks.collect()
 }
 
-/// Does the same at all ranks at once.
-pub fn on_all<T: Send>(meshes: &mut [Mesh], work: impl Fn(&mut Mesh) -> T + Sync) -> Vec<T> {
+/// Does the same for all of these at once, each on a thread of its own.
+pub fn at_once<I: Send, T: Send>(
+    all: impl IntoIterator<Item = I>,
+    work: impl Fn(I) -> T + Sync,
+) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> =
-            meshes.iter_mut().map(|mesh| scope.spawn(move || work(mesh))).collect();
+        let threads: Vec<_> = all.into_iter().map(|one| scope.spawn(move || work(one))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })
+}
+
+/// Does the same at all ranks at once.
+pub fn on_all<T: Send>(meshes: &mut [Mesh], work: impl Fn(&mut Mesh) -> T + Sync) -> Vec<T> {
+    at_once(meshes, work)
 }
 
 /// A rank's bytes.

@@ -1,5 +1,7 @@
 //! Elements as what the kernels compute with: keys in their order, floats to sum, integers.
 
+use std::ops::Add;
+
 use half::{bf16, f16};
 
 use super::lane::Lane;
@@ -57,7 +59,19 @@ ordered_float! {
     bf16: u16, i16, bf16::to_f64;
 }
 
-macro_rules! ordered_integer {
+/// An integer, and its lane.
+pub(crate) trait Integer: Ordered {
+    fn add(self, other: Self) -> Self;
+    /// The lane, with the bias.
+    fn to_lane(self, bias: u64) -> Self::Key;
+    /// The sum in a lane, without the biases in it.
+    fn from_lane(lane: Self::Key, biases: u64) -> Self;
+    /// Towards zero.
+    fn divide(self, divisor: u32) -> Self;
+    fn to_i64(self) -> i64;
+}
+
+macro_rules! integer {
     ($($integer:ty: $bits:ty;)*) => {$(
         impl Ordered for $integer {
             type Key = $bits;
@@ -79,144 +93,19 @@ macro_rules! ordered_integer {
                 magnitude as f64
             }
         }
-    )*};
-}
 
-ordered_integer! {
-    i32: u32;
-    i64: u64;
-}
-
-/// A float that is summed in its own type, or as f32.
-pub(crate) trait Float: Ordered {
-    /// What sums are made in.
-    type Sum: Sum;
-    /// Exact.
-    fn widen(self) -> Self::Sum;
-    /// Rounded once, ties to even.
-    fn narrow(value: f64) -> Self;
-    /// Rounded once, ties to even; a NaN becomes [`Element::NAN`].
-    fn from_sum(sum: Self::Sum) -> Self;
-}
-
-impl Float for f32 {
-    type Sum = Self;
-    #[inline(always)]
-    fn widen(self) -> Self {
-        self
-    }
-    #[inline(always)]
-    fn narrow(value: f64) -> Self {
-        value as Self
-    }
-    #[inline(always)]
-    fn from_sum(sum: Self) -> Self {
-        if sum.is_nan() { Self::NAN } else { sum }
-    }
-}
-
-impl Float for f64 {
-    type Sum = Self;
-    #[inline(always)]
-    fn widen(self) -> Self {
-        self
-    }
-    #[inline(always)]
-    fn narrow(value: f64) -> Self {
-        value
-    }
-    #[inline(always)]
-    fn from_sum(sum: Self) -> Self {
-        if sum.is_nan() { Self::NAN } else { sum }
-    }
-}
-
-impl Float for f16 {
-    type Sum = f32;
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f16_to_f32(self)
-    }
-    #[inline(always)]
-    fn narrow(value: f64) -> Self {
-        f32_to_f16(f64_to_f32_odd(value))
-    }
-    #[inline(always)]
-    fn from_sum(sum: f32) -> Self {
-        f32_to_f16(sum)
-    }
-}
-
-impl Float for bf16 {
-    type Sum = f32;
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        bf16_to_f32(self)
-    }
-    #[inline(always)]
-    fn narrow(value: f64) -> Self {
-        f32_to_bf16(f64_to_f32_odd(value))
-    }
-    #[inline(always)]
-    fn from_sum(sum: f32) -> Self {
-        f32_to_bf16(sum)
-    }
-}
-
-/// What floats are summed in: f32 or f64.
-pub(crate) trait Sum: Ordered + Float {
-    fn add(self, other: Self) -> Self;
-    fn to_f64(self) -> f64;
-}
-
-impl Sum for f32 {
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        self + other
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-}
-
-impl Sum for f64 {
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        self + other
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
-}
-
-/// An integer, and its lane.
-pub(crate) trait Integer: Ordered {
-    fn add(self, other: Self) -> Self;
-    /// The lane, with the bias.
-    fn to_lane(self, bias: u64) -> Self::Key;
-    /// The sum in a lane, without the biases in it.
-    fn from_lane(lane: Self::Key, biases: u64) -> Self;
-    /// Towards zero.
-    fn divide(self, divisor: u32) -> Self;
-    fn to_i64(self) -> i64;
-}
-
-macro_rules! integer {
-    ($($integer:ty: $lane:ty;)*) => {$(
         impl Integer for $integer {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
             #[inline(always)]
-            fn to_lane(self, bias: u64) -> $lane {
-                (self as $lane).wrapping_add(bias as $lane)
+            fn to_lane(self, bias: u64) -> $bits {
+                (self as $bits).wrapping_add(bias as $bits)
             }
             #[inline(always)]
-            fn from_lane(lane: $lane, biases: u64) -> Self {
-                lane.wrapping_sub(biases as $lane) as Self
+            fn from_lane(lane: $bits, biases: u64) -> Self {
+                lane.wrapping_sub(biases as $bits) as Self
             }
             #[inline(always)]
             fn divide(self, divisor: u32) -> Self {
@@ -233,4 +122,68 @@ macro_rules! integer {
 integer! {
     i32: u32;
     i64: u64;
+}
+
+/// A float that is summed in its own type, or as f32.
+pub(crate) trait Float: Ordered {
+    /// What sums are made in.
+    type Sum: Sum;
+    /// Exact.
+    fn widen(self) -> Self::Sum;
+    /// Rounded once, ties to even.
+    fn narrow(value: f64) -> Self;
+    /// Rounded once, ties to even; a NaN becomes [`Element::NAN`].
+    fn from_sum(sum: Self::Sum) -> Self;
+}
+
+/// What floats are summed in: f32 or f64.
+pub(crate) trait Sum: Float + Add<Output = Self> + Into<f64> {}
+
+macro_rules! summed_as_they_are {
+    ($($float:ty)*) => {$(
+        impl Sum for $float {}
+
+        impl Float for $float {
+            type Sum = Self;
+            #[inline(always)]
+            fn widen(self) -> Self {
+                self
+            }
+            #[inline(always)]
+            fn narrow(value: f64) -> Self {
+                value as Self
+            }
+            #[inline(always)]
+            fn from_sum(sum: Self) -> Self {
+                if sum.is_nan() { Self::NAN } else { sum }
+            }
+        }
+    )*};
+}
+
+summed_as_they_are!(f32 f64);
+
+macro_rules! summed_as_f32 {
+    ($($float:ty: $widen:ident, $narrow:ident;)*) => {$(
+        impl Float for $float {
+            type Sum = f32;
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+            #[inline(always)]
+            fn narrow(value: f64) -> Self {
+                $narrow(f64_to_f32_odd(value))
+            }
+            #[inline(always)]
+            fn from_sum(sum: f32) -> Self {
+                $narrow(sum)
+            }
+        }
+    )*};
+}
+
+summed_as_f32! {
+    f16: f16_to_f32, f32_to_f16;
+    bf16: bf16_to_f32, f32_to_bf16;
 }

@@ -1,6 +1,7 @@
 //! Sums of floats: summed as floats within a host, then scaled, rounded and biased into lanes.
 
 use std::marker::PhantomData;
+use std::ops::Add;
 
 use half::{bf16, f16};
 
@@ -101,38 +102,25 @@ impl Quantize<u64> for f64 {
 
 /// The fused loop: sums the sources, scales, rounds, adds the bias. Gives the largest magnitude of
 /// a sum, which tells whether all of that was right.
-struct Encode<'a, T, L> {
-    sources: &'a [&'a [T]],
-    to: &'a mut [u8],
-    scale: Scale,
-    bias: u64,
-    lane: PhantomData<L>,
-}
-
-impl<T, L> Kernel for Encode<'_, T, L>
+#[inline(always)]
+fn fused<T, L>(sources: &[&[T]], to: &mut [u8], scale: Scale, bias: u64) -> <T::Sum as Ordered>::Key
 where
     T: Float<Sum: Quantize<L>>,
     L: Lane,
 {
-    type Output = <T::Sum as Ordered>::Key;
-
-    #[inline(always)]
-    fn run<P: Path>(self) -> Self::Output {
-        let Self { sources, to, scale, bias, .. } = self;
-        // Magnitudes of floats are ordered as their bits are, and those of NaN and infinity lie
-        // above all others: one maximum tells whether any element needs a closer look.
-        let mut peak = Self::Output::ZERO;
-        encode_by::<T, L>(
-            sources,
-            to,
-            #[inline(always)]
-            |sum| {
-                peak = peak.max(sum.magnitude());
-                T::Sum::biased(T::Sum::nearest(sum.scaled(&scale)), bias)
-            },
-        );
-        peak
-    }
+    // Magnitudes of floats are ordered as their bits are, and those of NaN and infinity lie above
+    // all others: one maximum tells whether any element needs a closer look.
+    let mut peak = <T::Sum as Ordered>::Key::ZERO;
+    encode_by::<T, L>(
+        sources,
+        to,
+        #[inline(always)]
+        |sum| {
+            peak = peak.max(sum.magnitude());
+            T::Sum::biased(T::Sum::nearest(sum.scaled(&scale)), bias)
+        },
+    );
+    peak
 }
 
 #[inline(always)]
@@ -154,7 +142,7 @@ fn encode_by<T: Float, L: Lane>(
     rest.fill(lane(T::ZERO.widen()).to_bytes());
 }
 
-/// As [`Encode`], for blocks with elements that do not fit.
+/// As [`fused`], for blocks with elements that do not fit.
 #[cold]
 fn encode_with_care<T, L>(sources: &[&[T]], to: &mut [u8], scale: &Scale, bias: LaneBias) -> Encoded
 where
@@ -186,23 +174,15 @@ where
 {
     let (simd, scale, bias) = (format.simd(), format.scale(key), format.bias());
     let peak = single::encode(format, &scale, sources, to).unwrap_or_else(|| {
-        let (to, bias, lane) = (&mut *to, bias.bias, PhantomData);
-        T::Sum::magnitude_value(simd.run(Encode::<T, L> { sources, to, scale, bias, lane }))
+        let to = &mut *to;
+        T::Sum::magnitude_value(simd.plain(
+            #[inline(always)]
+            move || fused::<T, L>(sources, to, scale, bias.bias),
+        ))
     });
     // NaN and infinity are not below anything.
-    let fits = peak.scaled_by(&scale) <= bias.max_float();
+    let fits = peak * scale.up[0] * scale.up[1] <= bias.max_float();
     if fits { Encoded::default() } else { encode_with_care::<T, L>(sources, to, &scale, bias) }
-}
-
-/// The peak, scaled.
-trait ScaledBy {
-    fn scaled_by(self, scale: &Scale) -> f64;
-}
-
-impl ScaledBy for f64 {
-    fn scaled_by(self, scale: &Scale) -> f64 {
-        self * scale.up[0] * scale.up[1]
-    }
 }
 
 struct Decode<'a, T, L> {
@@ -251,28 +231,19 @@ fn decode<T, L>(
     format.simd().run(Decode::<T, L> { from, to, scale, biases, lane });
 }
 
-struct Reduce<'a, T> {
-    divisor: Option<f64>,
-    sources: &'a [&'a [T]],
-    to: &'a mut [T],
-}
-
-impl<T: Float> Kernel for Reduce<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { divisor, sources, to } = self;
-        let zero = T::ZERO;
-        match divisor {
-            None => zip_map(sources, to, zero, T::widen, T::Sum::add, T::from_sum),
-            Some(divisor) => zip_map(sources, to, zero, T::widen, T::Sum::add, |sum| {
+fn reduce<T: Float>(format: &Format, sources: &[&[T]], to: &mut [T]) {
+    let divisor = (format.op() == Op::Average).then_some(sources.len() as f64);
+    format.simd().plain(
+        #[inline(always)]
+        move || match divisor {
+            None => zip_map(sources, to, T::ZERO, T::widen, T::Sum::add, T::from_sum),
+            Some(divisor) => zip_map(sources, to, T::ZERO, T::widen, T::Sum::add, move |sum| {
                 let finite = sum.magnitude() < T::Sum::INFINITE;
-                let mean = T::narrow(sum.to_f64() / divisor);
+                let mean = T::narrow(sum.into() / divisor);
                 if finite { mean } else { T::from_sum(sum) }
             }),
-        }
-    }
+        },
+    );
 }
 
 macro_rules! kernels {
@@ -304,8 +275,7 @@ macro_rules! kernels {
                 if !format.op().adds() {
                     return order::reduce(format.simd(), format.op(), sources, to);
                 }
-                let divisor = (format.op() == Op::Average).then_some(sources.len() as f64);
-                format.simd().run(Reduce { divisor, sources, to });
+                reduce(format, sources, to);
             }
 
             fn integer(self) -> Option<i64> {

@@ -7,69 +7,7 @@ use super::tiles::zip_map;
 use crate::element::Encoded;
 use crate::element::{Element, sealed};
 use crate::format::Format;
-use crate::simd::{Kernel, Path};
 use crate::types::Op;
-
-struct Encode<'a, T> {
-    bias: u64,
-    sources: &'a [&'a [T]],
-    to: &'a mut [u8],
-}
-
-impl<T: Integer> Kernel for Encode<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { bias, sources, to } = self;
-        let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
-        let lane = |sum: T| sum.to_lane(bias).to_bytes();
-        zip_map(sources, used, T::ZERO, |x| x, T::add, lane);
-        rest.fill(lane(T::ZERO));
-    }
-}
-
-struct Decode<'a, T> {
-    biases: u64,
-    divisor: u32,
-    from: &'a [u8],
-    to: &'a mut [T],
-}
-
-impl<T: Integer> Kernel for Decode<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { biases, divisor, from, to } = self;
-        if divisor == 1 {
-            decode_lanes::<T, T::Key>(from, to, |lane| T::from_lane(lane, biases));
-        } else {
-            decode_lanes::<T, T::Key>(from, to, |lane| T::from_lane(lane, biases).divide(divisor));
-        }
-    }
-}
-
-struct Reduce<'a, T> {
-    divisor: u32,
-    sources: &'a [&'a [T]],
-    to: &'a mut [T],
-}
-
-impl<T: Integer> Kernel for Reduce<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { divisor, sources, to } = self;
-        if divisor == 1 {
-            zip_map(sources, to, T::ZERO, |x| x, T::add, |sum| sum);
-        } else {
-            let divide = |sum: T| sum.divide(divisor);
-            zip_map(sources, to, T::ZERO, |x| x, T::add, divide);
-        }
-    }
-}
 
 macro_rules! kernels {
     ($($integer:ty;)*) => {$(
@@ -83,7 +21,16 @@ macro_rules! kernels {
                 if !op.adds() {
                     return order::encode(simd, op, sources, to);
                 }
-                simd.run(Encode { bias, sources, to });
+                simd.plain(
+                    #[inline(always)]
+                    move || {
+                        let lanes = <Self as Ordered>::Key::split_mut(to);
+                        let (used, rest) = lanes.split_at_mut(sources[0].len());
+                        let lane = move |sum: Self| sum.to_lane(bias).to_bytes();
+                        zip_map(sources, used, 0, |x| x, Integer::add, lane);
+                        rest.fill(lane(0));
+                    },
+                );
                 Encoded::default()
             }
 
@@ -94,7 +41,14 @@ macro_rules! kernels {
                 }
                 let biases = format.bias().bias.wrapping_mul(u64::from(contributors));
                 let divisor = if format.op() == Op::Average { processes.max(1) } else { 1 };
-                format.simd().run(Decode { biases, divisor, from, to });
+                let sum = move |lane| Self::from_lane(lane, biases);
+                format.simd().plain(
+                    #[inline(always)]
+                    move || match divisor {
+                        1 => decode_lanes(from, to, sum),
+                        _ => decode_lanes(from, to, move |lane| sum(lane).divide(divisor)),
+                    },
+                );
             }
 
             fn reduce(format: &Format, sources: &[&[Self]], to: &mut [Self]) {
@@ -103,7 +57,14 @@ macro_rules! kernels {
                 }
                 let average = format.op() == Op::Average;
                 let divisor = if average { sources.len() as u32 } else { 1 };
-                format.simd().run(Reduce { divisor, sources, to });
+                let mean = move |sum: Self| sum.divide(divisor);
+                format.simd().plain(
+                    #[inline(always)]
+                    move || match divisor {
+                        1 => zip_map(sources, to, 0, |x| x, Integer::add, |sum| sum),
+                        _ => zip_map(sources, to, 0, |x| x, Integer::add, mean),
+                    },
+                );
             }
 
             fn integer(self) -> Option<i64> {

@@ -5,7 +5,7 @@ use super::convert::Ordered;
 use super::lane::{Lane, decode_lanes};
 use super::tiles::{fold, zip_map};
 use crate::element::Encoded;
-use crate::simd::{Kernel, Path, Simd};
+use crate::simd::Simd;
 use crate::types::Op;
 
 #[inline(always)]
@@ -20,20 +20,16 @@ fn neutral<K: Lane>(op: Op) -> K {
 }
 
 /// The largest magnitude.
-struct Largest<'a, T>(&'a [T]);
-
-impl<T: Ordered> Kernel for Largest<'_, T> {
-    type Output = T::Key;
-
-    #[inline(always)]
-    fn run<P: Path>(self) -> T::Key {
-        fold(self.0, T::ZERO, T::Key::ZERO, T::magnitude, Ord::max)
-    }
+fn largest<T: Ordered>(simd: Simd, part: &[T]) -> T::Key {
+    simd.plain(
+        #[inline(always)]
+        move || fold(part, T::ZERO, T::Key::ZERO, T::magnitude, Ord::max),
+    )
 }
 
 /// The largest finite magnitude.
 pub(crate) fn peak<T: Ordered>(simd: Simd, part: &[T]) -> f64 {
-    let largest = simd.run(Largest(part));
+    let largest = largest(simd, part);
     if largest < T::INFINITE {
         return T::magnitude_value(largest);
     }
@@ -41,77 +37,42 @@ pub(crate) fn peak<T: Ordered>(simd: Simd, part: &[T]) -> f64 {
     T::magnitude_value(finite.max().unwrap_or(T::Key::ZERO))
 }
 
-struct Encode<'a, T> {
-    op: Op,
-    sources: &'a [&'a [T]],
-    to: &'a mut [u8],
-}
-
-impl<T: Ordered> Kernel for Encode<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { op, sources, to } = self;
-        let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
-        // One loop for each operation: none decides for each element.
-        if op == Op::Min {
-            zip_map(sources, used, T::ZERO, T::to_key, better(Op::Min), T::Key::to_bytes);
-        } else {
-            zip_map(sources, used, T::ZERO, T::to_key, better(Op::Max), T::Key::to_bytes);
-        }
-        rest.fill(neutral::<T::Key>(op).to_bytes());
-    }
-}
-
 /// Encodes the minimum or maximum of the sources.
 pub(crate) fn encode<T: Ordered>(simd: Simd, op: Op, sources: &[&[T]], to: &mut [u8]) -> Encoded {
-    simd.run(Encode { op, sources, to });
-    let is_nan = |source: &&[T]| T::NAN.is_some() && simd.run(Largest(source)) > T::INFINITE;
+    simd.plain(
+        #[inline(always)]
+        move || {
+            let (used, rest) = T::Key::split_mut(to).split_at_mut(sources[0].len());
+            // One loop for each operation: none decides for each element.
+            if op == Op::Min {
+                zip_map(sources, used, T::ZERO, T::to_key, better(Op::Min), T::Key::to_bytes);
+            } else {
+                zip_map(sources, used, T::ZERO, T::to_key, better(Op::Max), T::Key::to_bytes);
+            }
+            rest.fill(neutral::<T::Key>(op).to_bytes());
+        },
+    );
+    let is_nan = |source: &&[T]| T::NAN.is_some() && largest(simd, source) > T::INFINITE;
     Encoded { saturated: 0, non_finite: sources.iter().any(is_nan) }
-}
-
-struct Decode<'a, T> {
-    from: &'a [u8],
-    to: &'a mut [T],
-}
-
-impl<T: Ordered> Kernel for Decode<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        decode_lanes::<T, T::Key>(self.from, self.to, T::from_key);
-    }
 }
 
 /// Decodes minima or maxima.
 pub(crate) fn decode<T: Ordered>(simd: Simd, from: &[u8], to: &mut [T]) {
-    simd.run(Decode { from, to });
-}
-
-struct Reduce<'a, T> {
-    op: Op,
-    sources: &'a [&'a [T]],
-    to: &'a mut [T],
-}
-
-impl<T: Ordered> Kernel for Reduce<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<P: Path>(self) {
-        let Self { op, sources, to } = self;
-        // Beside the key, whether it came from a NaN.
-        let map = |x: T| (x.to_key(), T::NAN.is_some() & (x.magnitude() > T::INFINITE));
-        let better = better(op);
-        let join = |a: (T::Key, bool), b: (T::Key, bool)| (better(a.0, b.0), a.1 | b.1);
-        let element = |(key, nan)| if nan { T::NAN.unwrap_or(T::ZERO) } else { T::from_key(key) };
-        zip_map(sources, to, T::ZERO, map, join, element);
-    }
+    simd.plain(
+        #[inline(always)]
+        move || decode_lanes::<T, T::Key>(from, to, T::from_key),
+    );
 }
 
 /// The minimum or maximum of the sources, as elements.
 pub(crate) fn reduce<T: Ordered>(simd: Simd, op: Op, sources: &[&[T]], to: &mut [T]) {
-    simd.run(Reduce { op, sources, to });
+    // Beside the key, whether it came from a NaN.
+    let map = |x: T| (x.to_key(), T::NAN.is_some() & (x.magnitude() > T::INFINITE));
+    let better = better(op);
+    let join = move |a: (T::Key, bool), b: (T::Key, bool)| (better(a.0, b.0), a.1 | b.1);
+    let element = |(key, nan)| if nan { T::NAN.unwrap_or(T::ZERO) } else { T::from_key(key) };
+    simd.plain(
+        #[inline(always)]
+        move || zip_map(sources, to, T::ZERO, map, join, element),
+    );
 }

@@ -137,6 +137,12 @@ impl Simd {
         self.0
     }
 
+    /// Runs plain Rust as compiled for this level: the closure has to be `#[inline(always)]`.
+    #[inline(always)]
+    pub(crate) fn plain<R>(self, work: impl FnOnce() -> R) -> R {
+        self.run(Plain(work))
+    }
+
     /// Runs a kernel as compiled for this level.
     #[inline(always)]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -149,6 +155,18 @@ impl Simd {
             Level::Avx512 => unsafe { avx512(kernel) },
             _ => kernel.run::<path::Portable>(),
         }
+    }
+}
+
+/// Plain Rust as a kernel.
+struct Plain<F>(F);
+
+impl<R, F: FnOnce() -> R> Kernel for Plain<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn run<P: Path>(self) -> R {
+        (self.0)()
     }
 }
 

@@ -66,31 +66,15 @@ nearest!(nearest_bf16: bf16);
 #[macro_export]
 macro_rules! with_type {
     ($element:expr, $t:ident => $run:expr) => {
+        $crate::with_type!($element, $t => $run;
+            F32 f32, F16 f16, Bf16 bf16, F64 f64, I32 i32, I64 i64)
+    };
+    ($element:expr, $t:ident => $run:expr; $($variant:ident $type:ty),*) => {
         match $element {
-            ElementType::F32 => {
-                type $t = f32;
+            $(ElementType::$variant => {
+                type $t = $type;
                 $run
-            }
-            ElementType::F16 => {
-                type $t = f16;
-                $run
-            }
-            ElementType::Bf16 => {
-                type $t = bf16;
-                $run
-            }
-            ElementType::F64 => {
-                type $t = f64;
-                $run
-            }
-            ElementType::I32 => {
-                type $t = i32;
-                $run
-            }
-            ElementType::I64 => {
-                type $t = i64;
-                $run
-            }
+            })*
         }
     };
 }

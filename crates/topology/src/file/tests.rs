@@ -5,44 +5,7 @@ use crate::plan::Site;
 use crate::units::Rate;
 
 /// Two racks of two hosts each; line numbers matter to the tests.
-const GOOD: &str = r#"name = "two racks"
-[job]
-strategy = "rat"
-[defaults]
-rate = "10gbit"
-
-[[region]]
-name = "a"
-oversubscription = 4
-[[region]]
-name = "b"
-uplink = "5gbit"
-aggregator = "10.0.0.254"
-aggregator_slots = 512
-
-[[host]]
-name = "b0"
-rank = 2
-address = "10.0.0.3"
-region = "b"
-[[host]]
-name = "a0"
-rank = 0
-address = "10.0.0.1"
-region = "a"
-[[host]]
-name = "a1"
-rank = 1
-address = "10.0.0.2"
-region = "a"
-aggregator = "10.0.0.2:9999"
-[[host]]
-name = "b1"
-rank = 3
-address = "10.0.0.4"
-region = "b"
-daemon = false
-"#;
+const GOOD: &str = include_str!("good.toml");
 
 #[test]
 fn a_file_is_read_and_its_canonical_form_says_the_same() {
@@ -110,9 +73,10 @@ rate = "8gbit"
     assert_eq!(read.regions[1].parent, Some(0));
 }
 
-/// What replaces what in [`GOOD`], the line of the fault, and what is said.
+/// What in [`GOOD`] is replaced by what, or has it put behind it (`+`); the line of the fault, and
+/// what is said.
 const BAD: &[(&str, &str, usize, &str)] = &[
-    ("name = \"a\"\n", "name = \"a\"\nparent = \"a\"\n", 9, "\"a\" is inside itself: a -> a"),
+    ("name = \"a\"\n", "+parent = \"a\"\n", 9, "\"a\" is inside itself: a -> a"),
     (
         "region = \"a\"\n[[host]]\nname = \"a1",
         "region = \"c\"\n[[host]]\nname = \"a1",
@@ -121,7 +85,7 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ),
     (
         "name = \"a\"\n",
-        "name = \"a\"\nparent = \"core\"\n",
+        "+parent = \"core\"\n",
         9,
         "region \"a\" cannot be reached: there is no region \"core\"",
     ),
@@ -135,26 +99,21 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("10.0.0.2:9999", "10.0.0.1:9870", 31, "control address 10.0.0.1:9870 is used twice"),
     (
         "daemon = false\n",
-        "daemon = false\ninterface = \"\"\n",
+        "+interface = \"\"\n",
         38,
         "interface = \"\": expected an interface's name",
     ),
-    ("daemon = false\n", "daemon = false\ninterface = \"../eth0\"\n", 38, "without blanks"),
-    ("daemon = false\n", "daemon = false\ninterface = \"eth 0\"\n", 38, "without blanks"),
-    ("daemon = false\n", "daemon = false\ninterface = \"eth0:1\"\n", 38, "and colons"),
-    ("daemon = false\n", "daemon = false\ninterface = \"..\"\n", 38, "interface = \"..\""),
-    (
-        "rate = \"10gbit\"",
-        "rate = \"10gbit\"\ninterface = \"sixteen-bytes-ab\"",
-        6,
-        "1 to 15 bytes",
-    ),
-    ("10.0.0.4", "10.0.0.400", 35, "expected an IPv4 address"),
+    ("daemon = false\n", "+interface = \"../eth0\"\n", 38, "without blanks"),
+    ("daemon = false\n", "+interface = \"eth 0\"\n", 38, "without blanks"),
+    ("daemon = false\n", "+interface = \"eth0:1\"\n", 38, "and colons"),
+    ("daemon = false\n", "+interface = \"..\"\n", 38, "interface = \"..\""),
+    ("rate = \"10gbit\"", "+\ninterface = \"sixteen-bytes-ab\"", 6, "1 to 15 bytes"),
+    ("10.0.0.4", "+00", 35, "expected an IPv4 address"),
     ("10.0.0.4", "0.0.0.0", 35, "address = \"0.0.0.0\": expected the address of one host"),
     ("10.0.0.4", "255.255.255.255", 35, "expected the address of one host"),
     ("10.0.0.4", "224.0.0.1", 35, "neither 0.0.0.0 nor multicast or broadcast"),
     ("10.0.0.254", "239.1.1.1:9870", 13, "aggregator = \"239.1.1.1:9870\": expected the address"),
-    ("10.0.0.254", "10.0.0.254:0", 13, "expected a port from 1 to 65535; without one it is 9870"),
+    ("10.0.0.254", "+:0", 13, "expected a port from 1 to 65535; without one it is 9870"),
     ("10.0.0.2:9999", "10.0.0.2:0", 31, "expected a port"),
     ("10.0.0.254", "tor-b", 13, "expected an IPv4 address and a port"),
     ("rate = \"10gbit\"", "rate = \"0gbit\"", 5, "expected a number and a unit in lower case"),
@@ -164,12 +123,7 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("rate = \"10gbit\"", "", 17, "`rate` is missing here and in [defaults]"),
     ("oversubscription = 4", "oversubscription = 0.5", 9, "over-subscribed 0.5:1, which cannot"),
     ("oversubscription = 4", "oversubscription = inf", 9, "which cannot be: it is no finite"),
-    (
-        "oversubscription = 4",
-        "oversubscription = 4\nuplink = \"9gbit\"",
-        9,
-        "`uplink` = 9gbit beside it makes 2.22:1",
-    ),
+    ("oversubscription = 4", "+\nuplink = \"9gbit\"", 9, "`uplink` = 9gbit beside it makes 2.22:1"),
     (
         "[[region]]\nname = \"b\"",
         "[[region]]\nname=\"c\"\noversubscription=2.0\n[[region]]\nname=\"b\"",
@@ -182,37 +136,17 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("rank = 3\n", "", 32, "missing field `rank`"),
     ("rank = 3", "rank = ", 34, "docs/topology.md"),
     ("aggregator_slots = 512", "aggregator_slots = 0", 14, "expected at least 1"),
-    (
-        "oversubscription = 4",
-        "oversubscription = 4\naggregator_slots = 4",
-        10,
-        "want an `aggregator`",
-    ),
-    ("10.0.0.2:9999\"", "10.0.0.2:9999\"\ndaemon = false", 31, "leave one of them out"),
-    (
-        "daemon = false\n",
-        "daemon = false\n[measured]\nhosts = [\"zz\"]\nmbit = [[0]]\n",
-        38,
-        "names host \"zz\"",
-    ),
+    ("oversubscription = 4", "+\naggregator_slots = 4", 10, "want an `aggregator`"),
+    ("10.0.0.2:9999\"", "+\ndaemon = false", 31, "leave one of them out"),
+    ("daemon = false\n", "+[measured]\nhosts = [\"zz\"]\nmbit = [[0]]\n", 38, "names host \"zz\""),
+    ("daemon = false\n", "+[measured]\nhosts = [\"a0\"]\nmbit = []\n", 38, "`mbit` is not 1 x 1"),
+    ("daemon = false\n", "+[measured]\nhosts = [\"a0\"]\nmbit = [[-1.0]]\n", 38, "has the rate -1"),
+    ("daemon = false\n", "+[costs]\nmessage = 0\n", 39, "seconds above 0"),
+    ("daemon = false\n", "+[costs]\ntcp_byte = 2.5\n", 39, "at most 1"),
+    ("daemon = false\n", "+[costs]\nbyte = 1e-9\n", 39, "unknown field"),
     (
         "daemon = false\n",
-        "daemon = false\n[measured]\nhosts = [\"a0\"]\nmbit = []\n",
-        38,
-        "`mbit` is not 1 x 1",
-    ),
-    (
-        "daemon = false\n",
-        "daemon = false\n[measured]\nhosts = [\"a0\"]\nmbit = [[-1.0]]\n",
-        38,
-        "has the rate -1",
-    ),
-    ("daemon = false\n", "daemon = false\n[costs]\nmessage = 0\n", 39, "seconds above 0"),
-    ("daemon = false\n", "daemon = false\n[costs]\ntcp_byte = 2.5\n", 39, "at most 1"),
-    ("daemon = false\n", "daemon = false\n[costs]\nbyte = 1e-9\n", 39, "unknown field"),
-    (
-        "daemon = false\n",
-        "daemon = false\n[measured]\nhosts=[\"a0\",\"a0\"]\nmbit=[[0,1],[1,0]]\n",
+        "+[measured]\nhosts=[\"a0\",\"a0\"]\nmbit=[[0,1],[1,0]]\n",
         38,
         "\"a0\" twice",
     ),
@@ -222,7 +156,9 @@ const BAD: &[(&str, &str, usize, &str)] = &[
 fn every_fault_is_refused_with_its_line_and_the_reason() {
     for (what, with, line, said) in BAD {
         assert!(GOOD.contains(what), "{what}");
-        let error = Topology::parse(&GOOD.replacen(what, with, 1)).expect_err(with);
+        let behind = with.strip_prefix('+').map(|more| format!("{what}{more}"));
+        let bad = GOOD.replacen(what, behind.as_deref().unwrap_or(with), 1);
+        let error = Topology::parse(&bad).expect_err(with);
         assert!(error.to_string().contains(said), "{with:?}: {error}");
         assert_eq!(error.line, *line, "{with:?}: {error}");
     }

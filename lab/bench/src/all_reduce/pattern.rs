@@ -27,33 +27,33 @@ pub(crate) trait Element: Copy + PartialEq {
     fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError>;
 }
 
-impl Element for f32 {
-    const ZERO: Self = 0.0;
+macro_rules! element {
+    ($type:ty, $all_reduce:ident) => {
+        impl Element for $type {
+            const ZERO: Self = 0 as Self;
 
-    fn from_u32(value: u32) -> Self {
-        value as Self
-    }
+            fn from_u32(value: u32) -> Self {
+                value as Self
+            }
 
-    fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError> {
-        collective.all_reduce_f32(data, Op::Sum)
-    }
+            fn all_reduce(over: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError> {
+                over.$all_reduce(data, Op::Sum)
+            }
+        }
+    };
 }
 
-impl Element for i32 {
-    const ZERO: Self = 0;
-
-    fn from_u32(value: u32) -> Self {
-        value as Self
-    }
-
-    fn all_reduce(collective: &mut dyn Collective, data: &mut [Self]) -> Result<(), BoxError> {
-        collective.all_reduce_i32(data, Op::Sum)
-    }
-}
+element!(f32, all_reduce_f32);
+element!(i32, all_reduce_i32);
 
 /// Fills the vector of one rank.
 pub(crate) fn fill<E: Element>(data: &mut [E], rank: u16) {
-    write(data, u32::from(rank) + 1);
+    let factor = u32::from(rank) + 1;
+    for chunk in data.chunks_mut(PERIOD) {
+        for (element, i) in chunk.iter_mut().zip(0_u32..) {
+            *element = E::from_u32(factor * i);
+        }
+    }
 }
 
 /// Elements that are not the sum of what all ranks filled in.
@@ -65,14 +65,6 @@ pub(crate) fn count_wrong<E: Element>(data: &[E], world_size: u16) -> u64 {
         chunk.iter().zip(expected).filter(|(got, expected)| *got != expected).count()
     };
     data.chunks(PERIOD).map(wrong).sum::<usize>() as u64
-}
-
-fn write<E: Element>(data: &mut [E], factor: u32) {
-    for chunk in data.chunks_mut(PERIOD) {
-        for (element, i) in chunk.iter_mut().zip(0_u32..) {
-            *element = E::from_u32(factor * i);
-        }
-    }
 }
 
 #[cfg(test)]

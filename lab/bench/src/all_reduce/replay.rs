@@ -5,10 +5,8 @@
 //! share few processors. Sleeps end at fixed times after the start of the iteration, whatever
 //! starting an all-reduce costs, as kernels queued on an accelerator do.
 
-use std::fs;
 use std::io::Write as _;
 use std::num::NonZero;
-use std::path::Path;
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +19,9 @@ use xdp_agg_workloads::Workload;
 use super::pattern;
 use super::strategy::{Replay, Strategy};
 use super::usage::{MachineTime, peak_memory, process_cpu_s};
+
+const COLUMNS: &str = "\
+# workload   fraction      bytes compute overlap    median       min       max   exposed #wrong";
 
 /// How long all ranks wait at a mark, so that counters read there are those of a quiet network.
 const MARK_PAUSE: Duration = Duration::from_millis(100);
@@ -344,29 +345,11 @@ impl Report {
         self.loads.iter().map(|load| load.wrong).sum()
     }
 
-    /// Writes the report; `{rank}` in the file's name stands for the rank.
-    pub(crate) fn write(&self, file: &Path) -> Result<()> {
-        let name = file.to_string_lossy().replace("{rank}", &self.rank.to_string());
-        let json = serde_json::to_string_pretty(self)?;
-        fs::write(&name, json + "\n").with_context(|| format!("writing {name}"))
-    }
-
     fn heading(&self) -> String {
         let Self { strategy, algorithm, world_size, .. } = self;
         format!(
             "# {strategy} ({algorithm}), {world_size} processes; times of an iteration on rank 0, \
-             seconds; computation is slept\n\
-             #{:>9} {:>10} {:>10} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9} {:>6}\n",
-            "workload",
-            "fraction",
-            "bytes",
-            "compute",
-            "overlap",
-            "median",
-            "min",
-            "max",
-            "exposed",
-            "#wrong"
+             seconds; computation is slept\n{COLUMNS}\n"
         )
     }
 }

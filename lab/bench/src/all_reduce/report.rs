@@ -1,36 +1,36 @@
 //! What a rank reports: a table for people (rank 0), JSON for programs (every rank).
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 use serde::Serialize;
 use xdp_agg_client::Chosen;
 use xdp_agg_report::quantile;
 
-use super::usage::peak_memory;
+/// The columns of nccl-tests.
+const COLUMNS: &str = "\
+#        size         count      type   redop    root       time   algbw   busbw  #wrong        p99
+#         (B)    (elements)                                 (us)  (GB/s)  (GB/s)               (us)
+";
 
 /// Everything that one rank measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     /// This worker.
-    rank: u16,
+    pub(crate) rank: u16,
     /// Number of workers.
-    world_size: u16,
+    pub(crate) world_size: u16,
     /// `xdp-agg` or `tcp-ring`.
-    system: String,
+    pub(crate) system: &'static str,
     /// Engine of the aggregator, or `ring`.
     pub(crate) algorithm: String,
     /// By which strategy it sums, and why.
     pub(crate) chosen: Option<Chosen>,
     /// Element type in the words of nccl-tests.
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     /// One per size.
     pub(crate) rows: Vec<Row>,
     /// The communicator's own counters at the end.
     pub(crate) counters: serde_json::Value,
     /// The most memory that this process has held, in bytes.
-    peak_memory_bytes: u64,
+    pub(crate) peak_memory_bytes: u64,
 }
 
 /// One size.
@@ -79,49 +79,12 @@ impl Row {
 }
 
 impl Report {
-    /// An empty report.
-    pub(crate) fn new(rank: u16, world_size: u16, system: &str) -> Self {
-        Self {
-            rank,
-            world_size,
-            system: system.to_owned(),
-            algorithm: String::new(),
-            chosen: None,
-            dtype: String::new(),
-            rows: Vec::new(),
-            counters: serde_json::Value::Null,
-            peak_memory_bytes: 0,
-        }
-    }
-
     /// Above the table.
     pub(crate) fn heading(&self) -> String {
         let Self { system, algorithm, world_size, .. } = self;
         format!(
             "# {system} ({algorithm}), {world_size} workers, sum, in place; time: median of the \
-             calls, each averaged over the ranks\n\
-             #{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>9}  {:>6}  {:>6}  {:>6}  {:>9}\n\
-             #{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>9}  {:>6}  {:>6}  {:>6}  {:>9}\n",
-            "size",
-            "count",
-            "type",
-            "redop",
-            "root",
-            "time",
-            "algbw",
-            "busbw",
-            "#wrong",
-            "p99",
-            "(B)",
-            "(elements)",
-            "",
-            "",
-            "",
-            "(us)",
-            "(GB/s)",
-            "(GB/s)",
-            "",
-            "(us)"
+             calls, each averaged over the ranks\n{COLUMNS}"
         )
     }
 
@@ -155,18 +118,6 @@ impl Report {
         self.rows.iter().map(|row| row.wrong).sum()
     }
 
-    /// What is known only at the end.
-    pub(crate) fn finish(&mut self) {
-        self.peak_memory_bytes = peak_memory().unwrap_or(0);
-    }
-
-    /// Writes the report; `{rank}` in the file's name stands for the rank.
-    pub(crate) fn write(&self, file: &Path) -> Result<()> {
-        let name = file.to_string_lossy().replace("{rank}", &self.rank.to_string());
-        let json = serde_json::to_string_pretty(self)?;
-        fs::write(&name, json + "\n").with_context(|| format!("writing {name}"))
-    }
-
     /// algbw and busbw in GB/s (1e9 bytes), as nccl-tests define them for all-reduce.
     fn bandwidths(&self, bytes: usize, time_us: f64) -> (f64, f64) {
         if time_us <= 0.0 {
@@ -184,7 +135,7 @@ mod tests {
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
-        let report = Report::new(0, 4, "xdp-agg");
+        let report = Report { world_size: 4, ..Report::default() };
         // 1 GB in one second among four: 1 GB/s, and 1.5 times that on the links of a ring.
         assert_eq!(report.bandwidths(1_000_000_000, 1e6), (1.0, 1.5));
     }

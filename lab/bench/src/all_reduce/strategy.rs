@@ -81,7 +81,7 @@ pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
         }
         Strategy::Atp => {
             let atp = Atp::connect(Builder::from_env()?, &servers_from_env()?)?;
-            let engine = atp.communicator().engine();
+            let engine = atp.engine();
             Box::new(Threaded::new(format!("{engine}, parameter servers"), Box::new(atp))?)
         }
     })
@@ -139,7 +139,7 @@ impl Replay for Aggregated {
     }
 
     fn algorithm(&self) -> String {
-        format!("{}, {}", self.communicator.engine(), self.communicator.result_mode().name())
+        super::algorithm(&self.communicator)
     }
 
     fn chosen(&self) -> Option<Chosen> {

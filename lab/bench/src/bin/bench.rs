@@ -3,17 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use xdp_agg_bench::{EXIT_CODES, all_reduce};
-
-#[derive(Debug, Parser)]
-#[command(name = "xdp-agg-bench", version, after_help = EXIT_CODES, args_override_self = true)]
-struct Cli {
-    #[command(flatten)]
-    args: all_reduce::Args,
-}
+use xdp_agg_bench::all_reduce;
 
 fn main() -> ExitCode {
-    xdp_agg_bench::end("xdp-agg-bench", all_reduce::run(&Cli::parse().args))
+    xdp_agg_bench::end("xdp-agg-bench", all_reduce::run(&all_reduce::Args::parse()))
 }
 
 #[cfg(test)]
@@ -22,6 +15,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::all_reduce::Args::command().debug_assert();
     }
 }

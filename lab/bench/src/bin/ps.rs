@@ -3,17 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use xdp_agg_bench::{EXIT_CODES, server};
-
-#[derive(Debug, Parser)]
-#[command(name = "xdp-agg-ps", version, after_help = EXIT_CODES, args_override_self = true)]
-struct Cli {
-    #[command(flatten)]
-    args: server::Args,
-}
+use xdp_agg_bench::server;
 
 fn main() -> ExitCode {
-    xdp_agg_bench::end("xdp-agg-ps", server::run(&Cli::parse().args))
+    xdp_agg_bench::end("xdp-agg-ps", server::run(&server::Args::parse()))
 }
 
 #[cfg(test)]
@@ -22,6 +15,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        super::server::Args::command().debug_assert();
     }
 }

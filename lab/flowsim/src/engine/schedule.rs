@@ -6,7 +6,6 @@ pub struct ResourceId(pub u32);
 
 impl ResourceId {
     /// As an index of the capacities.
-    #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -18,7 +17,6 @@ pub struct StreamId(pub u32);
 
 impl StreamId {
     /// As an index of the streams.
-    #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -55,19 +53,16 @@ pub struct Stream {
 
 impl Stream {
     /// A single chunk without latency, overhead or limit.
-    #[must_use]
     pub const fn whole(bytes: f64) -> Self {
         Self::chunked(1, bytes)
     }
 
     /// `chunks` chunks of `chunk_bytes` bytes without latency, overhead or limit.
-    #[must_use]
     pub const fn chunked(chunks: u32, chunk_bytes: f64) -> Self {
         Self { chunks, chunk_bytes, latency: 0.0, overhead: 0.0, limit: f64::INFINITY }
     }
 
     /// All its bytes.
-    #[must_use]
     pub fn bytes(&self) -> f64 {
         f64::from(self.chunks) * self.chunk_bytes
     }
@@ -83,7 +78,6 @@ pub struct Uses {
 
 impl Uses {
     /// For a network of this number of resources.
-    #[must_use]
     pub fn new(resources: usize) -> Self {
         Self { resources: Vec::new(), weights: vec![0.0; resources] }
     }
@@ -120,7 +114,6 @@ pub struct Schedule {
 
 impl Schedule {
     /// Without a stream.
-    #[must_use]
     pub fn new() -> Self {
         Self { use_starts: vec![0], ..Self::default() }
     }
@@ -147,19 +140,16 @@ impl Schedule {
     }
 
     /// All streams, in the order in which they were added.
-    #[must_use]
     pub fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
     /// Chunks of all streams.
-    #[must_use]
     pub fn chunks(&self) -> u64 {
         self.streams.iter().map(|stream| u64::from(stream.chunks)).sum()
     }
 
     /// Bytes that the plan puts on each of this number of resources.
-    #[must_use]
     pub fn planned_bytes(&self, resources: usize) -> Vec<f64> {
         self.bytes_with(resources, |stream| self.streams[stream].bytes())
     }

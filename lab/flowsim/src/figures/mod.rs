@@ -171,7 +171,6 @@ const FIGURES: [(&str, Maker); 6] = [
 ];
 
 /// Names of everything that can be made.
-#[must_use]
 pub fn names() -> Vec<&'static str> {
     FIGURES.iter().map(|(name, _)| *name).collect()
 }
@@ -184,7 +183,6 @@ pub struct Bench {
 
 impl Bench {
     /// Shows progress on the bar.
-    #[must_use]
     pub const fn new(bar: ProgressBar) -> Self {
         Self { bar }
     }
@@ -295,7 +293,6 @@ impl Figure {
     }
 
     /// Its title and claims, as lines for a terminal.
-    #[must_use]
     pub fn summary(&self) -> String {
         let line = |claim: &Claim| {
             let Claim { paper, ours, verdict } = claim;

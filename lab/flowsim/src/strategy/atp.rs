@@ -15,7 +15,6 @@ use crate::fabric::Fabric;
 
 /// The schedule of parameter servers on the given ranks, each with an equal share of the vector.
 /// The switches that aggregate are given as nodes of the network.
-#[must_use]
 pub fn servers(
     fabric: &Fabric<'_>,
     ranks: &[u16],
@@ -44,7 +43,6 @@ pub fn servers(
 
 /// The switches on the way to a server, nearest to the workers first: those to replace by
 /// aggregating ones.
-#[must_use]
 pub fn switches_on_way(network: &Network, server: u16) -> Vec<usize> {
     let way = Way::to(network, server);
     let copies = way.copies(network, &BTreeSet::new());
@@ -54,7 +52,6 @@ pub fn switches_on_way(network: &Network, server: u16) -> Vec<usize> {
 
 /// Copies on the busiest link on the way to a server: the reciprocal of the throughput in the
 /// bandwidth-occupation model (paper 3, section III-B) with links of one rate.
-#[must_use]
 pub fn occupation(network: &Network, server: u16, aggregating: &BTreeSet<usize>) -> f64 {
     let copies = Way::to(network, server).copies(network, aggregating);
     copies.into_iter().fold(0.0, f64::max)

@@ -26,7 +26,6 @@ pub struct Load {
 }
 
 /// The schedule of a forest.
-#[must_use]
 pub fn forest(fabric: &Fabric<'_>, forest: &Forest, load: Load, coupling: Coupling) -> Schedule {
     let mut schedule = Schedule::new();
     let mut uses = fabric.uses();
@@ -43,7 +42,6 @@ pub fn forest(fabric: &Fabric<'_>, forest: &Forest, load: Load, coupling: Coupli
 
 /// Steps of a forest's dependency chain: the hops up and down again. A leaf on its aggregator's
 /// own host costs one too, as it does in paper 2's table 1, which counts `2 (l + 1)`.
-#[must_use]
 pub fn chain(forest: &Forest) -> usize {
     2 * forest.trees.iter().map(Tree::depth).max().unwrap_or(0)
 }

@@ -56,13 +56,11 @@ pub enum Way {
 
 impl Way {
     /// The name on command lines.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.into()
     }
 
     /// The jobs' strategy whose plan it takes, and which wants the aggregators that it wants.
-    #[must_use]
     pub const fn planned(self) -> Option<Strategy> {
         match self {
             Self::Colocated => Some(Strategy::Colocated),
@@ -79,7 +77,6 @@ impl Way {
     }
 
     /// Whether it goes through trees, whose links depend on each other as their [`Coupling`] says.
-    #[must_use]
     pub const fn has_coupled_trees(self) -> bool {
         match self {
             Self::Servers

@@ -7,7 +7,6 @@ use super::StrategyError;
 
 /// A ring of all ranks in the given order: `2 (N - 1)` steps of `1/N` of the vector. A step goes
 /// out as soon as the one before it has come in: no barrier.
-#[must_use]
 pub fn ring(fabric: &Fabric<'_>, order: &[u16], bytes: f64) -> Schedule {
     let mut schedule = Schedule::new();
     let chunk = bytes / order.len().max(1) as f64;

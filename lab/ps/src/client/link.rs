@@ -1,17 +1,16 @@
 //! A worker's connection to one server.
 
-use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bytes::Aligned;
 use crate::error::Error;
-use crate::frame::{Failure, HEADER_LEN, Header, Hello, Inbox, Kind, Step};
+use crate::frame::{Failure, Header, Hello, Inbox, Kind, Step};
+use crate::outbox::{FRAMES_PER_WRITE, Outbox, Outgoing};
 use crate::socket::{self, Stream};
 
-/// Frames that one write takes.
-const FRAMES_PER_WRITE: usize = 8;
 /// How long a worker waits before it knocks again.
 const RETRY: Duration = Duration::from_millis(30);
 
@@ -24,10 +23,9 @@ pub(super) struct Link {
     /// Where payloads go that belong nowhere else.
     pub(super) scratch: Aligned,
     /// Frames that were pushed and have not left.
-    queue: VecDeque<Vec<u8>>,
-    queue_at: usize,
-    queued: usize,
-    /// The other side takes nothing any more; what it has said may still be here.
+    queue: Outbox,
+    /// The other side takes nothing any more: why. What it has said may still be here, and is read
+    /// first.
     deaf: Option<io::Error>,
 }
 
@@ -61,51 +59,32 @@ impl Link {
             stream,
             inbox: Inbox::default(),
             scratch: Aligned::default(),
-            queue: VecDeque::new(),
-            queue_at: 0,
-            queued: 0,
+            queue: Outbox::default(),
             deaf: None,
         })
     }
 
     /// Bytes that were pushed and have not left.
-    pub(super) const fn queued(&self) -> usize {
-        self.queued
+    pub(super) fn queued(&self) -> usize {
+        self.queue.bytes()
     }
 
     /// A frame to leave behind those that were pushed before.
     pub(super) fn enqueue(&mut self, header: &Header, payload: &[u8]) {
-        let mut frame = Vec::with_capacity(HEADER_LEN + payload.len());
-        frame.extend(header.emit());
-        frame.extend(payload);
-        self.queued += frame.len();
-        self.queue.push_back(frame);
+        self.queue.push(Outgoing::new(header, Arc::new(payload.to_vec())));
     }
 
     /// Writes what was pushed, as far as there is room. True: something has left.
-    pub(super) fn write_queue(&mut self) -> Result<bool, Error> {
+    pub(super) fn write_queue(&mut self) -> bool {
         let mut some = false;
-        while !self.queue.is_empty() && self.deaf.is_none() {
-            let frames = self.queue.iter().take(FRAMES_PER_WRITE).enumerate();
-            let places: Vec<_> = frames
-                .map(|(i, frame)| {
-                    IoSlice::new(if i == 0 { &frame[self.queue_at..] } else { frame })
-                })
-                .collect();
-            let written = socket::write(&self.stream, &places);
-            drop(places);
-            let Some(written) = self.written(written)? else { break };
-            some = true;
-            self.queued -= written;
-            self.queue_at += written;
-            while let Some(frame) = self.queue.front()
-                && self.queue_at >= frame.len()
-            {
-                self.queue_at -= frame.len();
-                self.queue.pop_front();
+        while self.wants_write() {
+            match self.queue.write(&self.stream, drop) {
+                Ok(true) => some = true,
+                Ok(false) => break,
+                Err(source) => self.deaf = Some(source),
             }
         }
-        Ok(some)
+        some
     }
 
     /// Writes frames that lie in the caller's memory: whole ones from the first on, of which `at`
@@ -114,9 +93,9 @@ impl Link {
         &mut self,
         frames: impl Iterator<Item = (Header, &'a [u8])>,
         at: usize,
-    ) -> Result<Option<usize>, Error> {
+    ) -> Option<usize> {
         if self.deaf.is_some() {
-            return Ok(None);
+            return None;
         }
         let frames: Vec<_> =
             frames.take(FRAMES_PER_WRITE).map(|(header, bytes)| (header.emit(), bytes)).collect();
@@ -124,19 +103,10 @@ impl Link {
         let mut places: Vec<_> = parts.map(IoSlice::new).collect();
         let mut left = &mut places[..];
         IoSlice::advance_slices(&mut left, at);
-        let written = socket::write(&self.stream, left);
-        self.written(written)
-    }
-
-    /// A server that takes nothing may have said why: that is read first.
-    fn written(&mut self, written: io::Result<Option<usize>>) -> Result<Option<usize>, Error> {
-        match written {
-            Ok(written) => Ok(written),
-            Err(source) => {
-                self.deaf = Some(source);
-                Ok(None)
-            }
-        }
+        socket::write(&self.stream, left).unwrap_or_else(|source| {
+            self.deaf = Some(source);
+            None
+        })
     }
 
     /// Whether there is something to write, and somebody to take it.

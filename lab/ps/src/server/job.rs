@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::peer::{Event, Outgoing, Peer, State};
+use super::peer::{Event, Peer, State};
 use super::{Member, ServeOptions};
 use crate::element::add_all;
 use crate::frame::{Cause, Failure, Header, Kind};
+use crate::outbox::Outgoing;
 use crate::socket::{self, Ready, awaited};
 
 /// How long workers may take to read why their job has failed.

@@ -1,37 +1,15 @@
 //! A worker's connection, as its job's thread sees it.
 
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::frame::{HEADER_LEN, Header, Inbox, Kind, Step};
+use crate::frame::{Header, Inbox, Kind, Step};
+use crate::outbox::{Outbox, Outgoing};
 use crate::socket::{self, Stream};
 
-/// Frames that one write takes.
-const FRAMES_PER_WRITE: usize = 8;
 /// Bytes that are read from one worker before it is the others' turn.
 const TURN: usize = 1 << 20;
-
-/// A frame on its way out.
-#[derive(Clone, Debug)]
-pub(super) struct Outgoing {
-    header: [u8; HEADER_LEN],
-    payload: Arc<Vec<u8>>,
-    /// Whether it gives window back to this worker when it has left.
-    is_result: bool,
-}
-
-impl Outgoing {
-    pub(super) fn new(header: &Header, payload: Arc<Vec<u8>>) -> Self {
-        let is_result = header.kind == Kind::Result;
-        Self { header: header.emit(), payload, is_result }
-    }
-
-    fn len(&self) -> usize {
-        HEADER_LEN + self.payload.len()
-    }
-}
 
 /// Where a worker is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +34,7 @@ pub(super) struct Peer {
     held: usize,
     inbox: Inbox,
     payload: Vec<u8>,
-    out: VecDeque<Outgoing>,
-    /// Bytes of the first frame that have left.
-    out_at: usize,
+    out: Outbox,
 }
 
 /// What comes from a worker.
@@ -81,8 +57,7 @@ impl Peer {
             held: 0,
             inbox: Inbox::default(),
             payload: Vec::new(),
-            out: VecDeque::new(),
-            out_at: 0,
+            out: Outbox::default(),
         }
     }
 
@@ -97,7 +72,7 @@ impl Peer {
 
     pub(super) fn send(&mut self, frame: Outgoing) {
         if self.state != State::Gone {
-            self.out.push_back(frame);
+            self.out.push(frame);
         }
     }
 
@@ -141,23 +116,14 @@ impl Peer {
     /// Writes what there is room for. Payloads that nobody else has come back into `spare`.
     pub(super) fn write(&mut self, spare: &mut Vec<Vec<u8>>) -> io::Result<()> {
         while self.wants_write() {
-            let frames = self.out.iter().take(FRAMES_PER_WRITE);
-            let parts = frames.flat_map(|frame| [&frame.header[..], &frame.payload]);
-            let mut places: Vec<_> = parts.map(IoSlice::new).collect();
-            let mut left = &mut places[..];
-            IoSlice::advance_slices(&mut left, self.out_at);
-            let Some(written) = socket::write(&self.stream, left)? else { return Ok(()) };
-            self.out_at += written;
-            while let Some(frame) = self.out.front()
-                && self.out_at >= frame.len()
-            {
-                self.out_at -= frame.len();
-                let frame = self.out.pop_front();
-                let Some(Outgoing { payload, is_result, .. }) = frame else { break };
-                if is_result {
-                    self.held -= payload.len().min(self.held);
+            let left = |frame: Outgoing| {
+                if frame.is_result() {
+                    self.held -= frame.payload.len().min(self.held);
                 }
-                spare.extend(Arc::try_unwrap(payload));
+                spare.extend(Arc::try_unwrap(frame.payload));
+            };
+            if !self.out.write(&self.stream, left)? {
+                break;
             }
         }
         Ok(())
@@ -167,8 +133,7 @@ impl Peer {
     pub(super) fn end(&mut self, state: State) {
         self.state = state;
         if state == State::Gone {
-            self.out.clear();
-            self.out_at = 0;
+            self.out = Outbox::default();
         }
     }
 

@@ -53,6 +53,8 @@ impl Default for BenchConfig {
 /// A way that a packet can take through the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[derive(strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub(super) enum BenchCase {
     /// What the test run itself takes (an empty program). All others have it taken off.
     Floor,
@@ -84,22 +86,8 @@ pub(super) enum BenchCase {
 
 impl BenchCase {
     /// The name in tables.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Floor => "floor",
-            Self::Foreign => "foreign",
-            Self::WrongCookie => "wrong-cookie",
-            Self::WrongSize => "wrong-size",
-            Self::WrongBlock => "wrong-block",
-            Self::Store => "store",
-            Self::Add => "add",
-            Self::Complete => "complete",
-            Self::Pending => "pending",
-            Self::Resend => "resend",
-            Self::Stale => "stale",
-            Self::Max16 => "max16",
-            Self::Min32 => "min32",
-        }
+    pub(super) fn name(self) -> &'static str {
+        self.into()
     }
 }
 

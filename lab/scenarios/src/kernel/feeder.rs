@@ -83,17 +83,12 @@ impl Feeder {
     pub(super) fn run(&mut self, frame: &[u8], slots: u32, rounds: Rounds) -> Result<f64> {
         let blocks_per_round = if rounds.next == Next::Generation { slots as u16 } else { 0 };
         let ranks_per_round = u16::from(rounds.next == Next::Rank);
-        let [r0, r1] = rounds.rank.to_le_bytes();
-        let [p0, p1] = WORKER_PORT.to_le_bytes();
-        let [l0, l1, l2, l3] = slots.trailing_zeros().to_le_bytes();
-        let [f0, f1, f2, f3] = (frame.len() as u32).to_le_bytes();
-        let [b0, b1] = blocks_per_round.to_le_bytes();
-        let [n0, n1] = ranks_per_round.to_le_bytes();
+        let word = |a: u32, b: u16, c: u16| u64::from(a) | u64::from(b) << 32 | u64::from(c) << 48;
         let step = [
             0,
             rounds.block,
-            u64::from_le_bytes([l0, l1, l2, l3, r0, r1, p0, p1]),
-            u64::from_le_bytes([f0, f1, f2, f3, b0, b1, n0, n1]),
+            word(slots.trailing_zeros(), rounds.rank, WORKER_PORT),
+            word(frame.len() as u32, blocks_per_round, ranks_per_round),
         ];
         self.step.set(0, step, 0)?;
         self.headers.set(0, front(frame), 0)?;

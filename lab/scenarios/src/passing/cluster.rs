@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use xdp_agg_testbed::{Direction, Process, Sink, program};
 use xdp_agg_workloads::model::System;
 
-use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT};
+use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_server};
 
 /// Port of the parameter servers.
 const SERVER_PORT: u16 = 29_600;
@@ -85,12 +85,7 @@ impl Cluster {
 
     fn start_server(&self, server: u16) -> Result<Process> {
         let host = self.lab.topology().worker(usize::from(self.size.hosts + server));
-        let mut command = host.command(program("xdp-agg-ps")?);
-        command.args(["--listen", &self.server_address(server)]).env("NO_COLOR", "1");
-        let process = Process::spawn(format!("server {server}"), command)?;
-        let limit = Duration::from_secs(30);
-        process.wait_line("that it is ready", limit, |line| line.starts_with("ready"))?;
-        Ok(process)
+        start_server(host, format!("server {server}"), &self.server_address(server))
     }
 
     fn server_address(&self, server: u16) -> String {
@@ -168,14 +163,7 @@ impl Cluster {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
-            let mut still = Vec::new();
-            for mut process in running {
-                match process.try_wait()? {
-                    Some(_) => drop(process.wait(Duration::ZERO)?.success()?),
-                    None => still.push(process),
-                }
-            }
-            running = still;
+            running = reap(running)?;
             if let Some(last) = running.last().filter(|_| start.elapsed() > limit) {
                 bail!(
                     "{} processes have not ended in {limit:?}{}",

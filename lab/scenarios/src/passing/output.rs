@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use xdp_agg_workloads::model::System;
 use xdp_agg_workloads::{Workload, claims};
 
+use super::super::files::write_json;
 use super::super::machine::Facts;
-use super::super::row::write_json;
 use super::row::{Kind, Row};
 use super::table::{self, Table, aligned};
 use super::{Args, Bench, Failure};

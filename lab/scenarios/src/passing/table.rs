@@ -5,6 +5,7 @@ use xdp_agg_workloads::Network;
 use xdp_agg_workloads::claims::{self, MOST_OVER_PS};
 use xdp_agg_workloads::model::System;
 
+use super::super::row::said;
 use super::row::{Kind, Row};
 
 /// A table: names of columns, and rows of as many cells.
@@ -77,11 +78,7 @@ pub(crate) fn line(row: &Row) -> Vec<String> {
         ms(row.cpu_s),
         row.limit.to_owned(),
         row.wrong.to_string(),
-        match row.caps_kept {
-            None => "-".to_owned(),
-            Some(true) => "yes".to_owned(),
-            Some(false) => "NO".to_owned(),
-        },
+        said(row.caps_kept).to_owned(),
     ]
 }
 

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use xdp_agg_testbed::{DelayReport, LinkReport};
 
-use super::super::scratch::Scratch;
+use super::super::row::said;
 use super::stall::Stall;
 use super::{Args, System};
 use xdp_agg_report::quantile;
@@ -99,21 +99,9 @@ struct Phase {
 }
 
 /// The table's first line.
-pub(super) fn heading() -> String {
-    format!(
-        "{:10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>9} {:>9} {:>6} {:>5}",
-        "system",
-        "time/ms",
-        "min",
-        "max",
-        "slowest",
-        "cpu/s",
-        "uplink/K",
-        "host/K",
-        "wrong",
-        "caps"
-    )
-}
+pub(super) const HEADING: &str = "\
+system        time/ms        min        max    slowest    cpu/s  \
+uplink/K    host/K  wrong  caps";
 
 impl Row {
     /// Whether packets were kept as long as they should be, by and large.
@@ -122,7 +110,7 @@ impl Row {
         self.delays.is_none_or(|delays| delays.lost == 0 && delays.late_ns <= asked_ns / 5)
     }
 
-    /// A line of the table that [`heading`] begins.
+    /// A line of the table that [`HEADING`] begins.
     pub(super) fn line(&self) -> String {
         let Row { system, time_s, slowest_s, cpu_s, .. } = self;
         let Row { uplink_share, host_share, wrong, caps_kept, .. } = self;
@@ -134,23 +122,13 @@ impl Row {
         };
         let [median, least, most] = time_s.map(in_ms);
         let slowest = in_ms(*slowest_s);
-        let caps = caps_kept.map_or("-", |kept| if kept { "yes" } else { "NO" });
+        let caps = said(*caps_kept);
         format!(
             "{:10} {median:>10} {least:>10} {most:>10} {slowest:>10} {cpu_s:8.2} \
              {uplink_share:9.3} {host_share:9.3} {wrong:6} {caps:>5}",
             name.unwrap_or_default()
         )
     }
-}
-
-pub(super) fn reports(scratch: &Scratch, workers: usize) -> Result<Vec<Report>> {
-    let read = |rank: usize| {
-        let file = scratch.file(format!("{rank}.json"));
-        let json = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
-        serde_json::from_slice(&json)
-            .with_context(|| format!("the report of rank {rank} is not as expected"))
-    };
-    (0..workers).map(read).collect()
 }
 
 pub(super) fn row(

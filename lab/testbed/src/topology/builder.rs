@@ -10,7 +10,6 @@ use crate::wire::Faults;
 
 impl Topology {
     /// Starts to describe a network of two workers, MTU 1500, without a rate.
-    #[must_use]
     pub fn builder() -> Builder {
         Builder {
             workers: 2,
@@ -29,119 +28,71 @@ impl Topology {
     }
 }
 
+/// A structure, and a setter for each field, documented as the field is.
+macro_rules! with_setters {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* }
+    ) => {
+        $(#[$meta])*
+        pub struct $name {
+            $($(#[$doc])* pub(super) $field: $type,)*
+        }
+
+        impl $name {
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $field(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            })*
+        }
+    };
+}
+
+with_setters! {
 /// What a network shall be like; [`Topology::builder`] starts one.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    pub(super) workers: usize,
-    pub(super) mode: Mode,
-    pub(super) rate: Option<u64>,
-    pub(super) shape: Option<Shape>,
-    pub(super) mtu: u32,
-    pub(super) wire: bool,
-    pub(super) offloads: bool,
-    pub(super) delay: Duration,
-    pub(super) faults: Faults,
-    pub(super) racks: usize,
-    pub(super) uplink: Option<u64>,
-    pub(super) xdp_on_hosts: bool,
-}
-
-impl Builder {
     /// How many workers there are, 1 to [`MAX_WORKERS`]. Default: 2.
-    #[must_use]
-    pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers;
-        self
-    }
-
+    workers: usize,
     /// Where the aggregator sits. Default: [`Mode::Ports`].
-    #[must_use]
-    pub fn mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
-        self
-    }
-
+    mode: Mode,
     /// The rate of every link, each direction by itself, in bits a second. Default: none.
-    #[must_use]
-    pub fn rate(mut self, rate: Option<u64>) -> Self {
-        self.rate = rate;
-        self
-    }
-
+    rate: Option<u64>,
     /// The same with a burst and a queue of choice instead of [`Shape::new`]'s.
-    #[must_use]
-    pub fn shape(mut self, shape: Shape) -> Self {
-        self.shape = Some(shape);
-        self
-    }
-
+    shape: Option<Shape>,
     /// The MTU of every interface. Default: 1500. An XDP program without fragments takes at most
     /// [`crate::MAX_XDP_MTU`].
-    #[must_use]
-    pub fn mtu(mut self, mtu: u32) -> Self {
-        self.mtu = mtu;
-        self
-    }
-
+    mtu: u32,
     /// Whether links cross the kernel program that makes faults and sends what XDP emits through
     /// the shapers. It needs root of the machine. Without it a link is one veth pair, and a rate
     /// holds only for what the stack sends. Default: true.
-    #[must_use]
-    pub fn wire(mut self, wire: bool) -> Self {
-        self.wire = wire;
-        self
-    }
-
+    wire: bool,
     /// Whether super-packets and trains cross the links whole and without checksums, as they do
     /// between namespaces, or as single packets, as on a cable. Default: true.
-    #[must_use]
-    pub fn offloads(mut self, offloads: bool) -> Self {
-        self.offloads = offloads;
-        self
-    }
-
+    offloads: bool,
     /// How long every link takes for a packet, each direction by itself, besides what its rate
     /// takes; at most [`MAX_DELAY`]. Two hosts on one switch are two links apart, in different
     /// racks four. It costs processor time, and packets can be late ([`Topology::delays`]).
     /// Default: none.
-    #[must_use]
-    pub fn delay(mut self, delay: Duration) -> Self {
-        self.delay = delay;
-        self
-    }
-
+    delay: Duration,
     /// Faults of every link, in both directions. Default: none.
-    #[must_use]
-    pub fn faults(mut self, faults: Faults) -> Self {
-        self.faults = faults;
-        self
-    }
-
+    faults: Faults,
     /// Divides the workers over this number of racks, one after the other. Each has a switch of its
     /// own (a ToR, whose host may run an aggregator), and one switch in the middle connects all.
     /// Default: 0, one switch for all.
-    #[must_use]
-    pub fn racks(mut self, racks: usize) -> Self {
-        self.racks = racks;
-        self
-    }
-
+    racks: usize,
     /// The rate of every rack's link to the middle, each direction by itself, in bits a second.
     /// Default: that of all other links.
-    #[must_use]
-    pub fn uplink(mut self, rate: Option<u64>) -> Self {
-        self.uplink = rate;
-        self
-    }
-
+    uplink: Option<u64>,
     /// Whether workers' hosts run aggregators, too: what their XDP programs send passes shapers
     /// then. Default: false.
-    #[must_use]
-    pub fn xdp_on_hosts(mut self, xdp: bool) -> Self {
-        self.xdp_on_hosts = xdp;
-        self
-    }
+    xdp_on_hosts: bool,
+}
+}
 
+impl Builder {
     /// Builds the network: interfaces are up, neighbours known, rates and faults in force.
     ///
     /// # Errors

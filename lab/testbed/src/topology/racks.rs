@@ -53,13 +53,11 @@ fn bridge_mac(rack: usize) -> Mac {
 
 impl Topology {
     /// Number of racks; 0: one switch for all.
-    #[must_use]
     pub fn rack_count(&self) -> usize {
         self.racks.as_ref().map_or(0, |racks| racks.tors.len())
     }
 
     /// The workers of a rack.
-    #[must_use]
     pub fn rack_workers(&self, rack: usize) -> Range<usize> {
         let size = self.racks.as_ref().map_or(self.workers.len(), |racks| racks.size);
         rack * size..(rack + 1) * size
@@ -69,41 +67,33 @@ impl Topology {
     ///
     /// # Panics
     /// There is no such rack.
-    #[must_use]
     pub fn rack(&self, rack: usize) -> &Namespace {
         &self.racks.as_ref().expect("a network with racks").tors[rack]
     }
 
     /// The address of a rack's aggregator.
-    #[must_use]
     pub fn rack_addr(&self, rack: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 88, 0, 201 + rack as u8)
     }
 
     /// The interfaces that a rack's aggregator serves: its workers' ports, and the link to the
     /// other racks.
-    #[must_use]
     pub fn rack_interfaces(&self, rack: usize) -> Vec<String> {
         let ports = self.rack_workers(rack).map(|worker| self.links[worker].port.name.clone());
         ports.chain(["up".into()]).collect()
     }
 
     /// What a rack's link to the middle carries, in bits a second; None: it has no cap.
-    #[must_use]
     pub fn rack_rate(&self, rack: usize) -> Option<u64> {
         self.links.get(self.rack_link(rack))?.shape.map(|shape| shape.rate)
     }
 
     /// The number of a rack's link to the switch in the middle.
-    #[must_use]
     pub fn rack_link(&self, rack: usize) -> usize {
         self.workers.len() + rack
     }
 
     /// What a rack's end of its link to the middle has carried.
-    ///
-    /// # Errors
-    /// Netlink's.
     pub fn rack_counters(&self, rack: usize) -> Result<InterfaceCounters, Error> {
         counters_of(&self.link(self.rack_link(rack))?.host)
     }

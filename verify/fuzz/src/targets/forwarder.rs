@@ -14,7 +14,7 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_protocol::engine::{JobSetup, Uplink};
 use xdp_agg_protocol::sum::{Answer, Sums};
 
-use super::everywhere;
+use super::{packet, source};
 use crate::script::Script;
 use crate::{Outcome, Target};
 
@@ -23,9 +23,8 @@ pub(super) const TARGET: Target = Target {
     about: "data packets at an aggregator with a parent: from members and from above",
     run,
     text: false,
-    tokens: &[],
+    tokens: "",
     features: &FEATURES,
-    unavailable: everywhere,
 };
 
 const FEATURES: [&str; 11] = [
@@ -89,22 +88,8 @@ fn address(rank: u16) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::new(10, 0, 1, 1 + rank as u8), 4000 + rank)
 }
 
-fn source(at: SocketAddrV4) -> Source {
-    Source { addr: u32::from(*at.ip()), port: at.port() }
-}
-
 fn header(kind: Kind, job: u16, rank: u16, block: u64) -> Header {
-    let JobConf { cookie, epoch, .. } = CONF;
-    let reduction = Reduction::Add;
-    Header { kind, flags: 0, reduction, job, rank, cookie, epoch, block, tag: 0 }
-}
-
-fn packet(header: &Header, chunks: u16, fill: u8) -> Vec<u8> {
-    let mut bytes = vec![fill; HEADER_LEN + usize::from(chunks) * CHUNK_LEN];
-    if let Some(front) = bytes.first_chunk_mut() {
-        header.emit(front);
-    }
-    bytes
+    super::header(kind, &CONF, (job, rank), block)
 }
 
 impl World {

@@ -10,7 +10,6 @@
 mod grove;
 mod world;
 
-use super::{control, everywhere};
 use crate::{Outcome, Target};
 use world::World;
 
@@ -19,16 +18,15 @@ pub(super) const TARGET: Target = Target {
     about: "the daemon's jobs: sequences of requests from several connections",
     run,
     text: true,
-    tokens: &control::TOKENS,
+    tokens: include_str!("../../dictionaries/control.txt"),
     features: &FEATURES,
-    unavailable: everywhere,
 };
 
 /// The same stories, of other words: few of those above ever plant a tree.
 pub(super) const TREES: Target = Target {
     name: "trees",
     about: "jobs over several aggregators: workers and branches that are late, lost or lie",
-    tokens: &grove::TOKENS,
+    tokens: include_str!("../../dictionaries/trees.txt"),
     ..TARGET
 };
 

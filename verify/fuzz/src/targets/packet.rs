@@ -16,7 +16,7 @@ use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_protocol::engine::JobSetup;
 use xdp_agg_protocol::sum::{Answer, Sums};
 
-use super::everywhere;
+use super::{header, packet, source};
 use crate::script::Script;
 use crate::{Outcome, Target};
 
@@ -25,9 +25,8 @@ pub(super) const TARGET: Target = Target {
     about: "data packets: parser, admission, user-space engine against a model",
     run,
     text: false,
-    tokens: &[],
+    tokens: "",
     features: &FEATURES,
-    unavailable: everywhere,
 };
 
 const FEATURES: [&str; 20] = [
@@ -84,10 +83,6 @@ fn address(job: usize, rank: u16) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::new(10, 0, job as u8, 1 + rank as u8), 4000 + rank)
 }
 
-fn source(at: SocketAddrV4) -> Source {
-    Source { addr: u32::from(*at.ip()), port: at.port() }
-}
-
 fn setup(index: usize, epoch: u16, members: u64) -> JobSetup {
     let (workers, _, slots, slot_base, _) = SETUPS[index];
     let conf = JobConf {
@@ -141,18 +136,8 @@ impl World {
             return;
         }
         for (rank, at) in &job.setup.members {
-            let header = Header {
-                kind: Kind::Probe,
-                flags: 0,
-                reduction: Reduction::Add,
-                job: job.setup.job_id,
-                rank: *rank,
-                cookie: job.setup.conf.cookie,
-                epoch: job.setup.conf.epoch,
-                block: 0,
-                tag: 0,
-            };
-            let mut probe = packet(&header, 1, 0);
+            let place = (job.setup.job_id, *rank);
+            let mut probe = packet(&header(Kind::Probe, &job.setup.conf, place, 0), 1, 0);
             let answer = self.sums.handle_packet(source(*at), &mut probe, self.now);
             assert!(matches!(answer, Answer::Sender { .. }), "a probe was not answered");
         }
@@ -351,17 +336,6 @@ fn combine(reduction: Reduction, held: &mut [u8], payload: &[u8]) {
     }
 }
 
-fn packet(header: &Header, chunks: u16, fill: u8) -> Vec<u8> {
-    let mut bytes = vec![fill; HEADER_LEN + usize::from(chunks) * CHUNK_LEN];
-    if let Some(front) = bytes.first_chunk_mut() {
-        header.emit(front);
-    }
-    for (i, byte) in bytes[HEADER_LEN..].iter_mut().enumerate() {
-        *byte = byte.wrapping_mul(31).wrapping_add(i as u8);
-    }
-    bytes
-}
-
 /// The sender of a packet: mostly the member itself.
 fn sender(script: &mut Script<'_>, index: usize, rank: u16) -> Source {
     let right = source(address(index, rank));
@@ -400,17 +374,10 @@ fn run(input: &[u8]) -> Outcome {
             continue;
         }
         let conf = world.jobs[index].setup.conf;
-        let mut header = Header {
-            kind: Kind::Contribution,
-            flags: script.below(2),
-            reduction: Reduction::Add,
-            job: index as u16,
-            rank,
-            cookie: conf.cookie,
-            epoch: conf.epoch,
-            block: script.number(),
-            tag: 0,
-        };
+        let flags = script.below(2);
+        let place = (index as u16, rank);
+        let mut header = header(Kind::Contribution, &conf, place, script.number());
+        header.flags = flags;
         // Mostly as the block's other contributions.
         let odd = script.below(32);
         header.tag = u16::from(odd == 31);

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use xdp_agg_common::reform::{BlockMap, Held, Plan, PlanError, Progress, Run, RunKind, SPAN_MAX};
 
-use super::everywhere;
 use crate::script::Script;
 use crate::{Outcome, Target};
 
@@ -17,9 +16,8 @@ pub(super) const TARGET: Target = Target {
     about: "plans for a new epoch from any progress, and their tables",
     run,
     text: false,
-    tokens: &["base", "next_sequence", "held", "from", "len", "members", "runs", "kind", "copy"],
+    tokens: include_str!("../../dictionaries/reform.txt"),
     features: &FEATURES,
-    unavailable: everywhere,
 };
 
 const FEATURES: [&str; 10] = [

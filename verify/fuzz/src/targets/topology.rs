@@ -2,7 +2,6 @@
 
 use xdp_agg_topology::{Forest, Strategy, Topology};
 
-use super::everywhere;
 use crate::{Outcome, Target};
 
 pub(super) const TARGET: Target = Target {
@@ -10,45 +9,9 @@ pub(super) const TARGET: Target = Target {
     about: "the topology file, and the trees that are planned on it",
     run,
     text: true,
-    tokens: &TOKENS,
+    tokens: include_str!("../../dictionaries/topology.txt"),
     features: &["a network", "refused", "trees", "no trees", "several regions"],
-    unavailable: everywhere,
 };
-
-const TOKENS: [&str; 32] = [
-    "[[host]]",
-    "[[region]]",
-    "[job]",
-    "[defaults]",
-    "[measured]",
-    "name",
-    "rank",
-    "address",
-    "region",
-    "parent",
-    "uplink",
-    "oversubscription",
-    "aggregator",
-    "rate",
-    "slots",
-    "interface",
-    "strategy",
-    "rat",
-    "rina",
-    "passing",
-    "colocated",
-    "auto",
-    "ring",
-    "10gbit",
-    "100mbit",
-    "0",
-    "1.5",
-    "\"10.0.0.1\"",
-    "\"10.0.0.2:9870\"",
-    "\"a\"",
-    "\"b\"",
-    "9999999999",
-];
 
 fn run(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();

@@ -1,7 +1,6 @@
 //! The table of ways for collectives. The worker library reads it, which has these collectives.
 
 use xdp_agg_client::collectives::{Kind, Tuning};
-use xdp_agg_fuzz::targets::everywhere;
 use xdp_agg_fuzz::{Outcome, Target};
 
 pub(super) const TARGET: Target = Target {
@@ -9,37 +8,9 @@ pub(super) const TARGET: Target = Target {
     about: "the table of ways for collectives",
     run,
     text: true,
-    tokens: &TOKENS,
+    tokens: include_str!("../../../fuzz/dictionaries/tuning.txt"),
     features: &["a table", "refused"],
-    unavailable: everywhere,
 };
-
-const TOKENS: [&str; 24] = [
-    "[[broadcast]]",
-    "[[reduce]]",
-    "[[reduce-scatter]]",
-    "[[all-gather]]",
-    "ranks",
-    "up-to",
-    "algorithm",
-    "chunk",
-    "k",
-    "checked",
-    "true",
-    "false",
-    "\"aggregator\"",
-    "\"ring\"",
-    "\"direct\"",
-    "\"chain\"",
-    "\"binomial\"",
-    "\"knomial\"",
-    "\"scatter-all-gather\"",
-    "\"pipelined-chain\"",
-    "\"topology-chain\"",
-    "0",
-    "1",
-    "65536",
-];
 
 fn run(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();

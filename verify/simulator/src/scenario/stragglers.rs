@@ -45,7 +45,6 @@ impl Scenario {
     }
 
     /// How long a worker may stand still while others wait, where nothing else happens at all.
-    #[must_use]
     pub fn longest_wait(&self) -> Option<Nanos> {
         let limit = self.straggler_timeout?;
         let stops = |(_, fault): &(When, Fault)| matches!(fault, Fault::StopWorker { .. });
@@ -59,7 +58,6 @@ impl Scenario {
     /// Whether the deadline of a job's calls is far beyond what may happen to them. Packets are
     /// lost now and then. Workers and branches are killed, which shows at once; workers stand
     /// still, which shows after a while if there is a limit.
-    #[must_use]
     pub fn is_in_time(&self, plan: &JobPlan) -> bool {
         let is_root = |daemon: usize| self.jobs.iter().any(|job| job.root == daemon);
         let stops = |fault: &Fault| matches!(fault, Fault::StopWorker { .. });

@@ -331,12 +331,12 @@ impl World {
         match event {
             Event::Open(index) if self.connections[index].at_client == End::Opening => {
                 self.connections[index].at_client = End::Open;
-                self.connected(index);
+                self.tell(index, Self::worker_connected, Self::branch_connected);
             }
             Event::Refused(index) if self.connections[index].at_client == End::Opening => {
                 self.connections[index].at_client = End::Closed;
                 self.connections[index].at_daemon = End::Closed;
-                self.refused(index);
+                self.tell(index, Self::worker_refused, Self::branch_refused);
             }
             Event::Down(index) => {
                 let Some(mut frame) = self.connections[index].down.pop_front() else { return };
@@ -344,7 +344,10 @@ impl World {
                     return;
                 }
                 match decode::<Reply>(&mut frame) {
-                    Ok(Some(reply)) => self.hears(index, reply),
+                    Ok(Some(reply)) => match self.connections[index].client {
+                        Client::Worker { .. } => self.worker_hears(index, reply),
+                        Client::Root { .. } => self.branch_says(index, reply),
+                    },
                     other => self.checker.fail(|| format!("a reply is not understood: {other:?}")),
                 }
             }
@@ -352,8 +355,8 @@ impl World {
                 let was = self.connections[index].at_client;
                 self.connections[index].at_client = End::Closed;
                 match was {
-                    End::Open => self.cut_off(index),
-                    End::Opening => self.refused(index),
+                    End::Open => self.tell(index, Self::worker_loses, Self::branch_lost),
+                    End::Opening => self.tell(index, Self::worker_refused, Self::branch_refused),
                     End::Closed => {}
                 }
             }
@@ -361,31 +364,16 @@ impl World {
         }
     }
 
-    fn connected(&mut self, index: usize) {
+    /// Tells the party that opened a connection.
+    fn tell(
+        &mut self,
+        index: usize,
+        worker: impl FnOnce(&mut Self, usize),
+        root: impl FnOnce(&mut Self, usize),
+    ) {
         match self.connections[index].client {
-            Client::Worker { .. } => self.worker_connected(index),
-            Client::Root { .. } => self.branch_connected(index),
-        }
-    }
-
-    fn refused(&mut self, index: usize) {
-        match self.connections[index].client {
-            Client::Worker { .. } => self.worker_refused(index),
-            Client::Root { .. } => self.branch_refused(index),
-        }
-    }
-
-    fn hears(&mut self, index: usize, reply: Reply) {
-        match self.connections[index].client {
-            Client::Worker { .. } => self.worker_hears(index, reply),
-            Client::Root { .. } => self.branch_says(index, reply),
-        }
-    }
-
-    fn cut_off(&mut self, index: usize) {
-        match self.connections[index].client {
-            Client::Worker { .. } => self.worker_loses(index),
-            Client::Root { .. } => self.branch_lost(index),
+            Client::Worker { .. } => worker(self, index),
+            Client::Root { .. } => root(self, index),
         }
     }
 

@@ -261,7 +261,6 @@ pub struct Outcome {
 
 impl Outcome {
     /// How many faults of the scenario have happened, by kind.
-    #[must_use]
     pub const fn kinds() -> [&'static str; Fault::KINDS.len()] {
         Fault::KINDS
     }

@@ -1,76 +1,11 @@
 use super::*;
 
 /// Two programs with three failures between them, as cargo and libtest print them.
-const SINGLE_TESTS: &str = "\
-     Running unittests src/lib.rs (target/debug/deps/a-3110576fc3c3c96d)
+const SINGLE_TESTS: &str = include_str!("failures.txt");
 
-running 4 tests
-test tests::good ... ok
-test tests::ig ... ignored
-test tests::sp - should panic ... FAILED
-test tests::bad ... FAILED
+const CRASH: &str = include_str!("crash.txt");
 
-failures:
-
----- tests::sp stdout ----
-note: test did not panic as expected at a/src/lib.rs:5:166
----- tests::bad stdout ----
-failures:
-    no name of a test
-thread 'tests::bad' (13905) panicked at a/src/lib.rs:5:78:
-
-failures:
-    tests::bad
-    tests::sp
-
-test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.2s
-
-error: test failed, to rerun pass `-p a --lib`
-     Running tests/t.rs (target/debug/deps/t-8ec9a6392d3cf4e9)
-
-running 2 tests
-test it ... FAILED
-test fine ... ok
-
-failures:
-
----- it stdout ----
-Error: \"x\"
-
-failures:
-    it
-
-test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.1s
-
-error: test failed, to rerun pass `-p a --test t`
-";
-
-const CRASH: &str = "\
-     Running unittests src/main.rs (target/debug/deps/b-31ffe7e4b69fb800)
-
-running 1 test
-error: test failed, to rerun pass `-p b --bin b`
-
-Caused by:
-  process didn't exit successfully: `b-31ffe7e4b69fb800` (signal: 6, SIGABRT)
-";
-
-const EXAMPLE: &str = "\
-   Doc-tests a
-
-running 1 test
-test a/src/lib.rs - x (line 1) ... FAILED
-
-failures:
-
----- a/src/lib.rs - x (line 1) stdout ----
-failures:
-    a/src/lib.rs - x (line 1)
-
-test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.12s
-
-error: doctest failed, to rerun pass `-p a --doc`
-";
+const EXAMPLE: &str = include_str!("doctest.txt");
 
 fn read(parts: &[&str], closing: &str) -> Outcome {
     let mut outcome = Outcome::default();

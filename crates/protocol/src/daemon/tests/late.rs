@@ -43,34 +43,22 @@ fn is_named(index: usize, step: Stuck, words: &str) {
     assert!((limit..=limit + Duration::from_secs(1)).contains(&after), "{step:?}: {after:?}");
 }
 
-#[test]
-fn a_branch_that_takes_no_connection_is_given_up() {
-    is_named(1, Stuck::Connect, "no connection to it was made");
-    is_named(2, Stuck::Connect, "no connection to it was made");
+macro_rules! is_given_up {
+    ($($test:ident: $step:ident, $words:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            is_named(1, Stuck::$step, $words);
+            is_named(2, Stuck::$step, $words);
+        }
+    )*};
 }
 
-#[test]
-fn a_branch_that_answers_nothing_is_given_up() {
-    is_named(1, Stuck::Serve, "did not agree to serve");
-    is_named(2, Stuck::Serve, "did not agree to serve");
-}
-
-#[test]
-fn a_branch_that_does_not_prepare_is_given_up() {
-    is_named(1, Stuck::Prepare, "did not prepare");
-    is_named(2, Stuck::Prepare, "did not prepare");
-}
-
-#[test]
-fn a_branch_that_does_not_find_up_is_given_up() {
-    is_named(1, Stuck::Link, "no way to its parent");
-    is_named(2, Stuck::Link, "no way to its parent");
-}
-
-#[test]
-fn a_branch_that_does_not_start_is_given_up() {
-    is_named(1, Stuck::Start, "did not start");
-    is_named(2, Stuck::Start, "did not start");
+is_given_up! {
+    a_branch_that_takes_no_connection_is_given_up: Connect, "no connection to it was made";
+    a_branch_that_answers_nothing_is_given_up: Serve, "did not agree to serve";
+    a_branch_that_does_not_prepare_is_given_up: Prepare, "did not prepare";
+    a_branch_that_does_not_find_up_is_given_up: Link, "no way to its parent";
+    a_branch_that_does_not_start_is_given_up: Start, "did not start";
 }
 
 /// Those below it wait for it.

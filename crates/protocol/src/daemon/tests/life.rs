@@ -6,10 +6,9 @@ use super::*;
 fn a_job_lives_from_join_to_leave() {
     let mut world = World::new();
     let small = world.connect();
-    let wish = Join { max_chunks: 7, ..wish("train", 0, 2) };
-    assert_eq!(world.say(small, Request::Join(wish)), []);
-    let other = world.connect();
-    let heard = world.say(other, join("train", 1, 2));
+    let few = Join { max_chunks: 7, ..wish("train", 0, 2) };
+    assert_eq!(world.say(small, Request::Join(few)), []);
+    let (other, heard) = world.come(wish("train", 1, 2));
     let [
         Reply::Admitted(Admitted {
             job_id: 0, epoch: 1, chunks: 7, slots: 16, data, cookie, ..
@@ -69,8 +68,7 @@ fn a_death_while_the_job_forms_frees_the_rank() {
     }
     assert!(matches!(world.hear(conns[0])[..], [Reply::Admitted(_)]));
     // The last one of a forming job takes the job with it.
-    let alone = world.connect();
-    world.say(alone, join("other", 1, 2));
+    let (alone, _) = world.come(wish("other", 1, 2));
     world.close(alone);
     assert_eq!(world.infos().len(), 1);
 }
@@ -104,8 +102,7 @@ fn a_mismatch_and_a_surrender_end_the_job() {
 #[test]
 fn waits_end_and_name_the_ranks() {
     let mut world = World::new();
-    let first = world.connect();
-    world.say(first, join("train", 1, 3));
+    let (first, _) = world.come(wish("train", 1, 3));
     world.wait(59);
     assert_eq!(world.hear(first), []);
     world.wait(1);

@@ -25,7 +25,7 @@ use xdp_agg_common::control::{
     Admitted, AggregatorLoss, CONTROL_VERSION, Call, Cause, Chosen, CreateJob, ErrorCode, Held,
     Join, Policy, Progress, Reply, Resume, Stats, Token, Tree, WorkerLoss,
 };
-use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
 use super::*;
 use crate::engine::{JobSetup, Started};
@@ -223,24 +223,35 @@ impl World {
         None
     }
 
-    fn infos(&mut self) -> Vec<xdp_agg_common::control::JobInfo> {
+    /// What a tool is told.
+    fn asked(&mut self, request: Request) -> Option<Reply> {
         let tool = self.connect();
-        let mut heard = self.say(tool, Request::Jobs);
+        let mut heard = self.say(tool, request);
         self.close(tool);
-        match heard.pop() {
-            Some(Reply::Jobs(all)) => all,
-            other => panic!("{other:?}"),
-        }
+        heard.pop()
+    }
+
+    fn infos(&mut self) -> Vec<xdp_agg_common::control::JobInfo> {
+        let Some(Reply::Jobs(all)) = self.asked(Request::Jobs) else { panic!("no jobs") };
+        all
     }
 
     fn stats(&mut self) -> Stats {
-        let tool = self.connect();
-        let mut heard = self.say(tool, Request::Stats);
-        self.close(tool);
-        match heard.pop() {
-            Some(Reply::Stats(stats)) => stats,
-            other => panic!("{other:?}"),
-        }
+        let Some(Reply::Stats(stats)) = self.asked(Request::Stats) else { panic!("no stats") };
+        stats
+    }
+
+    /// Joins over a connection of its own, and what that hears.
+    fn come(&mut self, join: Join) -> (ConnId, Vec<Reply>) {
+        let conn = self.connect();
+        let heard = self.say(conn, Request::Join(join));
+        (conn, heard)
+    }
+
+    /// What a member of the first job's epoch would say over a new connection.
+    fn remembered(&self) -> Resume {
+        let JobConf { epoch, cookie, members, max_chunks: chunks, .. } = self.engine[&0].conf;
+        Resume { epoch, cookie, members, chunks, progress: progress(10, 3), rings: 0 }
     }
 
     /// Joins all ranks of a job.

@@ -28,24 +28,21 @@ fn wrong_joins_say_what_is_expected() {
         (with(|j| j.data_port = 4000), ErrorCode::Invalid, &["rank 0's", "port of its own"]),
     ];
     for (wrong, code, words) in cases {
-        let conn = world.connect();
-        let heard = world.say(conn, Request::Join(wrong));
+        let (conn, heard) = world.come(wrong);
         assert_eq!(refused(&heard, words), code);
         assert!(!world.closed.contains(&conn));
     }
     // None of that harmed the job.
     let second = world.connect();
     assert!(matches!(world.say(second, join("train", 1, 2))[..], [Reply::Admitted(_)]));
-    let third = world.connect();
-    let heard = world.say(third, join("train", 1, 2));
+    let (_, heard) = world.come(wish("train", 1, 2));
     assert_eq!(refused(&heard, &["taken"]), ErrorCode::RankTaken);
 }
 
 #[test]
 fn two_addresses_of_the_aggregator_are_refused() {
     let mut world = World::new();
-    let first = world.connect();
-    world.say(first, join("train", 0, 2));
+    world.come(wish("train", 0, 2));
     let conn = ConnId(99);
     world.jobs.handle_connected(conn, Peer { local: Some(Ipv4Addr::LOCALHOST), ..PEER });
     world.say(conn, Request::Hello { version: CONTROL_VERSION, agent: String::new(), token: None });
@@ -109,8 +106,7 @@ fn what_breaks_the_protocol_is_told_and_closed() {
     world.jobs.handle_garbled(foreign, "not JSON");
     world.settle();
     assert_eq!(refused(&world.hear(foreign), &["not JSON"]), ErrorCode::Protocol);
-    let hasty = world.connect();
-    world.say(hasty, join("train", 0, 2));
+    let (hasty, _) = world.come(wish("train", 0, 2));
     let heard = world.say(hasty, Request::Ready);
     assert_eq!(refused(&heard, &["Admitted"]), ErrorCode::Protocol);
     for conn in [early, other, foreign, hasty] {

@@ -83,8 +83,7 @@ fn a_joiner_that_goes_away_holds_up_nobody() {
     world.ready(&members);
     assert_eq!(world.phase("train"), "running");
     // So does one that changes its mind.
-    let joiner = world.connect();
-    world.say(joiner, Request::Join(again()));
+    let (joiner, _) = world.come(again());
     assert_eq!(world.say(joiner, Request::Leave), [Reply::Done]);
     assert!(world.infos()[0].waiting.is_empty());
 }
@@ -142,8 +141,7 @@ fn members_that_leave_on_the_way_leave_the_job_to_the_joiner() {
     assert_eq!(world.phase("train"), "forming");
     assert_eq!(world.hear(joiner), []);
     for rank in [0, 2] {
-        let conn = world.connect();
-        world.say(conn, Request::Join(Join { policy: SHRINK, ..wish("train", rank, 3) }));
+        world.come(Join { policy: SHRINK, ..wish("train", rank, 3) });
     }
     let first = admitted(&world.hear(joiner));
     assert_eq!((first.members, first.plan), (0b111, None));
@@ -162,10 +160,8 @@ fn who_cannot_join_is_told_why() {
         let conn = world.connect();
         assert_eq!(refused(&world.say(conn, Request::Join(join)), words), code);
     }
-    let first = world.connect();
-    world.say(first, Request::Join(again()));
-    let second = world.connect();
-    let heard = world.say(second, Request::Join(Join { data_port: 5002, ..again() }));
+    let (first, _) = world.come(again());
+    let (_, heard) = world.come(Join { data_port: 5002, ..again() });
     assert_eq!(refused(&heard, &["taken", "5001"]), ErrorCode::RankTaken);
     let heard = world.say(first, Request::Ready);
     assert_eq!(refused(&heard, &["before Admitted"]), ErrorCode::Protocol);
@@ -210,8 +206,7 @@ fn rank_2_is_lost(world: &mut World, members: &[ConnId], joiner: ConnId, step: &
 fn who_does_not_pause_is_lost_where_a_limit_is_set() {
     let (mut world, members) = vacant_with(with_a_limit());
     world.wait(100);
-    let joiner = world.connect();
-    world.say(joiner, Request::Join(again()));
+    let (joiner, _) = world.come(again());
     world.wait(3);
     world.heard.clear();
     world.say(members[0], Request::Paused { next_sequence: 7 });

@@ -14,19 +14,8 @@ fn restart(world: &mut World) {
 }
 
 fn back(world: &mut World, rank: u16, policy: Policy) -> (ConnId, Vec<Reply>) {
-    let conf = world.engine[&0].conf;
-    let resume = Resume {
-        epoch: conf.epoch,
-        cookie: conf.cookie,
-        members: conf.members,
-        chunks: conf.max_chunks,
-        progress: progress(10, 3),
-        rings: 0,
-    };
-    let join = Join { policy, resume: Some(resume), ..wish("train", rank, 3) };
-    let conn = world.connect();
-    let heard = world.say(conn, Request::Join(join));
-    (conn, heard)
+    let resume = Some(world.remembered());
+    world.come(Join { policy, resume, ..wish("train", rank, 3) })
 }
 
 #[test]
@@ -93,17 +82,11 @@ fn a_loss_before_all_are_back_waits_for_the_rest() {
     restart(&mut world);
     let (first, _) = back(&mut world, 0, SHRINK);
     let (second, _) = back(&mut world, 1, SHRINK);
-    let resume = {
-        let conf = world.engine[&0].conf;
-        let (epoch, cookie, members) = (conf.epoch, conf.cookie, conf.members);
-        Resume { epoch, cookie, members, chunks: 22, progress: progress(10, 3), rings: 0 }
-    };
+    let resume = Some(world.remembered());
     world.close(second);
     assert_eq!(reform(&world.hear(first)), [1]);
     assert_eq!(world.say(first, Request::Progress(progress(10, 3))), []);
-    let third = world.connect();
-    let join = Join { policy: SHRINK, resume: Some(resume), ..wish("train", 2, 3) };
-    let heard = world.say(third, Request::Join(join));
+    let (_, heard) = world.come(Join { policy: SHRINK, resume, ..wish("train", 2, 3) });
     assert_eq!(admitted(&heard).members, 0b101);
 }
 
@@ -114,9 +97,8 @@ fn a_new_process_in_the_place_of_one_that_is_awaited_joins_anew() {
     restart(&mut world);
     let (first, _) = back(&mut world, 0, SHRINK);
     let (second, _) = back(&mut world, 2, SHRINK);
-    let fresh = world.connect();
     let join = Join { policy: SHRINK, data_port: 5001, ..wish("train", 1, 3) };
-    assert_eq!(world.say(fresh, Request::Join(join)), []);
+    assert_eq!(world.come(join).1, []);
     for conn in [first, second] {
         assert_eq!(reform(&world.hear(conn)), [1]);
     }

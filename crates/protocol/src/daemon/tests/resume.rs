@@ -3,48 +3,32 @@
 use super::*;
 
 fn resume(rank: u16, epoch: u16, members: u64) -> Join {
-    let resume = Resume {
-        epoch,
-        cookie: 1000 + u64::from(epoch),
-        members,
-        chunks: 20,
-        progress: progress(10, 3),
-        rings: 0,
-    };
-    Join { policy: SHRINK, resume: Some(resume), ..wish("train", rank, 4) }
+    was_in("train", rank, epoch, members)
 }
 
-fn come_back(world: &mut World, join: Join) -> (ConnId, Vec<Reply>) {
-    let conn = world.connect();
-    let heard = world.say(conn, Request::Join(join));
-    (conn, heard)
+/// A join that says it was rank `rank` in `epoch` of four, of which `members` were left.
+fn was_in(job: &str, rank: u16, epoch: u16, members: u64) -> Join {
+    let (cookie, progress) = (1000 + u64::from(epoch), progress(10, 3));
+    let resume = Resume { epoch, cookie, members, chunks: 20, progress, rings: 0 };
+    Join { policy: SHRINK, resume: Some(resume), ..wish(job, rank, 4) }
 }
 
 /// What a member of a running job would say over a new connection.
 fn reconnect(world: &World, job: &str, rank: u16, world_size: u16, policy: Policy) -> Join {
-    let job_conf = world.engine[&0].conf;
-    let resume = Resume {
-        epoch: job_conf.epoch,
-        cookie: job_conf.cookie,
-        members: job_conf.members,
-        chunks: job_conf.max_chunks,
-        progress: progress(10, 3),
-        rings: 0,
-    };
-    Join { policy, resume: Some(resume), ..wish(job, rank, world_size) }
+    Join { policy, resume: Some(world.remembered()), ..wish(job, rank, world_size) }
 }
 
 #[test]
 fn a_job_of_another_daemon_forms_of_its_last_members() {
     let mut world = World::new();
     // Three of four: rank 1 was lost before.
-    let (first, heard) = come_back(&mut world, resume(0, 7, 0b1101));
+    let (first, heard) = world.come(resume(0, 7, 0b1101));
     assert_eq!(heard, []);
     assert_eq!(world.phase("train"), "resuming");
-    let (second, _) = come_back(&mut world, resume(2, 7, 0b1101));
+    let (second, _) = world.come(resume(2, 7, 0b1101));
     let heard = world.say(second, Request::Missing { block: 1, of: None });
     assert_eq!(heard, [missing(1, &[3])]);
-    let (third, heard) = come_back(&mut world, resume(3, 7, 0b1101));
+    let (third, heard) = world.come(resume(3, 7, 0b1101));
     let now = admitted(&heard);
     assert_eq!((now.epoch, now.members, now.chunks), (8, 0b1101, 20));
     let plan = now.plan.clone().expect("it is not the first epoch");
@@ -60,20 +44,20 @@ fn who_does_not_come_back_is_lost() {
     for (policy, goes) in [(SHRINK, true), (RESUME, false)] {
         let mut world = World::new();
         let join = |rank| Join { policy, ..resume(rank, 7, 0b1101) };
-        let (first, _) = come_back(&mut world, join(0));
-        let (second, _) = come_back(&mut world, join(2));
+        let (first, _) = world.come(join(0));
+        let (second, _) = world.come(join(2));
         world.wait(9);
         assert_eq!(world.hear(first), []);
         // A connection that ends may come again.
         world.close(second);
-        let (second, _) = come_back(&mut world, join(2));
+        let (second, _) = world.come(join(2));
         world.wait(1);
         let heard = world.hear(first);
         if goes {
             assert_eq!(admitted(&heard).members, 0b101);
             assert_eq!(world.infos()[0].lost, [3]);
             // Now it is too late.
-            let (late, heard) = come_back(&mut world, join(3));
+            let (late, heard) = world.come(join(3));
             assert_eq!(aborted(&heard), AbortReason::Expelled);
             assert!(world.closed.contains(&late));
         } else {
@@ -87,7 +71,7 @@ fn who_does_not_come_back_is_lost() {
 #[test]
 fn what_members_remember_must_be_one_job() {
     let mut world = World::new();
-    come_back(&mut world, resume(0, 7, 0b1101));
+    world.come(resume(0, 7, 0b1101));
     let with = |change: fn(&mut Join, &mut Resume)| {
         let mut join = resume(2, 7, 0b1101);
         let mut resume = join.resume.take().expect("it has one");
@@ -107,14 +91,14 @@ fn what_members_remember_must_be_one_job() {
         (with(|_, r| r.chunks = 23), ErrorCode::NoRoom, &["1472 bytes", "1408", "MTU"]),
     ];
     for (join, code, words) in cases {
-        let (conn, heard) = come_back(&mut world, join);
+        let (conn, heard) = world.come(join);
         assert_eq!(refused(&heard, words), code);
         assert!(!world.closed.contains(&conn));
     }
     assert_eq!(world.infos()[0].joined, [0]);
     // A first one that is refused leaves no job.
     let mut world = World::new();
-    come_back(&mut world, with(|_, r| r.chunks = 23));
+    world.come(with(|_, r| r.chunks = 23));
     assert!(world.infos().is_empty());
 }
 
@@ -122,14 +106,14 @@ fn what_members_remember_must_be_one_job() {
 fn the_latest_epoch_that_anybody_was_told_of_holds() {
     let mut world = World::new();
     // The daemon was killed when it had told rank 0 alone of an epoch without rank 2.
-    let (lost, _) = come_back(&mut world, resume(2, 7, 0b111));
-    let (other, _) = come_back(&mut world, resume(1, 7, 0b111));
-    let (first, heard) = come_back(&mut world, resume(0, 8, 0b11));
+    let (lost, _) = world.come(resume(2, 7, 0b111));
+    let (other, _) = world.come(resume(1, 7, 0b111));
+    let (first, heard) = world.come(resume(0, 8, 0b11));
     assert_eq!(aborted(&world.hear(lost)), AbortReason::Expelled);
     let now = admitted(&heard);
     assert_eq!((now.members, now.epoch), (0b11, 9));
     assert_eq!(admitted(&world.hear(other)), now);
-    let (_, heard) = come_back(&mut world, resume(2, 7, 0b111));
+    let (_, heard) = world.come(resume(2, 7, 0b111));
     assert_eq!(aborted(&heard), AbortReason::Expelled);
     world.ready(&[first, other]);
     assert_eq!(world.phase("train"), "running");
@@ -144,11 +128,11 @@ fn who_joins_anew_meanwhile_waits() {
         let fresh = Join { policy: SHRINK, data_port: 5003, ..wish("train", 3, 4) };
         let mut joiner = None;
         if early {
-            joiner = Some(come_back(&mut world, fresh.clone()).0);
+            joiner = Some(world.come(fresh.clone()).0);
         }
-        let (first, _) = come_back(&mut world, resume(0, 7, 0b1101));
-        let (second, _) = come_back(&mut world, resume(2, 7, 0b1101));
-        let joiner = joiner.unwrap_or_else(|| come_back(&mut world, fresh).0);
+        let (first, _) = world.come(resume(0, 7, 0b1101));
+        let (second, _) = world.come(resume(2, 7, 0b1101));
+        let joiner = joiner.unwrap_or_else(|| world.come(fresh).0);
         assert_eq!(admitted(&world.hear(first)).members, 0b101);
         world.hear(second);
         world.ready(&[first, second]);
@@ -158,9 +142,9 @@ fn who_joins_anew_meanwhile_waits() {
     // Where a loss is a failure, there is no place for it.
     let mut world = World::new();
     let join = |rank| Join { policy: RESUME, ..resume(rank, 7, 0b101) };
-    let (first, _) = come_back(&mut world, join(0));
-    let (joiner, _) = come_back(&mut world, Join { policy: RESUME, ..wish("train", 1, 4) });
-    let (second, _) = come_back(&mut world, join(2));
+    let (first, _) = world.come(join(0));
+    let (joiner, _) = world.come(Join { policy: RESUME, ..wish("train", 1, 4) });
+    let (second, _) = world.come(join(2));
     world.ready(&[first, second]);
     assert_eq!(refused(&world.hear(joiner), &["rank 1", "fail"]), ErrorCode::Busy);
 }
@@ -171,7 +155,7 @@ fn a_new_connection_takes_the_old_ones_place() {
         let mut world = World::new();
         let members = world.run_with("train", 3, policy);
         let join = reconnect(&world, "train", 1, 3, policy);
-        let (conn, heard) = come_back(&mut world, join.clone());
+        let (conn, heard) = world.come(join.clone());
         assert_eq!(heard, [Reply::Resumed]);
         assert!(world.closed.contains(&members[1]));
         for other in [members[0], members[2]] {
@@ -186,7 +170,7 @@ fn a_new_connection_takes_the_old_ones_place() {
         wrong.rank = 2;
         wrong.data_port = 4002;
         wrong.resume.as_mut().expect("it has one").cookie += 1;
-        let (stranger, heard) = come_back(&mut world, wrong);
+        let (stranger, heard) = world.come(wrong);
         assert_eq!(aborted(&heard), AbortReason::Expelled);
         assert!(world.closed.contains(&stranger) && !world.closed.contains(&members[2]));
         world.say(conn, Request::Leave);
@@ -202,7 +186,7 @@ fn who_was_given_up_is_expelled() {
     for conn in [members[0], members[2]] {
         world.say(conn, Request::Progress(progress(10, 3)));
     }
-    let (_, heard) = come_back(&mut world, join);
+    let (_, heard) = world.come(join);
     assert_eq!(aborted(&heard), AbortReason::Expelled);
 }
 
@@ -215,10 +199,10 @@ fn until_there_is_a_plan_it_may_come_back() {
     world.close(members[1]);
     world.heard.clear();
     world.say(members[0], Request::Progress(progress(10, 3)));
-    let (lost, heard) = come_back(&mut world, lost);
+    let (lost, heard) = world.come(lost);
     assert_eq!(heard, [], "it has said what it has");
     // One that was thought to be there comes over a new connection: its progress counts as well.
-    let (silent, heard) = come_back(&mut world, silent);
+    let (silent, heard) = world.come(silent);
     assert!(world.closed.contains(&members[2]));
     assert_eq!(admitted(&heard).members, 0b111);
     world.heard.clear();
@@ -240,7 +224,7 @@ fn a_new_connection_while_paths_are_tried_begins_all_again() {
     world.heard.clear();
     world.ready(&members[..1]);
     // It may name the epoch before, if it did not hear of the new one.
-    let (back, heard) = come_back(&mut world, join);
+    let (back, heard) = world.come(join);
     assert_eq!(heard, []);
     assert!(reform(&world.hear(members[0])).is_empty());
     world.say(members[0], Request::Progress(progress(10, 3)));
@@ -256,15 +240,14 @@ fn a_pause_is_said_again() {
         world.say(*conn, Request::Progress(progress(10, 3)));
     }
     world.ready(&members);
-    let joiner = world.connect();
-    world.say(joiner, Request::Join(Join { policy: SHRINK, ..wish("train", 1, 3) }));
+    world.come(Join { policy: SHRINK, ..wish("train", 1, 3) });
     world.say(members[0], Request::Paused { next_sequence: 3 });
     let join = reconnect(&world, "train", 0, 3, SHRINK);
-    let (back, heard) = come_back(&mut world, join.clone());
+    let (back, heard) = world.come(join.clone());
     assert_eq!(heard, [Reply::Resumed, Reply::Pause { joining: vec![1] }]);
     world.say(back, Request::Paused { next_sequence: 3 });
     world.say(members[1], Request::Paused { next_sequence: 3 });
-    let (_, heard) = come_back(&mut world, join);
+    let (_, heard) = world.come(join);
     assert_eq!(heard, [Reply::Resumed, Reply::RunTo { sequence: 3 }]);
 }
 
@@ -293,7 +276,7 @@ fn what_it_has_over_a_new_connection_makes_another_plan() {
         next_sequence: 4,
         held: vec![Held { from: 8, len: 4, members: 0b111 }],
     };
-    let (back, heard) = come_back(&mut world, join);
+    let (back, heard) = world.come(join);
     assert_eq!(heard, []);
     world.engine_answers();
     let now = admitted(&world.hear(back));
@@ -307,7 +290,7 @@ fn what_it_has_over_a_new_connection_makes_another_plan() {
 fn an_epoch_before_the_one_that_runs_is_no_proof() {
     let (mut world, members, old) = planned(false);
     world.ready(&members);
-    let (_, heard) = come_back(&mut world, old);
+    let (_, heard) = world.come(old);
     assert_eq!(aborted(&heard), AbortReason::Expelled);
     assert!(!world.closed.contains(&members[1]));
     assert_eq!(world.phase("train"), "running");
@@ -337,11 +320,11 @@ fn an_offer_changes_nothing_and_is_honest() {
     let too_large = Join { slots: Some(1 << 20), ..join.clone() };
     assert_eq!(refused(&offered(&mut world, too_large), &["slots"]), ErrorCode::NoRoom);
     // Others that have only begun to join make room.
-    let (fresh, _) = come_back(&mut world, Join { rank: 1, data_port: 4001, ..anew });
+    let (fresh, _) = world.come(Join { rank: 1, data_port: 4001, ..anew });
     assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
     world.close(fresh);
     // Those that came back before it remember something else.
-    come_back(&mut world, behind(1, resume(2, 7, 0b1101)));
+    world.come(behind(1, resume(2, 7, 0b1101)));
     assert_eq!(offered(&mut world, join.clone()), [Reply::Done]);
     let earlier = behind(0, resume(0, 7, 0b1101));
     assert_eq!(refused(&offered(&mut world, earlier), &["without"]), ErrorCode::Busy);
@@ -368,16 +351,16 @@ fn an_epoch_before_a_ring_is_over() {
             let resume = join.resume.as_mut().expect("it has one");
             (resume.members, resume.progress) = (0b101, progress(40, 9));
         }
-        let (first, heard) = come_back(&mut world, new[0].clone());
+        let (first, heard) = world.come(new[0].clone());
         assert_eq!((heard, world.phase("train").as_str()), (vec![], "resuming"));
         assert!(members.iter().all(|conn| world.closed.contains(conn)), "{policy:?}");
         // What was said before the ring, or without it, comes too late.
         for join in &old {
-            let (late, heard) = come_back(&mut world, join.clone());
+            let (late, heard) = world.come(join.clone());
             assert_eq!(aborted(&heard), AbortReason::Expelled);
             assert!(world.closed.contains(&late) && !world.closed.contains(&first));
         }
-        let (second, heard) = come_back(&mut world, new[2].clone());
+        let (second, heard) = world.come(new[2].clone());
         let now = admitted(&heard);
         assert_eq!(now.members, 0b101);
         let plan = now.plan.clone().expect("it is not the first epoch");
@@ -391,32 +374,19 @@ fn an_epoch_before_a_ring_is_over() {
 #[test]
 fn another_ring_leaves_the_one_before_behind() {
     let mut world = World::new();
-    let (first, _) = come_back(&mut world, behind(1, resume(0, 7, 0b101)));
-    let (second, heard) = come_back(&mut world, behind(2, resume(2, 7, 0b101)));
+    let (first, _) = world.come(behind(1, resume(0, 7, 0b101)));
+    let (second, heard) = world.come(behind(2, resume(2, 7, 0b101)));
     assert_eq!((aborted(&world.hear(first)), heard), (AbortReason::Expelled, vec![]));
-    let (first, heard) = come_back(&mut world, behind(2, resume(0, 7, 0b101)));
+    let (first, heard) = world.come(behind(2, resume(0, 7, 0b101)));
     assert_eq!(admitted(&heard).epoch, 8);
     world.hear(second);
     world.ready(&[first, second]);
     assert_eq!(world.phase("train"), "running");
     // A later epoch that not all heard of does not go together with a ring of the one before.
     let mut world = World::new();
-    let (later, _) = come_back(&mut world, resume(0, 8, 0b111));
-    let (_, heard) = come_back(&mut world, behind(1, resume(2, 7, 0b100)));
+    let (later, _) = world.come(resume(0, 8, 0b111));
+    let (_, heard) = world.come(behind(1, resume(2, 7, 0b100)));
     assert_eq!((aborted(&heard), world.hear(later)), (AbortReason::Expelled, vec![]));
-}
-
-/// A join that says it was rank `rank` in `epoch` of four, of which `members` were left.
-fn was_in(job: &str, rank: u16, epoch: u16, members: u64) -> Request {
-    let resume = Resume {
-        epoch,
-        cookie: 1000 + u64::from(epoch),
-        members,
-        chunks: 20,
-        progress: progress(10, 3),
-        rings: 0,
-    };
-    Request::Join(Join { policy: SHRINK, resume: Some(resume), ..wish(job, rank, 4) })
 }
 
 /// Numbers go round. Ranks 0 to 2 went on without rank 3, which comes back among them.
@@ -430,8 +400,7 @@ fn the_epoch_after_the_last_number_is_the_later_one() {
             says.rotate_left(first);
             let mut heard = BTreeMap::new();
             for (rank, epoch, members) in [says[0], says[1], (1, new, 0b0111), (2, new, 0b0111)] {
-                let conn = world.connect();
-                let said = world.say(conn, was_in("train", rank, epoch, members));
+                let (conn, said) = world.come(was_in("train", rank, epoch, members));
                 world.heard.entry(conn).or_default().extend(said);
                 heard.insert(rank, conn);
             }
@@ -448,8 +417,8 @@ fn numbers_that_are_only_named_count_for_nothing() {
     let mut world = World::new();
     let first = world.run("train", 2);
     assert_eq!(world.engine[&0].conf.epoch, 1);
-    let conn = world.connect();
-    assert_eq!(world.say(conn, was_in("other", 0, 30_000, 0b1111)), []);
+    let (conn, heard) = world.come(was_in("other", 0, 30_000, 0b1111));
+    assert_eq!(heard, []);
     world.close(conn);
     for conn in first {
         world.say(conn, Request::Leave);
@@ -472,8 +441,7 @@ fn the_second_half_of_the_numbers_is_used() {
     // A daemon that is new takes what its workers come from.
     let mut world = World::new();
     for rank in 0..4 {
-        let conn = world.connect();
-        world.say(conn, was_in("train", rank, 50_000, 0b1111));
+        world.come(was_in("train", rank, 50_000, 0b1111));
     }
     assert_eq!(world.engine[&0].conf.epoch, 50_001);
 }

@@ -1,6 +1,8 @@
 //! Jobs of several aggregators.
 
-use xdp_agg_common::control::{Branch, LocalMembers, TreeError};
+use xdp_agg_common::control::{
+    Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, TreeError, Uplink,
+};
 
 use super::woods::{Daemon, GO_ON, Woods, address, branch, control, data, path};
 use super::*;
@@ -193,48 +195,36 @@ fn impossible_trees_and_different_ones_are_refused() {
     assert_eq!(refused(&heard, &["tree", "cycle", "topology"]), ErrorCode::Invalid);
     let tree = Tree { branches: vec![branch(1, None, &[1])] };
     assert!(world.say(conn, Request::Join(Join { tree, ..wish("odd", 0, 2) })).is_empty());
-    let other = world.connect();
-    let heard = world.say(other, join("odd", 1, 2));
+    let (_, heard) = world.come(wish("odd", 1, 2));
     assert_eq!(refused(&heard, &["another tree", "XDP_AGG_TOPOLOGY"]), ErrorCode::Invalid);
+}
+
+/// What a branch of one member is told of an epoch.
+fn far(epoch: u16, chunks: u16) -> BranchSetup {
+    let (members, uplink) = (vec![(0, data(3))], Uplink { data: data(0), job_id: 0, rank: 0 });
+    BranchSetup { epoch, cookie: 1, chunks, members, forwarders: 0, uplink }
 }
 
 /// A branch does not send for ever to an address that it was told.
 #[test]
 fn a_way_up_is_not_tried_for_ever() {
-    use xdp_agg_common::control::{BranchReply, BranchRequest, BranchSetup, Uplink};
     let now = Instant::now();
     let mut branch = Daemon::new(1, now);
     branch.uplink = false;
     let root = branch.connect(address(0));
     let serve = BranchRequest::Serve { job: "far".into(), world_size: 2, slots: 16 };
-    let setup = BranchSetup {
-        epoch: 50,
-        cookie: 1,
-        chunks: 22,
-        members: vec![(0, data(3))],
-        forwarders: 0,
-        uplink: Uplink { data: data(0), job_id: 0, rank: 0 },
-    };
+    let setup = far(50, 22);
     for request in
         [hello(None), Request::Branch(serve), Request::Branch(BranchRequest::Prepare(setup))]
     {
         branch.jobs.handle_request(root, request, now);
-        while let Some(effect) = branch.jobs.poll_effect() {
-            if let Some(answer) = branch.effect(effect) {
-                branch.jobs.handle_answer(answer, now);
-            }
-        }
+        branch.settle(now);
     }
     let mut probes = 0;
     for step in 1..3000 {
         let now = now + Duration::from_millis(20 * step);
         branch.jobs.handle_timeout(now);
-        while let Some(effect) = branch.jobs.poll_effect() {
-            probes += u64::from(matches!(effect, Effect::ProbeUplink(_)));
-            if let Some(answer) = branch.effect(effect) {
-                branch.jobs.handle_answer(answer, now);
-            }
-        }
+        probes += branch.settle(now);
     }
     let most = limits().probe_timeout.as_millis() as u64 / 20 + 1;
     assert!((most / 2..=most).contains(&probes), "{probes}");
@@ -246,22 +236,13 @@ fn a_way_up_is_not_tried_for_ever() {
 /// A branch refuses a job that it cannot serve.
 #[test]
 fn a_branch_refuses_what_does_not_fit() {
-    use xdp_agg_common::control::{BranchRequest, BranchSetup, Uplink};
     let serve = |slots| BranchRequest::Serve { job: "far".into(), world_size: 2, slots };
     let mut world = World::new();
     let conn = world.connect();
     let heard = world.say(conn, Request::Branch(serve(1024)));
     assert_eq!(refused(&heard, &["1024 slots", "64"]), ErrorCode::NoRoom);
     assert!(matches!(world.say(conn, Request::Branch(serve(16)))[..], [Reply::Branch(_)]));
-    let setup = BranchSetup {
-        epoch: 5,
-        cookie: 1,
-        chunks: 99,
-        members: vec![(0, data(3))],
-        forwarders: 0,
-        uplink: Uplink { data: data(0), job_id: 0, rank: 0 },
-    };
-    let heard = world.say(conn, Request::Branch(BranchRequest::Prepare(setup)));
+    let heard = world.say(conn, Request::Branch(BranchRequest::Prepare(far(5, 99))));
     assert_eq!(refused(&heard, &["99 chunks", "22"]), ErrorCode::Invalid);
     assert!(world.engine.is_empty());
     let heard = world.say(conn, Request::Branch(serve(16)));

@@ -194,10 +194,8 @@ fn a_job_that_another_daemon_leads_has_a_quota_too() {
 #[test]
 fn members_must_agree_on_the_policy() {
     let mut world = World::new();
-    let first = world.connect();
-    world.say(first, join("train", 0, 2));
-    let second = world.connect();
-    let heard = world.say(second, Request::Join(Join { policy: SHRINK, ..wish("train", 1, 2) }));
+    world.come(wish("train", 0, 2));
+    let (_, heard) = world.come(Join { policy: SHRINK, ..wish("train", 1, 2) });
     let words = ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_WORKER"];
     assert_eq!(refused(&heard, &words), ErrorCode::Invalid);
     // A reserved job has its creator's, or its first member's.

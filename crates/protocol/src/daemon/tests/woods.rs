@@ -156,6 +156,18 @@ impl Daemon {
         None
     }
 
+    /// Does all effects of a branch alone; how often it was to try the way up.
+    pub(super) fn settle(&mut self, now: Instant) -> u64 {
+        let mut probes = 0;
+        while let Some(effect) = self.jobs.poll_effect() {
+            probes += u64::from(matches!(effect, Effect::ProbeUplink(_)));
+            if let Some(answer) = self.effect(effect) {
+                self.jobs.handle_answer(answer, now);
+            }
+        }
+        probes
+    }
+
     /// The only job.
     pub(super) fn setup(&self) -> &JobSetup {
         let mut all = self.engine.values();

@@ -24,37 +24,6 @@ use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
 
 use super::world::World;
 
-/// Words of the stories.
-pub(super) const TOKENS: [&str; 27] = [
-    "tree",
-    "joins",
-    "returns",
-    "offers",
-    "paused",
-    "go-on",
-    "ready",
-    "progress",
-    "missing",
-    "leaves",
-    "grove",
-    "fell",
-    "lost",
-    "mute",
-    "whisper",
-    "speak",
-    "used",
-    "tick",
-    "hold",
-    "answer",
-    "restart",
-    "fail",
-    "mend",
-    "close",
-    "open",
-    "1:1 2<0:2",
-    "tick 20",
-];
-
 /// Daemons where trees name them.
 #[derive(Debug, Default)]
 pub(super) struct Grove {

@@ -27,12 +27,8 @@ fn calls_are_exact_under_loss() {
         }
         world.finish();
         assert_eq!(world.outcomes.len(), 12);
-        assert!(
-            world
-                .outcomes
-                .values()
-                .all(|(contributors, _)| { contributors.iter().all(|members| *members == 0b111) })
-        );
+        let mut contributors = world.outcomes.values().flat_map(|(contributors, _)| contributors);
+        assert!(contributors.all(|members| *members == 0b111));
     }
 }
 
@@ -45,8 +41,7 @@ fn survivors_go_on() {
         for len in [3 * BLOCK, 40 * BLOCK, 1] {
             world.call_all(len);
         }
-        let turns = world.rng.random_range(0..200);
-        world.run_turns(turns);
+        world.run_up_to(200);
         world.kill((seed % 4) as u16);
         world.finish();
         let last = world.call_all(BLOCK + 1);
@@ -67,8 +62,7 @@ fn losses_may_follow_each_other() {
             world.call_all(len);
         }
         for rank in [(seed % 5) as u16, ((seed + 2) % 5) as u16, ((seed + 3) % 5) as u16] {
-            let turns = world.rng.random_range(0..120);
-            world.run_turns(turns);
+            world.run_up_to(120);
             world.kill(rank);
         }
         world.finish();
@@ -82,14 +76,11 @@ fn a_new_daemon_takes_the_job_up() {
         world.loss = 0.05;
         for round in 0..3 {
             world.call_all(30 * BLOCK);
-            let turns = world.rng.random_range(0..150);
-            world.run_turns(turns);
+            world.run_up_to(150);
             world.kill_daemon(false);
-            let turns = world.rng.random_range(0..30);
-            world.run_turns(turns);
+            world.run_up_to(30);
             world.start_daemon();
-            world.finish();
-            world.run_until(|world| world.all(State::Running));
+            world.finish_and_run();
             assert_eq!(world.at(0).counters().resumes, round + 1);
         }
     }
@@ -102,15 +93,13 @@ fn a_pinned_data_path_goes_on() {
         let mut world = running(seed, 3, World::shrink());
         world.loss = 0.05;
         world.call_all(30 * BLOCK);
-        let turns = world.rng.random_range(0..60);
-        world.run_turns(turns);
+        world.run_up_to(60);
         world.kill_daemon(true);
         world.call_all(10 * BLOCK);
         world.finish();
         world.start_daemon();
         world.call_all(10 * BLOCK);
-        world.finish();
-        world.run_until(|world| world.all(State::Running));
+        world.finish_and_run();
         let counters = world.at(0).counters();
         assert_eq!((counters.resumes, counters.reforms, counters.epoch), (1, 0, 1));
     }
@@ -138,11 +127,9 @@ fn a_rank_comes_back() {
         let mut world = running(seed, 3, World::shrink());
         world.loss = 0.05;
         world.call_all(20 * BLOCK);
-        let turns = world.rng.random_range(0..60);
-        world.run_turns(turns);
+        world.run_up_to(60);
         world.kill(2);
-        let turns = world.rng.random_range(0..60);
-        world.run_turns(turns);
+        world.run_up_to(60);
         world.rejoin(2);
         // Calls that begin before the new epoch are the survivors' own. Rank 1 is one call ahead.
         world.run_turns(seed as u32 % 40);
@@ -173,17 +160,13 @@ fn a_ring_takes_over() {
         world.loss = 0.05;
         world.call_all(3 * BLOCK);
         world.call_all(30 * BLOCK + 1);
-        let turns = world.rng.random_range(0..150);
-        world.run_turns(turns);
+        world.run_up_to(150);
         if seed % 2 == 0 {
             world.kill(1);
             world.run_until(|world| world.epoch == 2 && world.all(State::Running));
-            let turns = world.rng.random_range(0..150);
-            world.run_turns(turns);
+            world.run_up_to(150);
         }
-        world.kill_daemon(seed % 3 == 0);
-        world.run_until(|world| world.all(State::OnRing));
-        world.build_ring();
+        world.go_over_to_a_ring(seed % 3 == 0);
         world.call_all(0);
         let last = world.call_all(2 * BLOCK);
         world.finish();
@@ -201,11 +184,8 @@ fn on_ring(seed: u64, pinned: bool) -> World {
     world.loss = 0.05;
     world.call_all(3 * BLOCK);
     world.call_all(40 * BLOCK + 1);
-    let turns = world.rng.random_range(0..150);
-    world.run_turns(turns);
-    world.kill_daemon(pinned);
-    world.run_until(|world| world.all(State::OnRing));
-    world.build_ring();
+    world.run_up_to(150);
+    world.go_over_to_a_ring(pinned);
     world
 }
 
@@ -215,12 +195,10 @@ fn on_ring(seed: u64, pinned: bool) -> World {
 fn a_daemon_takes_over_from_a_ring() {
     for seed in 0..200 {
         let mut world = on_ring(seed, seed % 3 == 0);
-        let turns = world.rng.random_range(0..150);
-        world.run_turns(turns);
+        world.run_up_to(150);
         world.start_daemon();
         world.call_until_back(1 + seed as usize % 7 * BLOCK);
-        world.finish();
-        world.run_until(|world| world.all(State::Running));
+        world.finish_and_run();
         let last = world.call_all(30 * BLOCK);
         world.finish();
         assert_eq!((world.returns, world.paths[&(last, 0)]), (1, Path::Aggregator));
@@ -239,14 +217,12 @@ fn nobody_leaves_a_ring_alone() {
         for _ in 0..20 {
             world.call_all(3 * BLOCK);
             world.finish();
-            let turns = world.rng.random_range(0..100);
-            world.run_turns(turns);
+            world.run_up_to(100);
             assert!(world.all(State::OnRing));
         }
         world.apart = 0;
         world.call_until_back(3 * BLOCK);
-        world.finish();
-        world.run_until(|world| world.all(State::Running));
+        world.finish_and_run();
         assert_eq!(world.returns, 1);
     }
 }
@@ -261,9 +237,7 @@ fn another_ring_follows() {
             world.start_daemon();
             world.call_until_back(5 * BLOCK);
             assert_eq!(world.returns, rings);
-            world.kill_daemon(false);
-            world.run_until(|world| world.all(State::OnRing));
-            world.build_ring();
+            world.go_over_to_a_ring(false);
             world.finish();
             let last = world.call_all(2 * BLOCK);
             world.finish();
@@ -271,8 +245,7 @@ fn another_ring_follows() {
         }
         world.start_daemon();
         world.call_until_back(5 * BLOCK);
-        world.finish();
-        world.run_until(|world| world.all(State::Running));
+        world.finish_and_run();
         // Four rings, and the daemon's epoch behind them.
         assert_eq!(world.at(2).counters().reforms, 5);
     }

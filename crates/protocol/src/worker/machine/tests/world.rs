@@ -172,6 +172,25 @@ impl World {
         self.check();
     }
 
+    /// The same, and then until all are members that run.
+    pub(super) fn finish_and_run(&mut self) {
+        self.finish();
+        self.run_until(|world| world.all(State::Running));
+    }
+
+    /// The daemon dies, and the members meet on a ring.
+    pub(super) fn go_over_to_a_ring(&mut self, pinned: bool) {
+        self.kill_daemon(pinned);
+        self.run_until(|world| world.all(State::OnRing));
+        self.build_ring();
+    }
+
+    /// Some turns, fewer than this.
+    pub(super) fn run_up_to(&mut self, most: u32) {
+        let turns = self.rng.random_range(0..most);
+        self.run_turns(turns);
+    }
+
     pub(super) fn run_turns(&mut self, turns: u32) {
         for _ in 0..turns {
             self.turn();
