@@ -10,7 +10,6 @@ use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
     bf16, f16,
 };
-use xdp_agg_testbed::program;
 use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 /// How long the others may take to say, or to go on, after a process was killed.
@@ -225,18 +224,8 @@ fn one_copy_leaves_a_host() {
 fn steady_hosts(lab: &Lab, job: &str, policy: &str) -> Vec<Steady> {
     let work = Work { longest: 150_000, ..Work::default() };
     let start = |rank: u16| {
-        let program = program("steady_worker").expect("the tests' programs are built");
-        let mut command = lab.topology.worker((rank / 2).into()).command(program);
-        command
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "6")
-            .env("LOCAL_RANK", (rank % 2).to_string())
-            .env("LOCAL_WORLD_SIZE", "2")
-            .env("XDP_AGG_ADDR", lab.control().to_string())
-            .env("XDP_AGG_JOB", job)
-            .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
-            .env("XDP_AGG_ON_WORKER_LOSS", policy);
-        Steady::spawn(&format!("rank {rank}"), command, &work).expect("it starts")
+        let settings = [("XDP_AGG_ON_WORKER_LOSS", policy)];
+        lab.steady_of(job, (rank, 6), (rank % 2, 2), &settings, &work)
     };
     let workers: Vec<_> = (0..6).map(start).collect();
     for worker in &workers {

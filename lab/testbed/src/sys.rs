@@ -55,6 +55,59 @@ pub(crate) fn effective_ids() -> (u32, u32) {
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
+/// Forks a child that ends with what `work` returns, or is ended by the kernel after `life`.
+pub(crate) fn fork(life: Duration, work: impl FnOnce() -> libc::c_int) -> io::Result<libc::pid_t> {
+    // SAFETY: takes nothing. What `work` does in a child of a process with many threads is the
+    // tests' point; allocations may be made there, the system's allocator sees to that.
+    let child = checked(unsafe { libc::fork() })?;
+    if child == 0 {
+        let seconds = life.as_secs().clamp(1, 3600) as libc::c_uint;
+        // SAFETY: takes no pointers.
+        unsafe { libc::alarm(seconds) };
+        let code = work();
+        // SAFETY: ends the process without running anything of the parent's.
+        unsafe { libc::_exit(code) };
+    }
+    Ok(child)
+}
+
+/// Waits for a child; its exit code.
+pub(crate) fn exit_code(child: libc::pid_t) -> io::Result<libc::c_int> {
+    let mut status = 0;
+    // SAFETY: the status is an integer that outlives the call.
+    checked(unsafe { libc::waitpid(child, &raw mut status, 0) })?;
+    if libc::WIFEXITED(status) {
+        return Ok(libc::WEXITSTATUS(status));
+    }
+    Err(io::Error::other(format!("signal {} ended the child", libc::WTERMSIG(status))))
+}
+
+/// A descriptor of a process.
+pub(crate) fn process_descriptor(process: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    let number = checked(opened as libc::c_int)?;
+    // SAFETY: opened above, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// A copy of a descriptor of a process.
+pub(crate) fn take_descriptor(process: BorrowedFd<'_>, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let taken = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+    let number = checked(taken as libc::c_int)?;
+    // SAFETY: made above, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Closes standard input, output and error.
+pub(crate) fn close_standard_streams() {
+    for number in 0..3 {
+        // SAFETY: nobody uses them after this: the process does nothing more.
+        unsafe { libc::close(number) };
+    }
+}
+
 /// Sends a signal to a process group that the caller leads no other way than by its id.
 pub(crate) fn kill_group(group: u32, signal: libc::c_int) -> io::Result<()> {
     // SAFETY: no memory is handed over.

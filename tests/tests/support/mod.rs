@@ -163,11 +163,25 @@ impl Lab {
         settings: &[(&str, &str)],
         work: &Work,
     ) -> Steady {
+        self.steady_of(job, (rank, world_size), (0, 1), settings, work)
+    }
+
+    /// The same, one of a host's processes: its rank of the world's, and of the host's.
+    pub fn steady_of(
+        &self,
+        job: &str,
+        (rank, world_size): (u16, u16),
+        (local_rank, local_size): (u16, u16),
+        settings: &[(&str, &str)],
+        work: &Work,
+    ) -> Steady {
         let program = program("steady_worker").expect("the tests' programs are built");
-        let mut command = self.topology.worker(rank.into()).command(program);
+        let mut command = self.topology.worker((rank / local_size).into()).command(program);
         command
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", world_size.to_string())
+            .env("LOCAL_RANK", local_rank.to_string())
+            .env("LOCAL_WORLD_SIZE", local_size.to_string())
             .env("XDP_AGG_ADDR", self.control().to_string())
             .env("XDP_AGG_JOB", job)
             .env("XDP_AGG_DEADLINE", LIMIT.as_secs().to_string())
@@ -255,7 +269,8 @@ pub fn at_all<T: Send>(
     thread::scope(|scope| {
         let work = &work;
         let start = |worker| {
-            let host = topology.worker(Communicator::rank(worker).into());
+            let host = Communicator::rank(worker) / worker.local_size();
+            let host = topology.worker(host.into());
             scope.spawn(move || host.run(|| work(worker)).expect("entering the namespace"))
         };
         let threads: Vec<_> = workers.iter().map(start).collect();

@@ -25,10 +25,11 @@ pub(super) const TARGET: Target = Target {
     unavailable: everywhere,
 };
 
-const TOKENS: [&str; 65] = [
+const TOKENS: [&str; 66] = [
     "resume-timeout",
     "dead-after",
     "straggler-timeout",
+    "silent-timeout",
     "token-file",
     "job-slots-max",
     "job-packet-rate",
