@@ -123,7 +123,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
             .collect();
         let theirs = &kept("self") - &before;
         // A child's copies: the threads below have these.
-        let mut copies: Vec<_> = workers.drain(..).collect();
+        let mut copies = mem::take(&mut workers);
         thread::scope(|scope| {
             for worker in &copies {
                 let over = &over;

@@ -49,10 +49,9 @@ pub(crate) fn give_up() {
             }
             // SAFETY: the number is a file of this library's, whose owner never uses it here.
             unsafe {
-                if nothing < 0 {
+                // Fails where there was no room for one more socket, or the limit was lowered.
+                if libc::dup3(nothing, number, libc::O_CLOEXEC) < 0 {
                     libc::close(number);
-                } else {
-                    libc::dup3(nothing, number, libc::O_CLOEXEC);
                 }
             }
         }
