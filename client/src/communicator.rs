@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use xdp_agg_common::control::Policy;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
@@ -13,6 +13,7 @@ use xdp_agg_quantize::simd::Simd;
 use xdp_agg_quantize::{Element, Format, LaneWidth, Scaling};
 
 use crate::collectives::{Kind, Side};
+use crate::driver::engine::Engine;
 use crate::driver::shared::Shared;
 use crate::driver::{Stripe, drive};
 use crate::error::Error;
@@ -30,6 +31,10 @@ use xdp_agg_quantize::Op;
 ///
 /// Calls may be made from several threads; all workers must make the same calls in the same order.
 /// Dropping it leaves the job.
+///
+/// It belongs to the process that made it. In a child that was forked from this one each call is
+/// [`Error::Forked`], what it tells is empty, and dropping it does nothing. A child may make a
+/// communicator of its own.
 ///
 /// ```no_run
 /// use xdp_agg_client::{Communicator, Op};
@@ -171,24 +176,25 @@ impl Communicator {
     /// What sums: `xdp (native)`, `xdp (generic)` or `userspace`; the first aggregator's word.
     #[must_use]
     pub fn engine(&self) -> String {
-        self.first().lock().machine.engine().to_owned()
+        self.engine_of_first(|engine| engine.machine.engine().to_owned())
     }
 
     /// Payload bytes of a full block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        if self.is_single() {
-            let engine = self.first().lock();
-            let admitted = engine.machine.admitted();
-            return admitted.map_or(0, |admitted| usize::from(admitted.chunks)) * CHUNK_LEN;
-        }
-        usize::from(self.chunks) * CHUNK_LEN
+        let chunks = match self.is_single() {
+            true => self.engine_of_first(|engine| {
+                engine.machine.admitted().map_or(0, |admitted| admitted.chunks)
+            }),
+            false => self.chunks,
+        };
+        usize::from(chunks) * CHUNK_LEN
     }
 
     /// What was sent, received and lost so far, at all aggregators together.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let mut all = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.counters());
+        let mut all = self.engines().map(|engine| engine.machine.counters());
         let first = all.next().unwrap_or_default();
         all.fold(first, Counters::joined)
     }
@@ -196,8 +202,8 @@ impl Communicator {
     /// The ranks that are members now, in ascending order.
     #[must_use]
     pub fn members(&self) -> Vec<u16> {
-        let machines = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.members());
-        let members = machines.fold(u64::MAX, |all, members| all & members);
+        let machines = self.engines().map(|engine| engine.machine.members());
+        let members = machines.reduce(|all, members| all & members).unwrap_or_default();
         let hosts = (0..MAX_WORKERS as u16).filter(|host| members & (1 << host) != 0);
         let size = self.place.local_size;
         hosts.flat_map(|host| host * size..(host + 1) * size).collect()
@@ -207,27 +213,30 @@ impl Communicator {
     /// daemon takes up the job. Of several aggregators, the first one's.
     #[must_use]
     pub fn epoch(&self) -> u16 {
-        self.first().lock().machine.counters().epoch
+        self.engine_of_first(|engine| engine.machine.counters().epoch)
     }
 
     /// Number of the next call. Not 0 at first where this worker has joined a running job: the
     /// others come to this call next.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
-        self.first().lock().machine.next_sequence()
+        self.engine_of_first(|engine| engine.machine.next_sequence())
     }
 
     /// What happens when somebody is lost.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        self.first().lock().machine.policy()
+        self.engine_of_first(|engine| engine.machine.policy())
     }
 
     /// What the communicator is doing. Of several aggregators, one that it is not running with
     /// counts first.
     #[must_use]
     pub fn state(&self) -> State {
-        let mut states = self.stripes.iter().map(|stripe| stripe.shared.lock().machine.state());
+        if self.is_forked() {
+            return State::Failed;
+        }
+        let mut states = self.engines().map(|engine| engine.machine.state());
         states.find(|state| *state != State::Running).unwrap_or(State::Running)
     }
 
@@ -293,6 +302,17 @@ impl Communicator {
     /// This process was forked from the one that made it.
     pub(crate) fn is_forked(&self) -> bool {
         self.stripes.iter().any(Stripe::is_forked)
+    }
+
+    /// All engines, one after the other. In a forked child there are none: threads that are not
+    /// there may hold them.
+    fn engines(&self) -> impl Iterator<Item = MutexGuard<'_, Engine>> {
+        let all = if self.is_forked() { &[] } else { &*self.stripes };
+        all.iter().map(|stripe| stripe.shared.lock())
+    }
+
+    fn engine_of_first<R: Default>(&self, look: impl FnOnce(&Engine) -> R) -> R {
+        self.engines().next().map(|engine| look(&engine)).unwrap_or_default()
     }
 
     /// How this process stands to the others.

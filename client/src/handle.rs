@@ -75,6 +75,9 @@ impl<T: Element> Handle<T> {
     /// # Errors
     /// As [`Communicator::all_reduce`](crate::Communicator::all_reduce).
     pub fn wait(mut self, deadline: Duration) -> Result<(Vec<T>, Report), Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
         match self.carrier.take() {
             Some(Carrier::Aggregators { place, memory, short }) => {
                 let finished = finish(&self.stripes, (self.sequence, short), deadline);
@@ -89,6 +92,11 @@ impl<T: Element> Handle<T> {
             // Unreachable: waiting takes the handle.
             None => Err(Error::Job(JobError::Closed)),
         }
+    }
+
+    /// This process was forked from the one that started it.
+    fn is_forked(&self) -> bool {
+        self.stripes.iter().any(Stripe::is_forked)
     }
 
     /// Why there is no outcome.
@@ -113,10 +121,10 @@ impl<T: Element> Handle<T> {
 
 impl<T: Element> Drop for Handle<T> {
     fn drop(&mut self) {
-        if let Some(Carrier::Aggregators { .. }) = self.carrier {
-            if self.stripes.iter().any(|stripe| stripe.is_forked()) {
-                return;
-            }
+        if self.is_forked() {
+            // Another thread may have held what the carrier's end would lock.
+            std::mem::forget(self.carrier.take());
+        } else if let Some(Carrier::Aggregators { .. }) = self.carrier {
             for stripe in &*self.stripes {
                 stripe.shared.lock().machine.abandon(self.sequence);
             }
@@ -210,7 +218,7 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        if self.stripes.iter().any(|stripe| stripe.is_forked()) {
+        if self.stripes.iter().any(Stripe::is_forked) {
             return;
         }
         for (stripe, call) in self.stripes.iter().zip(&self.calls) {

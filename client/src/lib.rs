@@ -60,7 +60,6 @@ mod digest;
 mod driver;
 pub mod error;
 mod fallback;
-mod fork;
 mod grouped;
 mod handle;
 mod intranode;

@@ -205,13 +205,8 @@ fn one_copy_leaves_a_host() {
 /// Workers of a job of three hosts with two processes each.
 fn steady_hosts(lab: &Lab, job: &str, policy: &str) -> Vec<Steady> {
     let start = |rank: u16| {
-        let local = (rank % 2).to_string();
-        let settings = [
-            ("LOCAL_RANK", &*local),
-            ("LOCAL_WORLD_SIZE", "2"),
-            ("XDP_AGG_ON_WORKER_LOSS", policy),
-        ];
-        lab.steady_on(rank / 2, job, (rank, 6), &settings, &work())
+        let settings = [("XDP_AGG_ON_WORKER_LOSS", policy)];
+        lab.steady_of(job, (rank, 6), (rank % 2, 2), &settings, &work())
     };
     watched::all_begin((0..6).map(start))
 }

@@ -114,6 +114,10 @@ pub struct Partial {
     /// until their calls' deadlines [default: 0]
     #[arg(long, env = "XDP_AGG_STRAGGLER_TIMEOUT", value_name = "SECS")]
     pub straggler_timeout: Option<f64>,
+    /// How long the others wait for a worker that is silent besides: its process answers no
+    /// heartbeat, as one that is stopped; 0: until their calls' deadlines [default: 0]
+    #[arg(long, env = "XDP_AGG_SILENT_TIMEOUT", value_name = "SECS")]
+    pub silent_timeout: Option<f64>,
     /// File with the token that workers and tools have to know; only its owner may read it
     /// [default: none is needed]
     #[arg(long, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
@@ -238,6 +242,7 @@ impl Partial {
             resume_timeout: self.resume_timeout.or(below.resume_timeout),
             dead_after: self.dead_after.or(below.dead_after),
             straggler_timeout: self.straggler_timeout.or(below.straggler_timeout),
+            silent_timeout: self.silent_timeout.or(below.silent_timeout),
             token_file: self.token_file.or(below.token_file),
             job_slots_max: self.job_slots_max.or(below.job_slots_max),
             job_packet_rate: self.job_packet_rate.or(below.job_packet_rate),
@@ -361,6 +366,7 @@ impl Partial {
         // Files that cannot be loaded are refused now, and not when the first tree is formed.
         branch_tls.load("localhost")?;
         let straggler = self.straggler_timeout.filter(|seconds| *seconds != 0.0);
+        let silent = self.silent_timeout.filter(|seconds| *seconds != 0.0);
         if self.keep_on_exit && self.pin.is_none() {
             let expected =
                 "without --pin nothing outlives this process: name a directory to pin to";
@@ -378,6 +384,7 @@ impl Partial {
             )?,
             dead_after: loss("dead-after", self.dead_after.unwrap_or(DEAD_AFTER_S))?,
             straggler_timeout: straggler.map(|s| loss("straggler-timeout", s)).transpose()?,
+            silent_timeout: silent.map(|s| loss("silent-timeout", s)).transpose()?,
             token: self.token_file.as_deref().map(read_token).transpose()?,
             job_slots_max: self.job_slots_max,
             job_packet_rate: rate,

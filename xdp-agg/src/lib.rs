@@ -12,6 +12,7 @@ pub mod config;
 pub mod doctor;
 pub mod engine;
 pub mod link;
+mod private;
 pub mod process;
 pub mod server;
 pub mod state;

@@ -4,15 +4,17 @@
 //! changed: a daemon that dies while it writes leaves the old one. Each pinned data path has a file
 //! of its own, for two daemons may share the directory.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use xdp_agg_protocol::daemon::Snapshot;
+
+use crate::private;
 
 /// Version of its contents.
 const VERSION: u32 = 1;
@@ -59,16 +61,38 @@ impl StateFile {
     /// data path that is pinned in `pins`, and is named after it.
     ///
     /// # Errors
-    /// The directory cannot be made, or no file can have that name.
+    /// The directory cannot be made, or others may write to it or to the file; no file can have
+    /// that name.
     pub fn in_dir(dir: &Path, pins: &Path) -> Result<Self, StateError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        let made = private::make_directory(dir);
         made.map_err(|source| StateError::Io { path: dir.into(), source })?;
         let path = dir.join(name_of(pins));
-        match fs::symlink_metadata(&path) {
+        match private::open(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(StateError::Io { path, source })
             }
-            _ => Ok(Self { path }),
+            _ => {
+                let state = Self { path };
+                state.clean_up(dir);
+                Ok(state)
+            }
+        }
+    }
+
+    /// Removes what daemons left that were killed while they wrote: it has cookies in it.
+    fn clean_up(&self, dir: &Path) {
+        let stem = self.path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_str().unwrap_or_default();
+            let aside = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix('.'));
+            let writer = aside.and_then(|rest| rest.strip_suffix(".tmp"));
+            let writer = writer.and_then(|number| number.parse::<u32>().ok());
+            let is_left = |pid: u32| !Path::new(&format!("/proc/{pid}")).exists();
+            if writer.is_some_and(is_left) {
+                // If it cannot be removed, it can no more be read by others than before.
+                drop(fs::remove_file(entry.path()));
+            }
         }
     }
 
@@ -92,11 +116,14 @@ impl StateFile {
     }
 
     fn bytes(&self) -> io::Result<Vec<u8>> {
-        let len = fs::metadata(&self.path)?.len();
+        let file = private::open(&self.path)?;
+        let len = file.metadata()?.len();
         if len > LEN_MAX {
             return Err(io::Error::other(format!("{len} bytes, at most {LEN_MAX} are expected")));
         }
-        fs::read(&self.path)
+        let mut bytes = Vec::new();
+        file.take(LEN_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
     /// Replaces what is there.
@@ -162,6 +189,23 @@ mod tests {
         assert_eq!(mode(&dir.path().join("below/it")) & 0o777, 0o700);
         let files = fs::read_dir(dir.path().join("below/it")).expect("it is there");
         assert_eq!(files.count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_a_killed_daemon_had_half_written_is_removed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let own = std::process::id();
+        let kept = ["a.json", &format!("a.{own}.tmp"), "a+b.4194305.tmp", "a.x.tmp", "b.1.tmp"];
+        for name in kept.into_iter().chain(["a.4194305.tmp"]) {
+            fs::write(dir.path().join(name), "").expect("there is room");
+        }
+        StateFile::in_dir(dir.path(), Path::new("/a")).expect("it is ours");
+        let names = fs::read_dir(dir.path()).expect("it is there").flatten();
+        let mut names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+        names.sort();
+        let mut kept = kept.map(std::ffi::OsString::from);
+        kept.sort();
+        assert_eq!(names, kept);
     }
 
     #[test]

@@ -81,7 +81,6 @@ impl Comm {
             after: Mutex::new(Some(after)),
             caller: Arc::downgrade(&self.caller),
             first_rank_of_host: self.first_rank_of_host(),
-            process: std::process::id(),
         })
     }
 

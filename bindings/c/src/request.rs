@@ -16,8 +16,6 @@ pub(crate) struct Request {
     pub(crate) after: Mutex<Option<After>>,
     /// Gone when the communicator was destroyed.
     pub(crate) caller: Weak<Caller>,
-    /// The process that started it.
-    pub(crate) process: u32,
     /// For errors of this host's processes.
     pub(crate) first_rank_of_host: u16,
 }
@@ -29,7 +27,7 @@ impl Request {
     /// The call's.
     pub(crate) fn wait(&self, at_most: Duration) -> Result<bool, Failure> {
         // Locks of the parent may be held in a child for ever: they are not touched there.
-        if self.is_forked() {
+        if self.flight.is_forked() {
             return Err(Error::Forked.into());
         }
         let Some(ending) = self.flight.wait(at_most) else { return Ok(false) };
@@ -46,7 +44,7 @@ impl Request {
 
     /// Whether nobody needs its memory any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_forked() || self.flight.is_done()
+        self.flight.is_done()
     }
 
     /// Ends the membership that the call is made in, unless the call has ended.
@@ -54,16 +52,12 @@ impl Request {
     /// # Errors
     /// This process was forked from the one that started it.
     pub(crate) fn cancel(&self) -> Result<(), Failure> {
-        if self.is_forked() {
+        if self.flight.is_forked() {
             return Err(Error::Forked.into());
         }
         if let (false, Some(caller)) = (self.flight.is_done(), self.caller.upgrade()) {
             caller.abort("it cancelled a call");
         }
         Ok(())
-    }
-
-    fn is_forked(&self) -> bool {
-        self.process != std::process::id()
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use xdp_agg_client::lent::Caller;
 use xdp_agg_client::{Error, JobError};
+use xdp_agg_forks::Origin;
 
 use crate::errors::{World, exception, forked};
 use crate::pool::Pool;
@@ -30,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(2);
 const LONGEST: usize = 500;
 
 struct Listed {
-    process: u32,
+    origin: Origin,
     open: Weak<Open>,
     pool: Pool,
 }
@@ -39,8 +40,7 @@ struct Listed {
 pub(crate) struct Open {
     caller: Caller,
     pool: Pool,
-    /// The process that made it.
-    process: u32,
+    origin: Origin,
     world: World,
     is_closed: AtomicBool,
     /// Calls that have not ended.
@@ -64,18 +64,18 @@ impl Open {
             size: communicator.world_size(),
             first_of_host: communicator.first_rank_of_host(),
         };
-        let process = std::process::id();
+        let origin = Origin::here();
         let pool = Pool::default();
         let is_closed = AtomicBool::new(false);
         let underway = Arc::default();
         let listed = pool.clone();
-        let open = Arc::new(Self { caller, pool, process, world, is_closed, underway });
+        let open = Arc::new(Self { caller, pool, origin, world, is_closed, underway });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         // What they hold is not to be touched, nor to be dropped.
-        let of_parents = all.extract_if(.., |listed| listed.process != process);
+        let of_parents = all.extract_if(.., |listed| listed.origin.is_elsewhere());
         of_parents.for_each(mem::forget);
         all.retain(|listed| listed.open.strong_count() > 0 || !listed.pool.is_over());
-        all.push(Listed { process, open: Arc::downgrade(&open), pool: listed });
+        all.push(Listed { origin, open: Arc::downgrade(&open), pool: listed });
         open
     }
 
@@ -84,7 +84,7 @@ impl Open {
     /// # Errors
     /// `Forked`: it is another process's.
     pub(crate) fn caller(&self, py: Python<'_>) -> PyResult<&Caller> {
-        if self.process == std::process::id() { Ok(&self.caller) } else { Err(forked(py)) }
+        if self.origin.is_elsewhere() { Err(forked(py)) } else { Ok(&self.caller) }
     }
 
     pub(crate) const fn pool(&self) -> &Pool {
@@ -152,7 +152,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.origin.is_elsewhere() {
             mem::forget(mem::take(&mut self.pool));
             return;
         }
@@ -172,10 +172,9 @@ impl Drop for Open {
 /// `atexit`. Where an exception ends the program, the other workers are told so.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
-    let process = std::process::id();
     let (open, pools): (Vec<_>, Vec<_>) = {
         let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = all.iter().filter(|listed| listed.process == process);
+        let own = all.iter().filter(|listed| !listed.origin.is_elsewhere());
         own.map(|listed| (listed.open.upgrade(), listed.pool.clone())).unzip()
     };
     let open: Vec<_> = open.into_iter().flatten().filter(|open| !open.is_closed()).collect();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.workers import Workers
@@ -114,6 +116,32 @@ assert (array == 2).all(), array
 comm.close()
 """
     workers.start(script).check()
+
+
+def test_the_death_of_a_rank_is_noticed_while_its_children_live(workers: Workers) -> None:
+    script = """
+import multiprocessing as mp
+comm = xdp_agg.Communicator()
+comm.barrier()
+if rank == 1:
+    mp.set_start_method("fork")
+    for _ in range(4):
+        mp.Process(target=time.sleep, args=(6,)).start()
+    comm.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.barrier()
+start = time.monotonic()
+try:
+    comm.barrier()
+    sys.exit("it went on")
+except xdp_agg.MemberLost as error:
+    assert error.rank == 1, error
+assert time.monotonic() - start < 3, time.monotonic() - start
+comm.close()
+"""
+    first, second = workers.start(script).finish()
+    first.check()
+    assert second.code == -signal.SIGKILL, second
 
 
 def test_a_bare_fork_that_exits_as_python_does(workers: Workers) -> None:

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use xdp_agg_forks::own;
 use xdp_agg_mesh::meet::random;
 use xdp_agg_mesh::{Algorithm, Mesh};
 use xdp_agg_quantize::{Element, ElementType};
@@ -112,7 +113,7 @@ impl Communicator {
     fn open_mesh(&self) -> Result<Mesh, Error> {
         let (rank, world) = (self.rank(), self.world_size());
         let io = |error| Error::io("opening a listener for the other workers")(error);
-        let listener = TcpListener::bind((self.side.address, 0)).map_err(io)?;
+        let listener = own(|| TcpListener::bind((self.side.address, 0))).map_err(io)?;
         let port = listener.local_addr().map_err(io)?.port();
         // A word a rank: address and port; and the cookie behind them. Max keeps what is not 0.
         let mut words = vec![0_i64; usize::from(world) + 1];

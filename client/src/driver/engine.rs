@@ -60,8 +60,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(config: Config, dial: Dial, socket: DataSocket) -> Self {
-        Self {
+    pub(crate) fn new(config: Config, dial: Dial, socket: DataSocket) -> Result<Self, Error> {
+        Ok(Self {
             machine: Machine::new(config, Duration::ZERO),
             dial,
             session: None,
@@ -69,11 +69,11 @@ impl Engine {
             socket,
             endpoint: None,
             started: Instant::now(),
-            receiver: Receiver::new(),
+            receiver: Receiver::new().map_err(Error::io("making room for results"))?,
             batch: Vec::new(),
             unsent: 0,
             waker: None,
-        }
+        })
     }
 
     /// Looks after what the other processes of the host do, too.
@@ -84,6 +84,13 @@ impl Engine {
     /// Leaves the job and says so.
     pub(crate) fn leave(&mut self) {
         self.machine.leave();
+        self.control();
+        self.session = None;
+    }
+
+    /// Ends the membership with an error, and tells the daemon, if that is possible.
+    pub(crate) fn give_up(&mut self, error: Error) {
+        self.machine.fail(error);
         self.control();
         self.session = None;
     }

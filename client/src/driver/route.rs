@@ -56,7 +56,7 @@ struct Netlink {
 
 impl Netlink {
     fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        let mut socket = xdp_agg_forks::own(|| Socket::new(NETLINK_ROUTE))?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         Ok(Self { socket, sequence: 0 })

@@ -8,8 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, Socket, Type};
 use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
+use xdp_agg_forks::own;
 use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
 use crate::driver::route;
@@ -49,13 +51,16 @@ pub(crate) struct Session {
 impl Session {
     /// Connects, once.
     pub(crate) fn open(dial: &Dial) -> Result<Self, OpenError> {
-        let stream = TcpStream::connect_timeout(&dial.address, CONNECT).map_err(OpenError::Io)?;
+        let domain = Domain::for_address(dial.address);
+        let stream = own(|| Socket::new(domain, Type::STREAM, None)).map_err(OpenError::Io)?;
+        stream.connect_timeout(&dial.address.into(), CONNECT).map_err(OpenError::Io)?;
+        let stream = TcpStream::from(stream);
         // The host or the link at the other end may be dead without a word.
         set_liveness(&stream, dial.dead_after).map_err(OpenError::Io)?;
         stream.set_nodelay(true).map_err(OpenError::Io)?;
         let stream = ControlStream::open(stream, dial.tls.as_ref(), HANDSHAKE)?;
         stream.set_nonblocking(true).map_err(OpenError::Io)?;
-        let watched = stream.as_fd().try_clone_to_owned().map_err(OpenError::Io)?;
+        let watched = own(|| stream.as_fd().try_clone_to_owned()).map_err(OpenError::Io)?;
         let watched = Arc::new(watched);
         Ok(Self { stream, received: Vec::new(), watched })
     }
@@ -148,7 +153,7 @@ pub(crate) fn path(
     let give_up = Instant::now() + patience;
     let socket = loop {
         // Nothing is sent: connecting a UDP socket only looks up the route.
-        let connected = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        let connected = own(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))
             .and_then(|socket| socket.connect(aggregator).map(|()| socket));
         match connected {
             Ok(socket) => break socket,

@@ -10,12 +10,14 @@ mod tests;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_forks::hold;
 use xdp_agg_intranode::Group;
 use xdp_agg_protocol::worker::{Blocks, Lanes, Seat, State};
 use xdp_agg_tls::OpenError;
@@ -73,7 +75,9 @@ pub(crate) struct Bell {
 
 impl Bell {
     fn new() -> Result<Self, Error> {
+        let hold = hold();
         let (tx, rx) = UnixDatagram::pair().map_err(Error::io("opening a wake-up socket"))?;
+        let (tx, rx) = (hold.own(tx), hold.own(rx));
         for socket in [&tx, &rx] {
             socket.set_nonblocking(true).map_err(Error::io("opening a wake-up socket"))?;
         }
@@ -163,7 +167,8 @@ impl Shared {
         }
     }
 
-    /// Waits for the end of joining: the machine's deadlines bound it.
+    /// Waits for the end of joining: the machine's deadlines bound it, and the end of the progress
+    /// thread ends it.
     pub(crate) fn wait_until_joined(&self) -> Result<ResultMode, Error> {
         let mut joined = self.joined.lock();
         while !*joined {
@@ -254,9 +259,25 @@ impl Shared {
         !self.busy.load(Ordering::Acquire)
     }
 
-    /// The progress thread: drives while there is work and nobody waits in the foreground, answers
-    /// the daemon, and runs errands.
+    /// The progress thread.
     pub(crate) fn progress(self: &Arc<Self>) {
+        self.or_give_up(|| self.make_progress());
+    }
+
+    /// Does a thread's work. If a fault of this library's ends it, so does the membership: nobody
+    /// would come to wake those that wait for this thread.
+    fn or_give_up(&self, work: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            let why = "a thread of the library panicked, and its message says where";
+            self.lock().give_up(Error::Interrupted(why.into()));
+            *self.joined.lock() = true;
+            self.joined_now.notify_all();
+        }
+    }
+
+    /// Drives while there is work and nobody waits in the foreground, answers the daemon, and runs
+    /// errands.
+    fn make_progress(self: &Arc<Self>) {
         let mut ring = None;
         while !self.closing.load(Ordering::Acquire) {
             let mut engine = self.lock();
@@ -323,7 +344,8 @@ impl Shared {
         let own = engine.machine.progress();
         let built = self.away(engine, || {
             // It stays: another ring may have to be built.
-            let listener = self.listener.lock().as_ref().map(TcpListener::try_clone).transpose();
+            let again = |listener: &TcpListener| xdp_agg_forks::own(|| listener.try_clone());
+            let listener = self.listener.lock().as_ref().map(again).transpose();
             let listener = listener.map_err(Error::io("opening a listener for the ring"))?;
             let mut ring = Fallback::build(seat, listener, self.deadline)?;
             let all = ring.gather(&own)?;

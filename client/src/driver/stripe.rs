@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
+use xdp_agg_forks::{Origin, own};
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_protocol::worker::Config;
 
@@ -16,7 +17,6 @@ use crate::driver::session::{self, Dial};
 use crate::driver::shared::Shared;
 use crate::driver::udp::DataSocket;
 use crate::error::Error;
-use crate::fork::Origin;
 use crate::settings::{Builder, Place, Source, Target};
 
 /// One aggregator.
@@ -73,7 +73,7 @@ impl Stripe {
             DataSocket::bind(local).map_err(Error::io("opening a UDP socket for the data path"))?;
         let ring = match settings.policy.aggregator_loss {
             AggregatorLoss::Ring => Some(
-                TcpListener::bind((local, 0))
+                own(|| TcpListener::bind((local, 0)))
                     .map_err(Error::io("opening a listener for the ring"))?,
             ),
             AggregatorLoss::Fail | AggregatorLoss::Resume => None,
@@ -103,7 +103,7 @@ impl Stripe {
         };
         let dead_after = settings.dead_after_or_default().min(SILENCE);
         let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
-        let engine = Engine::new(config, dial, socket);
+        let engine = Engine::new(config, dial, socket)?;
         let shared =
             Arc::new(Shared::new(engine, ring, settings.deadline.min(MAX_DEADLINE), roll)?);
         let progress = Arc::clone(&shared);
@@ -138,6 +138,11 @@ impl AsRef<Shared> for Stripe {
 
 impl Drop for Stripe {
     fn drop(&mut self) {
+        if self.is_forked() {
+            // Its threads are not here, and others may have held its locks.
+            std::mem::forget((Arc::clone(&self.shared), self.progress.get_mut().take()));
+            return;
+        }
         self.close();
     }
 }

@@ -10,6 +10,8 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use xdp_agg_forks::Bytes;
+
 /// Packets that one call of [`Receiver::receive`] takes at most, about.
 pub(crate) const BATCH: usize = 64;
 /// Room for a message: the most that the kernel joins.
@@ -21,7 +23,7 @@ const CONTROL_WORDS: usize = 3;
 /// last one may be shorter) that came together, where the socket takes such (`UDP_GRO`).
 pub(crate) struct Receiver {
     /// Only what messages have filled takes memory.
-    buffers: Vec<u8>,
+    buffers: Bytes,
     /// Length of each message of the latest [`Self::receive`], and of its packets.
     lens: [(usize, usize); BATCH],
     /// Messages that the next call takes at most: taking in too much at once delays sending.
@@ -29,8 +31,9 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub(crate) fn new() -> Self {
-        Self { buffers: vec![0; MESSAGE_LEN * BATCH], lens: [(0, 1); BATCH], most: BATCH }
+    pub(crate) fn new() -> io::Result<Self> {
+        let buffers = Bytes::zeroed(MESSAGE_LEN * BATCH)?;
+        Ok(Self { buffers, lens: [(0, 1); BATCH], most: BATCH })
     }
 
     /// Takes what has arrived on a socket, without waiting; how many messages.

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
+use xdp_agg_forks::own;
 
 use crate::driver::sys;
 
@@ -47,7 +48,7 @@ pub(crate) struct DataSocket {
 impl DataSocket {
     /// A socket on this address, with a port that the system chooses.
     pub(crate) fn bind(local: Ipv4Addr) -> io::Result<Self> {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        let socket = own(|| Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)))?;
         prepare(&socket)?;
         socket.bind(&SocketAddrV4::new(local, 0).into())?;
         Ok(Self { socket: socket.into(), group: None, packet_len: 0, segments: 1 })
@@ -73,7 +74,7 @@ impl DataSocket {
         let std::net::SocketAddr::V4(local) = self.socket.local_addr()? else {
             return Err(ErrorKind::AddrNotAvailable.into());
         };
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        let socket = own(|| Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)))?;
         prepare(&socket)?;
         // Several workers of a host may be members.
         socket.set_reuse_address(true)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use xdp_agg_forks::Origin;
 
 use super::Outcome;
 use crate::error::Error;
@@ -18,10 +19,10 @@ type Then = Box<dyn FnOnce(&Ending) + Send>;
 #[derive(Clone)]
 pub struct InFlight(Arc<Flight>);
 
-#[derive(Default)]
 struct Flight {
     state: Mutex<State>,
     landed: Condvar,
+    origin: Origin,
 }
 
 #[derive(Default)]
@@ -38,18 +39,28 @@ impl std::fmt::Debug for InFlight {
 
 impl InFlight {
     pub(super) fn new() -> Self {
-        Self(Arc::default())
+        let (state, landed) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Flight { state, landed, origin: Origin::here() }))
+    }
+
+    /// This process was forked from the one that started it: here it ends with [`Error::Forked`].
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.0.origin.is_elsewhere()
     }
 
     /// True once it has ended, in one way or the other.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.0.state.lock().ending.is_some()
+        self.is_forked() || self.0.state.lock().ending.is_some()
     }
 
     /// Waits for its end, at most for `at_most`. None: it has not ended yet, and goes on.
     #[must_use]
     pub fn wait(&self, at_most: Duration) -> Option<Ending> {
+        if self.is_forked() {
+            return Some(Err(Error::Forked));
+        }
         let mut state = self.0.state.lock();
         if state.ending.is_none() {
             let landed = |state: &mut State| state.ending.is_none();
@@ -64,6 +75,9 @@ impl InFlight {
     /// Calls `then` when the call ends, on the thread that ends it, which must not be blocked. If
     /// it has ended, calls `then` at once, on this thread.
     pub fn on_done(&self, then: impl FnOnce(&Ending) + Send + 'static) {
+        if self.is_forked() {
+            return then(&Err(Error::Forked));
+        }
         let mut state = self.0.state.lock();
         match state.ending.clone() {
             None => state.then.push(Box::new(then)),
@@ -74,13 +88,36 @@ impl InFlight {
         }
     }
 
-    pub(super) fn end(&self, ending: Ending) {
+    fn end(&self, ending: Ending) {
         let mut state = self.0.state.lock();
         state.ending = Some(ending.clone());
         let then = std::mem::take(&mut state.then);
         drop(state);
         self.0.landed.notify_all();
         then.into_iter().for_each(|then| then(&ending));
+    }
+}
+
+/// A call in flight in the hands of those that carry it out. If they drop it before its end, as a
+/// thread that panics does, that is its end.
+pub(super) struct Carried(InFlight);
+
+impl Carried {
+    pub(super) fn new(call: &InFlight) -> Self {
+        Self(call.clone())
+    }
+
+    pub(super) fn end(self, ending: Ending) {
+        self.0.end(ending);
+    }
+}
+
+impl Drop for Carried {
+    fn drop(&mut self) {
+        if !self.0.is_done() {
+            let why = "a thread of the library panicked, and its message says where";
+            self.0.end(Err(Error::Interrupted(why.into())));
+        }
     }
 }
 
@@ -97,9 +134,22 @@ mod tests {
         let before = sender.clone();
         call.on_done(move |ending| before.send(ending.is_ok()).expect("waited for"));
         assert!(!call.is_done() && call.wait(Duration::from_millis(1)).is_none());
-        call.end(Ok(Outcome::default()));
+        Carried::new(&call).end(Ok(Outcome::default()));
         call.on_done(move |ending| sender.send(ending.is_ok()).expect("waited for"));
         assert!(call.is_done() && call.wait(Duration::MAX).is_some());
         assert_eq!(told.iter().collect::<Vec<_>>(), [true, true]);
+    }
+
+    #[test]
+    fn a_call_that_nobody_carries_any_more_has_ended() {
+        let call = InFlight::new();
+        let carried = Carried::new(&call);
+        let thread = std::thread::spawn(move || {
+            let _carried = carried;
+            panic!("on purpose");
+        });
+        let ending = call.wait(Duration::from_secs(10)).expect("it ends with its thread");
+        assert!(matches!(ending, Err(Error::Interrupted(_))), "{ending:?}");
+        thread.join().expect_err("it panicked");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::flight::Carried;
 use super::inner::{Call, Inner, Rest};
 use super::{InFlight, Precision, Task};
 use crate::error::{Error, JobError};
@@ -22,7 +23,7 @@ pub(super) struct Threads {
 pub(super) struct Queued {
     turn: u64,
     call: Call,
-    flight: InFlight,
+    flight: Carried,
 }
 
 /// A call in flight.
@@ -30,7 +31,7 @@ pub(super) struct Begun {
     turn: u64,
     rest: Rest,
     deadline: Duration,
-    flight: InFlight,
+    flight: Carried,
 }
 
 impl Inner {
@@ -42,7 +43,7 @@ impl Inner {
         let flight = InFlight::new();
         let turn = self.next_turn();
         if !self.begins.is_due(turn) || self.takes_its_time(&call) {
-            let queued = Queued { turn, call, flight: flight.clone() };
+            let queued = Queued { turn, call, flight: Carried::new(&flight) };
             if let Some(Err(unsent)) = threads.begin.as_ref().map(|begin| begin.send(queued)) {
                 self.give_up(unsent.0.turn);
                 return Err(Error::Job(JobError::Closed));
@@ -54,7 +55,7 @@ impl Inner {
         let rest = self.begin(turn, &call, &mut patience);
         let deadline = patience.deadline;
         let told = rest.map(|rest| {
-            let begun = Begun { turn, rest, deadline, flight: flight.clone() };
+            let begun = Begun { turn, rest, deadline, flight: Carried::new(&flight) };
             threads.finish.as_ref().is_some_and(|finish| finish.send(begun).is_ok())
         });
         self.begins.end(turn);

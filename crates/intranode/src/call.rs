@@ -197,6 +197,10 @@ pub const ABANDONED: u32 = u32::MAX;
 impl Call {
     /// Tells the others that this process's part will not be done.
     pub(crate) fn abandon(&self) {
+        // A forked child gives nothing up in its parent's name.
+        if self.core().is_forked() {
+            return;
+        }
         self.shared.fail(ABANDONED, "gave the call up");
     }
 }

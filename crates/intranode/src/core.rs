@@ -86,6 +86,9 @@ impl Core {
 
     /// Whether anybody is lost.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
         match self.segment.counter(layout::FAILED).load(Acquire) {
             0 => Ok(()),
             failure => {
@@ -100,8 +103,16 @@ impl Core {
         self.segment.word(Slot::of(rank).pid()).load(Relaxed).cast_signed()
     }
 
+    /// This process was forked from the one whose handles these are.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.segment.is_elsewhere()
+    }
+
     /// Says that this process leaves in good order.
     pub(crate) fn leave(&self) {
+        if self.is_forked() {
+            return;
+        }
         self.segment.counter(layout::LEFT).fetch_or(1 << self.rank, AcqRel);
         self.ring_everyone();
     }
@@ -260,6 +271,9 @@ impl Core {
     /// Takes the lock of allocator and records. A process that dies with it is a loss, and all give
     /// up.
     pub(crate) fn lock(&self) -> Result<Locked<'_>, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
         let word = self.segment.word(layout::LOCK);
         let own = self.rank as u32 + 1;
         if word.compare_exchange(0, own, Acquire, Relaxed).is_ok() {

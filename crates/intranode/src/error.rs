@@ -101,6 +101,9 @@ pub enum Error {
         /// Its words.
         text: String,
     },
+    /// This process was forked from the one that joined the group.
+    #[error("the group is that of the process this one was forked from; join another one here")]
+    Forked,
     /// A system call failed that should not.
     #[error("{what}: {reason}")]
     System {

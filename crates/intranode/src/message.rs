@@ -11,6 +11,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use xdp_agg_forks::hold;
+
 use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
@@ -122,6 +124,8 @@ pub(crate) fn receive(socket: impl AsFd) -> rustix::io::Result<Option<(Message, 
     let mut bytes = [0; LIMIT];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
+    // The caller has seen that something is there.
+    let hold = hold();
     let received = rustix::io::retry_on_intr(|| {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
@@ -129,7 +133,7 @@ pub(crate) fn receive(socket: impl AsFd) -> rustix::io::Result<Option<(Message, 
     let mut descriptors = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {
-            descriptors.extend(rights);
+            descriptors.extend(rights.map(|right| hold.own(right)));
         }
     }
     if received.bytes == 0 {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use xdp_agg_forks::own;
 
 use crate::credentials::Peer;
 use crate::message::{self, Hello, Message};
@@ -57,7 +58,7 @@ pub(crate) fn bell() -> Result<OwnedFd, Error> {
 
 fn socket(flags: SocketFlags) -> Result<OwnedFd, Error> {
     let flags = flags | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+    own(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
         .map_err(|errno| Error::system("a unix socket", errno))
 }
 
@@ -72,6 +73,19 @@ pub(crate) fn name(job: &str) -> Result<SocketAddrUnix, Error> {
     }
     SocketAddrUnix::new_abstract_name(name.as_bytes())
         .map_err(|errno| Error::system("the name of the job's socket", errno))
+}
+
+/// Connects to the process that has the name; the connection blocks. Nobody is waited for: where
+/// its queue is full, because it is stopped, this is [`Errno::AGAIN`] at once.
+fn connect(name: &SocketAddrUnix) -> Result<rustix::io::Result<OwnedFd>, Error> {
+    let socket = socket(SocketFlags::NONBLOCK)?;
+    let connected = rustix::net::connect(&socket, name);
+    Ok(connected.and_then(|()| rustix::io::ioctl_fionbio(&socket, false)).map(|()| socket))
+}
+
+/// The next connection of a listener that does not block.
+fn accept(listener: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    own(|| rustix::net::accept_with(listener, SocketFlags::CLOEXEC))
 }
 
 /// The process at the other end, if it is of the same user.

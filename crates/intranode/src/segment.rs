@@ -9,50 +9,67 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use xdp_agg_forks::{Pages, own};
 
 use crate::options::Place;
 use crate::{Error, cgroup};
 
-/// A mapping of the segment.
+/// A mapping of the segment. Forked children do not have it.
 #[derive(Debug)]
-pub(crate) struct Segment {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is plain memory that belongs to no thread; what may be touched when is up to
-// the accessors below.
-unsafe impl Send for Segment {}
-// SAFETY: as above.
-unsafe impl Sync for Segment {}
+pub(crate) struct Segment(Pages);
 
 /// Makes a file of `len` bytes whose memory is all there.
 pub(crate) fn create(place: &Place, len: usize) -> Result<OwnedFd, Error> {
     cgroup::room_for(len)?;
     match place {
         Place::Memory => {
-            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            let file = rustix::fs::memfd_create("xdp-agg-intranode", flags)
-                .map_err(|errno| Error::system("memfd_create", errno))?;
+            let file = in_memory().map_err(|errno| Error::system("memfd_create", errno))?;
             fill(&file, len, "memory", "free memory, raise the memory limit, or lower `segment`")?;
             // No process with the descriptor can pull the memory from under the others (SIGBUS).
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&file, seals)
+            rustix::fs::fcntl_add_seals(&file, SIZE_SEALS | SealFlags::SEAL)
                 .map_err(|errno| Error::system("sealing the segment", errno))?;
             Ok(file)
         }
         Place::Directory(directory) => {
-            let file = unlinked(directory)?;
+            let file = own(|| unlinked(directory))?;
             let place = directory.display().to_string();
             fill(&file, len, &place, "make room there, lower `segment`, or use `Place::Memory`")?;
             Ok(file)
         }
+    }
+}
+
+/// Seals that keep a file's size.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A file in memory that nobody can execute: a system may refuse others (`vm.memfd_noexec`).
+fn in_memory() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let make = |flags| own(|| rustix::fs::memfd_create("xdp-agg-intranode", flags));
+    match make(flags | MemfdFlags::NOEXEC_SEAL) {
+        // Before Linux 6.3 there is no such flag.
+        Err(Errno::INVAL) => make(flags),
+        made => made,
+    }
+}
+
+/// Whether another process's file may be mapped: if it could be made shorter, each access could be
+/// a SIGBUS.
+pub(crate) fn check(place: &Place, file: &OwnedFd) -> Result<(), Error> {
+    // Where the files of a directory are of a kind that has no seals, its owner is trusted.
+    if matches!(place, Place::Directory(_)) {
+        return Ok(());
+    }
+    match rustix::fs::fcntl_get_seals(file) {
+        Ok(seals) if seals.contains(SIZE_SEALS) => Ok(()),
+        found => Err(Error::Mismatch {
+            ours: "the segment is to be sealed memory (`Place::Memory`)".into(),
+            theirs: format!("local rank 0 sent a file whose size may change ({found:?})"),
+        }),
     }
 }
 
@@ -95,35 +112,26 @@ impl Segment {
             let ours = format!("a segment of {len} bytes was announced");
             return Err(Error::Mismatch { ours, theirs: format!("{found} bytes came") });
         }
-        // Populated, so that no page fault is in the path of data.
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the system's choice aliases nothing.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0) };
-        Self::new(base, len)
+        Self::new(Pages::of_file(file, len))
     }
 
     /// Memory of this process alone.
     pub(crate) fn anonymous(len: usize) -> Result<Self, Error> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the system's choice aliases nothing.
-        let base = unsafe {
-            let flags = MapFlags::PRIVATE;
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags)
-        };
-        Self::new(base, len)
+        Self::new(Pages::anonymous(len))
     }
 
-    fn new(base: rustix::io::Result<*mut std::ffi::c_void>, len: usize) -> Result<Self, Error> {
-        let base = base.map_err(|errno| Error::system("mapping the segment", errno))?;
-        let base = NonNull::new(base.cast()).expect("mmap gives no null page unless asked to");
-        Ok(Self { base, len })
+    fn new(pages: rustix::io::Result<Pages>) -> Result<Self, Error> {
+        pages.map(Self).map_err(|errno| Error::system("mapping the segment", errno))
     }
 
     /// Bytes of the mapping.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.0.len()
+    }
+
+    /// This process was forked from the one that has it: nothing of it may be touched.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.0.is_elsewhere()
     }
 
     /// The 32-bit word at `offset`.
@@ -168,17 +176,10 @@ impl Segment {
 
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len).expect("an offset within an address space");
-        assert!(end <= self.len, "{offset}+{len} is beyond the segment of {}", self.len);
+        assert!(end <= self.len(), "{offset}+{len} is beyond the segment of {}", self.len());
+        assert!(!self.is_elsewhere(), "the segment is that of the process this was forked from");
         // SAFETY: in bounds, by the first assertion.
-        unsafe { self.base.as_ptr().add(offset) }
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own; references into it borrow from `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        unsafe { self.0.base().as_ptr().add(offset) }
     }
 }
 
@@ -205,5 +206,25 @@ impl Segment {
             words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
         bytes.truncate(len);
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_in_memory_is_sealed_and_others_are_refused() {
+        let file = create(&Place::Memory, 1 << 20).expect("memory");
+        check(&Place::Memory, &file).expect("it is sealed");
+        let seals = rustix::fs::fcntl_get_seals(&file).expect("it has seals");
+        // Absent before Linux 6.3, and then nobody asks for it.
+        let knows = std::fs::metadata("/proc/sys/vm/memfd_noexec").is_ok();
+        assert_eq!(seals.contains(SealFlags::EXEC), knows, "{seals:?}");
+        let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).expect("memory");
+        rustix::fs::fcntl_add_seals(&open, SealFlags::GROW).expect("it may be sealed");
+        let error = check(&Place::Memory, &open).expect_err("it can shrink");
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        check(&Place::Directory("/dev/shm".into()), &open).expect("as its owner wants");
     }
 }

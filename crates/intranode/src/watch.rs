@@ -1,8 +1,9 @@
 //! The death watch: a thread that notices when a process of the group ends.
 //!
 //! Local rank 0 watches all, the others watch local rank 0, which tells them through the segment.
-//! Two signs are watched: the end of the connection, and the end of the process (pidfd). A forked
-//! child holds its parent's connection open, so the first sign alone is not enough.
+//! Two signs are watched: the end of the connection, and the end of the process (pidfd). A copy of
+//! the connection in another process (`vfork`, `pidfd_getfd`) holds it open, so the first sign
+//! alone is not enough.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
+use xdp_agg_forks::Origin;
 
 use crate::Error;
 use crate::core::{Core, How};
@@ -21,6 +23,7 @@ use crate::rendezvous::{self, Connection};
 pub(crate) struct Watch {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
+    origin: Origin,
 }
 
 /// One sign of another process's life.
@@ -55,12 +58,17 @@ impl Watch {
             .name(String::from("xdp-agg-watch"))
             .spawn(move || watch(&core, signs, listener.as_ref(), &stopped))
             .map_err(|error| Error::system("starting the watching thread", error))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), origin: Origin::here() })
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if self.origin.is_elsewhere() {
+            // The thread is another process's, and `stop` the same one that it looks at.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // It does not panic; and if it did, there would be nothing to do about it here.

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use xdp_agg_forks::own;
 
 use crate::meet::wait;
 
@@ -79,8 +80,8 @@ impl<'a> Callers<'a> {
     fn let_in(&mut self) -> bool {
         // A bounded number at a time, so that callers already let in are heard, too.
         for _ in 0..MAX_CALLERS {
-            match self.listener.accept() {
-                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+            match own(|| self.listener.accept().map(|(stream, _)| stream)) {
+                Ok(stream) if stream.set_nonblocking(true).is_ok() => {
                     let until = Instant::now() + FIRST_WORDS;
                     self.waiting.push_back(Caller { stream, until, words: Vec::new() });
                 }

@@ -127,6 +127,9 @@ pub enum Error {
         /// How.
         reason: String,
     },
+    /// This process was forked from the one that opened the mesh.
+    #[error("the mesh is that of the process this one was forked from; open another one here")]
+    Forked,
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {

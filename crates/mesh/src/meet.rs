@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
+use xdp_agg_forks::own;
 
 /// Buffers of a connection, each way, in bytes: they decide the window scale.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -26,7 +27,7 @@ pub fn tune(socket: &SockRef<'_>) {
 /// # Errors
 /// The system's; `AddrInUse` where another socket has the port.
 pub fn listen(address: SocketAddr, callers: u16) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    let socket = own(|| Socket::new(Domain::for_address(address), Type::STREAM, None))?;
     // A port whose last connections linger in TIME_WAIT is free for us.
     socket.set_reuse_address(true)?;
     // Accepted sockets inherit these.
@@ -45,7 +46,7 @@ pub fn connect_until(address: SocketAddr, end: Instant, pause: Duration) -> io::
     loop {
         let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let attempt = || {
-            let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+            let socket = own(|| Socket::new(Domain::for_address(address), Type::STREAM, None))?;
             tune(&SockRef::from(&socket));
             socket.connect_timeout(&address.into(), left)?;
             Ok(TcpStream::from(socket))

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use xdp_agg_common::wire::Reduction;
+use xdp_agg_forks::Origin;
 use xdp_agg_quantize::{Element, Op};
 
 use crate::call::{Call, Collective};
@@ -36,6 +37,7 @@ pub struct Mesh {
     gathered: Vec<u8>,
     sequence: u64,
     broken: Option<String>,
+    origin: Origin,
 }
 
 impl Mesh {
@@ -47,7 +49,18 @@ impl Mesh {
         links: Vec<Option<Link>>,
     ) -> Self {
         let (scratch, gathered, sequence, broken) = (Vec::new(), Vec::new(), 0, None);
-        Self { rank, groups, deadline, links, short_bytes, scratch, gathered, sequence, broken }
+        Self {
+            rank,
+            groups,
+            deadline,
+            links,
+            short_bytes,
+            scratch,
+            gathered,
+            sequence,
+            broken,
+            origin: Origin::here(),
+        }
     }
 
     /// A mesh by values.
@@ -285,6 +298,9 @@ impl Mesh {
         size: usize,
         arithmetic: Option<Arithmetic>,
     ) -> Result<(), Error> {
+        if self.origin.is_elsewhere() {
+            return Err(Error::Forked);
+        }
         if let Some(reason) = &self.broken {
             return Err(Error::Broken { reason: reason.clone() });
         }

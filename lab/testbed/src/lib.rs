@@ -84,6 +84,7 @@ mod error;
 pub mod ethtool;
 mod fabric;
 pub mod flood;
+pub mod fork;
 pub mod icmp;
 pub mod layout;
 mod meter;

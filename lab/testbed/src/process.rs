@@ -277,11 +277,12 @@ impl Process {
     }
 
     fn end(&mut self) -> Result<ExitStatus, Error> {
-        if let Some(status) = self.try_wait()? {
+        if let Some(status) = self.reaped {
             return Ok(status);
         }
-        // Not reaped, so neither its id nor its group's can mean another process. It leads a group
-        // unless the caller's command was of another making.
+        // Not reaped, so neither its id nor its group's can mean another process, even if it has
+        // ended and children of its own go on. It leads a group unless the caller's command was of
+        // another making.
         if kill_process_group(Pid::from_child(&self.child), Signal::KILL).is_err() {
             let what = format!("killing {}", self.name);
             self.child.kill().map_err(Error::os(what))?;

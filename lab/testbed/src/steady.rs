@@ -197,6 +197,8 @@ pub struct Work {
     pub reconnects: bool,
     /// How long it waits between calls.
     pub pause: Duration,
+    /// Children that it forks whenever it has joined. They do nothing, for half a minute.
+    pub children: u32,
 }
 
 impl Default for Work {
@@ -207,6 +209,7 @@ impl Default for Work {
             longest: 100_000,
             reconnects: false,
             pause: Duration::ZERO,
+            children: 0,
         }
     }
 }
@@ -214,10 +217,11 @@ impl Default for Work {
 impl Work {
     /// Arguments of the program.
     pub fn add_to(&self, command: &mut Command) {
-        let Self { calls, seed, longest, reconnects, pause } = self;
+        let Self { calls, seed, longest, reconnects, pause, children } = self;
         command.args(["--calls", &calls.to_string(), "--seed", &seed.to_string()]);
         command.args(["--longest", &longest.to_string()]);
         command.args(["--pause-ms", &pause.as_millis().to_string()]);
+        command.args(["--children", &children.to_string()]);
         if *reconnects {
             command.arg("--reconnects");
         }

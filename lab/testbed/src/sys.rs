@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -29,6 +30,30 @@ pub(crate) fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
 pub(crate) fn die_with_parent(parent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
+}
+
+/// Forks a child that ends with what `work` returns, or is ended by the kernel after `life`.
+pub(crate) fn fork(life: Duration, work: impl FnOnce() -> libc::c_int) -> io::Result<Pid> {
+    // SAFETY: takes nothing. What `work` does in a child of a process with many threads is the
+    // tests' point; allocations may be made there, the system's allocator sees to that.
+    let child = checked(unsafe { libc::fork() })?;
+    let Some(child) = Pid::from_raw(child) else {
+        let seconds = life.as_secs().clamp(1, 3600) as libc::c_uint;
+        // SAFETY: takes no pointers.
+        unsafe { libc::alarm(seconds) };
+        let code = work();
+        // SAFETY: ends the process without running anything of the parent's.
+        unsafe { libc::_exit(code) };
+    };
+    Ok(child)
+}
+
+/// Closes standard input, output and error.
+pub(crate) fn close_standard_streams() {
+    for number in 0..3 {
+        // SAFETY: nobody uses them after this: the process does nothing more.
+        unsafe { libc::close(number) };
+    }
 }
 
 /// Sets an integer option of a socket.

@@ -174,23 +174,25 @@ impl Lab {
         settings: &[(&str, &str)],
         work: &Work,
     ) -> Steady {
-        self.steady_on(rank, job, (rank, world_size), settings, work)
+        self.steady_of(job, (rank, world_size), (0, 1), settings, work)
     }
 
-    /// The same on any host.
-    pub fn steady_on(
+    /// The same, one of a host's processes: its rank of the world's, and of the host's.
+    pub fn steady_of(
         &self,
-        host: u16,
         job: &str,
         (rank, world_size): (u16, u16),
+        (local_rank, local_size): (u16, u16),
         settings: &[(&str, &str)],
         work: &Work,
     ) -> Steady {
         let program = program("steady_worker").expect("the tests' programs are built");
-        let mut command = self.topology.worker(host.into()).command(program);
+        let mut command = self.topology.worker((rank / local_size).into()).command(program);
         command
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", world_size.to_string())
+            .env("LOCAL_RANK", local_rank.to_string())
+            .env("LOCAL_WORLD_SIZE", local_size.to_string())
             .env("XDP_AGG_ADDR", self.control().to_string())
             .env("XDP_AGG_JOB", job)
             .envs(settings.iter().copied());
@@ -277,7 +279,7 @@ pub fn at_all<T: Send>(
     work: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
     at_once(workers, |worker| {
-        let host = topology.worker(worker.rank().into());
+        let host = topology.worker((worker.rank() / worker.local_size()).into());
         host.run(|| work(worker)).expect("entering the namespace")
     })
 }

@@ -13,7 +13,7 @@ fn a_file_says_what_the_flags_say() {
                control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
                slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
                log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
-               job-slots-max = 16\njob-packet-rate = 1000\n\
+               silent-timeout = 20\njob-slots-max = 16\njob-packet-rate = 1000\n\
                local-addr = '169.254.7.7'\n";
     let settings = file(all).and_then(Partial::complete).expect("all of it is right");
     assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
@@ -27,6 +27,7 @@ fn a_file_says_what_the_flags_say() {
     assert_eq!(server.resume_timeout, Duration::from_secs(7));
     assert_eq!(server.dead_after, Duration::from_secs(1));
     assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));
+    assert_eq!(server.silent_timeout, Some(Duration::from_secs(20)));
     assert_eq!((server.job_slots_max, server.job_packet_rate), (Some(16), Some(1000)));
 }
 
@@ -62,6 +63,7 @@ fn values_out_of_range_are_named_with_what_is_expected() {
         ("resume-timeout = 0", "resume-timeout = 0: 1 to"),
         ("dead-after = 0", "dead-after = 0: 0.1 to 3600"),
         ("dead-after = nan", "dead-after = NaN: 0.1 to 3600"),
+        ("silent-timeout = -1", "silent-timeout = -1: 0.1 to 3600"),
         ("straggler-timeout = -1", "straggler-timeout = -1: 0.1 to 3600"),
         ("job-slots-max = 1", "job-slots-max = 1: 2 to 8192"),
         ("job-slots-max = 16\njob-slots = 32", "from 2 to 16 (job-slots-max)"),

@@ -3,12 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{self, Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -16,11 +16,14 @@ use tracing::info;
 use xdp_agg_common::control::{FrameError, MAX_FRAME, Request, decode};
 use xdp_agg_tls::{Side, TLS_HANDSHAKE, explain, subject};
 
+use super::limits::Source;
+use super::long::LongFrames;
 use xdp_agg_protocol::daemon::ConnId;
 
 /// How long TLS and the first message may take together, from the connection's begin.
 const HELLO_TIME: Duration = Duration::from_secs(5);
-/// How long any later message may take, from its first byte to its last.
+/// How long any later message may take, from its first byte to its last; a long one, from when it
+/// may be taken in.
 const MESSAGE_TIME: Duration = Duration::from_secs(10);
 /// How long a frame may take to leave.
 const WRITE_TIME: Duration = Duration::from_secs(10);
@@ -28,10 +31,9 @@ const WRITE_TIME: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_millis(500);
 /// Longest frame until `Hello` was accepted; after that [`MAX_FRAME`].
 const HELLO_MAX: usize = 4096;
-/// Longer frames are taken in only a few at a time: a worker's progress may be that long.
+/// Longer frames are taken in only a few at a time ([`LongFrames`]): a worker's progress may be
+/// that long.
 const SHORT_MAX: usize = 1 << 16;
-/// Most long frames that are taken in at a time: 16 MiB together.
-pub(super) const LONG_AT_A_TIME: usize = 16;
 /// Bytes of one read.
 const READ_LEN: usize = 4096;
 
@@ -56,8 +58,10 @@ pub(super) struct Line {
     pub(super) from: SocketAddr,
     /// None: plain.
     pub(super) tls: Option<TlsAcceptor>,
-    /// To be held while a long frame is taken in.
-    pub(super) long: Arc<Semaphore>,
+    pub(super) source: Source,
+    pub(super) long: Arc<LongFrames>,
+    /// Whether it is a member's.
+    pub(super) is_member: Arc<AtomicBool>,
     pub(super) events: mpsc::Sender<Event>,
     /// Bytes of replies that wait.
     pub(super) backlog: Arc<AtomicUsize>,
@@ -193,7 +197,7 @@ async fn read_requests(
     let mut buffer = Vec::new();
     let mut first = Some(deadline);
     loop {
-        let request = match read_request(read, &mut buffer, first, &line.long).await {
+        let request = match read_request(read, &mut buffer, first, line).await {
             Ok(request) => request,
             Err(end) => return end,
         };
@@ -212,7 +216,7 @@ async fn read_request(
     read: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
     hello: Option<Instant>,
-    long: &Semaphore,
+    line: &Line,
 ) -> Result<Request, End> {
     let mut deadline = hello;
     let mut permit = None;
@@ -229,12 +233,12 @@ async fn read_request(
         if deadline.is_none() && !buffer.is_empty() {
             deadline = Some(Instant::now() + MESSAGE_TIME);
         }
-        let reading = async {
-            if announced > SHORT_MAX && permit.is_none() {
-                permit = long.acquire().await.ok();
-            }
-            read_some(read, buffer).await
-        };
+        if announced > SHORT_MAX && permit.is_none() {
+            // Nothing is read meanwhile, and no time counts: others may have taken all of it.
+            permit = Some(line.long.enter(line.source, &line.is_member).await);
+            deadline = Some(Instant::now() + MESSAGE_TIME);
+        }
+        let reading = read_some(read, buffer);
         let result = match deadline {
             Some(deadline) => time::timeout_at(deadline, reading).await,
             None => Ok(reading.await),

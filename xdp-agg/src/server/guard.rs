@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use tokio::net::TcpStream;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use xdp_agg_common::control::{ControlCounters, ErrorCode, Reply, encode};
 
 use super::limits::{Lines, Source, Sources};
+use crate::state::StateError;
 use xdp_agg_protocol::daemon::ConnId;
 
 /// Most connections that are not members': tools, workers about to join, strangers.
@@ -109,6 +110,13 @@ impl Guard {
         if error.kind() != ErrorKind::ConnectionAborted {
             self.line(now, |left_out| warn!(left_out, "cannot accept a connection: {error}"));
         }
+    }
+
+    /// The running jobs could not be left to the next daemon.
+    pub(super) fn unsaved(&mut self, error: &StateError, now: Instant) {
+        self.line(now, |left_out| {
+            error!(left_out, "the next daemon will not know what has changed: {error}");
+        });
     }
 
     /// To be called every second or so.

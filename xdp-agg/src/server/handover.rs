@@ -43,11 +43,12 @@ impl Server {
     }
 
     /// Leaves the jobs to the daemon after this one, should this one die.
-    pub(super) fn save(&self) {
+    pub(super) fn save(&mut self) {
         if let Some(state) = &self.state
             && let Err(error) = state.write(&self.jobs.snapshot())
         {
-            error!("the next daemon will not know the running jobs: {error}");
+            // What is there still holds the jobs that have not changed.
+            self.guard.unsaved(&error, Instant::now());
         }
     }
 }

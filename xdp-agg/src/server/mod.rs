@@ -10,20 +10,21 @@ mod handover;
 mod limits;
 mod links;
 mod listener;
+mod long;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
@@ -33,11 +34,12 @@ use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
 use crate::state::StateFile;
-use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
+use connection::{Event, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
+use long::LongFrames;
 use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
 
 /// How long a connection that is not a member's may be silent.
@@ -78,6 +80,8 @@ pub struct ServerConfig {
     pub dead_after: Duration,
     /// How long others may wait for a member that contributes nothing. None: for ever.
     pub straggler_timeout: Option<Duration>,
+    /// The same for one that answers no heartbeat either.
+    pub silent_timeout: Option<Duration>,
     /// What a connection has to know. None: nothing.
     pub token: Option<Token>,
     /// Most slots of a job.
@@ -104,8 +108,7 @@ pub struct Server {
     guard: Guard,
     next: u64,
     tasks: JoinSet<()>,
-    /// For connections that take in a long frame.
-    long: Arc<Semaphore>,
+    long: Arc<LongFrames>,
     accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     links: Links,
@@ -122,6 +125,8 @@ struct Connection {
     heard: Instant,
     /// Bytes of replies that wait.
     backlog: Arc<AtomicUsize>,
+    /// For its task.
+    is_member: Arc<AtomicBool>,
 }
 
 impl Server {
@@ -141,6 +146,7 @@ impl Server {
             resume_timeout: config.resume_timeout,
             dead_after: config.dead_after,
             straggler_timeout: config.straggler_timeout,
+            silent_timeout: config.silent_timeout,
             token: config.token.clone(),
             job_slots_max: config.job_slots_max,
             job_packet_rate: config.job_packet_rate,
@@ -159,7 +165,7 @@ impl Server {
             guard: Guard::new(now),
             next: 0,
             tasks: JoinSet::new(),
-            long: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
+            long: Arc::new(LongFrames::new()),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
             links: Links::new(config.dead_after, config.branch_tls.clone()),
@@ -262,6 +268,7 @@ impl Server {
         let (replies, waiting) = mpsc::channel(REPLIES_MAX);
         let requests = Bucket::requests(now);
         let backlog = Arc::new(AtomicUsize::new(0));
+        let is_member = Arc::new(AtomicBool::new(false));
         let connection = Connection {
             replies,
             from,
@@ -269,12 +276,13 @@ impl Server {
             requests,
             heard: now,
             backlog: Arc::clone(&backlog),
+            is_member: Arc::clone(&is_member),
         };
         self.connections.insert(conn, connection);
         self.jobs.handle_connected(conn, Peer::new(local.ip(), from.ip()));
         let events = self.events.0.clone();
         let (tls, long) = (self.tls.clone(), Arc::clone(&self.long));
-        let line = Line { conn, from, tls, long, events, backlog };
+        let line = Line { conn, from, source, tls, long, is_member, events, backlog };
         self.tasks.spawn(serve_connection(stream, line, waiting));
     }
 
@@ -425,6 +433,8 @@ impl Server {
         let Some(connection) = self.connections.get(&conn) else {
             return;
         };
+        // Whatever makes a member say much is told to it first.
+        connection.is_member.store(self.jobs.is_member(conn), Ordering::Relaxed);
         let (from, now) = (connection.from, Instant::now());
         if let Reply::Error { code, message } = reply {
             self.guard.refused(conn, from, *code, message, now);

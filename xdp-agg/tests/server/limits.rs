@@ -239,10 +239,11 @@ fn long_frames_that_never_end_hold_up_nobody_else() {
         .collect();
     let workers = Worker::all(control, &wish("train", 0, 2));
     still_sums(&workers, 0);
-    drop(dawdlers);
     let mut client = Client::connect(control);
+    client.patience(Duration::from_secs(3));
     let long = Request::Delete { job: "x".repeat(900_000) };
     assert!(matches!(client.ask(&long), Reply::Error { code: ErrorCode::NoJob, .. }));
+    drop(dawdlers);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
     let socket = DataSocket::bind(Ipv4Addr::LOCALHOST).expect("a free port");
     let dial = Dial { address, dead_after: Duration::from_secs(8), tls: None };
     let config = Config { aggregator: address, ..Config::new("job", 0, 2) };
-    let engine = Engine::new(config, dial, socket);
+    let engine = Engine::new(config, dial, socket).expect("memory");
     let roll = (Arc::new(Roll::new(1, 0)), 0);
     Arc::new(Shared::new(engine, None, Duration::from_secs(30), roll).expect("sockets"))
 }
@@ -70,4 +70,16 @@ fn nobody_waits_for_a_connection_that_does_not_come() {
     }
     assert!(!shared.close(), "it would have to wait for the connection");
     thread.join().expect("no panic");
+}
+
+/// Whoever waits for a thread that is dead gets an error, and so does every later call.
+#[test]
+fn a_thread_that_panics_ends_the_membership() {
+    let shared = worker(nowhere());
+    let dying = Arc::clone(&shared);
+    let dying = thread::spawn(move || dying.or_give_up(|| panic!("on purpose")));
+    let error = shared.wait_until_joined().expect_err("nobody joins any more");
+    assert!(matches!(&error, Error::Interrupted(why) if why.contains("panicked")), "{error}");
+    dying.join().expect("it was caught");
+    assert!(shared.lock().machine.failure().is_some());
 }

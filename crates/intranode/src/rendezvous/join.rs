@@ -1,7 +1,7 @@
 //! The side of local ranks 1 and up.
 
 use super::*;
-use crate::segment::Segment;
+use crate::segment::{self, Segment};
 
 /// What came of an attempt to join.
 enum Attempt {
@@ -50,14 +50,13 @@ pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
 }
 
 fn attempt(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<Attempt, Error> {
-    let socket = socket(SocketFlags::empty())?;
-    match rustix::net::connect(&socket, name) {
-        Ok(()) => {}
+    let socket = match connect(name)? {
+        Ok(socket) => socket,
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::AGAIN | Errno::INTR) => {
             return Ok(Attempt::Nobody);
         }
         Err(errno) => return Err(Error::system("connecting to local rank 0", errno)),
-    }
+    };
     let leader = match same_user(&socket) {
         Ok(leader) => leader,
         Err(Some(stranger)) => return Ok(Attempt::Stranger(stranger)),
@@ -67,7 +66,7 @@ fn attempt(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<A
     let hello = Message::Hello(Hello::new(options));
     // If this fails the connection has ended already, and there may be an answer that says why.
     let _ = message::send(&socket, &hello, &[bell.as_fd()]);
-    let (segment, mut descriptors) = match answer(options, &socket, until)? {
+    let (len, mut descriptors) = match answer(options, &socket, until)? {
         Some((Message::Welcome { segment }, descriptors)) => (segment, descriptors),
         Some((Message::Refused(error @ Error::NameInUse { .. }), _)) => {
             return Ok(Attempt::InUse(error));
@@ -81,10 +80,12 @@ fn attempt(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<A
         return Err(Error::system("receiving the segment", problem));
     }
     let file = descriptors.remove(0);
-    let segment = Segment::map(&file, segment as usize).inspect_err(|error| {
-        // If it cannot be told either, the end of the connection tells.
-        let _ = message::send(&socket, &Message::Refused(error.clone()), &[]);
-    })?;
+    let segment = segment::check(&options.place, &file);
+    let segment =
+        segment.and_then(|()| Segment::map(&file, len as usize)).inspect_err(|error| {
+            // If it cannot be told either, the end of the connection tells.
+            let _ = message::send(&socket, &Message::Refused(error.clone()), &[]);
+        })?;
     let gone = |_| lost(0, leader.pid);
     message::send(&socket, &Message::Ready, &[]).map_err(gone)?;
     match answer(options, &socket, until)? {
@@ -116,4 +117,29 @@ fn answer(
 
 fn unexpected(message: &Message) -> Error {
     Error::system("a message of local rank 0", format!("unexpected: {message:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Any user can fill the queue of a process that is stopped.
+    #[test]
+    fn a_leader_that_takes_nobody_in_is_not_waited_for_beyond_the_deadline() {
+        let job = format!("stopped {}", rustix::process::getpid().as_raw_nonzero());
+        let mut options = Options::new(&job, 1, 2);
+        options.join_within = Duration::from_millis(300);
+        let name = name(&job).expect("a name");
+        let leader = socket(SocketFlags::empty()).expect("a socket");
+        rustix::net::bind(&leader, &name).expect("it is free");
+        rustix::net::listen(&leader, 2).expect("it is bound");
+        let queue: Vec<_> =
+            std::iter::from_fn(|| connect(&name).expect("a socket").ok()).take(100).collect();
+        assert!(queue.len() < 100, "it is never full");
+        let start = Instant::now();
+        let error = join(&options).expect_err("nobody leads");
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    }
 }

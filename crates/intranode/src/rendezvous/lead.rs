@@ -60,10 +60,7 @@ fn bind(options: &Options) -> Result<OwnedFd, Error> {
 /// Says hello to the process that has the name: two processes may both have been given local rank
 /// 0, and then all have to know. Returns its process id.
 fn second_leader(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<i32, Error> {
-    let socket = socket(SocketFlags::empty())?;
-    if rustix::net::connect(&socket, name).is_err() {
-        return Ok(0);
-    }
+    let Ok(socket) = connect(name)? else { return Ok(0) };
     let pid = Peer::of(&socket).map_or(0, |peer| peer.pid);
     let bell = bell()?;
     let _ = message::send(&socket, &Message::Hello(Hello::new(options)), &[bell.as_fd()]);
@@ -77,7 +74,7 @@ fn second_leader(options: &Options, name: &SocketAddrUnix, until: Instant) -> Re
 
 /// Tells a process that comes when the group is complete that the name is in use.
 pub(crate) fn refuse_newcomer(listener: &OwnedFd, options: &Options) {
-    let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) else { return };
+    let Ok(socket) = accept(listener) else { return };
     if same_user(&socket).is_ok() {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         let error = Error::NameInUse { job: options.job.clone(), pid };
@@ -125,7 +122,7 @@ impl Leader<'_> {
             bells.push(member.bell);
             connections.push(member.connection);
         }
-        let listener = self.listener.try_clone();
+        let listener = own(|| self.listener.try_clone());
         let listener = listener.map_err(|error| Error::system("the job's socket", error))?;
         Ok(Formed { segment, bells, connections, listener: Some(listener) })
     }
@@ -163,9 +160,7 @@ impl Leader<'_> {
     }
 
     fn accept(&mut self) {
-        let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else {
-            return;
-        };
+        let Ok(socket) = accept(&self.listener) else { return };
         match same_user(&socket) {
             // More connections than a job can need are a mistake, and must not exhaust descriptors.
             Ok(peer) if self.strangers.len() < 2 * crate::MAX_PROCESSES => {

@@ -88,6 +88,9 @@ pub struct Limits {
     /// How long others may wait for a member that contributes nothing until it counts as lost.
     /// None: for ever, as it may be a stopped process.
     pub straggler_timeout: Option<Duration>,
+    /// The same for a member that answers no heartbeat either: for this long from its last answer.
+    /// Its process is stopped, or it is gone while a copy of its connection is open elsewhere.
+    pub silent_timeout: Option<Duration>,
     /// What a connection has to know. None: nothing.
     pub token: Option<Token>,
     /// Most slots of a job; None: what there is.

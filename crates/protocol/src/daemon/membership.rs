@@ -284,19 +284,18 @@ impl Jobs {
 
     /// When a wait of this job ends.
     pub(super) fn deadline(&self, job: &Job) -> Option<Instant> {
-        let straggler = self.limits.straggler_timeout;
         let wait = match job.phase() {
             Phase::Forming(end) => end,
             Phase::Returning(end) | Phase::Branching(end) | Phase::Probing(end) => Some(end),
             // This daemon's engine answers at once.
             Phase::Preparing(end) | Phase::Starting(end) => job.awaits_branches().then_some(end),
             Phase::Collecting(since) | Phase::Pausing(since) | Phase::RunningTo(_, Some(since)) => {
-                straggler.map(|limit| since + limit)
+                job.awaited().iter().filter_map(|rank| self.given_up_at(job, *rank, since)).min()
             }
             _ => None,
         };
         let restored = job.life.restored.filter(|_| !job.all_connected());
-        let late = straggler.and_then(|limit| self.straggler_due(job, limit));
+        let late = self.straggler_due(job);
         [wait, restored, late].into_iter().flatten().min()
     }
 
@@ -314,8 +313,6 @@ impl Jobs {
             }
         }
         let ranks = job.awaited();
-        let limit = self.limits.straggler_timeout;
-        let is_late = |since| limit.is_some_and(|limit| since + limit <= now);
         match job.phase() {
             Phase::Forming(Some(end)) if end <= now => {
                 self.abort(job_id, &AbortReason::Timeout { ranks, step: "join".into() });
@@ -334,11 +331,25 @@ impl Jobs {
             Phase::Preparing(end) | Phase::Starting(end) if end <= now => {
                 self.branches_are_late(job_id);
             }
-            Phase::Pausing(since) if is_late(since) => self.give_up_on(job_id, &ranks, "pause"),
-            Phase::Collecting(since) | Phase::RunningTo(_, Some(since)) if is_late(since) => {
-                self.give_up_on(job_id, &ranks, "report its progress");
+            phase => {
+                let (since, step) = match phase {
+                    Phase::Pausing(since) => (Some(since), "pause"),
+                    Phase::Collecting(since) | Phase::RunningTo(_, Some(since)) => {
+                        (Some(since), "report its progress")
+                    }
+                    _ => (None, ""),
+                };
+                let is_late = |rank: &u16| {
+                    let job = self.jobs.get(&job_id);
+                    let at = job.zip(since).and_then(|(job, at)| self.given_up_at(job, *rank, at));
+                    at.is_some_and(|at| at <= now)
+                };
+                let late: Vec<_> = ranks.into_iter().filter(is_late).collect();
+                match late[..] {
+                    [] => self.look_for_stragglers(job_id),
+                    _ => self.give_up_on(job_id, &late, step),
+                }
             }
-            _ => self.look_for_stragglers(job_id),
         }
     }
 

@@ -22,9 +22,10 @@
 //! `RunTo` is said again.
 //!
 //! A member may take any time to say its `Progress` or `Paused`, unless
-//! [`Limits::straggler_timeout`] is set. A stopped process is not dead, and the others' calls have
-//! deadlines. After `RunTo` the limit counts from the first `Progress` on. Before that a member may
-//! have calls to make, and members that wait for its contributions to them say so.
+//! [`Limits::straggler_timeout`] is set, or [`Limits::silent_timeout`] and it answers no heartbeat.
+//! A stopped process is not dead, and the others' calls have deadlines. After `RunTo` the limit
+//! counts from the first `Progress` on. Before that a member may have calls to make, and members
+//! that wait for its contributions to them say so.
 
 mod branch;
 mod checks;

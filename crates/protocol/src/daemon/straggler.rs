@@ -2,7 +2,8 @@
 //! does not.
 //!
 //! A straggler is a member whose contribution the others lack. They say so by asking for the ranks
-//! that a block misses. Without [`super::Limits::straggler_timeout`] nothing follows from it.
+//! that a block misses. Without [`Limits::straggler_timeout`] nothing follows from it, nor without
+//! [`Limits::silent_timeout`] if it answers no heartbeats either.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
@@ -11,9 +12,9 @@ use std::time::{Duration, Instant};
 use xdp_agg_common::control::{AbortReason, BranchRequest, Cause, ErrorCode, Reply, Request};
 use xdp_agg_common::wire::BLOCK_MASK;
 
-use super::job::Job;
+use super::job::{Job, Member};
 use super::open::OpenLook;
-use super::{ConnId, Effect, Formation, Heard, Jobs, LinkId, Look, Purpose};
+use super::{ConnId, Effect, Formation, Heard, Jobs, Limits, LinkId, Look, Purpose};
 
 /// How long branches may take to tell which members contribute.
 const LOOK_TIME: Duration = Duration::from_secs(1);
@@ -91,25 +92,32 @@ impl Jobs {
     }
 
     /// When the data path is to be asked about members that others wait for.
-    pub(super) fn straggler_due(&self, job: &Job, limit: Duration) -> Option<Instant> {
+    pub(super) fn straggler_due(&self, job: &Job) -> Option<Instant> {
         if job.life.looking || !job.is_summing() {
             return None;
         }
-        job.life
-            .members
-            .values()
-            .filter_map(|member| member.awaited)
-            .min()
-            .map(|since| since + limit)
+        let members = job.life.members.iter();
+        members.filter_map(|(rank, member)| self.given_up_at(job, *rank, member.awaited?)).min()
+    }
+
+    /// When the others do without a rank that they wait for `since` then, if it stays as it is.
+    pub(super) fn given_up_at(&self, job: &Job, rank: u16, since: Instant) -> Option<Instant> {
+        let Limits { straggler_timeout, silent_timeout, .. } = self.limits;
+        let slow = straggler_timeout.map(|limit| since + limit);
+        let session = || self.sessions.get(&job.life.members.get(&rank)?.conn?);
+        let silent = silent_timeout.and_then(|limit| {
+            let silent_since = session()?.answered.unwrap_or(since);
+            Some((silent_since + limit).max(since))
+        });
+        slow.into_iter().chain(silent).min()
     }
 
     pub(super) fn look_for_stragglers(&mut self, job_id: u16) {
         let now = self.clock;
-        let limit = self.limits.straggler_timeout;
         let Some(job) = self.jobs.get(&job_id) else {
             return;
         };
-        let due = limit.and_then(|limit| self.straggler_due(job, limit));
+        let due = self.straggler_due(job);
         if due.is_some_and(|due| due <= now)
             && let Some(job) = self.jobs.get_mut(&job_id)
         {
@@ -245,10 +253,15 @@ impl Jobs {
     /// Ends the wait for members that have contributed nothing since others wait for them.
     fn judge(&mut self, Formation { job_id, epoch }: Formation, told: &BTreeSet<(u16, u16)>) {
         let now = self.clock;
-        let Some(limit) = self.limits.straggler_timeout else {
+        let Some(job) = self.jobs.get(&job_id).filter(|job| job.life.epoch == epoch) else {
             return;
         };
-        let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.life.epoch == epoch) else {
+        let due = |(rank, member): (&u16, &Member)| {
+            let at = self.given_up_at(job, *rank, member.awaited?);
+            at.is_some_and(|at| at <= now).then_some(*rank)
+        };
+        let due: BTreeSet<_> = job.life.members.iter().filter_map(due).collect();
+        let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         // Even if the epoch has ended meanwhile: stragglers of the next one are looked for.
@@ -265,7 +278,7 @@ impl Jobs {
             let known = told.contains(&(job_id, *rank));
             if !known || member.contributed.is_some_and(|at| at >= since) {
                 member.awaited = None;
-            } else if since + limit <= now {
+            } else if due.contains(rank) {
                 late.push(*rank);
             }
         }

@@ -10,10 +10,13 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use xdp_agg_client::{Builder, Communicator, Error, JobError, Report};
 use xdp_agg_common::control::AbortReason;
+use xdp_agg_testbed::fork::idle_children;
 use xdp_agg_testbed::steady::{Claim, Line, SCALE, Shape, digest, input};
 
 /// How long it tries to join again.
 const AGAIN: Duration = Duration::from_secs(30);
+/// How long its children live.
+const CHILD_LIFE: Duration = Duration::from_secs(30);
 
 /// What a steady worker is to do.
 #[derive(Parser)]
@@ -30,6 +33,9 @@ struct Cli {
     /// Milliseconds that it waits between calls.
     #[arg(long, default_value_t = 0)]
     pause_ms: u64,
+    /// Children that it forks whenever it has joined.
+    #[arg(long, default_value_t = 0)]
+    children: u32,
     /// After an error it connects again.
     #[arg(long)]
     reconnects: bool,
@@ -44,6 +50,10 @@ fn main() -> ExitCode {
             Ok(communicator) => {
                 failed_since = None;
                 let (rank, epoch) = (communicator.rank(), communicator.epoch());
+                if let Err(error) = idle_children(cli.children, CHILD_LIFE) {
+                    eprintln!("it has no children: {error}");
+                    return ExitCode::FAILURE;
+                }
                 say(&Line::Joined { rank, epoch, sequence: communicator.next_sequence() });
                 if work(&cli, &communicator) {
                     say(&Line::Done);

@@ -152,6 +152,7 @@ impl World {
             resume_timeout: duration(scenario.resume_timeout),
             dead_after: duration(scenario.dead_after),
             straggler_timeout: scenario.straggler_timeout.map(duration),
+            silent_timeout: None,
             token: None,
             job_slots_max: None,
             job_packet_rate: None,

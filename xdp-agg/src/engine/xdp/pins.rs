@@ -23,6 +23,7 @@ use xdp_agg_common::wire::VERSION;
 use super::object::other;
 use super::sys::{self, Stamp};
 use crate::engine::{EngineConfig, EngineError, LocalAddr, XdpMode};
+use crate::private;
 
 /// The maps of the object that are pinned, besides the device maps of the jobs.
 const MAPS: [&str; 10] = [
@@ -296,12 +297,12 @@ fn make_directory(dir: &Path) -> Result<(), EngineError> {
     if !bpf.map_err(|error| refused(dir, format!("{}: {error}", there.display())))? {
         let why = format!(
             "{} is not in a BPF file system, the only one that keeps maps and attachments; mount \
-             one (`mount -t bpf bpf /sys/fs/bpf`) and choose a directory in it",
+             one (`mount -t bpf -o mode=0700 bpf /sys/fs/bpf`) and choose a directory in it",
             there.display()
         );
         return Err(refused(dir, why));
     }
-    fs::create_dir_all(dir).map_err(|error| refused(dir, format!("it cannot be made: {error}")))
+    private::make_directory(dir).map_err(|error| refused(dir, error.to_string()))
 }
 
 fn refused(dir: &Path, why: String) -> EngineError {

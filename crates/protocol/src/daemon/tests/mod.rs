@@ -76,6 +76,7 @@ fn limits() -> Limits {
         resume_timeout: Duration::from_secs(10),
         dead_after: Duration::from_secs(2),
         straggler_timeout: None,
+        silent_timeout: None,
         token: None,
         job_slots_max: None,
         job_packet_rate: None,

@@ -109,7 +109,7 @@ fn who_contributes_before_all_have_told_is_no_straggler() {
         .jobs
         .jobs
         .values()
-        .filter_map(|job| woods.daemons[0].jobs.straggler_due(job, LIMIT));
+        .filter_map(|job| woods.daemons[0].jobs.straggler_due(job));
     let due = look.min().expect("a look is due");
     woods.daemons[0].contributed = Some(due - came);
     woods.wait_for(due - woods.now);

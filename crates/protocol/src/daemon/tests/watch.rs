@@ -103,6 +103,71 @@ fn who_does_not_report_is_lost_where_a_limit_is_set() {
     assert_eq!(admitted(&world.hear(members[0])).members, 0b1);
 }
 
+/// A member that the others wait for: one that answers heartbeats may take any time, one that does
+/// not is lost when it has been silent for the limit.
+#[test]
+fn who_is_silent_besides_is_lost_where_a_limit_is_set() {
+    let limit = Duration::from_secs(20);
+    for (policy, answers) in [(SHRINK, true), (SHRINK, false), (RESUME, false)] {
+        let mut world = World::with(Limits { silent_timeout: Some(limit), ..limits() });
+        let members = world.run_with("train", 3, policy);
+        for conn in &members {
+            world.say(*conn, Request::Heartbeat);
+        }
+        world.missing = 0b010;
+        contributed(&mut world, None);
+        // Silent for long, and waited for since a second ago.
+        let alive = |world: &mut World| {
+            for conn in [0, 2].into_iter().chain(answers.then_some(1)) {
+                world.say(members[conn], Request::Heartbeat);
+            }
+        };
+        for _ in 0..18 {
+            world.wait(1);
+            alive(&mut world);
+        }
+        let asked = world.say(members[0], Request::Missing { block: 5, of: None });
+        assert_eq!(asked, [missing(5, &[1])]);
+        world.wait(1);
+        alive(&mut world);
+        assert_eq!((world.phase("train"), world.hear(members[1])), ("running".into(), vec![]));
+        world.wait(2);
+        if answers {
+            alive(&mut world);
+            assert_eq!((world.phase("train"), world.hear(members[1])), ("running".into(), vec![]));
+            continue;
+        }
+        let reason = AbortReason::Timeout { ranks: vec![1], step: "contribute".into() };
+        assert_eq!(aborted(&world.hear(members[1])), reason);
+        match policy.worker_loss {
+            WorkerLoss::Shrink => assert_eq!(reform(&world.hear(members[0])), [1]),
+            WorkerLoss::Fail => assert_eq!(aborted(&world.hear(members[0])), reason),
+        }
+    }
+}
+
+/// The same between two epochs: those that answer are waited for.
+#[test]
+fn who_is_silent_and_does_not_report_is_lost_where_a_limit_is_set() {
+    let limit = Duration::from_secs(20);
+    let mut world = World::with(Limits { silent_timeout: Some(limit), ..limits() });
+    let members = world.run_with("train", 4, SHRINK);
+    members.iter().for_each(|conn| drop(world.say(*conn, Request::Heartbeat)));
+    world.close(members[3]);
+    members[..3].iter().for_each(|conn| drop(world.hear(*conn)));
+    world.say(members[0], Request::Progress(progress(10, 3)));
+    for _ in 0..21 {
+        world.wait(1);
+        world.say(members[0], Request::Heartbeat);
+        world.say(members[2], Request::Heartbeat);
+    }
+    let reason = AbortReason::Timeout { ranks: vec![1], step: "report its progress".into() };
+    assert_eq!(aborted(&world.hear(members[1])), reason);
+    assert_eq!(world.hear(members[2]), []);
+    world.say(members[2], Request::Progress(progress(10, 3)));
+    assert_eq!(admitted(&world.hear(members[0])).members, 0b101);
+}
+
 /// A member is lost between the question which members contribute and its answer.
 #[test]
 fn stragglers_are_looked_for_after_a_look_that_came_to_nothing() {

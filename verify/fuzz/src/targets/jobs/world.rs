@@ -54,6 +54,7 @@ fn limits() -> Limits {
         resume_timeout: Duration::from_secs(10),
         dead_after: Duration::from_secs(2),
         straggler_timeout: Some(Duration::from_secs(30)),
+        silent_timeout: Some(Duration::from_secs(20)),
         token: None,
         job_slots_max: Some(32),
         job_packet_rate: Some(1000),

@@ -1,0 +1,134 @@
+//! Memory that a child does not get.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rustix::io::Result;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::Origin;
+
+/// Mapped memory of one process. In its children nothing is at this address, or something of
+/// theirs.
+#[derive(Debug)]
+pub struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+    origin: Origin,
+}
+
+// SAFETY: the mapping is plain memory that belongs to no thread; there is nothing here that reads
+// or writes it.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// The first `len` bytes of a file, shared with all that map it. All of it is there at once, so
+    /// that no page fault comes later.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of_file(file: impl AsFd, len: usize) -> Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let flags = flags | MapFlags::POPULATE;
+        // SAFETY: a new mapping at an address of the system's choice aliases nothing.
+        Self::new(
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, 0)? },
+            len,
+        )
+    }
+
+    /// Memory that is zero at first, and taken up when it is written.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn anonymous(len: usize) -> Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the system's choice aliases nothing.
+        Self::new(
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, flags)? },
+            len,
+        )
+    }
+
+    fn new(base: *mut std::ffi::c_void, len: usize) -> Result<Self> {
+        let origin = Origin::here();
+        // SAFETY: the pages were mapped just now. A kernel that does not know this advice leaves a
+        // child a copy, which holds up the memory and nothing else.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontFork) };
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::FAULT)?;
+        Ok(Self { base, len, origin })
+    }
+
+    /// Where it is. Not to be used where [`Self::is_elsewhere`].
+    #[must_use]
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// False: a mapping of nothing is refused.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// This process was forked from the one that has the memory.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        self.origin.is_elsewhere()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.is_elsewhere() {
+            return;
+        }
+        // SAFETY: the mapping is this value's own; references into it borrow from the owner.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+/// Plain bytes in [`Pages`] of their own. In a child there are none.
+#[derive(Debug)]
+pub struct Bytes(Pages);
+
+impl Bytes {
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn zeroed(len: usize) -> Result<Self> {
+        Pages::anonymous(len).map(Self)
+    }
+
+    fn len_here(&self) -> usize {
+        if self.0.is_elsewhere() { 0 } else { self.0.len() }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: a mapping of this process, initialised (zeros), borrowed as `self` is.
+        unsafe { slice::from_raw_parts(self.0.base().as_ptr(), self.len_here()) }
+    }
+}
+
+impl DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed alone.
+        unsafe { slice::from_raw_parts_mut(self.0.base().as_ptr(), self.len_here()) }
+    }
+}
