@@ -11,6 +11,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::error::MEETING;
 use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
@@ -249,7 +250,12 @@ impl Reader<'_> {
                 let count = self.number()?.min(MAX_PROCESSES as u64);
                 let waiting_for: Option<_> =
                     (0..count).map(|_| Some(self.small()? as usize)).collect();
-                Error::Deadline { what: "making the group", after, waiting_for: waiting_for? }
+                Error::Deadline {
+                    what: MEETING,
+                    after,
+                    waiting_for: waiting_for?,
+                    known: String::new(),
+                }
             }
             5 => Error::Elsewhere { local_rank: 0, code: 0, text: self.text()? },
             _ => return None,
@@ -304,9 +310,10 @@ mod tests {
                 how: "its process ended while the group was being made",
             }),
             Message::Refused(Error::Deadline {
-                what: "making the group",
+                what: MEETING,
                 after: Duration::from_millis(1500),
                 waiting_for: vec![1, 4],
+                known: String::new(),
             }),
             Message::Refused(Error::Elsewhere { local_rank: 0, code: 0, text: "w".into() }),
         ]

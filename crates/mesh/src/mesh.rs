@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockRef;
@@ -13,6 +14,7 @@ use crate::element::{Arithmetic, Datum};
 use crate::error::Error;
 use crate::executor::{Run, Work};
 use crate::link::Link;
+use crate::onlooker::Onlooker;
 use crate::open::Builder;
 use crate::schedule::{self, Algorithm, Groups, Schedule, part};
 use crate::wire::{Header, MAX_NOTICE};
@@ -28,6 +30,7 @@ pub struct Mesh {
     rank: u16,
     groups: Groups,
     deadline: Duration,
+    onlooker: Arc<dyn Onlooker>,
     /// By rank; none at this one.
     links: Vec<Option<Link>>,
     short_bytes: usize,
@@ -42,12 +45,23 @@ impl Mesh {
     pub(crate) fn new(
         rank: u16,
         groups: Groups,
-        deadline: Duration,
+        (deadline, onlooker): (Duration, Arc<dyn Onlooker>),
         short_bytes: usize,
         links: Vec<Option<Link>>,
     ) -> Self {
         let (scratch, gathered, sequence, broken) = (Vec::new(), Vec::new(), 0, None);
-        Self { rank, groups, deadline, links, short_bytes, scratch, gathered, sequence, broken }
+        Self {
+            rank,
+            groups,
+            deadline,
+            onlooker,
+            links,
+            short_bytes,
+            scratch,
+            gathered,
+            sequence,
+            broken,
+        }
     }
 
     /// A mesh by values.
@@ -290,7 +304,8 @@ impl Mesh {
         }
         let call = Call { sequence: self.sequence, ..call };
         self.sequence += 1;
-        let work = Work { call, schedule, data, size, arithmetic, deadline: self.deadline };
+        let patience = (self.deadline, &*self.onlooker);
+        let work = Work { call, schedule, data, size, arithmetic, patience };
         let done = Run::new(&mut self.links, &mut self.scratch, work).run();
         if let Err(error) = &done {
             self.give_up(error);

@@ -7,6 +7,7 @@
 )]
 
 pub mod lent;
+pub mod log;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;

@@ -25,7 +25,7 @@ pub(super) const TARGET: Target = Target {
     unavailable: everywhere,
 };
 
-const TOKENS: [&str; 65] = [
+const TOKENS: [&str; 68] = [
     "resume-timeout",
     "dead-after",
     "straggler-timeout",
@@ -49,6 +49,7 @@ const TOKENS: [&str; 65] = [
     "job-slots",
     "mtu",
     "join-timeout",
+    "join-timeout-max",
     "probe-timeout",
     "log",
     "xdp",
@@ -63,6 +64,8 @@ const TOKENS: [&str; 65] = [
     "XDP_AGG_SCALE",
     "XDP_AGG_DEADLINE",
     "XDP_AGG_JOIN_DEADLINE",
+    "XDP_AGG_STALL_DEADLINE",
+    "XDP_AGG_WARN_AFTER",
     "XDP_AGG_MTU",
     "XDP_AGG_JOB_SLOTS",
     "XDP_AGG_RATE",
