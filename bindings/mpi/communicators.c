@@ -15,9 +15,7 @@
 
 #include "parts.h"
 
-/* Of settings that the environment does not have. MPI waits for a late rank as long as it takes. */
-#define DEADLINE "1800"
-/* All ranks come at once: one that is not there now will not come. */
+/* If the environment does not say. All ranks come at once: one that is not there now will not come. */
 #define JOIN_DEADLINE "10"
 /* How often MPI is asked to go on, each time that a rank has waited a while in a call of ours. */
 #define PROGRESS_STEPS 64
@@ -211,7 +209,6 @@ static xdp_agg_result_t join(const struct hello *hellos, int rank, int size, xdp
      * lost workers have nothing else. */
     if (getenv("XDP_AGG_ON_WORKER_LOSS") == NULL)
         set_default(config, "XDP_AGG_PRECISION", "exact");
-    set_default(config, "XDP_AGG_DEADLINE", DEADLINE);
     set_default(config, "XDP_AGG_JOIN_DEADLINE", JOIN_DEADLINE);
     result = xdp_agg_comm_init(comm, config);
     xdp_agg_config_destroy(config);

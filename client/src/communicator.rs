@@ -1,7 +1,7 @@
 //! The worker's view: connect, all-reduce, wait.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use xdp_agg_common::control::Policy;
@@ -9,6 +9,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_intranode::Group;
+use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_quantize::simd::Simd;
 use xdp_agg_quantize::{Element, Format, LaneWidth, Scaling};
 
@@ -86,11 +87,13 @@ impl Communicator {
         Simd::from_environment()?;
         Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
         settings.check_own_host(&place)?;
+        let until = Instant::now() + settings.join_deadline.min(MAX_DEADLINE);
+        settings.look_up(until)?;
         settings.find_hosts(&place)?;
         settings.chosen = settings.settle(&place);
         let explain = |error| settings.explain(error);
-        let side = Side::new(&settings).map_err(explain)?;
-        let stripes = Stripe::open_all(&settings, &place).map_err(explain)?;
+        let side = Side::new(&settings, until).map_err(explain)?;
+        let stripes = Stripe::open_all(&settings, &place, until).map_err(explain)?;
         let mut mode = ResultMode::Ports;
         let mut chunks = u16::MAX;
         for stripe in &*stripes {

@@ -29,13 +29,14 @@ impl Fallback {
     pub(crate) fn build(
         seat: Seat,
         listener: Option<TcpListener>,
-        deadline: Duration,
+        (meet, step): (Duration, Duration),
     ) -> Result<Self, Error> {
         let (epoch, cookie) = seat.epoch;
         let mut builder = Mesh::builder()
             .rank(seat.index)
             .world_size(seat.members.len() as u16)
-            .deadline(deadline)
+            .deadline(step)
+            .join_deadline(meet)
             .cookie(cookie)
             .occasion(format!("epoch {epoch}, ring {}", seat.rings));
         if let Some(host) = seat.addresses.first() {
@@ -138,8 +139,8 @@ mod tests {
                 let (members, addresses) = (members.clone(), vec![host; 3]);
                 scope.spawn(move || {
                     let seat = Seat { members, addresses, index, epoch: (3, 99), rings: 1 };
-                    let deadline = Duration::from_secs(20);
-                    let mut ring = Fallback::build(seat, listener, deadline).expect("all come");
+                    let times = (Duration::from_secs(20), Duration::from_secs(20));
+                    let mut ring = Fallback::build(seat, listener, times).expect("all come");
                     let all = ring.gather(&progress(index)).expect("all are well");
                     let ranks = [1, 4, 6].into_iter().zip((0..3).map(progress));
                     assert_eq!(all, ranks.collect::<Vec<_>>());
@@ -159,7 +160,8 @@ mod tests {
             epoch: (1, 1),
             rings: 0,
         };
-        let error = Fallback::build(seat, Some(listener), Duration::from_millis(100));
+        let error =
+            Fallback::build(seat, Some(listener), (Duration::from_millis(100), Duration::MAX));
         assert!(matches!(error, Err(Error::Ring { ranks, .. }) if ranks == [5]));
     }
 }

@@ -296,7 +296,10 @@ impl<T: Element> Blocks for Grouped<T> {
     fn overdue(&self, after: Duration) -> Option<JobError> {
         let waiting_for = self.others(Feeder::waiting_for);
         let is_theirs = !waiting_for.is_empty();
-        let error = xdp_agg_intranode::Error::Deadline { what: "a call", after, waiting_for };
+        let known = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref());
+        let known = known.map_or_else(String::new, |feeder| feeder.describe(&waiting_for));
+        let what = "a call";
+        let error = xdp_agg_intranode::Error::Deadline { what, after, waiting_for, known };
         is_theirs.then(|| Error::Host(error).into())
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_mesh::MAX_DEADLINE;
-use xdp_agg_protocol::worker::{Call, Kept, Report};
+use xdp_agg_protocol::worker::{Call, Kept, Limit, Report};
 use xdp_agg_quantize::Element;
 
 use crate::driver::drive;
@@ -110,8 +110,10 @@ impl<T: Element> Handle<T> {
                 .into();
         let error = Error::Job(JobError::Deadline {
             sequence: None,
+            limit: Limit::Call,
             waited: deadline,
-            ranks: vec![],
+            ranks: Vec::new(),
+            standing: Box::default(),
             known,
         });
         fail(&self.stripes, &error);

@@ -64,6 +64,7 @@ mod grouped;
 mod handle;
 mod intranode;
 pub mod lent;
+pub mod log;
 mod settings;
 
 pub use communicator::Communicator;
@@ -72,7 +73,7 @@ pub use handle::Handle;
 pub use settings::{Builder, Chosen, Place, addresses, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
-pub use xdp_agg_protocol::worker::{Counters, Path, Report, State};
+pub use xdp_agg_protocol::worker::{Counters, Limit, Path, Report, State};
 pub use xdp_agg_quantize::{
     Element, ElementType, Format, FormatError, LaneWidth, Op, OutOfRange, Scaling, bf16, f16,
 };

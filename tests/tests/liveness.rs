@@ -26,6 +26,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
         policy: Policy::default(),
         ring_port: None,
         resume: None,
+        patience_s: None,
         tree: Tree::default(),
         chosen: None,
     };

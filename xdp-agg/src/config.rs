@@ -27,6 +27,8 @@ pub const JOB_SLOTS: u32 = 1024;
 const SLOTS_MAX: u32 = 1 << 20;
 /// Default time for all ranks to join, in seconds.
 pub const JOIN_TIMEOUT_S: u64 = 60;
+/// Default for the most that a job's workers may ask for, in seconds.
+pub const JOIN_TIMEOUT_MAX_S: u64 = 3600;
 /// Default time for all paths to be tried, and for each step of a tree's branches, in seconds.
 pub const PROBE_TIMEOUT_S: u64 = 20;
 /// Default time for the members of another daemon's job to come back, in seconds.
@@ -81,9 +83,13 @@ pub struct Partial {
     /// MTU that bounds the blocks, in bytes [default: the smallest of the interfaces']
     #[arg(long, env = "XDP_AGG_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
-    /// How long ranks may take to join a job, from the first one [default: 60]
+    /// How long ranks may take to join a job, from the first one, where its workers ask for no time
+    /// of their own [default: 60]
     #[arg(long, env = "XDP_AGG_JOIN_TIMEOUT", value_name = "SECS")]
     pub join_timeout: Option<u64>,
+    /// The most that a job's workers may ask for, by their XDP_AGG_JOIN_DEADLINE [default: 3600]
+    #[arg(long, env = "XDP_AGG_JOIN_TIMEOUT_MAX", value_name = "SECS")]
+    pub join_timeout_max: Option<u64>,
     /// How long the members of a job may take to try their paths, and the branches of its tree for
     /// each step until it runs: connect, serve, prepare, find their parent, start [default: 20]
     #[arg(long, env = "XDP_AGG_PROBE_TIMEOUT", value_name = "SECS")]
@@ -234,6 +240,7 @@ impl Partial {
             job_slots: self.job_slots.or(below.job_slots),
             mtu: self.mtu.or(below.mtu),
             join_timeout: self.join_timeout.or(below.join_timeout),
+            join_timeout_max: self.join_timeout_max.or(below.join_timeout_max),
             probe_timeout: self.probe_timeout.or(below.probe_timeout),
             tls_cert: self.tls_cert.or(below.tls_cert),
             tls_key: self.tls_key.or(below.tls_key),
@@ -377,6 +384,10 @@ impl Partial {
             data_port,
             job_slots,
             join_timeout: seconds("join-timeout", self.join_timeout.unwrap_or(JOIN_TIMEOUT_S))?,
+            join_timeout_max: seconds(
+                "join-timeout-max",
+                self.join_timeout_max.unwrap_or(JOIN_TIMEOUT_MAX_S),
+            )?,
             probe_timeout: seconds("probe-timeout", self.probe_timeout.unwrap_or(PROBE_TIMEOUT_S))?,
             resume_timeout: seconds(
                 "resume-timeout",

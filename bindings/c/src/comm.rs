@@ -6,6 +6,7 @@ use std::thread::panicking;
 use serde::Serialize;
 use xdp_agg_client::Error;
 use xdp_agg_client::lent::{Caller, Given, Stats};
+use xdp_agg_client::log::{self, Level};
 
 use crate::calls::Prepared;
 use crate::failure::{Failure, keep};
@@ -37,6 +38,8 @@ struct Told {
 impl Comm {
     /// Joins a job and waits until all its ranks are there.
     pub(crate) fn connect(given: &Given) -> Result<Self, Failure> {
+        // A library for C has no better place for warnings.
+        log::forward(Level::WARN, |_, line| eprintln!("xdp-agg: {line}"));
         let caller = Caller::connect(given.builder()?, given.settings()?)?;
         let (choices, hook) = Default::default();
         Ok(Self { caller: Arc::new(caller), choices, hook })

@@ -29,7 +29,8 @@ use crate::settings::{Given, Number};
 /// local_rank, local_size: this process among those of its host that sum over shared memory first.
 /// in_host: False: each process is a worker of its own, also where a host has several.
 /// job: name; workers of one name sum together.
-/// deadline, join_deadline: seconds that a call, or joining, may take.
+/// deadline, join_deadline: seconds that a call (1800), or joining (60), may take.
+/// stall_deadline: seconds that a call may stand still although all workers are in it (30).
 /// precision: "exact" or "gradient", of all sums of floats. None: exact up to `exact_up_to` bytes
 ///     (65536), gradient above.
 /// scaling: "block", "fixed:1e7", or the number of a fixed scale.
@@ -55,9 +56,9 @@ impl Communicator {
     #[new]
     #[pyo3(signature = (
         address=None, *, rank=None, world_size=None, local_rank=None, local_size=None,
-        in_host=None, job=None, deadline=None, join_deadline=None, precision=None,
-        exact_up_to=None, scaling=None, lanes=None, slots=None, mtu=None, on_worker_loss=None,
-        on_aggregator_loss=None, token=None, topology=None, strategy=None
+        in_host=None, job=None, deadline=None, join_deadline=None, stall_deadline=None,
+        precision=None, exact_up_to=None, scaling=None, lanes=None, slots=None, mtu=None,
+        on_worker_loss=None, on_aggregator_loss=None, token=None, topology=None, strategy=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -71,6 +72,7 @@ impl Communicator {
         job: Option<String>,
         deadline: Option<f64>,
         join_deadline: Option<f64>,
+        stall_deadline: Option<f64>,
         precision: Option<String>,
         exact_up_to: Option<usize>,
         scaling: Option<&Bound<'_, PyAny>>,
@@ -93,6 +95,7 @@ impl Communicator {
         given.set("XDP_AGG_JOB", job);
         given.set("XDP_AGG_DEADLINE", deadline);
         given.set("XDP_AGG_JOIN_DEADLINE", join_deadline);
+        given.set("XDP_AGG_STALL_DEADLINE", stall_deadline);
         given.set_numbers(precision, exact_up_to);
         given.set_scaling(scaling)?;
         given.set("XDP_AGG_LANES", lanes);

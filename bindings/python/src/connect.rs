@@ -12,6 +12,7 @@ use xdp_agg_client::{Builder, Error};
 
 use crate::calls;
 use crate::errors::{World, exception_in};
+use crate::log;
 
 type Joined = Result<Caller, Error>;
 
@@ -26,6 +27,7 @@ pub(crate) fn connect(
     settings: Settings,
     world: World,
 ) -> PyResult<Caller> {
+    log::start();
     let (sender, joined) = channel();
     let named = thread::Builder::new().name("xdp-agg-join".into());
     let thread = named.spawn(move || {

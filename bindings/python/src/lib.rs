@@ -3,7 +3,8 @@
 //! * `communicator`, `handle`, `report`: the classes. `array`, `dlpack`: what can be summed.
 //! * `calls`: arguments, and carrying calls out while other Python threads run and signals are
 //!   heard.
-//! * `open`: the ends of communicators. `pool`: threads that call Python. `memory`: all `unsafe`.
+//! * `open`: the ends of communicators. `pool`: threads that call Python. `log`: what the library
+//!   says. `memory`: all `unsafe`.
 #![deny(unsafe_code)]
 
 mod array;
@@ -13,6 +14,7 @@ mod connect;
 mod dlpack;
 mod errors;
 mod handle;
+mod log;
 mod memory;
 mod open;
 mod pool;
@@ -35,8 +37,13 @@ fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<report::Report>()?;
-    let close_all = wrap_pyfunction!(open::_close_all, module)?;
-    module.add_function(close_all.clone())?;
-    module.py().import("atexit")?.call_method1("register", (close_all,))?;
+    let atexit = module.py().import("atexit")?;
+    // The last one comes first: what it has to say is told then.
+    for close in
+        [wrap_pyfunction!(log::_close_log, module)?, wrap_pyfunction!(open::_close_all, module)?]
+    {
+        module.add_function(close.clone())?;
+        atexit.call_method1("register", (close,))?;
+    }
     Ok(())
 }

@@ -221,8 +221,8 @@ DISORDER = {
     "comm.start(np.ones(10)); comm.close()": "while calls were in flight",
     "handle = comm.start(np.ones(10)); sys.exit()": "while calls were in flight",
     "handle = comm.start(np.ones(10)); del comm, handle": "while calls were in flight",
-    "sys.exit()": "left, and the others make another call",
-    "comm.close(); time.sleep(5)": "left, and the others make another call",
+    "sys.exit()": "left in good order, and the others make another call",
+    "comm.close(); time.sleep(5)": "left in good order, and the others make another call",
 }
 
 

@@ -137,3 +137,19 @@ for number, array in enumerate(arrays):
 comm.close()
 """
     workers.start(script).check()
+
+
+def test_long_waits_are_told_to_the_logger(workers: Workers) -> None:
+    script = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s: %(message)s")
+os.environ["XDP_AGG_WARN_AFTER"] = "1.5"
+comm = xdp_agg.Communicator()
+if rank == 1:
+    time.sleep(4)
+comm.all_reduce(np.ones(10))
+comm.close()
+"""
+    out = workers.start(script).check()[0]
+    assert "xdp_agg WARNING: call 0 has waited 2 s: waiting for rank 1" in out, out
+    assert "rank 1 is alive" in out and "XDP_AGG_DEADLINE" in out, out

@@ -10,6 +10,7 @@ use xdp_agg_mesh::meet::random;
 use xdp_agg_mesh::{Algorithm, Mesh};
 use xdp_agg_quantize::{Element, ElementType};
 
+use super::onlooker::Watcher;
 use super::queue::{Beginning, Turn};
 use super::tuning::Choice;
 use crate::communicator::Communicator;
@@ -35,11 +36,13 @@ impl Communicator {
             return Err(Error::Forked);
         }
         let mut beginning = self.side.queue.begin();
+        self.make_aside();
         if choice.checked {
             self.agree(what)?;
         }
         self.open_if_needed(&mut beginning)?;
-        self.failing(beginning.turn().run(call))
+        let watcher = self.watcher();
+        self.failing(beginning.turn().run(|mesh| Watcher::during(&watcher, what, || call(mesh))))
     }
 
     /// Starts a call among the workers. The first one opens their connections, and so returns when
@@ -55,6 +58,7 @@ impl Communicator {
             return Err(Error::Forked);
         }
         let mut beginning = self.side.queue.begin();
+        self.make_aside();
         let sequence = self.next_sequence();
         let agreement = match (choice.checked, beginning.is_open()) {
             (true, true) => Some(self.start_agreement(what)?),
@@ -65,18 +69,17 @@ impl Communicator {
             (false, _) => None,
         };
         self.open_if_needed(&mut beginning)?;
-        let (stripes, deadline) = (self.stripes(), self.deadline());
+        let (stripes, deadline, watcher) = (self.stripes(), self.deadline(), self.watcher());
+        let what = Arc::clone(what);
         let (sender, result) = channel();
         let carry_out = move |turn: Turn| {
             agreement.map_or(Ok(()), |agreement| agreement.wait(deadline))?;
-            turn.run(|mesh| call(mesh, &mut data))?;
+            turn.run(|mesh| Watcher::during(&watcher, &what, || call(mesh, &mut data)))?;
             Ok(data)
         };
         beginning.leave(move |turn| {
             let outcome: Result<Vec<T>, Error> = carry_out(turn);
-            if let Err(error) = &outcome {
-                fail(&stripes, error);
-            }
+            let outcome = outcome.map_err(|error| failing(&stripes, error));
             // Nobody may be there any more.
             let _ = sender.send(outcome);
         })?;
@@ -96,9 +99,19 @@ impl Communicator {
         Ok(Agreement { call, what: Arc::clone(what), stripes: self.stripes() })
     }
 
+    /// Counts a call among the workers: one that makes it in place of another call is found out.
+    fn make_aside(&self) {
+        self.stripes.iter().for_each(|stripe| stripe.shared.lock().machine.make_aside());
+    }
+
     /// Ends the membership with a call that failed.
     fn failing<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
-        outcome.inspect_err(|error| self.fail(error))
+        let stripes = self.stripes();
+        outcome.map_err(|error| failing(&stripes, error)).inspect_err(|error| self.fail(error))
+    }
+
+    fn watcher(&self) -> Option<Arc<Watcher>> {
+        self.side.watcher.lock().clone()
     }
 
     fn open_if_needed(&self, beginning: &mut Beginning<'_>) -> Result<(), Error> {
@@ -126,6 +139,8 @@ impl Communicator {
         let cookie = words.pop().unwrap_or_default() as u64;
         let address =
             |word: &i64| SocketAddr::from((Ipv4Addr::from_bits((word >> 16) as u32), *word as u16));
+        let watcher = Watcher::new(&self.stripes(), *self.place(), self.side.warn_after);
+        *self.side.watcher.lock() = Some(Arc::clone(&watcher));
         let mesh = Mesh::builder()
             .rank(rank)
             .world_size(world)
@@ -133,9 +148,26 @@ impl Communicator {
             .addresses(words.iter().map(address).collect())
             .listener(listener)
             .cookie(cookie)
-            .deadline(self.deadline());
+            .deadline(self.deadline())
+            // All have come to this call.
+            .join_deadline(self.side.stall_deadline)
+            .onlooker(watcher);
         Ok(mesh.open()?)
     }
+}
+
+/// Ends the membership with a call that failed; why it has. A call that was given up because the
+/// membership has ended tells why that is.
+fn failing(stripes: &[Stripe], error: Error) -> Error {
+    let gave_up = match &error {
+        Error::Mesh(error) => matches!(**error, xdp_agg_mesh::Error::Interrupted(_)),
+        _ => false,
+    };
+    let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
+    let first = stripes.iter().filter(|_| gave_up).find_map(failure);
+    let error = first.map_or(error, Error::from);
+    fail(stripes, &error);
+    error
 }
 
 /// On a call among the workers, under way.

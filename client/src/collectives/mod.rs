@@ -8,6 +8,7 @@
 
 mod bytes;
 mod mesh;
+mod onlooker;
 mod queue;
 mod side;
 mod tuning;

@@ -2,13 +2,16 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
 
 use super::bytes::Words;
+use super::onlooker::Watcher;
 use super::queue::Queue;
 use super::tuning::Tuning;
+use crate::driver::reach::Pause;
 use crate::driver::session;
 use crate::error::Error;
 use crate::settings::Builder;
@@ -24,12 +27,16 @@ pub(crate) struct Side {
     /// This host's address on the way to the first aggregator.
     pub(super) address: Ipv4Addr,
     pub(super) queue: Arc<Queue>,
+    /// Looks on while calls among the workers wait, once there were any.
+    pub(super) watcher: Mutex<Option<Arc<Watcher>>>,
+    pub(super) warn_after: Duration,
+    pub(super) stall_deadline: Duration,
 }
 
 impl Side {
     /// By a communicator's settings.
-    pub(crate) fn new(settings: &Builder) -> Result<Self, Error> {
-        let patience = settings.join_deadline.min(session::ROUTE);
+    pub(crate) fn new(settings: &Builder, until: Instant) -> Result<Self, Error> {
+        let patience = (until, Pause::new(settings.warn_after));
         let address = match settings.aggregators.first() {
             Some(target) => session::path(target.address, settings.mtu, patience)?.0,
             None => Ipv4Addr::UNSPECIFIED,
@@ -40,6 +47,9 @@ impl Side {
             words: Mutex::default(),
             address,
             queue: Arc::default(),
+            watcher: Mutex::default(),
+            warn_after: settings.warn_after,
+            stall_deadline: settings.stall_deadline,
         })
     }
 

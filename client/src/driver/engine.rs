@@ -167,6 +167,7 @@ impl Engine {
             self.machine.handle_packet(&packet, now);
         }
         self.machine.handle_timeout(self.now());
+        self.tell_of_wait();
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
@@ -322,6 +323,15 @@ impl Engine {
     fn group_to_join(&self) -> Option<SocketAddrV4> {
         let group = self.machine.endpoint().and_then(|endpoint| endpoint.group);
         group.filter(|group| self.socket.group() != Some(*group))
+    }
+
+    /// Says in the log what a wait that has become long is for.
+    fn tell_of_wait(&mut self) {
+        if let Some(warning) = self.machine.poll_warning() {
+            let Config { rank, local_size, local_rank, job, .. } = self.machine.config();
+            let rank = rank * local_size + local_rank;
+            tracing::warn!(rank, job, "{warning}");
+        }
     }
 
     /// Does what the machine wants of the control connection.

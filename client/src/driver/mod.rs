@@ -6,6 +6,7 @@
 
 pub(crate) mod drive;
 pub(crate) mod engine;
+pub(crate) mod reach;
 pub(crate) mod roll;
 pub(crate) mod route;
 pub(crate) mod session;

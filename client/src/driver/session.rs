@@ -3,27 +3,23 @@
 //! What is said is [`xdp_agg_protocol::worker::Machine`]'s business.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Socket, Type};
 use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_forks::own;
 use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
 
+use crate::driver::reach::{self, Pause};
 use crate::driver::route;
 use crate::driver::sys;
 use crate::error::{Error, JobError};
 
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(100);
-/// Longest wait for a route to the daemon.
-pub(crate) const ROUTE: Duration = Duration::from_secs(10);
-/// Longest time for one attempt to connect.
-const CONNECT: Duration = Duration::from_secs(1);
 /// Longest time for TLS on top of that: the daemon may have many workers to welcome at once.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Longest time that the daemon may take no bytes: its buffer is larger than what is ever said.
@@ -33,6 +29,8 @@ const SEND: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     pub(crate) address: SocketAddr,
+    /// Where it has a name, this is looked up at each attempt.
+    pub(crate) name: Option<String>,
     /// How long what was sent may stay unacknowledged before the connection counts as dead.
     pub(crate) dead_after: Duration,
     /// None: the connection is plain.
@@ -51,10 +49,7 @@ pub(crate) struct Session {
 impl Session {
     /// Connects, once.
     pub(crate) fn open(dial: &Dial) -> Result<Self, OpenError> {
-        let domain = Domain::for_address(dial.address);
-        let stream = own(|| Socket::new(domain, Type::STREAM, None)).map_err(OpenError::Io)?;
-        stream.connect_timeout(&dial.address.into(), CONNECT).map_err(OpenError::Io)?;
-        let stream = TcpStream::from(stream);
+        let stream = reach::connect(dial.name.as_deref(), dial.address).map_err(OpenError::Io)?;
         // The host or the link at the other end may be dead without a word.
         set_liveness(&stream, dial.dead_after).map_err(OpenError::Io)?;
         stream.set_nodelay(true).map_err(OpenError::Io)?;
@@ -139,7 +134,7 @@ fn lost(error: &std::io::Error) -> Error {
 pub(crate) fn path(
     aggregator: SocketAddr,
     mtu: Option<u32>,
-    patience: Duration,
+    (until, mut pause): (Instant, Pause),
 ) -> Result<(Ipv4Addr, u16), Error> {
     if aggregator.is_ipv6() {
         return Err(Error::Config {
@@ -150,22 +145,26 @@ pub(crate) fn path(
             ),
         });
     }
-    let give_up = Instant::now() + patience;
     let socket = loop {
         // Nothing is sent: connecting a UDP socket only looks up the route.
         let connected = own(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))
             .and_then(|socket| socket.connect(aggregator).map(|()| socket));
         match connected {
             Ok(socket) => break socket,
-            Err(error) if Instant::now() >= give_up => {
-                let reason = error.to_string();
+            Err(error) if Instant::now() >= until => {
+                let reason = format!("{error}, until XDP_AGG_JOIN_DEADLINE was over");
                 return Err(Error::Job(JobError::Unreachable {
                     address: aggregator,
                     reason,
                     of: None,
                 }));
             }
-            Err(_) => std::thread::sleep(RETRY),
+            Err(error) => {
+                if let Some(waited) = pause.is_long() {
+                    tracing::warn!("no route to {aggregator} after {waited} s: {error}; trying on");
+                }
+                std::thread::sleep(pause.next());
+            }
         }
     };
     let SocketAddr::V4(local) =

@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     busy: AtomicBool,
     /// For the ring.
     listener: Mutex<Option<TcpListener>>,
-    deadline: Duration,
+    ring_times: (Duration, Duration),
     /// What the communicator's stripes know of each other, and which one this is.
     roll: (Arc<Roll>, usize),
     /// Set, and signalled, when the first joining has ended, one way or the other.
@@ -108,11 +108,11 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// `listener`: for a ring. `deadline`: of each of a ring's steps.
+    /// `listener`: for a ring. `ring_times`: for its members to meet, and for each of its steps.
     pub(crate) fn new(
         engine: Engine,
         listener: Option<TcpListener>,
-        deadline: Duration,
+        ring_times: (Duration, Duration),
         roll: (Arc<Roll>, usize),
     ) -> Result<Self, Error> {
         Ok(Self {
@@ -122,7 +122,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             busy: AtomicBool::new(false),
             listener: Mutex::new(listener),
-            deadline,
+            ring_times,
             roll,
             joined: Mutex::new(false),
             joined_now: Condvar::new(),
@@ -347,7 +347,7 @@ impl Shared {
             let again = |listener: &TcpListener| xdp_agg_forks::own(|| listener.try_clone());
             let listener = self.listener.lock().as_ref().map(again).transpose();
             let listener = listener.map_err(Error::io("opening a listener for the ring"))?;
-            let mut ring = Fallback::build(seat, listener, self.deadline)?;
+            let mut ring = Fallback::build(seat, listener, self.ring_times)?;
             let all = ring.gather(&own)?;
             Ok((ring, all))
         });

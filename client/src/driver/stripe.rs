@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_common::control::AggregatorLoss;
@@ -12,6 +12,7 @@ use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_protocol::worker::Config;
 
 use crate::driver::engine::Engine;
+use crate::driver::reach::Pause;
 use crate::driver::roll::Roll;
 use crate::driver::session::{self, Dial};
 use crate::driver::shared::Shared;
@@ -32,7 +33,11 @@ const SILENCE: Duration = Duration::from_secs(12 * 60 * 60);
 
 impl Stripe {
     /// Begins to join the job at all aggregators.
-    pub(crate) fn open_all(settings: &Builder, place: &Place) -> Result<Arc<[Self]>, Error> {
+    pub(crate) fn open_all(
+        settings: &Builder,
+        place: &Place,
+        until: Instant,
+    ) -> Result<Arc<[Self]>, Error> {
         let wrong = |problem| Error::Config { name: "XDP_AGG_ADDR", problem };
         let targets = &settings.aggregators;
         let hosts = settings.source.as_ref().map(Source::hosts);
@@ -60,13 +65,18 @@ impl Stripe {
             }
         }
         let roll = Arc::new(Roll::new(targets.len(), place.host));
-        let open = |index| Self::open(settings, place, (roll.clone(), index));
+        let open = |index| Self::open(settings, place, (roll.clone(), index), until);
         (0..targets.len()).map(open).collect()
     }
 
-    fn open(settings: &Builder, place: &Place, roll: (Arc<Roll>, usize)) -> Result<Self, Error> {
+    fn open(
+        settings: &Builder,
+        place: &Place,
+        roll: (Arc<Roll>, usize),
+        until: Instant,
+    ) -> Result<Self, Error> {
         let target = &settings.aggregators[roll.1];
-        let patience = settings.join_deadline.min(session::ROUTE);
+        let patience = (until, Pause::new(settings.warn_after));
         let serving = target.serving(place.host);
         let (local, max_chunks) = session::path(serving, settings.mtu, patience)?;
         let socket =
@@ -97,15 +107,17 @@ impl Stripe {
             window_room: u32::try_from(room).unwrap_or(u32::MAX),
             rate: settings.rate,
             rto_min: settings.rto_min,
-            join_deadline: settings.join_deadline.min(MAX_DEADLINE),
+            join_deadline: until.saturating_duration_since(Instant::now()),
+            stall_deadline: settings.stall_deadline.min(MAX_DEADLINE),
+            warn_after: settings.warn_after.min(MAX_DEADLINE),
             fallback_after: settings.fallback_after.min(MAX_DEADLINE),
             ..Config::new(job(settings, place, roll.1), place.host, place.hosts)
         };
         let dead_after = settings.dead_after_or_default().min(SILENCE);
-        let dial = Dial { address: target.address, dead_after, tls: settings.load_tls(target)? };
+        let (name, tls) = (target.name.clone(), settings.load_tls(target)?);
+        let dial = Dial { address: target.address, name, dead_after, tls };
         let engine = Engine::new(config, dial, socket)?;
-        let shared =
-            Arc::new(Shared::new(engine, ring, settings.deadline.min(MAX_DEADLINE), roll)?);
+        let shared = Arc::new(Shared::new(engine, ring, settings.ring_times(), roll)?);
         let progress = Arc::clone(&shared);
         let progress = std::thread::Builder::new()
             .name("xdp-agg progress".into())

@@ -218,7 +218,10 @@ impl Inner {
         }
         let job = format!("{}+", self.builder.job);
         let slots = self.builder.slots.map_or(SIDE_SLOTS, |slots| slots.min(SIDE_SLOTS));
-        let opened = self.builder.clone().job(job).slots(slots).connect();
+        // All ranks come to it in the course of a call, and a call waits for them.
+        let patience = self.builder.join_deadline.max(self.builder.deadline);
+        let settings = self.builder.clone().job(job).slots(slots).join_deadline(patience);
+        let opened = settings.connect();
         let opened = Arc::new(opened.inspect_err(|error| self.abort_main(error))?);
         *side = Some(Arc::clone(&opened));
         if self.closed.load(Ordering::Acquire) {

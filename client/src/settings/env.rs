@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -118,6 +118,12 @@ impl Builder {
         }
         if let Some((name, value)) = read("XDP_AGG_JOIN_DEADLINE") {
             builder.join_deadline = some_seconds(name, &value)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_STALL_DEADLINE") {
+            builder.stall_deadline = some_seconds(name, &value)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_WARN_AFTER") {
+            builder.warn_after = some_seconds(name, &value)?;
         }
         builder.mtu = number(&lookup, "XDP_AGG_MTU", "bytes, such as 1500")?;
         builder.rate = number(&lookup, "XDP_AGG_RATE", "bits per second, such as 1000000000")?;
@@ -262,9 +268,19 @@ fn one_of<T: Copy>(name: &'static str, value: &str, all: &[(&str, T)]) -> Result
 fn targets(name: &'static str, value: &str) -> Result<Vec<Target>, Error> {
     let all = value.split(',').map(str::trim).filter(|part| !part.is_empty());
     all.map(|part| {
-        let address = resolve(name, part, CONTROL_PORT)?;
-        let host = part.rsplit_once(':').map_or(part, |(host, _)| host);
-        Ok(Target { host: Some(host.to_owned()), ..Target::new(address) })
+        let host = part.rsplit_once(':').map_or(part, |(host, _)| host).to_owned();
+        let port = part[host.len()..].strip_prefix(':').map(str::parse);
+        let port: Result<u16, _> = port.unwrap_or(Ok(CONTROL_PORT));
+        // A name may not be known yet: it is looked up when the worker connects.
+        let may_be = |c: char| c.is_alphanumeric() || "-._".contains(c);
+        let is_name = host.chars().any(char::is_alphabetic) && host.chars().all(may_be);
+        let (name, address) = match port {
+            Ok(port) if is_name => {
+                (Some(format!("{host}:{port}")), (Ipv4Addr::UNSPECIFIED, port).into())
+            }
+            _ => (None, resolve(name, part, CONTROL_PORT)?),
+        };
+        Ok(Target { host: Some(host), name, ..Target::new(address) })
     })
     .collect()
 }
@@ -311,7 +327,13 @@ mod tests {
 
     #[test]
     fn times_are_above_nothing_and_below_a_year() {
-        for name in ["XDP_AGG_DEADLINE", "XDP_AGG_JOIN_DEADLINE", "XDP_AGG_DEAD_AFTER"] {
+        for name in [
+            "XDP_AGG_DEADLINE",
+            "XDP_AGG_JOIN_DEADLINE",
+            "XDP_AGG_STALL_DEADLINE",
+            "XDP_AGG_WARN_AFTER",
+            "XDP_AGG_DEAD_AFTER",
+        ] {
             let error = Builder::from_lookup(|asked| (asked == name).then(|| "0".into()));
             let error = error.expect_err(name).to_string();
             assert!(error.contains(name) && error.contains("above 0"), "{error}");

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
+use std::time::Instant;
 
 use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
 use xdp_agg_mesh::Mesh;
@@ -12,6 +13,7 @@ use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
 use super::{Builder, Chooser, Chosen, Place, Source, Target};
+use crate::driver::reach::Pause;
 use crate::driver::session;
 use crate::error::Error;
 
@@ -121,12 +123,15 @@ impl Builder {
         let patience = self.join_deadline;
         let own = match (place.rank, master) {
             (0, SocketAddr::V4(master)) => *master.ip(),
-            _ => session::path(master, self.mtu, patience)?.0,
+            _ => {
+                let until = Instant::now() + patience;
+                session::path(master, self.mtu, (until, Pause::new(self.warn_after)))?.0
+            }
         };
         let mut words = vec![0_u32; usize::from(place.world_size)];
         words[usize::from(place.rank)] = own.into();
         let mesh = Mesh::builder().rank(place.rank).world_size(place.world_size);
-        let mut mesh = mesh.rendezvous(master).deadline(patience).open()?;
+        let mut mesh = mesh.rendezvous(master).deadline(patience).join_deadline(patience).open()?;
         mesh.all_gather(&mut words)?;
         let mut hosts: Vec<_> = words.into_iter().map(Ipv4Addr::from).collect();
         // The processes of a host that do not form a group have one daemon all the same.

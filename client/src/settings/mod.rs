@@ -3,6 +3,7 @@
 mod chosen;
 mod env;
 mod forest;
+mod names;
 mod place;
 mod settle;
 mod source;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_quantize::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
@@ -32,8 +34,10 @@ pub(crate) use source::Source;
 pub(crate) struct Target {
     /// Its control service.
     pub(crate) address: SocketAddr,
-    /// The name of its host, where it was given by name.
+    /// Its host as it was given, for its certificate.
     pub(crate) host: Option<String>,
+    /// Host and port, where it was given by a name: `address` is where it was found last.
+    pub(crate) name: Option<String>,
     /// The daemons below it.
     pub(crate) tree: Tree,
 }
@@ -41,7 +45,7 @@ pub(crate) struct Target {
 impl Target {
     /// An aggregator that sums alone.
     pub(crate) fn new(address: SocketAddr) -> Self {
-        Self { address, host: None, tree: Tree::default() }
+        Self { address, host: None, name: None, tree: Tree::default() }
     }
 
     /// The address of the aggregator that a rank sends to.
@@ -73,6 +77,8 @@ pub struct Builder {
     pub(crate) lanes: Option<LaneWidth>,
     pub(crate) deadline: Duration,
     pub(crate) join_deadline: Duration,
+    pub(crate) stall_deadline: Duration,
+    pub(crate) warn_after: Duration,
     pub(crate) mtu: Option<u32>,
     pub(crate) slots: Option<u32>,
     pub(crate) result_mode: Option<ResultMode>,
@@ -108,8 +114,10 @@ impl Default for Builder {
             segment_dir: None,
             scaling: Scaling::Block,
             lanes: None,
-            deadline: Duration::from_secs(30),
+            deadline: Duration::from_secs(30 * 60),
             join_deadline: Duration::from_secs(60),
+            stall_deadline: Duration::from_secs(30),
+            warn_after: Duration::from_secs(10),
             mtu: None,
             slots: None,
             result_mode: None,
@@ -266,17 +274,35 @@ impl Builder {
 
 /// # Times
 impl Builder {
-    /// Longest time for one call. Default 30 s.
+    /// Longest time for one call, which waits for workers that are alive. Default 30 min, as
+    /// `torch.distributed` has it.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Longest time to wait for the daemon and for the other workers. Default 60 s.
+    /// Longest time to wait for the daemon and for the other workers. Default 60 s. The daemon
+    /// waits as long, as far as its `--join-timeout-max` lets it.
     #[must_use]
     pub const fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = deadline;
+        self
+    }
+
+    /// Longest time for which a call may stand still although all workers are in it: then the
+    /// network, or the daemon, keeps what they send. Default 30 s.
+    #[must_use]
+    pub const fn stall_deadline(mut self, deadline: Duration) -> Self {
+        self.stall_deadline = deadline;
+        self
+    }
+
+    /// After how long a wait is told of in the log, with what it is for. Default 10 s. A call's
+    /// further warnings come after longer and longer pauses.
+    #[must_use]
+    pub const fn warn_after(mut self, time: Duration) -> Self {
+        self.warn_after = time;
         self
     }
 }
@@ -406,6 +432,12 @@ impl Builder {
         self.tls
             .load(&host)
             .map_err(|error| Error::Config { name: "XDP_AGG_TLS_*", problem: error.to_string() })
+    }
+
+    /// How long the members of a ring may take to meet, and each of its steps. They come to it
+    /// without a call; a step waits for the members' calls.
+    pub(crate) fn ring_times(&self) -> (Duration, Duration) {
+        (self.stall_deadline.min(MAX_DEADLINE), self.deadline.min(MAX_DEADLINE))
     }
 
     /// See [`Self::dead_after`].

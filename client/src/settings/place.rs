@@ -42,6 +42,7 @@ impl Builder {
         }
         options.join_within = self.join_deadline;
         options.wait_within = self.deadline;
+        options.warn_after = self.warn_after;
         options
     }
 

@@ -108,6 +108,12 @@ impl Core {
         self.segment.is_elsewhere()
     }
 
+    /// How these processes do, as far as the system tells.
+    pub(crate) fn describe(&self, ranks: &[usize]) -> String {
+        let all: Vec<_> = ranks.iter().map(|rank| how_is(self.pid(*rank))).collect();
+        all.join("; ")
+    }
+
     /// Says that this process leaves in good order.
     pub(crate) fn leave(&self) {
         if self.is_forked() {
@@ -212,7 +218,8 @@ impl Core {
         }
         let after = self.options.wait_within;
         if start.elapsed() > after {
-            return Err(Error::Deadline { what, after, waiting_for });
+            let known = self.describe(&waiting_for);
+            return Err(Error::Deadline { what, after, waiting_for, known });
         }
         Ok(())
     }
@@ -311,6 +318,19 @@ impl Drop for Locked<'_> {
     }
 }
 
+/// How a process does, in words.
+fn how_is(pid: i32) -> String {
+    // Its name, in parentheses, may be anything; the letter of its state follows.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    match state {
+        None => format!("process {pid}"),
+        Some('T' | 't') => format!("process {pid} is stopped (SIGSTOP, or a debugger)"),
+        Some('Z' | 'X') => format!("process {pid} has ended"),
+        Some(_) => format!("process {pid} is alive and has not come to it"),
+    }
+}
+
 /// Sleeps until `word` is not `seen` any more or woken, at most a [`NAP`].
 pub(crate) fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
     let timeout = timeout.min(NAP);
@@ -371,6 +391,23 @@ mod tests {
         let error = cores[1].pass(round).expect_err("nobody else comes");
         let Error::Deadline { waiting_for, .. } = error else { panic!("{error}") };
         assert_eq!(waiting_for, [0, 2]);
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_a_late_one() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
+        let id = rustix::process::Pid::from_child(&child);
+        let pid = id.as_raw_nonzero().get();
+        assert!(how_is(pid).contains("is alive"), "{}", how_is(pid));
+        rustix::process::kill_process(id, rustix::process::Signal::STOP).expect("it is there");
+        let stopped = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            how_is(pid).contains("is stopped")
+        });
+        assert!(stopped, "{}", how_is(pid));
+        child.kill().expect("it is there");
+        child.wait().expect("it was killed");
+        assert_eq!(how_is(pid), format!("process {pid}"));
     }
 
     #[test]

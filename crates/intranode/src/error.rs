@@ -82,7 +82,11 @@ pub enum Error {
         local_rank: usize,
     },
     /// Time is up.
-    #[error("{what} took longer than {after:?}; waited for local ranks {waiting_for:?}")]
+    #[error(
+        "{what} has waited {after:?} for local ranks {waiting_for:?} of this host{} (longer: {})",
+        colon(.known),
+        if *.what == MEETING { "XDP_AGG_JOIN_DEADLINE" } else { "XDP_AGG_DEADLINE" }
+    )]
     Deadline {
         /// What was waited for.
         what: &'static str,
@@ -90,6 +94,8 @@ pub enum Error {
         after: Duration,
         /// The local ranks that had not come so far.
         waiting_for: Vec<usize>,
+        /// How their processes do; empty: nothing is known.
+        known: String,
     },
     /// A call failed at another local process, which said why.
     #[error("local rank {local_rank}: {text}")]
@@ -112,6 +118,13 @@ pub enum Error {
         /// The system's words.
         reason: String,
     },
+}
+
+/// What a process does that waits for others to make a group with.
+pub(crate) const MEETING: &str = "making the group";
+
+fn colon(known: &str) -> String {
+    if known.is_empty() { String::new() } else { format!(": {known}") }
 }
 
 impl Error {

@@ -147,6 +147,12 @@ impl Feeder {
         self.call.shared().marks()
     }
 
+    /// How these processes of the host do, in words.
+    #[must_use]
+    pub fn describe(&self, ranks: &[usize]) -> String {
+        self.call.core().describe(ranks)
+    }
+
     /// The call's other side.
     #[must_use]
     pub fn exchange(&self) -> &Arc<Exchange> {

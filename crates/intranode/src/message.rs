@@ -13,6 +13,7 @@ use rustix::net::{
 
 use xdp_agg_forks::hold;
 
+use crate::error::MEETING;
 use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
@@ -253,7 +254,12 @@ impl Reader<'_> {
                 let count = self.number()?.min(MAX_PROCESSES as u64);
                 let waiting_for: Option<_> =
                     (0..count).map(|_| Some(self.small()? as usize)).collect();
-                Error::Deadline { what: "making the group", after, waiting_for: waiting_for? }
+                Error::Deadline {
+                    what: MEETING,
+                    after,
+                    waiting_for: waiting_for?,
+                    known: String::new(),
+                }
             }
             5 => Error::Elsewhere { local_rank: 0, code: 0, text: self.text()? },
             _ => return None,
@@ -308,9 +314,10 @@ mod tests {
                 how: "its process ended while the group was being made",
             }),
             Message::Refused(Error::Deadline {
-                what: "making the group",
+                what: MEETING,
                 after: Duration::from_millis(1500),
                 waiting_for: vec![1, 4],
+                known: String::new(),
             }),
             Message::Refused(Error::Elsewhere { local_rank: 0, code: 0, text: "w".into() }),
         ]

@@ -64,6 +64,8 @@ pub struct Options {
     pub join_within: Duration,
     /// How long a barrier, a collective or [`Group::begin`](crate::Group::begin) may take.
     pub wait_within: Duration,
+    /// After how long a wait for other processes to come is told of in the log, and told again.
+    pub warn_after: Duration,
 }
 
 /// Longer waits count as this one, a year: the clock cannot express every later time.
@@ -90,6 +92,7 @@ impl Options {
             digest: 0,
             join_within: Duration::from_secs(60),
             wait_within: Duration::from_secs(60),
+            warn_after: Duration::from_secs(10),
         }
     }
 

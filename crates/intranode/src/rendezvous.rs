@@ -14,7 +14,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use xdp_agg_forks::own;
 
 use crate::credentials::Peer;
+use crate::error::MEETING;
 use crate::message::{self, Hello, Message};
+use crate::options::until;
 use crate::{Error, Options, digest};
 
 mod join;
@@ -112,8 +114,34 @@ fn readable(descriptors: &[BorrowedFd<'_>], until: Instant) -> Result<Vec<bool>,
     Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
 
+/// A wait for other processes, which is told of when it is long.
+struct Waits {
+    since: Instant,
+    every: Duration,
+    warn_at: Instant,
+}
+
+impl Waits {
+    fn new(options: &Options) -> Self {
+        let (since, every) = (Instant::now(), options.warn_after);
+        Self { since, every, warn_at: until(every) }
+    }
+
+    fn tell(&mut self, missing: &[usize]) {
+        if Instant::now() >= self.warn_at {
+            self.warn_at = until(self.every);
+            let waited = self.since.elapsed().as_secs();
+            tracing::warn!(
+                "after {waited} s local ranks {missing:?} of this host have not come; \
+                 XDP_AGG_JOIN_DEADLINE says how long they may take"
+            );
+        }
+    }
+}
+
 fn deadline(options: &Options, waiting_for: Vec<usize>) -> Error {
-    Error::Deadline { what: "making the group", after: options.join_within, waiting_for }
+    let (after, known) = (options.join_within, String::new());
+    Error::Deadline { what: MEETING, after, waiting_for, known }
 }
 
 fn lost(local_rank: usize, pid: i32) -> Error {

@@ -106,8 +106,8 @@ pub enum Error {
         reason: String,
     },
     /// The deadline passed.
-    #[error("call {call} did not end within {} s: waiting for rank {rank}, which {state}; is that \
-         worker alive, and does it make this call?", waited.as_secs_f32())]
+    #[error("call {call} did not end within {} s (longer: XDP_AGG_DEADLINE): waiting for rank \
+         {rank}, which {state}", waited.as_secs_f32())]
     Deadline {
         /// The rank that is waited for.
         rank: u16,
@@ -118,6 +118,9 @@ pub enum Error {
         /// What is known of that rank.
         state: String,
     },
+    /// The onlooker ended a call.
+    #[error("the call was given up: {0}")]
+    Interrupted(String),
     /// An argument of a call cannot be.
     #[error("{0}")]
     Argument(String),

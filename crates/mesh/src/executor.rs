@@ -13,6 +13,7 @@ use crate::element::Arithmetic;
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::wait;
+use crate::onlooker::{LOOK, Onlooker};
 use crate::schedule::{Effect, Schedule, Send};
 use crate::wire::{HEADER_LEN, Header};
 
@@ -41,7 +42,8 @@ pub(crate) struct Work<'a> {
     pub(crate) size: usize,
     /// Where something is reduced.
     pub(crate) arithmetic: Option<Arithmetic>,
-    pub(crate) deadline: Duration,
+    /// How long it may take, and what looks on meanwhile.
+    pub(crate) patience: (Duration, &'a dyn Onlooker),
 }
 
 /// A call under way.
@@ -50,6 +52,8 @@ pub(crate) struct Run<'a> {
     scratch: &'a mut Vec<u8>,
     work: Work<'a>,
     started: Instant,
+    /// When the onlooker was asked last.
+    looked: Instant,
     /// By rank: the receives from it that have not ended, in order.
     waiting: Vec<VecDeque<usize>>,
     done: Vec<bool>,
@@ -89,6 +93,7 @@ impl<'a> Run<'a> {
             links,
             scratch,
             started: Instant::now(),
+            looked: Instant::now(),
             waiting,
             done: vec![false; work.schedule.receives.len()],
             prefix: 0,
@@ -113,7 +118,7 @@ impl<'a> Run<'a> {
             }
             if sent || received {
                 yields = 0;
-                if self.started.elapsed() > self.work.deadline {
+                if self.started.elapsed() > self.work.patience.0 {
                     return Err(self.too_late());
                 }
             } else if yields < self.yields {
@@ -364,9 +369,14 @@ impl<'a> Run<'a> {
 
     /// Sleeps until something can move.
     fn wait(&mut self) -> Result<(), Error> {
-        let left = self.work.deadline.saturating_sub(self.started.elapsed());
+        let left = self.work.patience.0.saturating_sub(self.started.elapsed());
         if left.is_zero() {
             return Err(self.too_late());
+        }
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            let waited = self.started.elapsed();
+            self.work.patience.1.waits(self.awaited(), waited).map_err(Error::Interrupted)?;
         }
         let is_ahead = |link: &&Link| link.is_ahead() && !self.expects(link.rank.into());
         if let Some(rank) = self.links.iter().flatten().find(is_ahead).map(|link| link.rank) {
@@ -449,24 +459,37 @@ impl<'a> Run<'a> {
     /// The deadline is over. A rank that has begun this call waits as well, so another one may know
     /// more.
     fn too_late(&mut self) -> Error {
-        let ranks = 0..self.links.len() as u16;
-        let mut awaited = ranks.filter(|rank| self.expects(usize::from(*rank)));
-        let absent = awaited.find(|rank| self.came_from(*rank).0 == 0);
-        if absent.is_none()
+        if self.absent().is_none()
             && let Some(stopped) = self.await_reason()
         {
             return stopped;
         }
-        let schedule = self.work.schedule;
-        let unfinished = schedule.receives.get(self.prefix).map(|receive| receive.from);
-        let send = schedule.sends.get(self.next_send).map(|send| send.to);
-        let rank = absent.or(self.blocked).or(unfinished).or(send).unwrap_or_default();
+        let rank = self.awaited();
         let state = match self.came_from(rank) {
             (0, total) if total > 0 => "has sent nothing of this call".into(),
             (come, total) if come < total => format!("has sent {come} of {total} bytes"),
             _ => "does not take what is sent to it".into(),
         };
-        Error::Deadline { rank, call: self.work.call.sequence, waited: self.work.deadline, state }
+        let (waited, onlooker) = self.work.patience;
+        let state = match onlooker.known(rank) {
+            Some(known) => format!("{state}: {known}"),
+            None => state,
+        };
+        Error::Deadline { rank, call: self.work.call.sequence, waited, state }
+    }
+
+    /// A rank that has sent nothing of this call.
+    fn absent(&self) -> Option<u16> {
+        let mut ranks = 0..self.links.len() as u16;
+        ranks.find(|rank| self.expects(usize::from(*rank)) && self.came_from(*rank).0 == 0)
+    }
+
+    /// The rank that is waited for; of several, one that has not begun.
+    fn awaited(&self) -> u16 {
+        let schedule = self.work.schedule;
+        let unfinished = schedule.receives.get(self.prefix).map(|receive| receive.from);
+        let send = schedule.sends.get(self.next_send).map(|send| send.to);
+        self.absent().or(self.blocked).or(unfinished).or(send).unwrap_or_default()
     }
 
     /// Bytes that have come from a rank, and those that are to come in all.

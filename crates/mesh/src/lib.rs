@@ -25,6 +25,7 @@ mod link;
 pub mod meet;
 mod mesh;
 pub mod model;
+mod onlooker;
 mod open;
 mod rendezvous;
 pub mod schedule;
@@ -34,7 +35,10 @@ pub use call::{Call, Collective};
 pub use element::Datum;
 pub use error::Error;
 pub use mesh::Mesh;
-pub use open::{Builder, DEFAULT_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE, MAX_WORLD};
+pub use onlooker::Onlooker;
+pub use open::{
+    Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE, MAX_WORLD,
+};
 pub use schedule::{Algorithm, Groups};
 pub use xdp_agg_quantize::Op;
 

@@ -3,14 +3,18 @@
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
 use std::ops::Range;
+use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, Header};
 
 /// Bytes that are read ahead of their use, at most: a short message with its header, or a notice.
 const BUFFER: usize = 16 << 10;
+
+/// How often the kernel asks a silent rank's host whether it is there; thrice in vain, it is not.
+const ALIVE: Duration = Duration::from_secs(10);
 
 /// A connection with another rank.
 #[derive(Debug)]
@@ -34,6 +38,10 @@ impl Link {
     pub(crate) fn new(rank: u16, stream: TcpStream) -> Result<Self, Error> {
         stream.set_nodelay(true).map_err(Error::io("set TCP_NODELAY"))?;
         stream.set_nonblocking(true).map_err(Error::io("make a socket non-blocking"))?;
+        // A call may wait long for a rank that is alive; a host that is gone shall show sooner.
+        let keepalive = TcpKeepalive::new().with_time(ALIVE).with_interval(ALIVE).with_retries(2);
+        let set = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+        set.map_err(Error::io("ask for TCP's keepalive"))?;
         Ok(Self {
             rank,
             stream,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockRef;
@@ -14,6 +15,7 @@ use crate::element::{Arithmetic, Datum};
 use crate::error::Error;
 use crate::executor::{Run, Work};
 use crate::link::Link;
+use crate::onlooker::Onlooker;
 use crate::open::Builder;
 use crate::schedule::{self, Algorithm, Groups, Schedule, part};
 use crate::wire::{Header, MAX_NOTICE};
@@ -29,6 +31,7 @@ pub struct Mesh {
     rank: u16,
     groups: Groups,
     deadline: Duration,
+    onlooker: Arc<dyn Onlooker>,
     /// By rank; none at this one.
     links: Vec<Option<Link>>,
     short_bytes: usize,
@@ -44,7 +47,7 @@ impl Mesh {
     pub(crate) fn new(
         rank: u16,
         groups: Groups,
-        deadline: Duration,
+        (deadline, onlooker): (Duration, Arc<dyn Onlooker>),
         short_bytes: usize,
         links: Vec<Option<Link>>,
     ) -> Self {
@@ -53,6 +56,7 @@ impl Mesh {
             rank,
             groups,
             deadline,
+            onlooker,
             links,
             short_bytes,
             scratch,
@@ -306,7 +310,8 @@ impl Mesh {
         }
         let call = Call { sequence: self.sequence, ..call };
         self.sequence += 1;
-        let work = Work { call, schedule, data, size, arithmetic, deadline: self.deadline };
+        let patience = (self.deadline, &*self.onlooker);
+        let work = Work { call, schedule, data, size, arithmetic, patience };
         let done = Run::new(&mut self.links, &mut self.scratch, work).run();
         if let Err(error) = &done {
             self.give_up(error);

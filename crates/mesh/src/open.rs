@@ -2,18 +2,22 @@
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 use xdp_agg_launcher::Launch;
 
 use crate::error::Error;
 use crate::mesh::Mesh;
+use crate::onlooker::{Alone, Onlooker};
 use crate::schedule::Groups;
 
 /// Largest world size: every rank has a connection with every other one.
 pub const MAX_WORLD: u16 = 512;
-/// Deadline of opening and of each call, where none is given.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+/// Deadline of each call, where none is given: as `torch.distributed` has it.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Deadline of opening, where none is given.
+pub const DEFAULT_JOIN_DEADLINE: Duration = Duration::from_secs(60);
 /// Longer deadlines count as this one, a year: the clock cannot express every later time.
 pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Vectors up to that many bytes are all-reduced whole, where nothing else is said.
@@ -30,6 +34,9 @@ pub struct Builder {
     pub(crate) rank: u16,
     pub(crate) world_size: u16,
     pub(crate) deadline: Duration,
+    /// How long opening may take.
+    join_deadline: Option<Duration>,
+    onlooker: Arc<dyn Onlooker>,
     pub(crate) groups: Option<Groups>,
     pub(crate) rendezvous: Option<SocketAddr>,
     pub(crate) addresses: Option<Vec<SocketAddr>>,
@@ -45,6 +52,8 @@ impl Default for Builder {
             rank: 0,
             world_size: 1,
             deadline: DEFAULT_DEADLINE,
+            join_deadline: None,
+            onlooker: Arc::new(Alone),
             groups: None,
             rendezvous: None,
             addresses: None,
@@ -61,8 +70,9 @@ impl Builder {
     /// one rank, `MASTER_ADDR` (a name or an address of rank 0's host) and `MASTER_PORT` (a free
     /// port there) are needed.
     ///
-    /// Optional: `XDP_AGG_DEADLINE` in seconds, [`DEFAULT_DEADLINE`] by default;
-    /// `XDP_AGG_RING_SHORT_BYTES`, see [`Self::short_bytes`].
+    /// Optional: `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` in seconds, [`DEFAULT_DEADLINE`]
+    /// and [`DEFAULT_JOIN_DEADLINE`] by default; `XDP_AGG_RING_SHORT_BYTES`, see
+    /// [`Self::short_bytes`].
     ///
     /// # Errors
     /// A variable that is missing or cannot be understood.
@@ -84,11 +94,17 @@ impl Builder {
             let problem = format!("{value:?} is not {expected}");
             Error::Setting { name, problem }
         };
-        if let Some(seconds) = text("XDP_AGG_DEADLINE")? {
+        let time = |name| -> Result<Option<Duration>, Error> {
+            let Some(seconds) = text(name)? else { return Ok(None) };
             let positive = seconds.trim().parse().ok().filter(|seconds| *seconds > 0.0);
-            let deadline = positive.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            let wrong = || wrong("XDP_AGG_DEADLINE", &seconds, "a positive number of seconds");
-            builder = builder.deadline(deadline.ok_or_else(wrong)?);
+            let time = positive.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            time.ok_or_else(|| wrong(name, &seconds, "a positive number of seconds")).map(Some)
+        };
+        if let Some(deadline) = time("XDP_AGG_DEADLINE")? {
+            builder = builder.deadline(deadline);
+        }
+        if let Some(deadline) = time("XDP_AGG_JOIN_DEADLINE")? {
+            builder = builder.join_deadline(deadline);
         }
         if let Some(bytes) = text("XDP_AGG_RING_SHORT_BYTES")? {
             let wrong = |_| wrong("XDP_AGG_RING_SHORT_BYTES", &bytes, "a number of bytes");
@@ -119,10 +135,31 @@ impl Builder {
         self
     }
 
-    /// How long opening, and then each call, may take; [`DEFAULT_DEADLINE`] by default.
+    /// How long each call may take; [`DEFAULT_DEADLINE`] by default.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// How long opening may take; [`DEFAULT_JOIN_DEADLINE`] by default, or as long as a call if
+    /// that is shorter.
+    #[must_use]
+    pub const fn join_deadline(mut self, deadline: Duration) -> Self {
+        self.join_deadline = Some(deadline);
+        self
+    }
+
+    /// How long opening may take.
+    pub(crate) fn join_time(&self) -> Duration {
+        let default = DEFAULT_JOIN_DEADLINE.min(self.deadline);
+        self.join_deadline.unwrap_or(default).min(MAX_DEADLINE)
+    }
+
+    /// What looks on while calls wait. Default: nothing but the log.
+    #[must_use]
+    pub fn onlooker(mut self, onlooker: Arc<dyn Onlooker>) -> Self {
+        self.onlooker = onlooker;
         self
     }
 
@@ -216,7 +253,8 @@ impl Builder {
             );
         }
         let links = if world_size == 1 { vec![None] } else { self.connect()? };
-        Ok(Mesh::new(rank, groups, self.deadline, self.short_bytes, links))
+        let patience = (self.deadline, self.onlooker);
+        Ok(Mesh::new(rank, groups, patience, self.short_bytes, links))
     }
 }
 

@@ -80,7 +80,7 @@ fn proof(cookie: u64, words: &str) -> u64 {
 
 impl Builder {
     pub(crate) fn connect(&mut self) -> Result<Vec<Option<Link>>, Error> {
-        let end = Instant::now() + self.deadline;
+        let end = Instant::now() + self.join_time();
         let (listener, addresses, cookie) = match (self.addresses.take(), self.cookie) {
             (Some(addresses), Some(cookie)) => {
                 if addresses.len() != usize::from(self.world_size) {
@@ -174,7 +174,7 @@ impl Builder {
     /// Other ranks at a rendezvous.
     fn visit(&mut self, end: Instant) -> Result<(TcpListener, Vec<SocketAddr>, u64), Error> {
         let address = self.rendezvous_address()?;
-        let waited = self.deadline;
+        let waited = self.join_time();
         let silent = |source| Error::Unreachable { rank: 0, address, waited, source };
         let mut stream = connect_until(address, end, RETRY).map_err(silent)?;
         let ip: IpAddr = stream.local_addr().map_err(silent)?.ip();
@@ -237,7 +237,7 @@ impl Builder {
     }
 
     fn missing(&self, missing: Vec<u16>, refused: Vec<String>) -> Error {
-        let (world_size, waited) = (self.world_size, self.deadline);
+        let (world_size, waited) = (self.world_size, self.join_time());
         Error::MissingRanks { missing, world_size, waited, refused }
     }
 
@@ -252,7 +252,7 @@ impl Builder {
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
         streams.resize_with(addresses.len(), || None);
         let me = usize::from(self.rank);
-        let waited = self.deadline;
+        let waited = self.join_time();
         let unreachable = |rank: usize| {
             let address = addresses[rank];
             move |source| Error::Unreachable { rank: rank as u16, address, waited, source }

@@ -266,6 +266,7 @@ impl Rude {
             policy: Policy::default(),
             ring_port: None,
             resume: None,
+            patience_s: None,
             tree: Tree::default(),
             chosen: None,
         }))?;

@@ -7,6 +7,7 @@
 )]
 
 pub mod lent;
+pub mod log;
 pub mod watched;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};

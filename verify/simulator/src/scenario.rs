@@ -27,6 +27,8 @@ pub const SLOTS: u32 = 72;
 pub const DAEMONS_MAX: usize = 4;
 /// The choice of seeds with trees is independent of what else they have.
 const TREES: u64 = 0x7ee5_0f7e_e5ff_0001;
+/// So are the limits of waits.
+const WAITS: u64 = 0x3a17_3a17_11fe_11fe;
 
 /// What a seed is not asked about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,10 @@ pub struct Scenario {
     pub faults: Vec<(When, Fault)>,
     /// How long others wait for a member that contributes nothing. None: until their deadlines.
     pub straggler_timeout: Option<Nanos>,
+    /// How long a call may stand still although all are in it.
+    pub stall_deadline: Nanos,
+    /// After how long a wait is told of.
+    pub warn_after: Nanos,
     /// From then on nothing bad happens any more, and every process is back.
     pub heal_at: Nanos,
 }
@@ -285,6 +291,8 @@ impl Scenario {
             far_daemons: vec![1],
             faults: Vec::new(),
             straggler_timeout: None,
+            stall_deadline: [2, 5, 30][(mix(seed ^ WAITS) % 3) as usize] * SECOND,
+            warn_after: [300 * MILLI, SECOND, 4 * SECOND][(mix(seed ^ !WAITS) % 3) as usize],
             heal_at,
             jobs,
         };

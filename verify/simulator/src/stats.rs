@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use xdp_agg_common::control::{AbortReason, Admitted, Reply, RunKind};
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_protocol::sum::Answer;
-use xdp_agg_protocol::worker::Error;
+use xdp_agg_protocol::worker::{Error, Limit};
 
 use crate::check::KeyCounts;
 use crate::scenario::Fault;
@@ -65,6 +65,10 @@ stats! {
     pauses: u64,
     /// Members that were put out, as they kept others waiting.
     put_out: u64,
+    /// Waits that workers told of.
+    warnings: u64,
+    /// Ranks that a worker was told of while it waited for them, and what was said was checked.
+    standings: u64,
     /// Blocks of plans that were handed on.
     copies: u64,
     /// Blocks of plans that were summed again.
@@ -249,6 +253,7 @@ pub(crate) const fn name(error: &Error) -> &'static str {
         Error::Aborted(AbortReason::Branch { .. }) => "branch lost",
         Error::Aborted(AbortReason::Unrecoverable { .. }) => "unrecoverable",
         Error::Aborted(_) => "aborted otherwise",
+        Error::Deadline { limit: Limit::Stall, .. } => "stall",
         Error::Deadline { .. } => "deadline",
         Error::AggregatorLost(_) => "aggregator lost",
         Error::Unreachable { .. } => "unreachable",

@@ -11,7 +11,8 @@ fn file(text: &str) -> Result<Partial, ConfigError> {
 fn a_file_says_what_the_flags_say() {
     let all = "interface = ['p0', 'p1']\nengine = 'xdp'\nxdp-mode = 'generic'\n\
                control = '10.0.0.254:9000'\ndata-addr = '10.0.0.254'\ndata-port = 5000\n\
-               slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\nprobe-timeout = 6\n\
+               slots = 64\njob-slots = 8\nmtu = 1500\njoin-timeout = 5\n\
+               join-timeout-max = 50\nprobe-timeout = 6\n\
                log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
                silent-timeout = 20\njob-slots-max = 16\njob-packet-rate = 1000\n\
                local-addr = '169.254.7.7'\n";
@@ -24,6 +25,7 @@ fn a_file_says_what_the_flags_say() {
     assert_eq!(settings.engine.local_addr, local);
     let server = settings.server;
     assert_eq!(server.probe_timeout, Duration::from_secs(6));
+    assert_eq!(server.join_timeout_max, Duration::from_secs(50));
     assert_eq!(server.resume_timeout, Duration::from_secs(7));
     assert_eq!(server.dead_after, Duration::from_secs(1));
     assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));

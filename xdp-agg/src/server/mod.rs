@@ -68,6 +68,8 @@ pub struct ServerConfig {
     pub job_slots: u32,
     /// How long ranks may take to join.
     pub join_timeout: Duration,
+    /// The most that a worker may ask for.
+    pub join_timeout_max: Duration,
     /// How long members may take to try their paths.
     pub probe_timeout: Duration,
     /// Control connections run over TLS. None: they are plain.
@@ -142,6 +144,7 @@ impl Server {
             data_addr: config.data_addr,
             data_port,
             join_timeout: config.join_timeout,
+            join_timeout_max: config.join_timeout_max,
             probe_timeout: config.probe_timeout,
             resume_timeout: config.resume_timeout,
             dead_after: config.dead_after,

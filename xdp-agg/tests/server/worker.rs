@@ -168,6 +168,7 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         policy: Policy::default(),
         ring_port: None,
         resume: None,
+        patience_s: None,
         tree: Tree::default(),
         chosen: None,
     }

@@ -16,6 +16,7 @@ __all__ = [
     "Report",
     "__version__",
     "_close_all",
+    "_close_log",
     "_launch",
 ]
 
@@ -54,6 +55,7 @@ class Communicator:
         job: str | None = None,
         deadline: float | None = None,
         join_deadline: float | None = None,
+        stall_deadline: float | None = None,
         precision: str | None = None,
         exact_up_to: int | None = None,
         scaling: str | float | None = None,
@@ -269,3 +271,6 @@ def _launch(
 
 def _close_all() -> None:
     """Closes every communicator of this process and joins their threads; atexit calls it."""
+
+def _close_log() -> None:
+    """Tells what is left to the logger `xdp_agg`; atexit calls it."""

@@ -12,11 +12,11 @@ use crate::driver::udp::DataSocket;
 /// A worker of a daemon at an address; nothing is done for it yet.
 fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
     let socket = DataSocket::bind(Ipv4Addr::LOCALHOST).expect("a free port");
-    let dial = Dial { address, dead_after: Duration::from_secs(8), tls: None };
+    let dial = Dial { address, name: None, dead_after: Duration::from_secs(8), tls: None };
     let config = Config { aggregator: address, ..Config::new("job", 0, 2) };
     let engine = Engine::new(config, dial, socket).expect("memory");
     let roll = (Arc::new(Roll::new(1, 0)), 0);
-    Arc::new(Shared::new(engine, None, Duration::from_secs(30), roll).expect("sockets"))
+    Arc::new(Shared::new(engine, None, (Duration::MAX, Duration::MAX), roll).expect("sockets"))
 }
 
 fn nowhere() -> std::net::SocketAddr {

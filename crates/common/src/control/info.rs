@@ -73,22 +73,24 @@ impl Chosen {
     /// The same, no longer than a daemon keeps, and without characters that steer terminals.
     #[must_use]
     pub fn clipped(&self) -> Self {
-        let clip = |text: &str, most: usize| {
-            let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-            let mut room = most;
-            shown
-                .take_while(|c| {
-                    let fits = c.len_utf8() <= room;
-                    room = room.saturating_sub(c.len_utf8());
-                    fits
-                })
-                .collect()
-        };
         Self {
             strategy: clip(&self.strategy, Self::MAX_NAME),
             reason: clip(&self.reason, Self::MAX_REASON),
         }
     }
+}
+
+/// No more than this many bytes of a text, without characters that steer terminals.
+pub(super) fn clip(text: &str, most: usize) -> String {
+    let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut room = most;
+    shown
+        .take_while(|c| {
+            let fits = c.len_utf8() <= room;
+            room = room.saturating_sub(c.len_utf8());
+            fits
+        })
+        .collect()
 }
 
 /// An aggregator that forwards sums to this one, or to another one below it.

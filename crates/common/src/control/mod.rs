@@ -28,6 +28,7 @@ mod frame;
 mod info;
 mod policy;
 mod reason;
+mod standing;
 mod tree;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -40,13 +41,14 @@ pub use frame::{FrameError, decode, encode, read_message, write_message};
 pub use info::{BranchInfo, Chosen, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};
 pub use reason::{AbortReason, Cause, ErrorCode};
+pub use standing::{Doing, Presence, Standing};
 pub use tree::{
     Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, MAX_BRANCHES, Tree, TreeError,
     Uplink,
 };
 
 /// Version of the control protocol.
-pub const CONTROL_VERSION: u32 = 7;
+pub const CONTROL_VERSION: u32 = 8;
 /// Default TCP port of the daemon's control address.
 pub const CONTROL_PORT: u16 = 9870;
 /// Largest frame in bytes; a longer one is an error before anything of it is read.
@@ -78,6 +80,8 @@ pub enum Request {
     Ready,
     /// Answer to [`Reply::Heartbeat`].
     Heartbeat,
+    /// What I am doing; said before an answer to [`Reply::Heartbeat`], where it has changed.
+    Doing(Doing),
     /// Answer to [`Reply::Reform`], and said unasked by a member that has come to the call that
     /// [`Reply::RunTo`] named: I take in no more results of this epoch, and this is what I have.
     Progress(Progress),
@@ -107,6 +111,11 @@ pub enum Request {
         /// the answer names the ranks that keep the job from its next epoch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         of: Option<u64>,
+    },
+    /// How are these members of my job, and what are they doing?
+    Standing {
+        /// Bit `r`: rank `r`.
+        of: u64,
     },
     /// I am done.
     Leave,
@@ -154,6 +163,10 @@ pub struct Join {
     /// This worker was a member already, and lost the connection to its daemon.
     #[serde(default)]
     pub resume: Option<Resume>,
+    /// How long the worker waits for the other ranks, in seconds: the daemon waits as long, as
+    /// far as its operator lets it. None: as long as the operator says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_s: Option<u16>,
     /// The daemons below this one that take part. Empty: this one sums alone.
     #[serde(default)]
     pub tree: Tree,
@@ -285,6 +298,8 @@ pub enum Reply {
         /// Ranks whose contribution is not there.
         ranks: Vec<u16>,
     },
+    /// Answer to [`Request::Standing`], in ascending order of ranks.
+    Standing(Vec<Standing>),
     /// A branch to the root of its tree.
     Branch(BranchReply),
     /// Answer to [`Request::Jobs`].

@@ -81,7 +81,7 @@ impl std::fmt::Display for AbortReason {
                 write!(f, "rank {rank} made another call than the others: {call}")
             }
             Self::Member { rank, cause: Some(Cause::Left), .. } => {
-                write!(f, "rank {rank} left, and the others make another call")
+                write!(f, "rank {rank} left in good order, and the others make another call")
             }
             Self::Member { rank, reason, .. } => write!(f, "rank {rank} gave up: {reason}"),
             Self::Branch { daemon, reason } => {
@@ -89,7 +89,7 @@ impl std::fmt::Display for AbortReason {
             }
             Self::Operator { reason } => f.write_str(reason),
             Self::Timeout { ranks, step } => {
-                write!(f, "ranks {ranks:?} did not {step} in time")
+                write!(f, "ranks {ranks:?} did not {step} in time: {}", limit_of(step))
             }
             Self::Expelled => f.write_str(
                 "the others went on without this worker, because its connection was lost for too \
@@ -100,6 +100,28 @@ impl std::fmt::Display for AbortReason {
                 "block {block} was finished before, and no member that is left can give its result \
                  to those that lack it"
             ),
+        }
+    }
+}
+
+/// Whose limit a step's time is, and what sets it.
+fn limit_of(step: &str) -> &'static str {
+    match step {
+        "join" => {
+            "each worker asks for its XDP_AGG_JOIN_DEADLINE, and the aggregator's daemon grants \
+             at most its `--join-timeout-max` (XDP_AGG_JOIN_TIMEOUT_MAX)"
+        }
+        "probe" => {
+            "the limit is that of the aggregator's daemon, `--probe-timeout` \
+             (XDP_AGG_PROBE_TIMEOUT); is a path between these ranks and the aggregator closed?"
+        }
+        "resume" => {
+            "the limit is that of the aggregator's daemon, `--resume-timeout` \
+             (XDP_AGG_RESUME_TIMEOUT)"
+        }
+        _ => {
+            "the limit is that of the aggregator's daemon, `--straggler-timeout` \
+             (XDP_AGG_STRAGGLER_TIMEOUT)"
         }
     }
 }

@@ -22,6 +22,7 @@ pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
     let until = crate::options::until(options.join_within);
     let name = name(&options.job)?;
     let mut ended: Option<Instant> = None;
+    let mut waits = Waits::new(options);
     loop {
         let attempt = attempt(options, &name, until)?;
         let over = Instant::now() > until;
@@ -45,6 +46,7 @@ pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
             _ if over => return Err(deadline(options, vec![0])),
             Attempt::Nobody | Attempt::InUse(_) | Attempt::Stranger(_) => {}
         }
+        waits.tell(&[0]);
         std::thread::sleep(PAUSE);
     }
 }

@@ -133,7 +133,9 @@ impl Leader<'_> {
 
     /// Until all have come.
     fn gather(&mut self) -> Result<(), Error> {
+        let mut waits = Waits::new(self.options);
         while !self.missing().is_empty() {
+            waits.tell(&self.missing());
             if Instant::now() > self.until {
                 return Err(deadline(self.options, self.missing()));
             }
@@ -141,7 +143,7 @@ impl Leader<'_> {
             descriptors.extend(self.strangers.iter().map(|(socket, _)| socket.as_fd()));
             let members = self.members.iter().flatten();
             descriptors.extend(members.map(|member| member.connection.socket.as_fd()));
-            let ready = readable(&descriptors, self.until)?;
+            let ready = readable(&descriptors, self.until.min(waits.warn_at))?;
             let known = 1 + self.strangers.len();
             // A member has nothing to say before it is welcomed, so this is its end.
             let gone = ready[known..].iter().position(|&ready| ready);

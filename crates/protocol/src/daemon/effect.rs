@@ -20,6 +20,7 @@ pub struct LinkId(pub u64);
 
 /// What the caller is to do with a connection to a branch.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a message is on its way, and never one of many")]
 pub enum LinkEffect {
     /// Connect to this control address; then [`Jobs::handle_link_up`] or
     /// [`Jobs::handle_link_lost`].
@@ -75,8 +76,10 @@ pub struct Limits {
     pub data_addr: Option<Ipv4Addr>,
     /// UDP port that workers send to.
     pub data_port: u16,
-    /// How long ranks may take to join, from the first one's join.
+    /// How long ranks may take to join, from the first one's join, where no worker asks for a time.
     pub join_timeout: Duration,
+    /// The most that a worker may ask for.
+    pub join_timeout_max: Duration,
     /// How long members may take to try their paths, and the branches of a tree for each step until
     /// the job runs.
     pub probe_timeout: Duration,

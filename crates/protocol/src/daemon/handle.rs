@@ -58,6 +58,7 @@ impl Jobs {
             Request::Stats => self.look(Look::Stats(conn)),
             // A job may have ended since it was sent: no reason to complain.
             Request::Heartbeat => self.heartbeat(conn),
+            Request::Doing(doing) => self.does(&session, doing),
             // Leaving without being a member is done at once: the job may have ended meanwhile.
             Request::Leave => {
                 if let Some((job_id, rank)) = session.member {
@@ -132,6 +133,9 @@ impl Jobs {
                     self.stop_waiting(conn, job_id, rank);
                     self.reply(conn, Reply::Done);
                 }
+                // It waits for none of the members: these come to it.
+                Request::Missing { block, .. } => self.tell_missing(conn, block, 0),
+                Request::Standing { of } => self.tell_standing(conn, job_id, of),
                 _ => self.protocol_error(conn, "a member's request before Admitted"),
             };
         }
@@ -148,6 +152,7 @@ impl Jobs {
                 self.abort(job_id, &AbortReason::Member { rank, reason, cause });
             }
             Request::Missing { block, of } => self.missing(conn, job_id, (block, of)),
+            Request::Standing { of } => self.tell_standing(conn, job_id, of),
             Request::Progress(progress) => self.progress(conn, job_id, rank, progress),
             Request::Paused { next_sequence } => self.paused(job_id, rank, next_sequence),
             // `handle` deals with all others.

@@ -3,10 +3,10 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Chosen, CreateJob, Join, Plan, Policy, Progress, Resume, WorkerLoss,
+    Chosen, CreateJob, Doing, Join, Plan, Policy, Progress, Resume, WorkerLoss,
 };
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
@@ -27,6 +27,10 @@ pub(super) struct Member {
     pub(super) local: Ipv4Addr,
     pub(super) max_chunks: u16,
     pub(super) ring_port: Option<u16>,
+    /// How long it waits for others to join, where it has said that.
+    pub(super) patience: Option<Duration>,
+    /// What it has last said that it does.
+    pub(super) doing: Option<Doing>,
     pub(super) ready: bool,
     /// What it has of the epoch that is over. Nothing changes it until the next one starts.
     pub(super) progress: Option<Progress>,
@@ -41,7 +45,8 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn new(conn: ConnId, data: SocketAddrV4, local: Ipv4Addr, join: &Join) -> Self {
         let absent = Self::absent(data, local, join.max_chunks, join.ring_port);
-        Self { conn: Some(conn), ..absent }
+        let patience = join.patience_s.map(|seconds| Duration::from_secs(seconds.into()));
+        Self { conn: Some(conn), patience, ..absent }
     }
 
     /// One that has no connection (yet).
@@ -57,6 +62,8 @@ impl Member {
             local,
             max_chunks,
             ring_port,
+            patience: None,
+            doing: None,
             ready: false,
             progress: None,
             paused: None,

@@ -67,9 +67,9 @@ impl Jobs {
         job.plant(&join.tree);
         let member = Member::new(conn, data, local, join);
         if let Phase::Forming(end) = job.phase() {
+            let own = self.clock + self.limits.join_time(&member);
             job.life.members.insert(join.rank, member);
-            let end = end.unwrap_or(self.clock + self.limits.join_timeout);
-            job.enter(Phase::Forming(Some(end)));
+            job.enter(Phase::Forming(Some(end.map_or(own, |end| end.max(own)))));
             info!(job = join.job, rank = join.rank, %data, "joined");
         } else {
             job.life.waiting.insert(join.rank, member);

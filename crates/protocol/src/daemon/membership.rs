@@ -265,7 +265,9 @@ impl Jobs {
         };
         if !waiting.is_empty() {
             info!(job = job.name, "forms again, of the ranks that waited");
-            job.enter(Phase::Forming(Some(self.clock + self.limits.join_timeout)));
+            let times = waiting.values().map(|member| self.limits.join_time(member));
+            let end = times.max().map(|time| self.clock + time);
+            job.enter(Phase::Forming(end));
             let trunk = Trunk { asked: trunk.asked, ..Trunk::default() };
             job.life = Life { members: waiting, policy, chosen, trunk, ..Life::default() };
             self.advance(job_id);

@@ -21,6 +21,8 @@ use super::report::{Path, Report};
 #[derive(Debug)]
 pub struct Call {
     pub(crate) sequence: u64,
+    /// The same among all calls of this worker, also those that do not go through the aggregator.
+    pub(crate) position: u64,
     pub(crate) first_block: JobBlock,
     pub(crate) tag: u16,
     pub(crate) report: Report,
@@ -71,6 +73,7 @@ impl Call {
     pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {
         let mut call = Self {
             sequence,
+            position: sequence,
             first_block: JobBlock(0),
             tag: 0,
             report: Report::default(),

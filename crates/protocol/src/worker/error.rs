@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AbortReason, Cause, ErrorCode};
+use xdp_agg_common::control::{AbortReason, Cause, ErrorCode, Standing};
 use xdp_agg_quantize::OutOfRange;
+
+use super::standing;
 
 /// An error that did not arise in a [`Machine`](super::Machine): its driver's, or that of a call's
 /// [`Blocks`](super::Blocks). The machine tells it to the others, and gives it back.
@@ -32,6 +34,35 @@ pub trait CallerError: std::error::Error + Any + Send + Sync {
     fn in_ranks(&self, local_size: u16, local_rank: u16) -> Option<Arc<dyn CallerError>> {
         let _ = (local_size, local_rank);
         None
+    }
+}
+
+/// What bounds a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The longest that a call may take.
+    Call,
+    /// The longest that a call may stand still although all its workers are in it.
+    Stall,
+    /// The longest that the job may take to begin.
+    Join,
+}
+
+impl Limit {
+    /// The variable that sets it.
+    #[must_use]
+    pub const fn variable(self) -> &'static str {
+        match self {
+            Self::Call => "XDP_AGG_DEADLINE",
+            Self::Stall => "XDP_AGG_STALL_DEADLINE",
+            Self::Join => "XDP_AGG_JOIN_DEADLINE",
+        }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.variable())
     }
 }
 
@@ -83,17 +114,19 @@ pub enum Error {
         /// IP packet size of a probe.
         bytes: usize,
     },
-    /// The deadline passed.
-    #[error(
-        "{}no result after {waited:?}: {}", call_name(*.sequence), missing(.ranks, .known)
-    )]
+    /// A wait came to its limit.
+    #[error("{}", overdue(*.sequence, *.limit, *.waited, .ranks, .standing, .known))]
     Deadline {
         /// The call's number, if it was a call.
         sequence: Option<u64>,
+        /// Which limit that is.
+        limit: Limit,
         /// How long it was waited for.
         waited: Duration,
         /// The ranks whose contribution is missing at the aggregator. Empty: it did not say.
         ranks: Vec<u16>,
+        /// How they do, as far as the daemon knows.
+        standing: Box<[Standing]>,
         /// What else is known about why; may be empty.
         known: String,
     },
@@ -143,13 +176,14 @@ impl Error {
     pub fn in_ranks(self, local_size: u16, local_rank: u16) -> Self {
         let map = |host: u16| host * local_size + local_rank;
         match self {
-            Self::Deadline { sequence, waited, ranks, known } => {
+            Self::Deadline { sequence, limit, waited, ranks, standing, known } => {
                 let processes = |host: u16| match sequence {
                     Some(_) => host * local_size..(host + 1) * local_size,
                     None => map(host)..map(host) + 1,
                 };
                 let ranks = ranks.into_iter().flat_map(processes).collect();
-                Self::Deadline { sequence, waited, ranks, known }
+                let standing = standing::in_ranks(standing, local_size, local_rank);
+                Self::Deadline { sequence, limit, waited, ranks, standing, known }
             }
             Self::Aborted(reason) => Self::Aborted(match reason {
                 AbortReason::MemberLost { rank } => AbortReason::MemberLost { rank: map(rank) },
@@ -190,7 +224,7 @@ impl Error {
     }
 
     /// In words for other workers, which count ranks in the world; `first` as for [`Self::cause`].
-    pub(super) fn told(&self, first: u16) -> String {
+    pub(crate) fn told(&self, first: u16) -> String {
         match self {
             Self::Caller(error) => error.told(first),
             other => other.to_string(),
@@ -220,18 +254,52 @@ fn call_name(sequence: Option<u64>) -> String {
     sequence.map_or_else(String::new, |number| format!("call {number}: "))
 }
 
-fn missing(ranks: &[u16], known: &str) -> String {
-    let ranks = match ranks {
+/// A wait that came to its limit: what was waited for, and what changes the limit.
+fn overdue(
+    sequence: Option<u64>,
+    limit: Limit,
+    waited: Duration,
+    ranks: &[u16],
+    standing: &[Standing],
+    known: &str,
+) -> String {
+    // What is beyond tenths of a second is the clock's, and what came before the wait.
+    let tenths = (waited.as_millis() as u64 + 50) / 100;
+    let waited = Duration::from_millis(100 * tenths.max(1));
+    let what = match limit {
+        Limit::Call => format!("no result after {waited:?} (longer: {limit})"),
+        Limit::Stall => format!(
+            "nothing has moved for {waited:?} (longer: {limit}), though all workers that it waits \
+             for are in it"
+        ),
+        Limit::Join => format!("the job did not begin within {waited:?} (longer: {limit})"),
+    };
+    format!("{}{what}: {}", call_name(sequence), reasons(sequence, ranks, standing, known))
+}
+
+/// What a wait is for.
+pub(super) fn reasons(
+    sequence: Option<u64>,
+    ranks: &[u16],
+    standing: &[Standing],
+    known: &str,
+) -> String {
+    let lacks = match ranks {
         [] if !known.is_empty() => return known.into(),
         [] => {
-            "the aggregator did not say whose contribution is missing; is it still running?".into()
+            return "the aggregator has all contributions, or did not say whose it lacks: is its \
+                    daemon running, and do its packets (UDP) reach this worker?"
+                .into();
         }
-        [one] => format!("the contribution of rank {one} is missing; is that worker alive?"),
-        many => {
-            format!("the contributions of ranks {many:?} are missing; are those workers alive?")
-        }
+        ranks if sequence.is_none() => format!("waiting for {} to join", standing::subject(ranks)),
+        ranks => format!("waiting for {}", standing::subject(ranks)),
     };
-    if known.is_empty() { ranks } else { format!("{ranks} ({known})") }
+    let known = if known.is_empty() { String::new() } else { format!(" ({known})") };
+    match standing::sentences(standing, sequence) {
+        _ if sequence.is_none() => lacks + &known,
+        said if said.is_empty() => lacks + &known,
+        said => format!("{lacks}: {said}{known}"),
+    }
 }
 
 #[cfg(test)]
@@ -242,14 +310,15 @@ mod tests {
     fn a_deadline_names_the_missing_ranks() {
         let error = Error::Deadline {
             sequence: Some(7),
+            limit: Limit::Call,
             waited: Duration::from_millis(1500),
             ranks: vec![2, 5],
+            standing: Box::default(),
             known: String::new(),
         };
         assert_eq!(
             error.to_string(),
-            "call 7: no result after 1.5s: the contributions of ranks [2, 5] are missing; \
-             are those workers alive?"
+            "call 7: no result after 1.5s (longer: XDP_AGG_DEADLINE): waiting for ranks [2, 5]"
         );
     }
 }

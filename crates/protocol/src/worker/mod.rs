@@ -13,14 +13,16 @@ pub mod flow;
 pub mod layout;
 mod machine;
 mod report;
+mod standing;
 
 pub use block::{DataBlock, EpochBlock, JobBlock};
 pub use blocks::{Blocks, Local, Purpose, Share, block_len};
 pub use buffer::{Buffer, Kept};
 pub use call::{Call, numbers};
-pub use error::{CallerError, Error};
+pub use error::{CallerError, Error, Limit};
 pub use machine::{
     Batch, Config, Control, Counters, Endpoint, Lanes, Machine, PROBE_INTERVAL, PROBES, RETRY,
-    Seat, State, packet_len,
+    Seat, State, Warning, packet_len,
 };
 pub use report::{Path, Report, rank_bit};
+pub use standing::standing_aside;

@@ -55,6 +55,15 @@ impl Scenario {
         only.then_some((limit + SLACK) * self.faults.len() as Nanos)
     }
 
+    /// Whether nothing happens but to workers' processes: what they say reaches their daemon soon.
+    #[must_use]
+    pub fn only_workers_fail(&self) -> bool {
+        let of_workers = |(_, fault): &(When, Fault)| {
+            matches!(fault, Fault::StopWorker { .. } | Fault::KillWorker { .. })
+        };
+        !self.hostile && self.faults.iter().all(of_workers)
+    }
+
     /// Whether the deadline of a job's calls is far beyond what may happen to them. Packets are
     /// lost now and then. Workers and branches are killed, which shows at once; workers stand
     /// still, which shows after a while if there is a limit.

@@ -115,6 +115,7 @@ impl World {
         process.next = Some(sequence + 1);
         self.checker.makes(life, sequence);
         process.think_until = now + think;
+        process.made.insert(sequence, now);
         process.calls.push(InFlight { sequence, due: now + deadline, asked: None });
         self.note(&[15, worker as u64, sequence], || {
             format!("{} makes call {sequence}: {shape:?}", Party::Worker(worker))
@@ -128,6 +129,8 @@ impl World {
 
     pub(super) fn call_failed(&mut self, worker: usize, life: usize, error: &Error) {
         self.workers[worker].errors += 1;
+        self.check_told(worker, error);
+        self.check_stall(worker, error);
         self.stats.count_error(error);
         self.checker.failed(life, error);
     }

@@ -148,6 +148,7 @@ impl World {
             data_addr: Some(self.address(Place::Daemon(daemon))),
             data_port: DATA_PORT,
             join_timeout: duration(scenario.join_timeout),
+            join_timeout_max: duration(scenario.join_timeout),
             probe_timeout: duration(scenario.join_timeout),
             resume_timeout: duration(scenario.resume_timeout),
             dead_after: duration(scenario.dead_after),

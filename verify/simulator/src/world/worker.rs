@@ -1,6 +1,6 @@
 //! Workers: the real `Machine`, and what a communicator and its caller do around it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use rand::Rng;
 use xdp_agg_common::admission::Source;
@@ -57,6 +57,8 @@ pub(super) struct Process {
     /// Number of the next call; None before the first epoch runs.
     pub(super) next: Option<u64>,
     pub(super) calls: Vec<InFlight>,
+    /// When it made each of its calls.
+    pub(super) made: BTreeMap<u64, Nanos>,
     /// When the next call is made.
     pub(super) think_until: Nanos,
 }
@@ -129,6 +131,8 @@ impl World {
         config.return_pause = duration(plan.fallback_after / 8);
         config.max_chunks = plan.chunks;
         config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
+        config.stall_deadline = duration(self.scenario.stall_deadline);
+        config.warn_after = duration(self.scenario.warn_after);
         let machine = Machine::new(config, now);
         self.note(&[10, worker as u64], || {
             format!("{} starts (life {life}, port {port})", Party::Worker(worker))
@@ -142,6 +146,7 @@ impl World {
             timer: None,
             next: None,
             calls: Vec::new(),
+            made: BTreeMap::new(),
             think_until: 0,
         });
         self.drive(worker);
@@ -309,6 +314,10 @@ impl World {
         let now = duration(self.now);
         if let Some(process) = &mut self.workers[worker].process {
             process.machine.handle_timeout(now);
+            if let Some(warning) = process.machine.poll_warning() {
+                self.stats.warnings += 1;
+                self.check_told(worker, &warning.error);
+            }
         }
         for _ in 0..BURST_MAX {
             let more = self.obey(worker) | self.transmit(worker);

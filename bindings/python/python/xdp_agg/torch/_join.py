@@ -26,7 +26,8 @@ log = logging.getLogger("xdp_agg.torch")
 HOST_SLOTS = 1024
 #: Slots of any other group: 32 of them fit beside the default group into a daemon as it comes.
 GROUP_SLOTS = 128
-#: The longest that ranks take to join once all of them have called, in seconds.
+#: The longest that ranks take to join once all of them have called, in seconds, where
+#: XDP_AGG_JOIN_DEADLINE does not say otherwise.
 JOIN = 30.0
 #: For how long a rank that could not join looks whether another one was refused, in seconds.
 REFUSAL = 5.0
@@ -82,6 +83,7 @@ class Membership:
         self._arrive(timeout, is_closed)
         hosts = self.hosts()
         job = self._store.get("job").decode()
+        own = os.environ.get("XDP_AGG_JOIN_DEADLINE")
         refusals = []
         for number, place in enumerate(self._places(hosts)):
             local_rank, local_size = place or (None, None)
@@ -92,7 +94,7 @@ class Membership:
                 "local_size": local_size,
                 "slots": self._slots(hosts),
                 "deadline": timeout,
-                "join_deadline": min(timeout, JOIN),
+                "join_deadline": None if own else min(timeout, JOIN),
                 **self._settings,
             }
             try:
@@ -139,7 +141,7 @@ class Membership:
         store.set(f"here/{self.rank}", "1")
         if store.add("here", 1) == self.size:
             store.set("all", "1")
-        pause, has_said = 0.0002, False
+        pause, said = 0.0002, 0.0
         # Asked again and again: a wait would keep others from the store's only connection.
         while not store.check(["all"]):
             waited = time.monotonic() - began
@@ -152,10 +154,15 @@ class Membership:
                 )
                 error.ranks = tuple(missing)
                 raise error
-            if waited > SILENCE and not has_said:
-                has_said = True
+            if waited > said + SILENCE:
+                said = waited
                 log.warning(
-                    "group %s: waiting for the first call of ranks %s", self.name, self._missing()
+                    "group %s: after %.0f s waiting for the first call of ranks %s, for at most "
+                    "the group's timeout of %g s",
+                    self.name,
+                    waited,
+                    self._missing(),
+                    timeout,
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)

@@ -110,6 +110,23 @@ fn waits_end_and_name_the_ranks() {
     assert_eq!(aborted(&world.hear(first)), reason);
     assert_eq!(world.jobs.poll_timeout(), None);
 
+    // Workers may ask for more, and for less, up to what the operator allows.
+    for (asked, given) in [(90, 90), (2, 2), (10_000, 600)] {
+        let patient = world.connect();
+        let join = Join { patience_s: Some(asked), ..wish("patient", 1, 3) };
+        world.say(patient, Request::Join(join));
+        world.wait(given - 1);
+        assert_eq!(world.hear(patient), []);
+        // Another one's lesser patience changes nothing.
+        let hasty = world.connect();
+        let join = Join { patience_s: Some(1), ..wish("patient", 2, 3) };
+        world.say(hasty, Request::Join(join));
+        world.wait(1);
+        let reason = AbortReason::Timeout { ranks: vec![0], step: "join".into() };
+        assert!(reason.to_string().contains("XDP_AGG_JOIN_TIMEOUT_MAX"), "{reason}");
+        assert_eq!(aborted(&world.hear(patient)), reason);
+    }
+
     let members = world.form("train", 2);
     world.heard.clear();
     world.say(members[0], Request::Ready);

@@ -72,6 +72,7 @@ fn limits() -> Limits {
         data_addr: None,
         data_port: 48864,
         join_timeout: Duration::from_secs(60),
+        join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
         resume_timeout: Duration::from_secs(10),
         dead_after: Duration::from_secs(2),
@@ -320,6 +321,7 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         policy: Policy::default(),
         ring_port: None,
         resume: None,
+        patience_s: None,
         tree: Tree::default(),
         chosen: None,
     }

@@ -1,5 +1,7 @@
 //! Heartbeats, stragglers, tokens and quotas.
 
+use xdp_agg_common::control::{Doing, Presence};
+
 use super::woods::data;
 use super::*;
 
@@ -28,6 +30,37 @@ fn heartbeats_go_to_members_until_they_stay_unanswered() {
     assert_eq!(world.say(members[0], Request::Heartbeat), []);
     world.say(members[1], Request::Leave);
     assert_eq!(world.jobs.poll_timeout(), None);
+}
+
+/// A member learns how others are and what they do, also when they are there no more.
+#[test]
+fn members_are_told_how_others_do() {
+    let mut world = World::new();
+    let members = world.run("train", 4);
+    let long = "a call\n".repeat(100);
+    let doing = Doing { next_sequence: 3, call: Some(long), ..Doing::default() };
+    for _ in 0..12 {
+        world.wait_for(Duration::from_millis(250));
+        for conn in [members[0], members[1]] {
+            world.say(conn, Request::Heartbeat);
+        }
+    }
+    world.say(members[1], Request::Doing(doing));
+    world.say(members[3], Request::Leave);
+    let heard = world.say(members[0], Request::Standing { of: 0b1_1110 });
+    let [Reply::Standing(all)] = &heard[..] else { panic!("{heard:?}") };
+    let [alive, silent, left] = &all[..] else { panic!("{all:?}") };
+    assert_eq!((alive.rank, alive.presence, alive.heartbeat_ms), (1, Presence::Alive, Some(0)));
+    let doing = alive.doing.as_ref().expect("it has said it");
+    let call = doing.call.as_ref().expect("it is in one");
+    assert!(call.len() == Doing::MAX_CALL && !call.contains('\n'), "{call:?}");
+    assert_eq!((silent.rank, silent.presence), (2, Presence::Silent));
+    assert_eq!((left.rank, left.presence), (3, Presence::Left));
+    // It was only stopped.
+    world.say(members[2], Request::Heartbeat);
+    let heard = world.say(members[0], Request::Standing { of: 0b100 });
+    let [Reply::Standing(all)] = &heard[..] else { panic!("{heard:?}") };
+    assert_eq!((all[0].presence, all[0].heartbeat_ms), (Presence::Alive, Some(0)));
 }
 
 #[test]

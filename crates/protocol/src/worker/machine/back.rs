@@ -75,7 +75,7 @@ impl Machine {
                 self.engine = engine;
                 return;
             }
-            Reply::Heartbeat => return self.say(Request::Heartbeat),
+            Reply::Heartbeat => return self.answer_heartbeat(),
             Reply::Done => {
                 self.back.open = true;
                 self.back.pause = self.config.return_pause;
@@ -123,6 +123,7 @@ impl Machine {
     pub(super) fn say_hello(&mut self) {
         self.link = Link::Up;
         self.requests.clear();
+        self.told = None;
         let agent = concat!("xdp-agg-client ", env!("CARGO_PKG_VERSION")).to_owned();
         let token = self.config.token.clone();
         self.say(Request::Hello { version: CONTROL_VERSION, agent, token });
@@ -151,6 +152,8 @@ impl Machine {
             policy: config.policy,
             ring_port: config.ring_port,
             resume,
+            // A little more: this worker's own limit comes first, which is named by its variable.
+            patience_s: Some((config.join_deadline.as_secs_f64().ceil() as u16).saturating_add(1)),
             tree: config.tree.clone(),
             chosen: config.chosen.clone(),
         }

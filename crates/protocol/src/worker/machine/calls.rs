@@ -36,7 +36,9 @@ impl Machine {
         }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.calls.push_back(Call::new(sequence, blocks));
+        let mut call = Call::new(sequence, blocks);
+        call.position = sequence + self.asides;
+        self.calls.push_back(call);
         self.begin_calls();
         Ok(sequence)
     }

@@ -54,6 +54,10 @@ pub struct Config {
     pub rto_min: Duration,
     /// Longest time to wait for the daemon and for the other workers when joining.
     pub join_deadline: Duration,
+    /// How long a call may stand still although all its workers are in it.
+    pub stall_deadline: Duration,
+    /// After how long a wait is told of for the first time ([`super::Machine::poll_warning`]).
+    pub warn_after: Duration,
     /// How long no daemon could be reached before the workers go on over a ring, if the policy says
     /// so.
     pub fallback_after: Duration,
@@ -87,6 +91,8 @@ impl Config {
             rate: None,
             rto_min: Duration::from_millis(4),
             join_deadline: Duration::from_secs(60),
+            stall_deadline: Duration::from_secs(30),
+            warn_after: Duration::from_secs(10),
             fallback_after: Duration::from_secs(2),
             return_pause: Duration::from_millis(500),
         }
@@ -104,6 +110,7 @@ impl Config {
 
 /// What the caller shall do with the control connection.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a message is on its way, and never one of many")]
 pub enum Control {
     /// Open one; tell how it went by [`super::Machine::handle_connected`] or
     /// [`super::Machine::handle_connect_failed`].

@@ -12,7 +12,8 @@ use xdp_agg_common::slot::Pool;
 
 use super::epoch::Epoch;
 use super::{
-    Control, Freeze, GRACE, Link, Machine, NO_CALL, PROBES, Phase, RETRY, State, packet_len,
+    Control, Freeze, GRACE, Link, Machine, NO_CALL, PATIENT, PROBES, Phase, RETRY, RETRY_MAX,
+    packet_len,
 };
 use crate::worker::flow::{self, Flow};
 use crate::worker::{Error, JobBlock, rank_bit};
@@ -64,13 +65,18 @@ impl Machine {
             self.link = Link::Closed;
         } else if matches!(self.phase, Phase::Ring(_)) {
             self.not_back_yet(&reason, now);
-        } else if self.epoch.is_some() || now < self.reach_until {
-            self.lost_reason = reason;
-            self.link = Link::Wanted(now + RETRY);
         } else {
-            let address = self.config.aggregator;
-            self.end_with(Error::Unreachable { address, reason, of: None });
+            self.lost_reason = reason;
+            self.link = Link::Wanted(now + self.retry_pause());
         }
+    }
+
+    /// Until the next attempt to reach the daemon: short at first, then at a pace that harms
+    /// nobody.
+    fn retry_pause(&mut self) -> Duration {
+        let doublings = self.tries / PATIENT;
+        self.tries += 1;
+        RETRY.saturating_mul(1 << doublings.min(16)).min(RETRY_MAX)
     }
 
     /// The control connection has ended.
@@ -99,12 +105,12 @@ impl Machine {
     /// The daemon is to be found again.
     fn lost(&mut self, now: Duration) {
         self.unfreeze_resume();
-        // At once after a loss, then at a pace that harms nobody.
         let first = self.epoch.is_some() && self.lost_since.is_none();
         if first {
             self.lost_since = Some(now);
         }
-        self.link = Link::Wanted(if first { now } else { now + RETRY });
+        let pause = if first { Duration::ZERO } else { self.retry_pause() };
+        self.link = Link::Wanted(now + pause);
         self.begin_calls();
     }
 
@@ -147,12 +153,13 @@ impl Machine {
             Reply::Admitted(admitted) => self.handle_admitted(admitted, now),
             Reply::Go { mode, group } => self.handle_go(mode, group),
             Reply::Aborted(reason) => self.handle_aborted(reason, now),
-            Reply::Heartbeat => self.say(Request::Heartbeat),
+            Reply::Heartbeat => self.answer_heartbeat(),
             Reply::Reform { lost, reason } => self.handle_reform(&lost, &reason),
             Reply::Resumed => self.handle_resumed(now),
             Reply::Pause { joining } => self.handle_pause(&joining),
             Reply::RunTo { sequence } => self.handle_run_to(sequence),
-            Reply::Missing { ranks, .. } => self.missing = Some(ranks),
+            Reply::Missing { block, ranks } => self.handle_missing(block, ranks, now),
+            Reply::Standing(standing) => self.handle_standing(standing, now),
             Reply::Done => {} // an answer that came too late
             Reply::Error { code, message } => self.handle_error(code, message, now),
             other => self.fail(Error::Protocol(format!("{other:?}"))),
@@ -247,6 +254,7 @@ impl Machine {
         self.phase = Phase::Running;
         self.has_run = true;
         self.lost_since = None;
+        self.tries = 0;
         self.back.vain = 0;
         self.begin_calls();
     }
@@ -370,7 +378,7 @@ impl Machine {
         let taken = self.epoch.is_none()
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
-            && now < self.reach_until;
+            && now < self.taken_until;
         // A worker that was on a ring can go on over one.
         let may_pass = self.back.rings > 0
             || !matches!(
@@ -382,7 +390,7 @@ impl Machine {
                     | ErrorCode::Protocol
             );
         // Many workers of one host start at once.
-        let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.reach_until;
+        let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.join_until;
         if taken || crowded || resuming && may_pass {
             self.lost_reason = message;
             self.hang_up();
@@ -411,7 +419,7 @@ impl Machine {
             _ => None,
         };
         let join = (!self.has_run).then_some(self.join_until);
-        let all = [data, link, join, self.ask_at(), self.gate_until, self.fall_back_at()];
+        let all = [data, link, join, self.attend_at(), self.gate_until, self.fall_back_at()];
         all.into_iter().flatten().min()
     }
 
@@ -437,27 +445,13 @@ impl Machine {
                 if let Some(epoch) = &mut self.epoch {
                     epoch.flow.handle_timeout(now);
                 }
-                self.ask_if_stuck(now);
             }
             Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
             _ => {}
         }
-    }
-
-    fn not_joined(&mut self) {
-        let (address, waited) = (self.config.aggregator, self.config.join_deadline);
-        let reason = match (&self.epoch, self.link) {
-            (None, Link::Up) if !self.greeted => {
-                "it accepts connections but says nothing; is it an xdp-agg daemon?".into()
-            }
-            (None, Link::Connecting | Link::Wanted(_)) => self.lost_reason.clone(),
-            _ => {
-                let known = self.what_is_known();
-                self.fail(Error::Deadline { sequence: None, waited, ranks: Vec::new(), known });
-                return;
-            }
-        };
-        self.end_with(Error::Unreachable { address, reason, of: None });
+        if self.failed.is_none() {
+            self.attend(now);
+        }
     }
 
     fn no_path(&mut self) {
@@ -466,32 +460,5 @@ impl Machine {
             - xdp_agg_common::wire::HEADER_LEN;
         let address = admitted.data.into();
         self.fail(Error::DataPath { address, probes: PROBES, bytes });
-    }
-
-    /// Why a call may not have ended, in words.
-    pub(super) fn what_is_known(&self) -> String {
-        let Some(admitted) = self.admitted() else { return self.lost_reason.clone() };
-        let epoch = admitted.epoch;
-        match self.state() {
-            State::Reconnecting => format!(
-                "the aggregator at {} was lost ({}) and this worker has not got back to its job",
-                self.config.aggregator, self.lost_reason
-            ),
-            State::Reforming => {
-                format!("members were lost or join, and what follows epoch {epoch} did not begin")
-            }
-            State::OnRing => {
-                "over the ring that replaced the lost aggregator, not all members have come so far"
-                    .into()
-            }
-            State::Probing => format!("epoch {epoch} did not begin: a member's path is not open"),
-            _ if self.gate.is_some() => "this call waits for a rank that joins".into(),
-            _ if self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle()) => {
-                "all that was sent has its result; other processes of this host, or another \
-                 aggregator, are waited for"
-                    .into()
-            }
-            _ => String::new(),
-        }
     }
 }

@@ -6,7 +6,7 @@ use xdp_agg_common::control::{Admitted, Request, RunKind};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
-use super::{ASK, Freeze, Link, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
+use super::{Freeze, Machine, PROBE_INTERVAL, PROBES, Phase, packet_len};
 use crate::worker::call::Call;
 use crate::worker::flow::Role;
 use crate::worker::{EpochBlock, Error, rank_bit};
@@ -218,38 +218,13 @@ impl Machine {
         self.early.take(epoch.flow.sent_end())
     }
 
-    /// Asks which ranks keep this block waiting.
-    pub(super) fn question(&self, block: EpochBlock) -> Request {
-        Request::Missing { block: block.0, of: self.waits_for(block) }
-    }
-
     /// The ranks whose contribution makes this block, where these are not all.
-    fn waits_for(&self, number: EpochBlock) -> Option<u64> {
+    pub(super) fn waits_for(&self, number: EpochBlock) -> Option<u64> {
         let epoch = self.epoch.as_ref()?;
         let alone = matches!(epoch.flow.role(number), Role::Solo | Role::Listen);
         let block = epoch.locate(number).0;
         let call = self.calls.iter().filter(|_| alone).find(|call| call.holds(block))?;
         call.root().map(rank_bit)
-    }
-
-    /// Tells the daemon now and then what this worker waits for. The daemon may know of a member
-    /// that has left, or hold one for dead that contributes nothing.
-    pub(super) fn ask_if_stuck(&mut self, now: Duration) {
-        let Some(flow) = self.epoch.as_ref().map(|epoch| &epoch.flow) else { return };
-        if flow.is_idle() || self.awaited.0 != flow.base() {
-            self.awaited = (flow.base(), now);
-        } else if now >= self.awaited.1 + ASK && self.link == Link::Up {
-            self.awaited.1 = now;
-            let block = flow.base();
-            self.say(self.question(block));
-        }
-    }
-
-    /// When [`Self::ask_if_stuck`] has something to do.
-    pub(super) fn ask_at(&self) -> Option<Duration> {
-        let flow = &self.epoch.as_ref()?.flow;
-        let waits = self.phase == Phase::Running && self.freeze == Freeze::No && !flow.is_idle();
-        (waits && self.link == Link::Up).then_some(self.awaited.1 + ASK)
     }
 }
 

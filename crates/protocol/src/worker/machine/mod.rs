@@ -17,11 +17,14 @@ mod history;
 mod ring;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use xdp_agg_common::control::{Admitted, AggregatorLoss, Policy, Progress, Request, WorkerLoss};
+use xdp_agg_common::control::{
+    Admitted, AggregatorLoss, Doing, Policy, Progress, Request, Standing, WorkerLoss,
+};
 use xdp_agg_common::copies;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::ResultMode;
@@ -30,6 +33,7 @@ use xdp_agg_common::wire::HEADER_LEN;
 
 pub use config::{Config, Control, Counters, Endpoint, State};
 pub use ring::{Batch, Lanes, Seat};
+pub use waiting::Warning;
 
 use super::call::Call;
 use super::report::{Path, Report};
@@ -37,6 +41,7 @@ use super::{EpochBlock, Error, JobBlock, flow};
 use back::WayBack;
 use early::Early;
 use epoch::Epoch;
+use waiting::Waiting;
 
 /// Probes of the data path, and the pause between them.
 pub const PROBES: u32 = 100;
@@ -46,13 +51,14 @@ pub const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub const RETRY: Duration = Duration::from_millis(100);
 /// How long a pause that was announced over a connection that broke holds without a word.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the oldest block may wait until the daemon is asked which ranks it waits for, and asked
-/// again.
-const ASK: Duration = Duration::from_secs(1);
 /// What a worker has called that did not come to the call yet.
 const NO_CALL: &str = "none";
-/// Longest time to look for a daemon that was never there.
-const REACH: Duration = Duration::from_secs(10);
+/// How long a rank that joins anew may find its place taken by its own last life.
+const TAKEN: Duration = Duration::from_secs(10);
+/// Longest pause between two attempts to reach the daemon.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// After as many attempts in vain the pause between two is twice as long.
+const PATIENT: u32 = 16;
 
 /// Where the way into an epoch has got to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,15 +131,23 @@ pub struct Machine {
     has_run: bool,
     /// Joining, or the first epoch's start, must be over by then.
     join_until: Duration,
-    reach_until: Duration,
+    taken_until: Duration,
+    /// Attempts to reach the daemon, in vain, since it was last there.
+    tries: u32,
     /// Since when the daemon is lost, and how that showed.
     lost_since: Option<Duration>,
     lost_reason: String,
     back: WayBack,
-    /// The daemon's answer: which ranks are missing.
-    missing: Option<Vec<u16>>,
-    /// The oldest block that has no result, and since when that, or the last question, is so.
-    awaited: (EpochBlock, Duration),
+    waiting: Waiting,
+    warning: Option<Warning>,
+    /// The daemon's answer to a question of another wait than the machine's own.
+    aside_standing: Option<Vec<Standing>>,
+    /// A call that does not go through the aggregator.
+    aside: Option<String>,
+    /// How many of them were made.
+    asides: u64,
+    /// What the daemon was last told that this worker does.
+    told: Option<Doing>,
     /// Broadcasts have solo blocks, which their root alone contributes: see
     /// [`xdp_agg_common::copies`].
     solo: bool,
@@ -155,7 +169,9 @@ impl Machine {
     pub fn new(config: Config, now: Duration) -> Self {
         Self {
             join_until: now + config.join_deadline,
-            reach_until: now + config.join_deadline.min(REACH),
+            taken_until: now + config.join_deadline.min(TAKEN),
+            tries: 0,
+            waiting: Waiting::new(now, config.warn_after),
             config,
             phase: Phase::Joining,
             freeze: Freeze::No,
@@ -179,8 +195,11 @@ impl Machine {
             lost_since: None,
             lost_reason: String::new(),
             back: WayBack::default(),
-            missing: None,
-            awaited: (EpochBlock(0), now),
+            warning: None,
+            aside_standing: None,
+            aside: None,
+            asides: 0,
+            told: None,
             solo: false,
             early: Early::default(),
             mismatch: false,
@@ -300,25 +319,6 @@ impl Machine {
         self.counters.socket_errors
     }
 
-    /// Asks the daemon which ranks the oldest block waits for, or a call that may not begin yet;
-    /// [`Self::missing`] has the answer. False: it cannot be asked.
-    pub fn ask_for_missing(&mut self) -> bool {
-        self.missing = None;
-        let can = self.link == Link::Up && self.phase == Phase::Running && self.failed.is_none();
-        let Some(epoch) = self.epoch.as_ref().filter(|_| can) else {
-            return false;
-        };
-        let block = epoch.flow.base();
-        let held_up = self.gate.is_some() || self.freeze != Freeze::No;
-        let question = match epoch.flow.is_idle() {
-            false => self.question(block),
-            true if held_up => Request::Missing { block: block.0, of: Some(0) },
-            true => return false,
-        };
-        self.requests.push_back(question);
-        true
-    }
-
     /// All that this process sends of a call is summed, with its fellows' contributions. So one of
     /// the fellows has to say what is missing.
     #[must_use]
@@ -326,29 +326,6 @@ impl Machine {
         let is_idle = self.epoch.as_ref().is_some_and(|epoch| epoch.flow.is_idle());
         let call = self.calls.iter().find(|call| call.sequence == sequence);
         self.config.local_size > 1 && is_idle && call.is_some_and(|call| call.awaited().is_empty())
-    }
-
-    /// The daemon's answer, if there is one.
-    #[must_use]
-    pub const fn missing(&self) -> Option<&Vec<u16>> {
-        self.missing.as_ref()
-    }
-
-    /// The caller of this call does not wait any longer: ends the membership. Returns why.
-    pub fn give_up(&mut self, sequence: u64, waited: Duration) -> Error {
-        if let Some(error) = &self.failed {
-            return error.clone();
-        }
-        let ranks = self.missing.take().unwrap_or_default();
-        let call = self.calls.iter().find(|call| call.sequence == sequence);
-        let fails = self.config.policy.worker_loss == WorkerLoss::Fail;
-        let call = call.filter(|_| ranks.is_empty() && fails);
-        let error = call.and_then(|call| call.overdue(waited)).unwrap_or_else(|| {
-            let known = self.what_is_known();
-            Error::Deadline { sequence: Some(sequence), waited, ranks, known }
-        });
-        self.fail(error.clone());
-        error
     }
 
     /// Ends the membership, and tells the others why.

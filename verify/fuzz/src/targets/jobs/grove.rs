@@ -136,6 +136,7 @@ impl World {
             policy,
             ring_port: None,
             resume: None,
+            patience_s: None,
             tree: self.grove.tree.clone(),
             chosen: None,
         })

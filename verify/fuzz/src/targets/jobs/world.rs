@@ -50,6 +50,7 @@ fn limits() -> Limits {
         data_addr: None,
         data_port: 48_864,
         join_timeout: Duration::from_secs(60),
+        join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
         resume_timeout: Duration::from_secs(10),
         dead_after: Duration::from_secs(2),

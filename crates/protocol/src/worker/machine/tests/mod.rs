@@ -3,6 +3,7 @@
 mod breaking;
 mod by_hand;
 mod daemon;
+mod waits;
 mod world;
 
 use rand::Rng;

@@ -1,0 +1,75 @@
+//! Attempts to reach a daemon: by which address, with which pauses, and when to say that they take
+//! long.
+
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+use xdp_agg_forks::own;
+use xdp_agg_protocol::worker::RETRY;
+
+/// Longest time for one attempt to connect.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// Connects to a daemon by its name, where it has one, or else by its address.
+pub(crate) fn connect(name: Option<&str>, address: SocketAddr) -> io::Result<TcpStream> {
+    let Some(name) = name else { return attempt(address) };
+    let mut last = io::Error::new(ErrorKind::NotFound, format!("{name} has no IPv4 address"));
+    let found = name.to_socket_addrs();
+    let found = found.map_err(|error| with(&error, format!("{name} cannot be resolved")))?;
+    for address in found.filter(SocketAddr::is_ipv4) {
+        match attempt(address) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = with(&error, format!("{name} is {}", address.ip())),
+        }
+    }
+    Err(last)
+}
+
+/// The socket is this process's alone: a forked child has no copy of it.
+fn attempt(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = own(|| Socket::new(Domain::for_address(address), Type::STREAM, None))?;
+    socket.connect_timeout(&address.into(), CONNECT)?;
+    Ok(socket.into())
+}
+
+fn with(error: &io::Error, before: String) -> io::Error {
+    io::Error::new(error.kind(), format!("{before}: {error}"))
+}
+
+/// Longest pause.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Pauses between attempts that may fail for long.
+#[derive(Debug)]
+pub(crate) struct Pause {
+    since: Instant,
+    next: Duration,
+    warn_after: Duration,
+    warn_at: Instant,
+}
+
+impl Pause {
+    /// Says that it takes long after this time, and then every time that it has passed again.
+    pub(crate) fn new(warn_after: Duration) -> Self {
+        let since = Instant::now();
+        Self { since, next: RETRY, warn_after, warn_at: since + warn_after }
+    }
+
+    /// Until the next attempt: each pause is a little longer than the one before.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause + pause / 8).min(LONGEST);
+        pause
+    }
+
+    /// How many seconds it has taken, when that is to be told.
+    pub(crate) fn is_long(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        (now >= self.warn_at).then(|| {
+            self.warn_at = now + self.warn_after;
+            now.duration_since(self.since).as_secs()
+        })
+    }
+}
