@@ -86,7 +86,7 @@ fn a_dead_link_is_noticed_within_two_seconds_and_others_stay() {
     if !is_root() {
         return eprintln!("skipped: making a network namespace needs root");
     }
-    let (lab, _daemon) = start(&[]);
+    let (lab, _daemon) = start(&["--dead-after", "2"]);
     let kept: Vec<_> = [(0, 0), (0, 1), (1, 2)].map(|(host, rank)| join(&lab, host, rank)).into();
     wait(&lab, &[0, 1, 2]);
     lab.topology.set_link_up(0, false).expect("the plug can be pulled");

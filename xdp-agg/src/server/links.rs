@@ -16,7 +16,7 @@ use xdp_agg_common::control::{Reply, Request, decode, encode};
 use xdp_agg_tls::{ClientFiles, ClientTls, Side, explain, set_liveness};
 
 use super::limits::Source;
-use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
+use xdp_agg_protocol::daemon::{LinkEffect, LinkId, Patience};
 
 /// Longest time for one attempt to connect, TLS included.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ pub(super) enum LinkEvent {
 
 /// All connections to branches.
 pub(super) struct Links {
-    dead_after: Duration,
+    patience: Patience,
     tls: ClientFiles,
     /// Each is kept until its last event.
     all: BTreeMap<LinkId, Link>,
@@ -71,8 +71,8 @@ struct Open {
 }
 
 impl Links {
-    pub(super) fn new(dead_after: Duration, tls: ClientFiles) -> Self {
-        Self { dead_after, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
+    pub(super) fn new(patience: Patience, tls: ClientFiles) -> Self {
+        Self { patience, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
     /// The next event.
@@ -97,7 +97,7 @@ impl Links {
         may_dial: impl FnOnce() -> bool,
     ) {
         match effect {
-            LinkEffect::Dial(link, daemon) => match self.no_room(by) {
+            LinkEffect::Dial(link, daemon, policy) => match self.no_room(by) {
                 Some(why) => self.refuse(link, why),
                 None if !may_dial() => self.refuse(
                     link,
@@ -105,7 +105,10 @@ impl Links {
                      address that asked for this one; slow down"
                         .into(),
                 ),
-                None => self.dial(link, daemon, by),
+                None => {
+                    let dead_after = self.patience.with_branches(policy);
+                    self.dial(link, daemon, by, dead_after);
+                }
             },
             LinkEffect::Say(link, request) => {
                 // A branch that does not read is lost by its time to write.
@@ -141,12 +144,18 @@ impl Links {
         tokio::spawn(async move { drop(events.send(LinkEvent::Lost(link, why)).await) });
     }
 
-    fn dial(&mut self, link: LinkId, daemon: SocketAddrV4, by: Option<Source>) {
+    fn dial(
+        &mut self,
+        link: LinkId,
+        daemon: SocketAddrV4,
+        by: Option<Source>,
+        dead_after: Duration,
+    ) {
         let (requests, waiting) = mpsc::channel(WAITING_MAX);
         let (needed, mut needless) = oneshot::channel();
         let open = Some(Open { requests, _needed: needed });
         self.all.insert(link, Link { by, open });
-        let (events, dead_after) = (self.events.0.clone(), self.dead_after);
+        let events = self.events.0.clone();
         let tls = self.tls.load(&daemon.ip().to_string()).map_err(|e| e.to_string());
         tokio::spawn(async move {
             let opened = async { open_stream(daemon, tls?, dead_after).await };

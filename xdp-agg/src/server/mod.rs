@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -32,13 +33,14 @@ use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
 
 use crate::engine::{Engine, EngineError};
+use crate::link::watch::Changes;
 use crate::state::StateFile;
 use connection::{Event, LONG_AT_A_TIME, Line, serve_connection};
 use guard::Guard;
 use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare};
 
 /// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -52,6 +54,8 @@ const EVENTS_MAX: usize = 256;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How often strangers are looked at, and the refusals that a flood kept out of the log are told.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How long after a change of an interface all interfaces are looked at.
+const SETTLED: Duration = Duration::from_millis(20);
 /// Pause after a connection could not be accepted: there may be no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -75,7 +79,7 @@ pub struct ServerConfig {
     /// How long the members of another daemon's job may take to come back.
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed.
-    pub dead_after: Duration,
+    pub patience: Patience,
     /// How long others may wait for a member that contributes nothing. None: for ever.
     pub straggler_timeout: Option<Duration>,
     /// What a connection has to know. None: nothing.
@@ -99,7 +103,7 @@ pub struct Server {
     tls: Option<TlsAcceptor>,
     state: Option<StateFile>,
     keep_on_exit: bool,
-    dead_after: Duration,
+    patience: Patience,
     connections: BTreeMap<ConnId, Connection>,
     guard: Guard,
     next: u64,
@@ -116,6 +120,8 @@ pub struct Server {
 /// The loop's view of a connection.
 struct Connection {
     replies: mpsc::Sender<Vec<u8>>,
+    /// Its socket once more, for options.
+    socket: OwnedFd,
     from: SocketAddr,
     source: Source,
     requests: Bucket,
@@ -139,7 +145,7 @@ impl Server {
             join_timeout: config.join_timeout,
             probe_timeout: config.probe_timeout,
             resume_timeout: config.resume_timeout,
-            dead_after: config.dead_after,
+            patience: config.patience,
             straggler_timeout: config.straggler_timeout,
             token: config.token.clone(),
             job_slots_max: config.job_slots_max,
@@ -154,7 +160,7 @@ impl Server {
             tls: config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config())),
             state: config.state.clone(),
             keep_on_exit: config.keep_on_exit,
-            dead_after: config.dead_after,
+            patience: config.patience,
             connections: BTreeMap::new(),
             guard: Guard::new(now),
             next: 0,
@@ -162,7 +168,7 @@ impl Server {
             long: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
-            links: Links::new(config.dead_after, config.branch_tls.clone()),
+            links: Links::new(config.patience, config.branch_tls.clone()),
             asking: None,
         };
         server.take_over();
@@ -190,16 +196,13 @@ impl Server {
     /// Serves until `shutdown` is done; then tells all members, and drops the engine.
     pub async fn run(mut self, shutdown: impl Future<Output = String>) {
         let mut shutdown = std::pin::pin!(shutdown);
+        let mut changes = Changes::watch();
+        let mut look_at = None;
         let mut sweep = time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let reason = loop {
             let due = self.jobs.poll_timeout().map(time::Instant::from_std);
-            let wait = async {
-                match due {
-                    Some(due) => time::sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let wait = sleep_until(due);
             let accept = async {
                 time::sleep_until(self.accept_after.into()).await;
                 self.listener.accept().await
@@ -215,7 +218,16 @@ impl Server {
                 }
                 event = self.links.next() => self.link(event),
                 () = wait => self.jobs.handle_timeout(Instant::now()),
-                _ = sweep.tick() => self.sweep(),
+                // Changes come in bursts.
+                () = changes.next() => look_at = look_at.or(Some(time::Instant::now() + SETTLED)),
+                () = sleep_until(look_at) => {
+                    look_at = None;
+                    self.tend();
+                }
+                _ = sweep.tick() => {
+                    self.sweep();
+                    self.tend();
+                }
             }
             self.settle();
             self.asking = None;
@@ -237,6 +249,12 @@ impl Server {
         }
     }
 
+    /// Looks after what the data path stands on.
+    fn tend(&mut self) {
+        let troubles = self.engine.tend();
+        self.jobs.handle_troubles(troubles, Instant::now());
+    }
+
     fn accepted(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
         let now = Instant::now();
         let (stream, from) = match accepted {
@@ -251,8 +269,8 @@ impl Server {
         if !self.guard.may_connect(&stream, from, source, self.tls.is_some(), now) {
             return;
         }
-        let local = match prepare(&stream, self.dead_after) {
-            Ok(local) => local,
+        let (local, socket) = match prepare(&stream, self.patience.least()) {
+            Ok(prepared) => prepared,
             Err(error) => return debug!(%from, "a connection that is gone already: {error}"),
         };
         self.make_room(source);
@@ -264,6 +282,7 @@ impl Server {
         let backlog = Arc::new(AtomicUsize::new(0));
         let connection = Connection {
             replies,
+            socket,
             from,
             source,
             requests,
@@ -327,6 +346,10 @@ impl Server {
                 let allowed = connection.requests.take(now)
                     && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
                 if allowed {
+                    if let Some(dead_after) = self.patience.after(&request) {
+                        // A connection that is gone already reports that itself.
+                        drop(set_liveness(&connection.socket, dead_after));
+                    }
                     return self.jobs.handle_request(conn, request, now);
                 }
                 self.guard.counters.requests += 1;
@@ -449,9 +472,17 @@ impl Server {
     }
 }
 
-/// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address.
-fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<SocketAddr> {
+async fn sleep_until(at: Option<time::Instant>) {
+    match at {
+        Some(at) => time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address, and
+/// the socket once more.
+fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<(SocketAddr, OwnedFd)> {
     set_liveness(stream, dead_after)?;
     stream.set_nodelay(true)?;
-    stream.local_addr()
+    Ok((stream.local_addr()?, stream.as_fd().try_clone_to_owned()?))
 }

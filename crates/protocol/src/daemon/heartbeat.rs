@@ -23,7 +23,7 @@ impl Jobs {
         if self.next_heartbeat > self.clock {
             return;
         }
-        self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
+        self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
         for (conn, session) in &mut self.sessions {
             if session.is_bound() && session.unanswered < UNANSWERED_MAX {
                 session.unanswered += 1;
@@ -58,7 +58,7 @@ impl Jobs {
 
     fn begin_heartbeats(&mut self) {
         if self.heartbeat_due().is_none() {
-            self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
+            self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
         }
     }
 

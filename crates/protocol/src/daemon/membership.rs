@@ -297,7 +297,7 @@ impl Jobs {
         };
         let restored = job.life.restored.filter(|_| !job.all_connected());
         let late = straggler.and_then(|limit| self.straggler_due(job, limit));
-        [wait, restored, late].into_iter().flatten().min()
+        [wait, restored, late, self.trouble_due(job)].into_iter().flatten().min()
     }
 
     /// A wait of this job is over: each in turn that may be.
@@ -313,6 +313,12 @@ impl Jobs {
                 return self.give_up_on(job_id, &absent, "resume");
             }
         }
+        if self.end_troubles(job_id) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
         let ranks = job.awaited();
         let limit = self.limits.straggler_timeout;
         let is_late = |since| limit.is_some_and(|limit| since + limit <= now);

@@ -97,7 +97,7 @@ impl Machine {
     }
 
     /// The daemon is to be found again.
-    fn lost(&mut self, now: Duration) {
+    pub(super) fn lost(&mut self, now: Duration) {
         self.unfreeze_resume();
         // At once after a loss, then at a pace that harms nobody.
         let first = self.epoch.is_some() && self.lost_since.is_none();
@@ -141,7 +141,10 @@ impl Machine {
         self.greeted = true;
         match reply {
             Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
-                self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
+                let error = Error::Version { ours: CONTROL_VERSION, theirs: version };
+                if !self.does_without(&error, now) {
+                    self.end_with(error);
+                }
             }
             Reply::Welcome { engine, .. } => self.engine = engine,
             Reply::Admitted(admitted) => self.handle_admitted(admitted, now),
@@ -371,24 +374,25 @@ impl Machine {
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
             && now < self.reach_until;
-        // A worker that was on a ring can go on over one.
-        let may_pass = self.back.rings > 0
-            || !matches!(
-                code,
-                ErrorCode::Version
-                    | ErrorCode::Unauthorised
-                    | ErrorCode::Invalid
-                    | ErrorCode::WorldSize
-                    | ErrorCode::Protocol
-            );
+        let may_pass = !matches!(
+            code,
+            ErrorCode::Version
+                | ErrorCode::Unauthorised
+                | ErrorCode::Invalid
+                | ErrorCode::WorldSize
+                | ErrorCode::Protocol
+        );
         // Many workers of one host start at once.
         let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.reach_until;
         if taken || crowded || resuming && may_pass {
             self.lost_reason = message;
             self.hang_up();
             self.lost(now);
-        } else {
-            self.end_with(Error::Refused { code, message });
+            return;
+        }
+        let error = Error::Refused { code, message };
+        if !self.does_without(&error, now) {
+            self.end_with(error);
         }
     }
 
@@ -439,7 +443,8 @@ impl Machine {
                 }
                 self.ask_if_stuck(now);
             }
-            Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
+            // In a later epoch the path was open before: the daemon says when it has waited enough.
+            Phase::Probing { sent: PROBES, next } if now >= next && !self.has_run => self.no_path(),
             _ => {}
         }
     }
@@ -491,7 +496,11 @@ impl Machine {
                  aggregator, are waited for"
                     .into()
             }
-            _ => String::new(),
+            _ if self.socket_error.is_empty() => String::new(),
+            _ => format!(
+                "the data path's socket said: {}; has a route or an MTU on the way changed?",
+                self.socket_error
+            ),
         }
     }
 }
