@@ -26,6 +26,8 @@ use crate::error::{Error, JobError};
 const YIELD_BLOCKS: u32 = 64;
 /// Longest wait of this kind: a sleep and a wake-up cost about as much.
 const YIELD_TIME: Duration = Duration::from_micros(30);
+/// Between two looks whether the daemon's host is there.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long nothing comes by the group, while results come otherwise, until it is joined again.
 const DEAF: Duration = Duration::from_secs(1);
 /// Descriptors that an engine is woken by.
@@ -58,6 +60,8 @@ pub(crate) struct Engine {
     batch: Vec<u8>,
     /// Bytes of the batch that the socket would not take yet.
     unsent: usize,
+    /// When it is looked whether the daemon's host is there.
+    look_at: Duration,
     /// When the last packet came by the group, or it was joined.
     group_heard: Instant,
     /// Results come to this worker alone, and none by the group: its interface may be another one
@@ -80,6 +84,7 @@ impl Engine {
             receiver: Receiver::new(),
             batch: Vec::new(),
             unsent: 0,
+            look_at: Duration::ZERO,
             group_heard: Instant::now(),
             group_is_deaf: false,
             waker: None,
@@ -105,6 +110,7 @@ impl Engine {
 
     /// What waits for the communicator's own thread.
     pub(crate) fn errand(&mut self, lost: impl FnOnce() -> u64) -> Option<Errand> {
+        self.look_after_session();
         self.control();
         if std::mem::take(&mut self.connect) {
             let on_ring = self.machine.state() == State::OnRing;
@@ -151,6 +157,18 @@ impl Engine {
         }
     }
 
+    /// Ends a connection whose other host is gone.
+    fn look_after_session(&mut self) {
+        let now = self.now();
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK;
+        if let Some(Err(error)) = self.session.as_mut().map(Session::look) {
+            self.hang_up(error);
+        }
+    }
+
     /// How long nobody needs to look, at most `longest`.
     pub(crate) fn patience(&self, longest: Duration) -> Duration {
         let timer = self.machine.poll_timeout().map(|at| at.saturating_sub(self.now()));
@@ -178,6 +196,7 @@ impl Engine {
             self.machine.handle_packet(&packet, now);
         }
         self.machine.handle_timeout(self.now());
+        self.look_after_session();
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddrV4;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -13,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::debug;
 use xdp_agg_common::control::{Reply, Request, decode, encode};
-use xdp_agg_tls::{ClientFiles, ClientTls, Side, explain, set_liveness};
+use xdp_agg_tls::{ClientFiles, ClientTls, Liveness, Side, explain};
 
 use super::limits::Source;
 use xdp_agg_protocol::daemon::{LinkEffect, LinkId, Patience};
@@ -158,14 +159,14 @@ impl Links {
         let events = self.events.0.clone();
         let tls = self.tls.load(&daemon.ip().to_string()).map_err(|e| e.to_string());
         tokio::spawn(async move {
-            let opened = async { open_stream(daemon, tls?, dead_after).await };
+            let opened = async { open_stream(daemon, tls?).await };
             let opened = tokio::select! {
                 opened = opened => opened,
                 // Neither an attempt nor a handshake outlives the job.
                 _ = &mut needless => Err(NEEDED_NO_MORE.into()),
             };
             let why = match opened {
-                Ok(stream) => serve(link, stream, &events, (waiting, needless)).await,
+                Ok(stream) => serve(link, stream, &events, (waiting, needless), dead_after).await,
                 Err(why) => why,
             };
             debug!(%daemon, "the connection to a branch has ended: {why}");
@@ -183,12 +184,8 @@ enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-async fn open_stream(
-    daemon: SocketAddrV4,
-    tls: Option<ClientTls>,
-    dead_after: Duration,
-) -> Result<Stream, String> {
-    let stream = connect(daemon, dead_after).await.map_err(|error| {
+async fn open_stream(daemon: SocketAddrV4, tls: Option<ClientTls>) -> Result<Stream, String> {
+    let stream = connect(daemon).await.map_err(|error| {
         format!("its daemon cannot be reached ({error}); is `xdp-agg serve` running there?")
     })?;
     let Some(tls) = tls else {
@@ -208,7 +205,28 @@ async fn serve(
     stream: Stream,
     events: &mpsc::Sender<LinkEvent>,
     (waiting, needless): (mpsc::Receiver<Request>, oneshot::Receiver<()>),
+    dead_after: Duration,
 ) -> String {
+    let socket = match &stream {
+        Stream::Plain(stream) => stream.as_fd(),
+        Stream::Tls(stream) => stream.get_ref().0.as_fd(),
+    };
+    let watched = socket.try_clone_to_owned().and_then(|socket| {
+        let liveness = Liveness::of(&socket, dead_after)?;
+        Ok((socket, liveness))
+    });
+    let (socket, mut liveness) = match watched {
+        Ok(watched) => watched,
+        Err(error) => return error.to_string(),
+    };
+    let dead = async {
+        loop {
+            sleep(Patience(Some(dead_after)).tick()).await;
+            if let Some(silent) = liveness.is_dead(&socket) {
+                return format!("its host has acknowledged nothing for {silent:.1?}");
+            }
+        }
+    };
     let talk = async {
         match stream {
             Stream::Plain(stream) => {
@@ -227,11 +245,12 @@ async fn serve(
     };
     tokio::select! {
         why = talk => why,
+        why = dead => why,
         () = farewell => "it did not take what was said last".into(),
     }
 }
 
-async fn connect(daemon: SocketAddrV4, dead_after: Duration) -> io::Result<TcpStream> {
+async fn connect(daemon: SocketAddrV4) -> io::Result<TcpStream> {
     let mut attempt = 1;
     loop {
         let stream = match timeout(CONNECT, TcpStream::connect(daemon)).await {
@@ -240,7 +259,6 @@ async fn connect(daemon: SocketAddrV4, dead_after: Duration) -> io::Result<TcpSt
         };
         match stream {
             Ok(stream) => {
-                set_liveness(&stream, dead_after)?;
                 stream.set_nodelay(true)?;
                 return Ok(stream);
             }

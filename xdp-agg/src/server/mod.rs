@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc};
@@ -30,7 +31,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::{Reply, Token, encode};
-use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
+use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
 use crate::engine::{Engine, EngineError};
 use crate::link::watch::Changes;
@@ -120,8 +121,9 @@ pub struct Server {
 /// The loop's view of a connection.
 struct Connection {
     replies: mpsc::Sender<Vec<u8>>,
-    /// Its socket once more, for options.
+    /// Its socket once more, and whether the other host is there.
     socket: OwnedFd,
+    liveness: Liveness,
     from: SocketAddr,
     source: Source,
     requests: Bucket,
@@ -197,6 +199,8 @@ impl Server {
     pub async fn run(mut self, shutdown: impl Future<Output = String>) {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut changes = Changes::watch();
+        let mut watch = time::interval(self.patience.tick());
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look_at = None;
         let mut sweep = time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -224,6 +228,7 @@ impl Server {
                     look_at = None;
                     self.tend();
                 }
+                _ = watch.tick() => self.end_dead(),
                 _ = sweep.tick() => {
                     self.sweep();
                     self.tend();
@@ -249,6 +254,25 @@ impl Server {
         }
     }
 
+    /// Ends the connections of members whose hosts are gone.
+    fn end_dead(&mut self) {
+        let jobs = &self.jobs;
+        let members = self.connections.iter_mut().filter(|(conn, _)| jobs.is_member(**conn));
+        let dead = members.filter_map(|(conn, connection)| {
+            let silent = connection.liveness.is_dead(&connection.socket)?;
+            Some((*conn, silent))
+        });
+        for (conn, silent) in dead.collect::<Vec<_>>() {
+            let Some(Connection { socket, from, .. }) = self.connections.remove(&conn) else {
+                continue;
+            };
+            info!(conn = conn.0, %from, "its host has acknowledged nothing for {silent:.1?}");
+            // What waits in the kernel for that host goes with the connection.
+            drop(SockRef::from(&socket).set_linger(Some(Duration::ZERO)));
+            self.jobs.handle_closed(conn);
+        }
+    }
+
     /// Looks after what the data path stands on.
     fn tend(&mut self) {
         let troubles = self.engine.tend();
@@ -269,7 +293,7 @@ impl Server {
         if !self.guard.may_connect(&stream, from, source, self.tls.is_some(), now) {
             return;
         }
-        let (local, socket) = match prepare(&stream, self.patience.least()) {
+        let (local, socket, liveness) = match prepare(&stream, self.patience.least()) {
             Ok(prepared) => prepared,
             Err(error) => return debug!(%from, "a connection that is gone already: {error}"),
         };
@@ -283,6 +307,7 @@ impl Server {
         let connection = Connection {
             replies,
             socket,
+            liveness,
             from,
             source,
             requests,
@@ -346,9 +371,11 @@ impl Server {
                 let allowed = connection.requests.take(now)
                     && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
                 if allowed {
-                    if let Some(dead_after) = self.patience.after(&request) {
-                        // A connection that is gone already reports that itself.
-                        drop(set_liveness(&connection.socket, dead_after));
+                    // A connection that is gone already reports that itself.
+                    if let Some(dead_after) = self.patience.after(&request)
+                        && let Ok(liveness) = Liveness::of(&connection.socket, dead_after)
+                    {
+                        connection.liveness = liveness;
                     }
                     return self.jobs.handle_request(conn, request, now);
                 }
@@ -481,8 +508,11 @@ async fn sleep_until(at: Option<time::Instant>) {
 
 /// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address, and
 /// the socket once more.
-fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<(SocketAddr, OwnedFd)> {
-    set_liveness(stream, dead_after)?;
+fn prepare(
+    stream: &TcpStream,
+    dead_after: Duration,
+) -> io::Result<(SocketAddr, OwnedFd, Liveness)> {
+    let liveness = Liveness::of(stream, dead_after)?;
     stream.set_nodelay(true)?;
-    Ok((stream.local_addr()?, stream.as_fd().try_clone_to_owned()?))
+    Ok((stream.local_addr()?, stream.as_fd().try_clone_to_owned()?, liveness))
 }

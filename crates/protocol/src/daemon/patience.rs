@@ -16,6 +16,12 @@ impl Patience {
         self.of(false)
     }
 
+    /// How often the other ends are looked after.
+    #[must_use]
+    pub fn tick(self) -> Duration {
+        (self.least() / 8).clamp(Duration::from_millis(10), Duration::from_millis(500))
+    }
+
     /// With members of a job.
     #[must_use]
     pub fn with_members(self, policy: Policy) -> Duration {
