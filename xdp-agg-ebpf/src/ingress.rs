@@ -224,7 +224,8 @@ fn answer_probe(
         counters.probes += 1;
         counters.moves += u64::from(moved && before == header.epoch);
     });
-    to_sender(packet, ctx.ingress_ifindex() as u32, &Header { kind: Kind::ProbeReply, flags: 0, ..*header })
+    let reply = Header { kind: Kind::ProbeReply, flags: 0, ..*header };
+    to_sender(packet, ctx.ingress_ifindex() as u32, &reply)
 }
 
 /// Takes a contribution in, and answers it as the slot machine says.
