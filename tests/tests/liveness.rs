@@ -57,7 +57,7 @@ fn wait(lab: &Lab, ranks: &[u16]) -> Duration {
 #[test]
 fn a_dead_link_is_noticed_within_two_seconds_and_others_stay() {
     need_root!();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let lab = Lab::start_with(network(2, "ports"), "userspace", &["--dead-after", "2"]);
     let kept: Vec<_> = [(0, 0), (0, 1), (1, 2)].map(|(host, rank)| join(&lab, host, rank)).into();
     wait(&lab, &[0, 1, 2]);
     lab.topology.set_link_up(0, false).expect("the plug can be pulled");

@@ -90,7 +90,7 @@ fn losses_one_after_the_other_are_survived() {
 fn a_host_that_vanishes_is_noticed() {
     need_root!();
     for how in ["cable", "host"] {
-        let lab = Lab::start(network(3, "ports"), "xdp");
+        let lab = Lab::start_with(network(3, "ports"), "xdp", &["--dead-after", "2"]);
         let mut workers = lab.steady_job("vanish", 3, &SHRINK, &work());
         let since = Instant::now();
         match how {

@@ -8,8 +8,9 @@ use xdp_agg_common::wire::Header;
 use crate::answer::send;
 use crate::ingress::count;
 use crate::maps::{JOBS, UPLINKS};
-use crate::packet::{Headers, Packet};
+use crate::packet::Packet;
 use crate::slots;
+use crate::way::Came;
 
 /// The job whose parent may have sent this: the packet names it by the parent's number, so it is
 /// known by its cookie.
@@ -41,11 +42,15 @@ pub fn answer_reply(
     let (reply, said) = check_parent(conf, unsafe { &*uplink }, header, source, payload_len)?;
     packet.fit(ip_len).map_err(|()| Reject::Truncated)?;
     if reply == Reply::Path {
-        return Ok(learn(ctx, packet, uplink, header.epoch));
+        return Ok(learn(ctx, packet, uplink, (job, header.epoch)));
     }
+    let moved = Came::of(ctx, packet).is_some_and(|came| came.learn_parent(uplink));
     let answer = slots::locked_reply(packet, conf, reply, &said);
     let Some((reaction, rank)) = answer else { return Ok(None) };
-    count(job, |counters| counters.note_reply(reaction));
+    count(job, |counters| {
+        counters.note_reply(reaction);
+        counters.moves += u64::from(moved);
+    });
     let header = Header { job, rank, ..*header };
     Ok(send(packet, ctx.ingress_ifindex() as u32, conf, &header, (reaction, 0)))
 }
@@ -56,15 +61,11 @@ fn learn(
     ctx: &XdpContext,
     packet: &mut Packet<'_>,
     uplink: *mut Uplink,
-    epoch: u16,
+    (job, epoch): (u16, u16),
 ) -> Option<u32> {
-    let Headers { network, .. } = packet.headers()?;
+    let moved = Came::of(ctx, packet)?.learn_parent(uplink);
     // SAFETY: a live map value. Two answers at a time write the same.
-    unsafe {
-        (*uplink).mac = network.mac_from.into();
-        (*uplink).local_mac = network.mac_to.into();
-        (*uplink).ifindex = ctx.ingress_ifindex() as u32;
-        (*uplink).learned_epoch = epoch;
-    }
+    let before = unsafe { core::mem::replace(&mut (*uplink).learned_epoch, epoch) };
+    count(job, |counters| counters.moves += u64::from(moved && before == epoch));
     Some(xdp_action::XDP_DROP)
 }

@@ -14,8 +14,9 @@ use xdp_agg_common::wire::{Header, Kind};
 use crate::above;
 use crate::answer::{send, to_sender};
 use crate::maps::{COUNTERS, EVENTS, JOBS, MEMBERS, QUOTAS, Settings};
-use crate::packet::{Headers, Network, Packet};
+use crate::packet::{Network, Packet};
 use crate::slots;
+use crate::way::Came;
 
 /// A packet to our port that changes nothing.
 #[derive(Clone, Copy)]
@@ -216,17 +217,15 @@ fn answer_probe(
     header: &Header,
     member: *mut Member,
 ) -> Option<u32> {
-    let ifindex = ctx.ingress_ifindex() as u32;
-    let Headers { network, .. } = packet.headers()?;
+    let moved = Came::of(ctx, packet)?.learn_member(member);
     // SAFETY: a live map value. Two probes of one member at a time write the same.
-    unsafe {
-        (*member).mac = network.mac_from.into();
-        (*member).local_mac = network.mac_to.into();
-        (*member).ifindex = ifindex;
-        (*member).learned_epoch = header.epoch;
-    }
-    count(header.job, |counters| counters.probes += 1);
-    to_sender(packet, ifindex, &Header { kind: Kind::ProbeReply, flags: 0, ..*header })
+    let before = unsafe { core::mem::replace(&mut (*member).learned_epoch, header.epoch) };
+    count(header.job, |counters| {
+        counters.probes += 1;
+        counters.moves += u64::from(moved && before == header.epoch);
+    });
+    let reply = Header { kind: Kind::ProbeReply, flags: 0, ..*header };
+    to_sender(packet, ctx.ingress_ifindex() as u32, &reply)
 }
 
 /// Takes a contribution in, and answers it as the slot machine says.
@@ -244,7 +243,11 @@ fn answer_contribution(
         report(&Refusal { reason, ..*refusal });
     } else {
         hear(member);
-        count(header.job, |counters| counters.note(outcome.verdict, c.asks, pool));
+        let moved = Came::of(ctx, packet)?.learn_member(member);
+        count(header.job, |counters| {
+            counters.note(outcome.verdict, c.asks, pool);
+            counters.moves += u64::from(moved);
+        });
     }
     let header = Header { flags: outcome.flags, ..*header };
     let answer = (outcome.reaction(pool), outcome.word());

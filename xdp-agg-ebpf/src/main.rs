@@ -15,6 +15,7 @@ mod maps;
 #[expect(dead_code, reason = "shared with the benchmark's program, which needs more of it")]
 mod packet;
 mod slots;
+mod way;
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 

@@ -9,7 +9,7 @@ use xdp_agg_common::slot;
 use xdp_agg_common::wire::HEADER_LEN;
 
 /// A link-layer address, in two parts that move as a whole each.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 #[repr(C, packed)]
 pub struct Mac(u32, u16);
 

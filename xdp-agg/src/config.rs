@@ -17,6 +17,7 @@ use xdp_agg_common::wire::DATA_PORT;
 use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
+use xdp_agg_protocol::daemon::Patience;
 use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
@@ -33,8 +34,6 @@ pub const JOIN_TIMEOUT_MAX_S: u64 = 3600;
 pub const PROBE_TIMEOUT_S: u64 = 20;
 /// Default time for the members of another daemon's job to come back, in seconds.
 pub const RESUME_TIMEOUT_S: u64 = 10;
-/// Default time in which a dead host is noticed, in seconds.
-pub const DEAD_AFTER_S: f64 = 2.0;
 /// Default directory of state files.
 pub const STATE_DIR: &str = "/run/xdp-agg";
 /// Least and most seconds until a dead host or a straggler is given up.
@@ -112,8 +111,9 @@ pub struct Partial {
     /// How long the members of a job may take to come back after the daemon's restart [default: 10]
     #[arg(long, env = "XDP_AGG_RESUME_TIMEOUT", value_name = "SECS")]
     pub resume_timeout: Option<u64>,
-    /// In what time a dead host or link is noticed; a process that is only stopped is not dead
-    /// [default: 2]
+    /// In what time a dead host or link is noticed; a process that is only stopped is not dead. A
+    /// link that is away for up to a third of that time costs time only [default: 30 where
+    /// the loss of a worker ends its job, 10 where the others go on]
     #[arg(long, env = "XDP_AGG_DEAD_AFTER", value_name = "SECS")]
     pub dead_after: Option<f64>,
     /// How long the others wait for a worker that contributes nothing until it counts as lost; 0:
@@ -393,7 +393,7 @@ impl Partial {
                 "resume-timeout",
                 self.resume_timeout.unwrap_or(RESUME_TIMEOUT_S),
             )?,
-            dead_after: loss("dead-after", self.dead_after.unwrap_or(DEAD_AFTER_S))?,
+            patience: Patience(self.dead_after.map(|s| loss("dead-after", s)).transpose()?),
             straggler_timeout: straggler.map(|s| loss("straggler-timeout", s)).transpose()?,
             silent_timeout: silent.map(|s| loss("silent-timeout", s)).transpose()?,
             token: self.token_file.as_deref().map(read_token).transpose()?,

@@ -1,7 +1,9 @@
-//! Questions to the kernel about network interfaces, by `ioctl`, and pairs of them ([`pair`]).
+//! Questions to the kernel about network interfaces, by `ioctl`, pairs of them ([`pair`]), and
+//! word of their changes ([`watch`]).
 #![expect(unsafe_code, reason = "ioctl, getifaddrs and setns are C interfaces")]
 
 pub mod pair;
+pub mod watch;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -141,6 +143,19 @@ impl Links {
         unsafe { ioctl(self.socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request)? };
         // SAFETY: the call succeeded, so the union holds the MTU.
         Ok(unsafe { request.ifr_ifru.ifru_mtu }.unsigned_abs())
+    }
+
+    /// Whether an interface is up, and whether it has a carrier.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such interface, otherwise the system's.
+    pub fn state(&self, interface: &str) -> io::Result<(bool, bool)> {
+        let mut request = named(interface)?;
+        // SAFETY: SIOCGIFFLAGS reads the name and writes the flags of a valid `ifreq`.
+        unsafe { ioctl(self.socket.as_raw_fd(), libc::SIOCGIFFLAGS as libc::Ioctl, &mut request)? };
+        // SAFETY: the call succeeded, so the union holds the flags.
+        let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+        Ok((flags & libc::IFF_UP != 0, flags & libc::IFF_RUNNING != 0))
     }
 
     /// Name of the driver of an interface.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 use xdp_agg_common::control::Progress;
+use xdp_agg_common::wire::Kind;
 use xdp_agg_intranode::Waker;
 use xdp_agg_protocol::worker::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
 use xdp_agg_tls::OpenError;
@@ -25,6 +26,10 @@ use crate::error::{Error, JobError};
 const YIELD_BLOCKS: u32 = 64;
 /// Longest wait of this kind: a sleep and a wake-up cost about as much.
 const YIELD_TIME: Duration = Duration::from_micros(30);
+/// Between two looks whether the daemon's host is there.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long nothing comes by the group, while results come otherwise, until it is joined again.
+const DEAF: Duration = Duration::from_secs(1);
 /// Descriptors that an engine is woken by.
 pub(crate) const WATCHED: usize = 5;
 
@@ -55,6 +60,13 @@ pub(crate) struct Engine {
     batch: Vec<u8>,
     /// Bytes of the batch that the socket would not take yet.
     unsent: usize,
+    /// When it is looked whether the daemon's host is there.
+    look_at: Duration,
+    /// When the last packet came by the group, or it was joined.
+    group_heard: Instant,
+    /// Results come to this worker alone, and none by the group: its interface may be another one
+    /// now.
+    group_is_deaf: bool,
     /// Tells what the other processes of the host do.
     waker: Option<Waker>,
 }
@@ -72,6 +84,9 @@ impl Engine {
             receiver: Receiver::new().map_err(Error::io("making room for results"))?,
             batch: Vec::new(),
             unsent: 0,
+            look_at: Duration::ZERO,
+            group_heard: Instant::now(),
+            group_is_deaf: false,
             waker: None,
         })
     }
@@ -102,6 +117,7 @@ impl Engine {
 
     /// What waits for the communicator's own thread.
     pub(crate) fn errand(&mut self, lost: impl FnOnce() -> u64) -> Option<Errand> {
+        self.look_after_session();
         self.control();
         if std::mem::take(&mut self.connect) {
             let on_ring = self.machine.state() == State::OnRing;
@@ -135,8 +151,28 @@ impl Engine {
 
     /// Does [`Errand::Join`].
     pub(crate) fn join(&mut self, group: SocketAddrV4) {
+        let again = self.socket.group() == Some(group);
+        self.group_heard = Instant::now();
+        self.group_is_deaf = false;
         if let Err(error) = self.socket.join(group) {
-            self.machine.fail(Error::io("joining the multicast group")(error));
+            let what = "joining the multicast group";
+            // The address may come back, on another interface even.
+            let noted = if again { self.note(what, error) } else { Err(Error::io(what)(error)) };
+            if let Err(error) = noted {
+                self.machine.fail(error);
+            }
+        }
+    }
+
+    /// Ends a connection whose other host is gone.
+    fn look_after_session(&mut self) {
+        let now = self.now();
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK;
+        if let Some(Err(error)) = self.session.as_mut().map(Session::look) {
+            self.hang_up(error);
         }
     }
 
@@ -168,6 +204,7 @@ impl Engine {
         }
         self.machine.handle_timeout(self.now());
         self.tell_of_wait();
+        self.look_after_session();
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.
@@ -243,10 +280,17 @@ impl Engine {
                     0
                 }
             };
+            let mut results = false;
             let now = self.now();
             for packet in (0..messages).flat_map(|index| self.receiver.packets(index)) {
+                results |= packet.first().is_some_and(|byte| byte & 0xf == Kind::Result as u8);
                 self.machine.handle_packet(packet, now);
                 arrived += 1;
+            }
+            let is_member = self.socket.group().is_some();
+            if results && is_member && (second || self.group_heard.elapsed() > DEAF) {
+                self.group_is_deaf = !second;
+                self.group_heard = Instant::now();
             }
         }
         Ok(arrived)
@@ -258,7 +302,7 @@ impl Engine {
         if udp::is_misuse(&error) {
             return Err(Error::io(what)(error));
         }
-        let times = self.machine.count_socket_error();
+        let times = self.machine.count_socket_error(&error.to_string());
         if times.is_power_of_two() {
             tracing::warn!(times, "{what}: {error}; the job goes on");
         }
@@ -322,7 +366,7 @@ impl Engine {
 
     fn group_to_join(&self) -> Option<SocketAddrV4> {
         let group = self.machine.endpoint().and_then(|endpoint| endpoint.group);
-        group.filter(|group| self.socket.group() != Some(*group))
+        group.filter(|group| self.group_is_deaf || self.socket.group() != Some(*group))
     }
 
     /// Says in the log what a wait that has become long is for.
@@ -382,7 +426,13 @@ impl Engine {
             other if self.machine.state() == State::OnRing => {
                 self.machine.handle_disconnected(other.to_string(), self.now());
             }
-            other => self.machine.fail(other),
+            other => {
+                let other = JobError::from(other);
+                let now = self.now();
+                if !self.machine.does_without(&other, now) {
+                    self.machine.fail(other);
+                }
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use xdp_agg_common::control::{self, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_forks::own;
-use xdp_agg_tls::{ClientTls, ControlStream, OpenError, set_liveness};
+use xdp_agg_tls::{ClientTls, ControlStream, Liveness, OpenError};
 
 use crate::driver::reach::{self, Pause};
 use crate::driver::route;
@@ -44,6 +44,7 @@ pub(crate) struct Session {
     received: Vec<u8>,
     /// For a thread that sleeps on it without holding the session.
     watched: Arc<OwnedFd>,
+    liveness: Liveness,
 }
 
 impl Session {
@@ -51,13 +52,13 @@ impl Session {
     pub(crate) fn open(dial: &Dial) -> Result<Self, OpenError> {
         let stream = reach::connect(dial.name.as_deref(), dial.address).map_err(OpenError::Io)?;
         // The host or the link at the other end may be dead without a word.
-        set_liveness(&stream, dial.dead_after).map_err(OpenError::Io)?;
+        let liveness = Liveness::of(&stream, dial.dead_after).map_err(OpenError::Io)?;
         stream.set_nodelay(true).map_err(OpenError::Io)?;
         let stream = ControlStream::open(stream, dial.tls.as_ref(), HANDSHAKE)?;
         stream.set_nonblocking(true).map_err(OpenError::Io)?;
         let watched = own(|| stream.as_fd().try_clone_to_owned()).map_err(OpenError::Io)?;
         let watched = Arc::new(watched);
-        Ok(Self { stream, received: Vec::new(), watched })
+        Ok(Self { stream, received: Vec::new(), watched, liveness })
     }
 
     /// Sends a message; these are short, so a full buffer means a daemon that reads no more.
@@ -100,6 +101,17 @@ impl Session {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(&error)),
             }
+        }
+    }
+
+    /// The other host is gone.
+    pub(crate) fn look(&mut self) -> Result<(), Error> {
+        match self.liveness.is_dead(&self.watched) {
+            Some(silent) => {
+                let reason = format!("its host has acknowledged nothing for {silent:.1?}");
+                Err(Error::Job(JobError::AggregatorLost(reason)))
+            }
+            None => Ok(()),
         }
     }
 

@@ -369,8 +369,9 @@ impl Builder {
         self
     }
 
-    /// After how long without a sign of life the daemon's host counts as dead. Default 2 s, and 8 s
-    /// where every loss ends the job.
+    /// After how long without a sign of life the daemon's host counts as dead. Default 30 s where
+    /// its loss ends the job, and 10 s where it does not. A link that is away for up to a
+    /// third of that time costs time only.
     #[must_use]
     pub const fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after = Some(time);
@@ -442,7 +443,7 @@ impl Builder {
 
     /// See [`Self::dead_after`].
     pub(crate) fn dead_after_or_default(&self) -> Duration {
-        let patient = self.policy == Policy::default();
-        self.dead_after.unwrap_or(Duration::from_secs(if patient { 8 } else { 2 }))
+        let ends_job = self.policy.aggregator_loss == AggregatorLoss::Fail;
+        self.dead_after.unwrap_or(Policy::dead_after(ends_job))
     }
 }

@@ -43,10 +43,10 @@ fn what_follows_a_loss_is_understood() {
     assert_eq!(builder.policy.worker_loss, WorkerLoss::Shrink);
     assert_eq!(builder.policy.aggregator_loss, AggregatorLoss::Ring);
     assert_eq!(builder.fallback_after, Duration::from_millis(500));
-    assert_eq!(builder.dead_after_or_default(), Duration::from_secs(2));
+    assert_eq!(builder.dead_after_or_default(), Duration::from_secs(10));
     assert_eq!(builder.token, Some(Token("secret".into())));
     assert!(!format!("{builder:?}").contains("secret"));
-    assert_eq!(Builder::default().dead_after_or_default(), Duration::from_secs(8));
+    assert_eq!(Builder::default().dead_after_or_default(), Duration::from_secs(30));
 }
 
 #[test]

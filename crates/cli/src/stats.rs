@@ -18,7 +18,8 @@ use crate::table::{columns, row};
 /// `blocks` are sums that were completed, `contributions` packets that were added (workers × blocks
 /// when a job is done). `duplicates` are repeated ones, answered by a `resend` of the result or by
 /// `pending` (others are missing). `stale` ones are older than what their slot holds; `rejects`
-/// were refused, by reason.
+/// were refused, by reason. `moves` are packets that came from a member by another way than the one
+/// before: another interface or link-layer address.
 ///
 /// A second table has the aggregators of trees: `forwards` are sums sent up to the parent,
 /// `again` those sent once more because a member asked. `deliveries` are the parent's results that
@@ -122,6 +123,9 @@ fn text(stats: &Stats, since: Option<(Duration, &Stats)>) -> String {
         if !reasons.is_empty() {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "rejects of {name}: {}", reasons.join(", "));
+        }
+        if counters.moves > 0 {
+            let _ = writeln!(text, "moves of {name}: {}", counters.moves);
         }
     }
     text + &connections(control)

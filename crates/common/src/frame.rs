@@ -42,6 +42,15 @@ pub const fn frame_len(chunks: u16) -> usize {
     PAYLOAD_OFFSET + chunks as usize * crate::lanes::CHUNK_LEN
 }
 
+/// Whether answers may be sent to the link-layer address that a packet of a member, or of the
+/// parent, came from. The packet has passed all checks by its cookie and its addresses. A group is
+/// nobody's own address: answers to one would reach every host.
+#[inline(always)]
+#[must_use]
+pub const fn may_be_learned(mac: [u8; 6]) -> bool {
+    mac[0] & 1 == 0
+}
+
 /// An IPv4 header without options, as bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]

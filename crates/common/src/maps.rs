@@ -142,15 +142,16 @@ pub struct Uplink {
     pub rank: u16,
     /// Epoch in which the fields below were learned; another one means: not yet.
     pub learned_epoch: u16,
-    /// Interface that the parent's answer came in on.
+    /// Interface that the parent's latest packet came in on.
     pub ifindex: u32,
     /// The parent's link-layer address (or a router's).
     pub mac: [u8; 6],
-    /// The address that the answer was sent to: ours.
+    /// The address that this packet was sent to: ours.
     pub local_mac: [u8; 6],
 }
 
-/// One member of a job: registered by the daemon, path learned from its probe.
+/// One member of a job: registered by the daemon, path learned from its probe, and again from each
+/// packet that counts ([`crate::frame::may_be_learned`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Member {
@@ -163,11 +164,12 @@ pub struct Member {
     pub port: u16,
     /// Epoch in which the fields below were learned; another one means: not yet.
     pub learned_epoch: u16,
-    /// Interface that its probe came in on. Of a worker on this host the daemon registers it.
+    /// Interface that its latest packet came in on. Of a worker on this host the daemon registers
+    /// it.
     pub ifindex: u32,
-    /// Its link-layer address (or its router's).
+    /// Its link-layer address (or its router's), as its latest packet had it.
     pub mac: [u8; 6],
-    /// The address that its probe was sent to: ours.
+    /// The address that this packet was sent to: ours.
     pub local_mac: [u8; 6],
 }
 
@@ -276,6 +278,9 @@ pub struct JobCounters {
     pub stale: u64,
     /// Probes answered.
     pub probes: u64,
+    /// Packets that came from a member, or the parent, by another way than its packet before:
+    /// another interface or link-layer address.
+    pub moves: u64,
     /// Packets with a result that were handed to an interface or a socket, those of `resends`
     /// included. A result for all is one for each member; in [`ResultMode::Multicast`] it is one
     /// for each interface that members are behind, and one in user space.
@@ -305,6 +310,7 @@ impl JobCounters {
             pendings,
             stale,
             probes,
+            moves,
             copies,
             forwards,
             forwards_again,
@@ -320,6 +326,7 @@ impl JobCounters {
         self.pendings += pendings;
         self.stale += stale;
         self.probes += probes;
+        self.moves += moves;
         self.copies += copies;
         self.forwards += forwards;
         self.forwards_again += forwards_again;

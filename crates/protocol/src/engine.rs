@@ -25,6 +25,15 @@ pub struct JobSetup {
     pub local: u64,
 }
 
+/// Something that keeps members from the data path until it is mended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// A sentence that names the interface, and what to do.
+    pub what: String,
+    /// Job, and bitmap of its members that are cut off.
+    pub members: Vec<(u16, u64)>,
+}
+
 /// The parent of an aggregator in a tree. Cookie, epoch, slots and ranks are the same there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uplink {

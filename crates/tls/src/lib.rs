@@ -7,6 +7,7 @@
 
 mod explain;
 mod files;
+mod info;
 mod liveness;
 mod load;
 mod secret;
@@ -17,7 +18,7 @@ pub mod testing;
 
 pub use explain::{Side, explain};
 pub use files::{ClientFiles, ClientTls, ServerFiles, ServerTls};
-pub use liveness::set_liveness;
+pub use liveness::Liveness;
 pub use load::TlsError;
 pub use secret::{SecretError, exposure, read_token};
 pub use stream::{ControlStream, OpenError};

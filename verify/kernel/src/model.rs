@@ -108,6 +108,18 @@ pub(crate) fn setup(job_id: u16, epoch: u16) -> JobSetup {
     JobSetup { uplink: (at == FORWARDER).then_some(uplink), ..setup }
 }
 
+/// Takes the way that a frame came for the sender's, unless it comes from a group. True: it was
+/// another one before.
+fn learn(frame: &[u8], known: (&mut u32, &mut [u8; 6], &mut [u8; 6])) -> bool {
+    let address = |at: usize| std::array::from_fn(|i| frame[at + i]);
+    let (local_mac, mac) = (address(0), address(6));
+    let is_new = (&*known.0, &*known.1, &*known.2) != (&1, &mac, &local_mac) && mac[0] & 1 == 0;
+    if is_new {
+        (*known.0, *known.1, *known.2) = (1, mac, local_mac);
+    }
+    is_new
+}
+
 impl Model {
     pub(crate) fn new(setups: &[JobSetup; 3], world: World) -> Self {
         Self { world, counters: Counters::default(), setups: setups.to_vec() }
@@ -185,11 +197,13 @@ impl Model {
         match admitted.map_err(|reason| Some((at, reason)))? {
             Request::Probe => {
                 report.probes += 1;
-                self.counters[at].probes += 1;
                 let member = &mut self.world.members[at][usize::from(header.rank)];
-                member.mac.copy_from_slice(&frame[6..12]);
-                member.local_mac.copy_from_slice(&frame[..6]);
-                (member.ifindex, member.learned_epoch) = (1, conf.epoch);
+                let moved =
+                    learn(frame, (&mut member.ifindex, &mut member.mac, &mut member.local_mac));
+                let before = std::mem::replace(&mut member.learned_epoch, conf.epoch);
+                let counters = &mut self.counters[at];
+                counters.probes += 1;
+                counters.moves += u64::from(moved && before == conf.epoch);
                 packet.answer_sender(Header { kind: Kind::ProbeReply, flags: 0, ..header });
                 Ok(Expected { action: REDIRECT, frame: packet.bytes, heard: None })
             }
@@ -212,7 +226,8 @@ impl Model {
         let held = (&mut slot.head.state, &mut slot.lanes[..]);
         let outcome = take_in(held, pool, conf.members, c, &mut chunks[..]);
         counters.note(outcome.verdict, c.asks, pool);
-        let mut heard = Some((at, usize::from(c.rank)));
+        let rank = usize::from(c.rank);
+        let mut heard = Some((at, rank));
         match outcome.verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => {
                 report.contributions += 1;
@@ -224,6 +239,11 @@ impl Model {
                 heard = None;
             }
             _ => report.repetitions += 1,
+        }
+        if heard.is_some() {
+            let member = &mut self.world.members[at][rank];
+            let way = (&mut member.ifindex, &mut member.mac, &mut member.local_mac);
+            counters.moves += u64::from(learn(&packet.bytes, way));
         }
         // Nobody sees the lanes while other contributions are missing, but where lanes are compared
         // the packet was changed.
@@ -270,10 +290,11 @@ impl Model {
         let header = packet.header;
         let len = (packet.bytes.len() - 64) as u16;
         let (reply, said) = check_parent(conf, uplink, &header, source, len)?;
+        let way = (&mut uplink.ifindex, &mut uplink.mac, &mut uplink.local_mac);
+        let moved = learn(&packet.bytes, way);
         if reply == Reply::Path {
-            let mac = |at: usize| std::array::from_fn(|i| packet.bytes[at + i]);
-            (uplink.local_mac, uplink.mac) = (mac(0), mac(6));
-            (uplink.ifindex, uplink.learned_epoch) = (1, conf.epoch);
+            let before = std::mem::replace(&mut uplink.learned_epoch, conf.epoch);
+            self.counters[at].moves += u64::from(moved && before == conf.epoch);
             return Ok(Expected { action: DROP, frame: packet.bytes, heard: None });
         }
         let pool = Pool::of(conf).ok_or(Reject::Job)?;
@@ -283,6 +304,7 @@ impl Model {
         let (reaction, rank) =
             take_reply(held, pool, conf.members, (reply, &said), &mut chunks[..]);
         self.counters[at].note_reply(reaction);
+        self.counters[at].moves += u64::from(moved);
         report.deliveries += u64::from(reaction == Reaction::All);
         report.relays += u64::from(reaction == Reaction::Member);
         packet.header = Header { job: JOBS[at], rank, ..header };

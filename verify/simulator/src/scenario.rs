@@ -171,6 +171,8 @@ pub enum Fault {
         down: bool,
         /// How long.
         time: Nanos,
+        /// The aggregator's engine notices.
+        seen: bool,
     },
     /// Its control connection breaks.
     Break {
@@ -383,7 +385,7 @@ impl Scenario {
                 let time = time(MILLI);
                 let ways = [(true, true), (true, false), (false, true)];
                 let (up, down) = ways[rng.random_range(0..3)];
-                Fault::Cut { worker, up, down, time }
+                Fault::Cut { worker, up, down, time, seen: rng.random_bool(0.4) }
             }
             3 => Fault::Break { worker },
             4 => {

@@ -27,7 +27,7 @@ fn a_file_says_what_the_flags_say() {
     assert_eq!(server.probe_timeout, Duration::from_secs(6));
     assert_eq!(server.join_timeout_max, Duration::from_secs(50));
     assert_eq!(server.resume_timeout, Duration::from_secs(7));
-    assert_eq!(server.dead_after, Duration::from_secs(1));
+    assert_eq!(server.patience, Patience(Some(Duration::from_secs(1))));
     assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));
     assert_eq!(server.silent_timeout, Some(Duration::from_secs(20)));
     assert_eq!((server.job_slots_max, server.job_packet_rate), (Some(16), Some(1000)));

@@ -18,7 +18,7 @@ use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 
 pub use open::open;
 pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode};
-pub use xdp_agg_protocol::engine::{JobSetup, Started, Uplink};
+pub use xdp_agg_protocol::engine::{JobSetup, Started, Trouble, Uplink};
 pub use xdp_agg_protocol::sum::Error as SumError;
 
 /// What sums contributions. Dropping an engine detaches it from all interfaces, unless it was told
@@ -91,6 +91,13 @@ pub trait Engine: Send {
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
         let _ = job_id;
         Ok(Vec::new())
+    }
+
+    /// Looks after what changes under a running data path: interfaces that went and came back, and
+    /// members that are reached another way than before. To be called about once a second, and when
+    /// an interface has changed. Returns what cannot be mended here.
+    fn tend(&mut self) -> Vec<Trouble> {
+        Vec::new()
     }
 
     /// Whether maps and attachments of an earlier daemon were found pinned, and taken over.

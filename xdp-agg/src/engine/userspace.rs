@@ -13,14 +13,14 @@ use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_common::maps::{JobCounters, Member, ResultMode};
+use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Member, ResultMode};
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header};
 use xdp_agg_protocol::sum::{Answer, Job, Sums, uplink};
 
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
 use super::uplink::send_probe;
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
 use crate::link::{Links, addresses};
 
 /// Room for packets that wait: half of the default pool from eight workers at 1500 bytes.
@@ -43,6 +43,7 @@ pub struct UserspaceEngine {
     port: u16,
     slots: u32,
     max_chunks: u16,
+    config: EngineConfig,
 }
 
 impl UserspaceEngine {
@@ -74,8 +75,9 @@ impl UserspaceEngine {
             .name("xdp-agg-data".into())
             .spawn(move || server.run())
             .map_err(|error| failed("starting the data path's thread", error))?;
-        let slots = config.slots;
-        Ok(Self { sums, opened, stop, thread: Some(thread), prober, port, slots, max_chunks })
+        let (slots, config) = (config.slots, config.clone());
+        let thread = Some(thread);
+        Ok(Self { sums, opened, stop, thread, prober, port, slots, max_chunks, config })
     }
 
     fn sums(&self) -> MutexGuard<'_, Sums> {
@@ -128,6 +130,20 @@ impl Engine for UserspaceEngine {
 
     fn missing(&mut self, job_id: u16, block: u64) -> Result<u64, EngineError> {
         Ok(self.sums().missing(job_id, block)?)
+    }
+
+    /// The kernel finds the ways; what it cannot mend is an MTU.
+    fn tend(&mut self) -> Vec<Trouble> {
+        let (what, room) = match mtu(&self.config) {
+            Ok(mtu) if chunks_for_mtu(mtu) >= self.max_chunks => return Vec::new(),
+            Ok(mtu) => (format!("the MTU towards workers is {mtu} now"), chunks_for_mtu(mtu)),
+            Err(error) => (error.to_string(), 0),
+        };
+        let sums = self.sums();
+        let jobs = (0..MAX_JOBS as u16).filter_map(|job_id| Some((job_id, sums.job(job_id)?.conf)));
+        let cut_off = jobs.filter(|(_, conf)| conf.max_chunks > room);
+        let members = cut_off.map(|(job_id, conf)| (job_id, conf.members)).collect();
+        vec![Trouble { what, members }]
     }
 
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {

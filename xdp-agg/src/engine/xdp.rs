@@ -14,6 +14,7 @@ mod pins;
 mod plan;
 mod sys;
 mod tables;
+mod tend;
 #[doc(hidden)]
 pub mod testing;
 
@@ -30,7 +31,7 @@ use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started};
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
 use events::EventLog;
 use interface::Interface;
 use local::Local;
@@ -49,7 +50,9 @@ use sys::Stamp;
 pub struct XdpEngine {
     // Dropped first, then what was attached: no packet arrives while the rest goes.
     pins: Option<Pins>,
+    /// The served interfaces, and that of workers of this host: a link each.
     links: Vec<OwnedFd>,
+    interfaces: Vec<Interface>,
     _events: EventLog,
     object: Object,
     jobs: [Option<Job>; MAX_JOBS],
@@ -72,6 +75,12 @@ struct Job {
     pool: Pool,
     /// The members that are aggregators. Unknown for a job that was taken over: it runs already.
     forwarders: u64,
+    /// Where its results go; None: as the daemon before has written it.
+    plan: Option<Plan>,
+    /// As they were when the plan was made.
+    members: Vec<(u16, Member)>,
+    /// Its counters when it was last looked after.
+    counters: JobCounters,
 }
 
 impl XdpEngine {
@@ -101,6 +110,7 @@ impl XdpEngine {
             Some(found) => engine.adopt(&found, &interfaces)?,
             None => engine.attach(config.xdp_mode, &interfaces)?,
         }
+        engine.interfaces.extend(engine.local.pair().map(|pair| pair.far.clone()));
         if let (Some(pins), None) = (&engine.pins, found) {
             let side = engine.local.side();
             let (local_ifindex, local_addr) =
@@ -138,6 +148,7 @@ impl XdpEngine {
         Ok(Self {
             pins,
             links: Vec::new(),
+            interfaces: interfaces.to_vec(),
             _events: EventLog::start(object.take_events()?)?,
             object,
             jobs: [const { None }; MAX_JOBS],
@@ -202,6 +213,20 @@ impl XdpEngine {
             .collect()
     }
 
+    fn port_of(&self, ifindex: u32) -> Option<u32> {
+        self.ports.iter().position(|port| *port == ifindex).map(|port| port as u32)
+    }
+
+    fn plan(
+        &self,
+        members: &[(u16, Member)],
+        wanted: Option<ResultMode>,
+    ) -> Result<Plan, EngineError> {
+        let local = self.local.side().map(|(ifindex, _)| ifindex);
+        let port_of = |ifindex| self.port_of(ifindex);
+        plan::plan(members, port_of, wanted, (!self.generic, local))
+    }
+
     fn write_plan(&mut self, job_id: u16, plan: &Plan) -> Result<(), EngineError> {
         self.object.set_ports(job_id, &plan.ifindexes)?;
         for port in 0..self.ports.len() as u32 {
@@ -242,7 +267,7 @@ impl Engine for XdpEngine {
         let conf = JobConf { group, group_port, forwards, ..job.conf };
         self.jobs[usize::from(job.job_id)] = None;
         let conf = phases::prepare(&mut self.object, &JobSetup { conf, local, ..job.clone() })?;
-        self.jobs[usize::from(job.job_id)] = Some(Job { conf, pool, forwarders: job.forwarders });
+        self.jobs[usize::from(job.job_id)] = Some(Job::new(conf, pool, job.forwarders));
         Ok(members)
     }
 
@@ -262,19 +287,20 @@ impl Engine for XdpEngine {
             return Err(wrong(format!("job {job_id} is running already")));
         }
         let members = self.learned(job_id, &conf)?;
-        let port_of = |ifindex| self.ports.iter().position(|p| *p == ifindex).map(|p| p as u32);
-        uplink::check(&conf, &self.object.uplink(job_id)?, |up| port_of(up.ifindex).is_some())?;
-        let local = self.local.side().map(|(ifindex, _)| ifindex);
-        let plan = plan::plan(&members, port_of, wanted, (!self.generic, local))?;
+        let up = self.object.uplink(job_id)?;
+        uplink::check(&conf, &up, |up| self.port_of(up.ifindex).is_some())?;
+        let plan = self.plan(&members, wanted)?;
         uplink::check_mode(plan.mode, forwarders)?;
         self.write_plan(job_id, &plan)?;
         let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
+        let mode = plan.mode;
+        let counters = self.object.counters(job_id.into())?;
         if let Some(job) = &mut self.jobs[usize::from(job_id)] {
-            job.conf = conf;
+            (job.conf, job.plan, job.members, job.counters) = (conf, Some(plan), members, counters);
         }
         let group = SocketAddrV4::new(conf.group.into(), conf.group_port);
-        let group = (plan.mode == ResultMode::Multicast).then_some(group);
-        Ok(Started { mode: plan.mode, group })
+        let group = (mode == ResultMode::Multicast).then_some(group);
+        Ok(Started { mode, group })
     }
 
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
@@ -292,6 +318,10 @@ impl Engine for XdpEngine {
         let job = self.job(job_id)?;
         let state = self.object.slot(job.slot_of(block))?.head.state;
         Ok(state.missing(job.conf.epoch, job.conf.members, block))
+    }
+
+    fn tend(&mut self) -> Vec<Trouble> {
+        self.look_after()
     }
 
     fn adopted(&self) -> bool {
@@ -325,6 +355,11 @@ impl Engine for XdpEngine {
 }
 
 impl Job {
+    fn new(conf: JobConf, pool: Pool, forwarders: u64) -> Self {
+        let (members, counters) = (Vec::new(), JobCounters::default());
+        Self { conf, pool, forwarders, plan: None, members, counters }
+    }
+
     fn slot_of(&self, block: u64) -> u32 {
         self.conf.slot_base + self.pool.slot_of(block)
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddrV4;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -13,10 +14,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::debug;
 use xdp_agg_common::control::{Reply, Request, decode, encode};
-use xdp_agg_tls::{ClientFiles, ClientTls, Side, explain, set_liveness};
+use xdp_agg_tls::{ClientFiles, ClientTls, Liveness, Side, explain};
 
 use super::limits::Source;
-use xdp_agg_protocol::daemon::{LinkEffect, LinkId};
+use xdp_agg_protocol::daemon::{LinkEffect, LinkId, Patience};
 
 /// Longest time for one attempt to connect, TLS included.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -49,7 +50,7 @@ pub(super) enum LinkEvent {
 
 /// All connections to branches.
 pub(super) struct Links {
-    dead_after: Duration,
+    patience: Patience,
     tls: ClientFiles,
     /// Each is kept until its last event.
     all: BTreeMap<LinkId, Link>,
@@ -71,8 +72,8 @@ struct Open {
 }
 
 impl Links {
-    pub(super) fn new(dead_after: Duration, tls: ClientFiles) -> Self {
-        Self { dead_after, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
+    pub(super) fn new(patience: Patience, tls: ClientFiles) -> Self {
+        Self { patience, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
     /// The next event.
@@ -97,7 +98,7 @@ impl Links {
         may_dial: impl FnOnce() -> bool,
     ) {
         match effect {
-            LinkEffect::Dial(link, daemon) => match self.no_room(by) {
+            LinkEffect::Dial(link, daemon, policy) => match self.no_room(by) {
                 Some(why) => self.refuse(link, why),
                 None if !may_dial() => self.refuse(
                     link,
@@ -105,7 +106,10 @@ impl Links {
                      address that asked for this one; slow down"
                         .into(),
                 ),
-                None => self.dial(link, daemon, by),
+                None => {
+                    let dead_after = self.patience.with_branches(policy);
+                    self.dial(link, daemon, by, dead_after);
+                }
             },
             LinkEffect::Say(link, request) => {
                 // A branch that does not read is lost by its time to write.
@@ -141,22 +145,28 @@ impl Links {
         tokio::spawn(async move { drop(events.send(LinkEvent::Lost(link, why)).await) });
     }
 
-    fn dial(&mut self, link: LinkId, daemon: SocketAddrV4, by: Option<Source>) {
+    fn dial(
+        &mut self,
+        link: LinkId,
+        daemon: SocketAddrV4,
+        by: Option<Source>,
+        dead_after: Duration,
+    ) {
         let (requests, waiting) = mpsc::channel(WAITING_MAX);
         let (needed, mut needless) = oneshot::channel();
         let open = Some(Open { requests, _needed: needed });
         self.all.insert(link, Link { by, open });
-        let (events, dead_after) = (self.events.0.clone(), self.dead_after);
+        let events = self.events.0.clone();
         let tls = self.tls.load(&daemon.ip().to_string()).map_err(|e| e.to_string());
         tokio::spawn(async move {
-            let opened = async { open_stream(daemon, tls?, dead_after).await };
+            let opened = async { open_stream(daemon, tls?).await };
             let opened = tokio::select! {
                 opened = opened => opened,
                 // Neither an attempt nor a handshake outlives the job.
                 _ = &mut needless => Err(NEEDED_NO_MORE.into()),
             };
             let why = match opened {
-                Ok(stream) => serve(link, stream, &events, (waiting, needless)).await,
+                Ok(stream) => serve(link, stream, &events, (waiting, needless), dead_after).await,
                 Err(why) => why,
             };
             debug!(%daemon, "the connection to a branch has ended: {why}");
@@ -174,12 +184,8 @@ enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-async fn open_stream(
-    daemon: SocketAddrV4,
-    tls: Option<ClientTls>,
-    dead_after: Duration,
-) -> Result<Stream, String> {
-    let stream = connect(daemon, dead_after).await.map_err(|error| {
+async fn open_stream(daemon: SocketAddrV4, tls: Option<ClientTls>) -> Result<Stream, String> {
+    let stream = connect(daemon).await.map_err(|error| {
         format!("its daemon cannot be reached ({error}); is `xdp-agg serve` running there?")
     })?;
     let Some(tls) = tls else {
@@ -199,7 +205,28 @@ async fn serve(
     stream: Stream,
     events: &mpsc::Sender<LinkEvent>,
     (waiting, needless): (mpsc::Receiver<Request>, oneshot::Receiver<()>),
+    dead_after: Duration,
 ) -> String {
+    let socket = match &stream {
+        Stream::Plain(stream) => stream.as_fd(),
+        Stream::Tls(stream) => stream.get_ref().0.as_fd(),
+    };
+    let watched = socket.try_clone_to_owned().and_then(|socket| {
+        let liveness = Liveness::of(&socket, dead_after)?;
+        Ok((socket, liveness))
+    });
+    let (socket, mut liveness) = match watched {
+        Ok(watched) => watched,
+        Err(error) => return error.to_string(),
+    };
+    let dead = async {
+        loop {
+            sleep(Patience(Some(dead_after)).tick()).await;
+            if let Some(silent) = liveness.is_dead(&socket) {
+                return format!("its host has acknowledged nothing for {silent:.1?}");
+            }
+        }
+    };
     let talk = async {
         match stream {
             Stream::Plain(stream) => {
@@ -218,11 +245,12 @@ async fn serve(
     };
     tokio::select! {
         why = talk => why,
+        why = dead => why,
         () = farewell => "it did not take what was said last".into(),
     }
 }
 
-async fn connect(daemon: SocketAddrV4, dead_after: Duration) -> io::Result<TcpStream> {
+async fn connect(daemon: SocketAddrV4) -> io::Result<TcpStream> {
     let mut attempt = 1;
     loop {
         let stream = match timeout(CONNECT, TcpStream::connect(daemon)).await {
@@ -231,7 +259,6 @@ async fn connect(daemon: SocketAddrV4, dead_after: Duration) -> io::Result<TcpSt
         };
         match stream {
             Ok(stream) => {
-                set_liveness(&stream, dead_after)?;
                 stream.set_nodelay(true)?;
                 return Ok(stream);
             }

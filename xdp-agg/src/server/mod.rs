@@ -16,12 +16,14 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -30,9 +32,10 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::{Reply, Token, encode};
-use xdp_agg_tls::{ClientFiles, ServerTls, set_liveness};
+use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
 use crate::engine::{Engine, EngineError};
+use crate::link::watch::Changes;
 use crate::state::StateFile;
 use connection::{Event, Line, serve_connection};
 use guard::Guard;
@@ -40,7 +43,7 @@ use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare};
 
 /// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -54,6 +57,8 @@ const EVENTS_MAX: usize = 256;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How often strangers are looked at, and the refusals that a flood kept out of the log are told.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How long after a change of an interface all interfaces are looked at.
+const SETTLED: Duration = Duration::from_millis(20);
 /// Pause after a connection could not be accepted: there may be no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -79,7 +84,7 @@ pub struct ServerConfig {
     /// How long the members of another daemon's job may take to come back.
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed.
-    pub dead_after: Duration,
+    pub patience: Patience,
     /// How long others may wait for a member that contributes nothing. None: for ever.
     pub straggler_timeout: Option<Duration>,
     /// The same for one that answers no heartbeat either.
@@ -105,7 +110,7 @@ pub struct Server {
     tls: Option<TlsAcceptor>,
     state: Option<StateFile>,
     keep_on_exit: bool,
-    dead_after: Duration,
+    patience: Patience,
     connections: BTreeMap<ConnId, Connection>,
     guard: Guard,
     next: u64,
@@ -121,6 +126,9 @@ pub struct Server {
 /// The loop's view of a connection.
 struct Connection {
     replies: mpsc::Sender<Vec<u8>>,
+    /// Its socket once more, and whether the other host is there.
+    socket: OwnedFd,
+    liveness: Liveness,
     from: SocketAddr,
     source: Source,
     requests: Bucket,
@@ -147,7 +155,7 @@ impl Server {
             join_timeout_max: config.join_timeout_max,
             probe_timeout: config.probe_timeout,
             resume_timeout: config.resume_timeout,
-            dead_after: config.dead_after,
+            patience: config.patience,
             straggler_timeout: config.straggler_timeout,
             silent_timeout: config.silent_timeout,
             token: config.token.clone(),
@@ -163,7 +171,7 @@ impl Server {
             tls: config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config())),
             state: config.state.clone(),
             keep_on_exit: config.keep_on_exit,
-            dead_after: config.dead_after,
+            patience: config.patience,
             connections: BTreeMap::new(),
             guard: Guard::new(now),
             next: 0,
@@ -171,7 +179,7 @@ impl Server {
             long: Arc::new(LongFrames::new()),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
-            links: Links::new(config.dead_after, config.branch_tls.clone()),
+            links: Links::new(config.patience, config.branch_tls.clone()),
             asking: None,
         };
         server.take_over();
@@ -199,16 +207,15 @@ impl Server {
     /// Serves until `shutdown` is done; then tells all members, and drops the engine.
     pub async fn run(mut self, shutdown: impl Future<Output = String>) {
         let mut shutdown = std::pin::pin!(shutdown);
+        let mut changes = Changes::watch();
+        let mut watch = time::interval(self.patience.tick());
+        watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = None;
         let mut sweep = time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let reason = loop {
             let due = self.jobs.poll_timeout().map(time::Instant::from_std);
-            let wait = async {
-                match due {
-                    Some(due) => time::sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let wait = sleep_until(due);
             let accept = async {
                 time::sleep_until(self.accept_after.into()).await;
                 self.listener.accept().await
@@ -224,7 +231,17 @@ impl Server {
                 }
                 event = self.links.next() => self.link(event),
                 () = wait => self.jobs.handle_timeout(Instant::now()),
-                _ = sweep.tick() => self.sweep(),
+                // Changes come in bursts.
+                () = changes.next() => look_at = look_at.or(Some(time::Instant::now() + SETTLED)),
+                () = sleep_until(look_at) => {
+                    look_at = None;
+                    self.tend();
+                }
+                _ = watch.tick() => self.end_dead(),
+                _ = sweep.tick() => {
+                    self.sweep();
+                    self.tend();
+                }
             }
             self.settle();
             self.asking = None;
@@ -246,6 +263,31 @@ impl Server {
         }
     }
 
+    /// Ends the connections of members whose hosts are gone.
+    fn end_dead(&mut self) {
+        let jobs = &self.jobs;
+        let members = self.connections.iter_mut().filter(|(conn, _)| jobs.is_member(**conn));
+        let dead = members.filter_map(|(conn, connection)| {
+            let silent = connection.liveness.is_dead(&connection.socket)?;
+            Some((*conn, silent))
+        });
+        for (conn, silent) in dead.collect::<Vec<_>>() {
+            let Some(Connection { socket, from, .. }) = self.connections.remove(&conn) else {
+                continue;
+            };
+            info!(conn = conn.0, %from, "its host has acknowledged nothing for {silent:.1?}");
+            // What waits in the kernel for that host goes with the connection.
+            drop(SockRef::from(&socket).set_linger(Some(Duration::ZERO)));
+            self.jobs.handle_closed(conn);
+        }
+    }
+
+    /// Looks after what the data path stands on.
+    fn tend(&mut self) {
+        let troubles = self.engine.tend();
+        self.jobs.handle_troubles(troubles, Instant::now());
+    }
+
     fn accepted(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
         let now = Instant::now();
         let (stream, from) = match accepted {
@@ -260,8 +302,8 @@ impl Server {
         if !self.guard.may_connect(&stream, from, source, self.tls.is_some(), now) {
             return;
         }
-        let local = match prepare(&stream, self.dead_after) {
-            Ok(local) => local,
+        let (local, socket, liveness) = match prepare(&stream, self.patience.least()) {
+            Ok(prepared) => prepared,
             Err(error) => return debug!(%from, "a connection that is gone already: {error}"),
         };
         self.make_room(source);
@@ -274,6 +316,8 @@ impl Server {
         let is_member = Arc::new(AtomicBool::new(false));
         let connection = Connection {
             replies,
+            socket,
+            liveness,
             from,
             source,
             requests,
@@ -338,6 +382,12 @@ impl Server {
                 let allowed = connection.requests.take(now)
                     && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
                 if allowed {
+                    // A connection that is gone already reports that itself.
+                    if let Some(dead_after) = self.patience.after(&request)
+                        && let Ok(liveness) = Liveness::of(&connection.socket, dead_after)
+                    {
+                        connection.liveness = liveness;
+                    }
                     return self.jobs.handle_request(conn, request, now);
                 }
                 self.guard.counters.requests += 1;
@@ -462,9 +512,20 @@ impl Server {
     }
 }
 
-/// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address.
-fn prepare(stream: &TcpStream, dead_after: Duration) -> io::Result<SocketAddr> {
-    set_liveness(stream, dead_after)?;
+async fn sleep_until(at: Option<time::Instant>) {
+    match at {
+        Some(at) => time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sets a new connection's options: no delay, and a dead host is noticed. Returns our address, and
+/// the socket once more.
+fn prepare(
+    stream: &TcpStream,
+    dead_after: Duration,
+) -> io::Result<(SocketAddr, OwnedFd, Liveness)> {
+    let liveness = Liveness::of(stream, dead_after)?;
     stream.set_nodelay(true)?;
-    stream.local_addr()
+    Ok((stream.local_addr()?, stream.as_fd().try_clone_to_owned()?, liveness))
 }

@@ -74,6 +74,18 @@ fn one_packet_to_a_group() {
     }
 }
 
+/// An interface whose program somebody has detached gets it again.
+#[test]
+fn a_program_that_was_detached_is_attached_again() {
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let Some(network) = Network::new(Shape::Ports, 2) else { return };
+        let mut engine = network.inside(|| XdpEngine::open(&config(&network, mode))).expect("open");
+        engine.detach(0).expect("it was attached");
+        assert_eq!(network.inside(|| engine.tend()), []);
+        all_reduce(&network, &mut engine, None);
+    }
+}
+
 #[test]
 fn generic_mode_sums_too() {
     for shape in [Shape::OneInterface, Shape::Ports] {

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use xdp_agg_common::control::{LocalMembers, Reply, Request, Token};
+use xdp_agg_common::control::{LocalMembers, Policy, Reply, Request, Token};
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 
 #[cfg(doc)]
 use super::Jobs;
+use super::Patience;
 use crate::engine::{JobSetup, Started};
 
 /// A connection, as the caller numbers it. A number is never used twice.
@@ -22,9 +23,9 @@ pub struct LinkId(pub u64);
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "a message is on its way, and never one of many")]
 pub enum LinkEffect {
-    /// Connect to this control address; then [`Jobs::handle_link_up`] or
-    /// [`Jobs::handle_link_lost`].
-    Dial(LinkId, SocketAddrV4),
+    /// Connect to this control address, for a job with this policy; then [`Jobs::handle_link_up`]
+    /// or [`Jobs::handle_link_lost`].
+    Dial(LinkId, SocketAddrV4, Policy),
     /// Send this.
     Say(LinkId, Request),
     /// End it when all is sent; no [`Jobs::handle_link_lost`] is needed for it.
@@ -87,7 +88,7 @@ pub struct Limits {
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed. Heartbeats go out eight times as often; the caller sets
     /// its sockets so that what cannot be delivered ends a connection in this time.
-    pub dead_after: Duration,
+    pub patience: Patience,
     /// How long others may wait for a member that contributes nothing until it counts as lost.
     /// None: for ever, as it may be a stopped process.
     pub straggler_timeout: Option<Duration>,

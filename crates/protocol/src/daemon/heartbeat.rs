@@ -39,7 +39,7 @@ impl Jobs {
         if self.next_heartbeat > self.clock {
             return;
         }
-        self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
+        self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
         for (conn, session) in &mut self.sessions {
             if session.is_bound() && session.unanswered < UNANSWERED_MAX {
                 session.unanswered += 1;
@@ -99,7 +99,7 @@ impl Jobs {
     /// A process that has not answered for long. Its host is there: its kernel takes what is sent.
     fn is_silent(&self, session: &Session) -> bool {
         let unanswered = session.unanswered;
-        let since = self.limits.dead_after / PER_DEAD_AFTER * unanswered;
+        let since = self.limits.patience.least() / PER_DEAD_AFTER * unanswered;
         unanswered >= SILENT && (unanswered == UNANSWERED_MAX || since >= SILENCE)
     }
 
@@ -121,7 +121,7 @@ impl Jobs {
 
     fn begin_heartbeats(&mut self) {
         if self.heartbeat_due().is_none() {
-            self.next_heartbeat = self.clock + self.limits.dead_after / PER_DEAD_AFTER;
+            self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
         }
     }
 

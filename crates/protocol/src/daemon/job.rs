@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Chosen, CreateJob, Doing, Join, Plan, Policy, Progress, Resume, WorkerLoss,
+    AggregatorLoss, Chosen, CreateJob, Doing, Join, Plan, Policy, Progress, Resume, WorkerLoss,
 };
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
@@ -216,6 +216,11 @@ impl Job {
         self.life.ran && self.policy().worker_loss == WorkerLoss::Shrink
     }
 
+    /// Whether the loss of the daemon leaves the members in a job.
+    pub(super) fn outlives_daemon(&self) -> bool {
+        self.life.ran && self.policy().aggregator_loss != AggregatorLoss::Fail
+    }
+
     /// Contributions are summed.
     pub(super) const fn is_summing(&self) -> bool {
         matches!(self.phase(), Phase::Running | Phase::Pausing(_) | Phase::RunningTo(..))
@@ -326,6 +331,7 @@ pub(super) fn since(now: &JobCounters, base: &JobCounters) -> JobCounters {
         pendings: now.pendings.saturating_sub(base.pendings),
         stale: now.stale.saturating_sub(base.stale),
         probes: now.probes.saturating_sub(base.probes),
+        moves: now.moves.saturating_sub(base.moves),
         copies: now.copies.saturating_sub(base.copies),
         forwards: now.forwards.saturating_sub(base.forwards),
         forwards_again: now.forwards_again.saturating_sub(base.forwards_again),

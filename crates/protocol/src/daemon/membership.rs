@@ -298,7 +298,7 @@ impl Jobs {
         };
         let restored = job.life.restored.filter(|_| !job.all_connected());
         let late = self.straggler_due(job);
-        [wait, restored, late].into_iter().flatten().min()
+        [wait, restored, late, self.trouble_due(job)].into_iter().flatten().min()
     }
 
     /// A wait of this job is over: each in turn that may be.
@@ -314,6 +314,12 @@ impl Jobs {
                 return self.give_up_on(job_id, &absent, "resume");
             }
         }
+        if self.end_troubles(job_id) {
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
         let ranks = job.awaited();
         match job.phase() {
             Phase::Forming(Some(end)) if end <= now => {

@@ -38,6 +38,7 @@ mod late;
 mod membership;
 mod numbers;
 mod open;
+mod patience;
 mod phase;
 mod question;
 mod reform;
@@ -50,6 +51,7 @@ mod straggler;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod trouble;
 mod trunk;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -58,21 +60,23 @@ use std::time::Instant;
 
 use rand::Rng;
 use rand::rngs::StdRng;
-use xdp_agg_common::control::{AbortReason, ErrorCode, Request};
+use xdp_agg_common::control::{ErrorCode, Request};
 
 use job::Job;
 use open::{OpenLook, Question};
 use served::Served;
 use slots::SlotRanges;
+use trouble::Lasting;
 
 pub use effect::{
     Answer, ConnId, Effect, Formation, Heard, Limits, LinkEffect, LinkId, Look, Peer, Prepare,
     Purpose,
 };
+pub use patience::Patience;
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
 /// Waits that a job can have at a time.
-const WAITS_MAX: usize = 4;
+const WAITS_MAX: usize = 5;
 
 /// What is known of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +127,8 @@ pub struct Jobs {
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
+    /// What keeps members from the data path.
+    troubles: Vec<Lasting>,
     /// What a snapshot shows may have changed since the last [`Effect::Persist`].
     changed: bool,
 }
@@ -150,6 +156,7 @@ impl Jobs {
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
+            troubles: Vec::new(),
             changed: false,
         }
     }
@@ -244,14 +251,15 @@ impl Jobs {
         }
     }
 
-    /// Ends all jobs, reserved ones too: the daemon is going.
+    /// Ends all jobs here, reserved ones too: the daemon is going. Members whose policy is to go on
+    /// without it are told by the end of their connections alone.
     pub fn shut_down(&mut self, reason: &str) {
         let all: Vec<_> = self.jobs.keys().copied().collect();
         for job_id in all {
-            if let Some(job) = self.jobs.get_mut(&job_id) {
-                job.reserved = false;
-            }
-            self.abort(job_id, &AbortReason::Operator { reason: reason.into() });
+            let Some(job) = self.jobs.get_mut(&job_id) else { continue };
+            job.reserved = false;
+            let quietly = job.outlives_daemon();
+            self.end_for(job_id, reason.into(), quietly);
         }
     }
 

@@ -216,6 +216,7 @@ impl Jobs {
             return false;
         };
         let members = job.member_bits();
+        let policy = job.life.policy.unwrap_or_default();
         let trunk = &mut job.life.trunk;
         trunk.tree = trunk.asked.pruned(members, |daemon| trunk.dead.contains(&daemon));
         let wanted: BTreeSet<_> = trunk.tree.branches.iter().map(|b| b.daemon).collect();
@@ -227,7 +228,7 @@ impl Jobs {
                 self.next_link += 1;
                 self.links.insert(id, (job_id, daemon));
                 info!(job = job.name, %daemon, "connecting to a branch");
-                self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon)));
+                self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon, policy)));
                 Link {
                     id,
                     up: false,

@@ -75,7 +75,8 @@ fn check(settings: &Settings) {
     assert!(engine.data_port != 0 || engine.kind == EngineKind::Userspace);
     assert!(!server.join_timeout.is_zero() && !server.probe_timeout.is_zero());
     let second = Duration::from_secs(1);
-    assert!(server.dead_after >= second / 10 && !server.resume_timeout.is_zero());
+    assert!(server.patience.0.is_none_or(|time| time >= second / 10));
+    assert!(!server.resume_timeout.is_zero());
     assert!(server.job_packet_rate.is_none_or(|rate| (1..=1_000_000_000).contains(&rate)));
     assert!(server.job_slots_max.is_none_or(|most| server.job_slots <= most));
     assert!(server.state.is_some() == engine.pin.is_some());

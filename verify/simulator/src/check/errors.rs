@@ -12,6 +12,12 @@ impl Checker {
         self.lives[life].lost = true;
     }
 
+    /// Results have not reached a process for so long that it may be given up.
+    pub(crate) fn cut_off(&mut self, life: usize) {
+        self.lives[life].lost = true;
+        self.lives[life].cut_off = true;
+    }
+
     /// A process ended its membership of its own accord.
     pub(crate) fn gave_up(&mut self, life: usize) {
         self.lives[life].gave_up = true;
@@ -45,6 +51,17 @@ impl Checker {
             Error::Aborted(AbortReason::Member { rank, .. }) => {
                 let true_ = of_rank(*rank).any(|life| life.gave_up || life.lost);
                 if true_ { Ok(()) } else { Err("that rank never gave up") }
+            }
+            Error::Aborted(AbortReason::Operator { .. }) => {
+                let of_job = || self.lives.iter().filter(|life| life.job == me.job);
+                let may_shrink = policy.worker_loss == WorkerLoss::Shrink && me.has_run;
+                if !of_job().any(|life| life.cut_off) {
+                    Err("nobody was cut off for so long")
+                } else if may_shrink && !me.cut_off {
+                    Err("its policy is to go on without members that are cut off")
+                } else {
+                    Ok(())
+                }
             }
             Error::Aborted(AbortReason::Expelled) => {
                 if me.lost {
@@ -80,6 +97,7 @@ impl Checker {
             {
                 Err("nothing happened that could have kept it so long")
             }
+            Error::DataPath { .. } if me.has_run => Err("its path was open before"),
             Error::AggregatorLost(_)
             | Error::Aborted(AbortReason::Timeout { .. })
             | Error::Deadline { .. }

@@ -105,6 +105,8 @@ struct Life {
     has_run: bool,
     /// It was killed, or its control connection ended.
     lost: bool,
+    /// Results have not reached it for half of `dead_after`, as its aggregator knows.
+    cut_off: bool,
     /// It ended its membership of its own accord.
     gave_up: bool,
     /// It goes on without a daemon, and has not left that ring again.
@@ -215,6 +217,7 @@ impl Checker {
             first_sequence: 0,
             has_run: false,
             lost: false,
+            cut_off: false,
             gave_up: false,
             on_ring: false,
             standing: standing::Standing::default(),

@@ -27,7 +27,7 @@ impl World {
     /// Does what a daemon's jobs want of a connection to a branch.
     pub(super) fn link_effect(&mut self, daemon: usize, effect: LinkEffect) {
         match effect {
-            LinkEffect::Dial(link, at) => match daemon_at((*at.ip()).into()) {
+            LinkEffect::Dial(link, at, _) => match daemon_at((*at.ip()).into()) {
                 Some(to) => self.dial(daemon, link, to, 1),
                 None => self.checker.fail(|| format!("a branch at {at}, where none is")),
             },

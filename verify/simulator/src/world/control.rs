@@ -3,9 +3,9 @@
 //!
 //! Workers have one to the daemon that leads their job, and such a daemon has one to each branch of
 //! the job's tree. Frames pass through the real `control::encode` and `decode`. While the way is
-//! cut, nothing arrives (TCP repeats it until the way is back); where that lasts, each side gives
-//! the connection up after about `dead_after`, or learns at its next packet that the other side
-//! did.
+//! cut, nothing arrives (TCP repeats it until the way is back). Where that lasts for more than a
+//! third of `dead_after`, each side may give the connection up after about that time, or learns at
+//! its next packet that the other side did.
 
 use std::collections::VecDeque;
 
@@ -198,13 +198,16 @@ impl World {
     pub(super) fn cut_connections(&mut self, of: impl Fn(&Client, usize) -> bool, back: Nanos) {
         for index in self.open_connections(of) {
             let dead_after = self.scenario.dead_after as f64;
-            let daemon = self.now + (dead_after * self.rng.random_range(0.55..1.0)) as Nanos;
-            let client = self.now + (dead_after * self.rng.random_range(0.55..1.5)) as Nanos;
-            if back <= daemon.min(client) {
+            let daemon = self.now + (dead_after * self.rng.random_range(0.66..1.0)) as Nanos;
+            let client = self.now + (dead_after * self.rng.random_range(0.66..1.5)) as Nanos;
+            let first = daemon.min(client);
+            // The pauses of TCP's repetitions double: one comes in time after half of it, surely.
+            let surely = self.now + (dead_after / 3.0) as Nanos;
+            if back <= surely || back <= first && self.rng.random_bool(0.5) {
                 continue;
             }
             // An end that has not given up when the way is back learns it from the other.
-            let soon = back + self.rng.random_range(0..self.scenario.dead_after);
+            let soon = back.max(first) + self.rng.random_range(0..self.scenario.dead_after);
             self.queue.push(daemon.min(soon), super::Event::Control(Event::EndAtDaemon(index)));
             self.queue.push(client.min(soon), super::Event::Control(Event::EndAtClient(index)));
         }

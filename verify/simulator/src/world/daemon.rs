@@ -9,7 +9,7 @@ use xdp_agg_common::admission::Source;
 use xdp_agg_common::control::{Reply, Request, decode};
 use xdp_agg_common::maps::{MAX_JOBS, Phase};
 use xdp_agg_protocol::daemon::{
-    Answer, ConnId, Effect, Jobs, Limits, LinkId, Peer, Prepare, Snapshot,
+    Answer, ConnId, Effect, Jobs, Limits, LinkId, Patience, Peer, Prepare, Snapshot,
 };
 use xdp_agg_protocol::sum::Sums;
 
@@ -91,7 +91,7 @@ impl Daemon {
 }
 
 impl World {
-    fn instant(&self) -> Instant {
+    pub(super) fn instant(&self) -> Instant {
         self.zero + duration(self.now)
     }
 
@@ -151,7 +151,7 @@ impl World {
             join_timeout_max: duration(scenario.join_timeout),
             probe_timeout: duration(scenario.join_timeout),
             resume_timeout: duration(scenario.resume_timeout),
-            dead_after: duration(scenario.dead_after),
+            patience: Patience(Some(duration(scenario.dead_after))),
             straggler_timeout: scenario.straggler_timeout.map(duration),
             silent_timeout: None,
             token: None,
@@ -189,6 +189,8 @@ impl World {
         place.stopped = false;
         place.kept.clear();
         place.packets.clear();
+        self.forget_away(daemon);
+        let place = &mut self.daemons[daemon];
         if !pinned || !self.scenario.kernel_data_path {
             place.sums = None;
             self.checker.stopped(daemon, None);
@@ -217,6 +219,7 @@ impl World {
         let kept = std::mem::take(&mut place.kept);
         let packets = std::mem::take(&mut place.packets);
         self.note(&[7, daemon as u64], || format!("{} goes on", Party::Daemon(daemon)));
+        self.tell_troubles(daemon);
         for (source, bytes, origin) in packets {
             self.at_daemon(daemon, source, bytes, origin);
         }

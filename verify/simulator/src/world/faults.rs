@@ -31,10 +31,13 @@ impl World {
                 self.stop_worker(worker);
                 self.queue.push(self.now + time, Event::Continue(worker));
             }
-            Fault::Cut { worker, up, down, time } => {
+            Fault::Cut { worker, up, down, time, seen } => {
                 let back = (self.now + time).min(self.scenario.heal_at);
                 self.cut_connections(|client, _| client.place() == Place::Worker(worker), back);
                 self.workers[worker].cut.until(back, up, down);
+                if seen {
+                    self.goes_away(worker, back);
+                }
             }
             Fault::Break { worker } => {
                 if let Some(process) = &self.workers[worker].process {

@@ -1,5 +1,6 @@
 //! All parties, what is between them, and the loop that lets one event happen after the other.
 
+mod away;
 mod branch;
 mod caller;
 mod control;
@@ -60,6 +61,10 @@ enum Event {
     StartDaemon(usize),
     /// A root tries once more to reach a branch, in place of this connection.
     DialAgain(usize),
+    /// A daemon's engine sees that an interface is back.
+    IsBack(usize),
+    /// A worker has been away for so long that it may be given up.
+    MayBeGivenUp(usize),
     /// A stranger sends something.
     Hostile,
     /// All is well from now on.
@@ -78,6 +83,8 @@ pub(crate) struct World {
     zero: Instant,
     connections: Vec<Connection>,
     rings: Vec<ring::Ring>,
+    /// Workers whose interfaces are away, as engines know.
+    away: Vec<away::Away>,
     checker: Checker,
     stats: Stats,
     trace: Trace,
@@ -113,6 +120,7 @@ impl World {
             zero: Instant::now(),
             connections: Vec::new(),
             rings: Vec::new(),
+            away: Vec::new(),
             checker,
             stats: Stats::default(),
             trace: Trace::new(trace),
@@ -225,6 +233,8 @@ impl World {
             Event::ContinueDaemon(daemon) => self.continue_daemon(daemon),
             Event::StartDaemon(daemon) => self.start_daemon(daemon),
             Event::DialAgain(index) => self.dial_again(index),
+            Event::IsBack(daemon) => self.tell_troubles(daemon),
+            Event::MayBeGivenUp(worker) => self.may_be_given_up(worker),
             Event::Ring(event) => self.ring_event(event),
             Event::Hostile => self.hostile(),
             Event::Heal => self.heal(),

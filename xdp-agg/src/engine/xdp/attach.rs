@@ -16,6 +16,7 @@ use crate::engine::{EngineError, XdpMode};
 
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
 impl XdpEngine {
     /// Puts this engine's program in the place of the one that is pinned, on the same maps, and
     /// goes on with the jobs that are running there.
@@ -43,7 +44,7 @@ impl XdpEngine {
             let conf = self.object.conf(job_id)?;
             match Pool::new(conf.slots).filter(|_| conf.phase == Phase::Running as u16) {
                 Some(pool) => {
-                    self.jobs[usize::from(job_id)] = Some(Job { conf, pool, forwarders: 0 });
+                    self.jobs[usize::from(job_id)] = Some(Job::new(conf, pool, 0));
                 }
                 // The daemon that was about to start the job is gone.
                 None => phases::silence(&mut self.object, job_id)?,
@@ -76,6 +77,20 @@ impl XdpEngine {
         self.generic = true;
         self.local = Local::generic();
         self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
+    }
+
+    /// Attaches once more to an interface that has lost the program.
+    pub(super) fn attach_again(&mut self, number: usize) -> Result<(), EngineError> {
+        let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
+        let interface = &self.interfaces[number];
+        let attached = sys::attach_xdp(self.object.ingress_fd()?, interface.ifindex, flags);
+        let link = attached.map_err(|error| AttachError::new(interface, error).into_engine())?;
+        info!(interface = interface.name, "attached once more");
+        if let Some(pins) = &self.pins {
+            pins.pin_link_again(number, link.as_fd())?;
+        }
+        self.links[number] = link;
+        Ok(())
     }
 
     fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {

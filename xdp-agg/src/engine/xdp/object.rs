@@ -142,6 +142,17 @@ impl Object {
             .map_err(|error| other("the way back out of an interface", error))
     }
 
+    /// Whether [`Self::register_port`] still holds: the kernel forgets interfaces that go.
+    pub(super) fn is_registered(&self, ifindex: u32, port: u32) -> bool {
+        self.back.get(port, 0).is_ok_and(|entry| entry.if_index == ifindex)
+    }
+
+    /// An interface has gone for good.
+    pub(super) fn forget_port(&mut self, ifindex: u32) {
+        // It may not have been known.
+        let _ = self.fans.remove(&ifindex);
+    }
+
     fn insert_fan(&mut self, ifindex: u32, port: u32) -> Result<(), EngineError> {
         let cpus = nr_cpus().map_err(|(what, error)| other(what, error))?;
         let fan = Fan { port, ..Fan::default() };

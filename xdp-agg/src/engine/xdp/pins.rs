@@ -192,6 +192,20 @@ impl Pins {
         pinned.map_err(|error| other("pinning an attachment", error))
     }
 
+    /// The interface has another attachment.
+    pub(super) fn pin_link_again(
+        &self,
+        number: usize,
+        link: BorrowedFd<'_>,
+    ) -> Result<(), EngineError> {
+        match fs::remove_file(self.dir.join(link_name(number))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(other("the pin of an attachment", error))
+            }
+            _ => self.pin_link(number, link),
+        }
+    }
+
     /// Opens that attachment. None: it is not pinned.
     pub(super) fn link(&self, number: usize) -> Result<Option<OwnedFd>, EngineError> {
         match sys::open_pinned(&self.c_path(&link_name(number))?) {

@@ -68,8 +68,10 @@ unsafe impl aya::Pod for Stamp {}
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const BPF_XDP: u32 = 37;
 const MEMBARRIER_CMD_GLOBAL: libc::c_long = 1;
@@ -91,6 +93,25 @@ struct MapElement {
     key: u64,
     value: u64,
     flags: u64,
+}
+
+/// The fields of `union bpf_attr` that `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct GetInfo {
+    fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The part of `struct bpf_link_info` that an XDP link has.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    pad: u32,
+    ifindex: u32,
 }
 
 /// The fields of `union bpf_attr` that `BPF_LINK_UPDATE` reads.
@@ -125,6 +146,33 @@ pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> 
     let done = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_LINK_UPDATE, &raw const attr, size_of::<LinkUpdate>())
     };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The interface that an XDP link is attached to; None: to none any more.
+pub(super) fn attached_to(link: BorrowedFd<'_>) -> Option<u32> {
+    let mut info = LinkInfo::default();
+    let attr = GetInfo {
+        fd: link.as_raw_fd() as u32,
+        info_len: size_of::<LinkInfo>() as u32,
+        info: ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: the call reads `attr`, whose size is given, and writes as much of `info` as it says.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw const attr, size_of::<GetInfo>())
+    };
+    Some(info.ifindex).filter(|ifindex| done == 0 && *ifindex != 0)
+}
+
+/// Takes a link's program away from its interface, as an administrator may.
+///
+/// # Errors
+/// The system's.
+pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = link.as_raw_fd() as u32;
+    // SAFETY: the call reads the descriptor, whose size is given.
+    let done =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const fd, size_of::<u32>()) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -255,6 +303,13 @@ pub(super) fn wait_readable(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<
             return Err(error);
         }
     }
+}
+
+/// Whether an interface has this number in this network namespace.
+pub(super) fn is_here(ifindex: u32) -> bool {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: the call writes a name of at most that length.
+    !unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) }.is_null()
 }
 
 /// Index of an interface in this network namespace; None if there is none of that name.

@@ -3,6 +3,7 @@
 //! No public interface: it changes with the kernel program.
 
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use aya::programs::{ProgramFd, TestRun as _, TestRunOptions};
@@ -113,6 +114,15 @@ impl XdpEngine {
     /// The engine's.
     pub fn set_raw_slot(&mut self, index: u32, slot: RawSlot) -> Result<(), EngineError> {
         self.object.slots.set(index, slot, 0).map_err(|error| other("a slot", error))
+    }
+
+    /// Takes the program away from a served interface, as an administrator may.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn detach(&self, number: usize) -> Result<(), EngineError> {
+        let link = self.links[number].as_fd();
+        super::sys::detach(link).map_err(|error| other("detaching", error))
     }
 
     /// A job's entry.

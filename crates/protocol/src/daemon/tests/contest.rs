@@ -49,7 +49,7 @@ impl Root {
     fn settle(&mut self) {
         while let Some(effect) = self.jobs.poll_effect() {
             match effect {
-                Effect::Link(LinkEffect::Dial(link, _)) => self.link = Some(link),
+                Effect::Link(LinkEffect::Dial(link, ..)) => self.link = Some(link),
                 Effect::Link(LinkEffect::Say(
                     _,
                     Request::Branch(BranchRequest::Prepare(setup)),

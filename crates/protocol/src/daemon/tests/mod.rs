@@ -13,6 +13,7 @@ mod resume;
 mod stragglers;
 mod told;
 mod tree;
+mod trouble;
 mod watch;
 mod woods;
 
@@ -22,8 +23,8 @@ use std::time::Duration;
 
 use rand::SeedableRng;
 use xdp_agg_common::control::{
-    Admitted, AggregatorLoss, CONTROL_VERSION, Call, Cause, Chosen, CreateJob, ErrorCode, Held,
-    Join, Policy, Progress, Reply, Resume, Stats, Token, Tree, WorkerLoss,
+    AbortReason, Admitted, AggregatorLoss, CONTROL_VERSION, Call, Cause, Chosen, CreateJob,
+    ErrorCode, Held, Join, Policy, Progress, Reply, Resume, Stats, Token, Tree, WorkerLoss,
 };
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, ResultMode};
 
@@ -75,7 +76,7 @@ fn limits() -> Limits {
         join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
         resume_timeout: Duration::from_secs(10),
-        dead_after: Duration::from_secs(2),
+        patience: Patience(Some(Duration::from_secs(2))),
         straggler_timeout: None,
         silent_timeout: None,
         token: None,

@@ -223,7 +223,7 @@ impl Woods {
 
     pub(super) fn link(&mut self, effect: LinkEffect) {
         match effect {
-            LinkEffect::Dial(link, to) => {
+            LinkEffect::Dial(link, to, _) => {
                 let index = usize::from(to.ip().octets()[3]) - 1;
                 if self.daemons[index].is_dead {
                     return self.daemons[0].jobs.handle_link_lost(link, "nobody is there");

@@ -103,7 +103,7 @@ impl Machine {
     }
 
     /// The daemon is to be found again.
-    fn lost(&mut self, now: Duration) {
+    pub(super) fn lost(&mut self, now: Duration) {
         self.unfreeze_resume();
         let first = self.epoch.is_some() && self.lost_since.is_none();
         if first {
@@ -147,7 +147,10 @@ impl Machine {
         self.greeted = true;
         match reply {
             Reply::Welcome { version, .. } if version != CONTROL_VERSION => {
-                self.end_with(Error::Version { ours: CONTROL_VERSION, theirs: version });
+                let error = Error::Version { ours: CONTROL_VERSION, theirs: version };
+                if !self.does_without(&error, now) {
+                    self.end_with(error);
+                }
             }
             Reply::Welcome { engine, .. } => self.engine = engine,
             Reply::Admitted(admitted) => self.handle_admitted(admitted, now),
@@ -379,24 +382,25 @@ impl Machine {
             && self.config.policy.worker_loss == WorkerLoss::Shrink
             && matches!(code, ErrorCode::RankTaken | ErrorCode::Busy)
             && now < self.taken_until;
-        // A worker that was on a ring can go on over one.
-        let may_pass = self.back.rings > 0
-            || !matches!(
-                code,
-                ErrorCode::Version
-                    | ErrorCode::Unauthorised
-                    | ErrorCode::Invalid
-                    | ErrorCode::WorldSize
-                    | ErrorCode::Protocol
-            );
+        let may_pass = !matches!(
+            code,
+            ErrorCode::Version
+                | ErrorCode::Unauthorised
+                | ErrorCode::Invalid
+                | ErrorCode::WorldSize
+                | ErrorCode::Protocol
+        );
         // Many workers of one host start at once.
         let crowded = self.epoch.is_none() && code == ErrorCode::Limit && now < self.join_until;
         if taken || crowded || resuming && may_pass {
             self.lost_reason = message;
             self.hang_up();
             self.lost(now);
-        } else {
-            self.end_with(Error::Refused { code, message });
+            return;
+        }
+        let error = Error::Refused { code, message };
+        if !self.does_without(&error, now) {
+            self.end_with(error);
         }
     }
 
@@ -446,7 +450,8 @@ impl Machine {
                     epoch.flow.handle_timeout(now);
                 }
             }
-            Phase::Probing { sent: PROBES, next } if now >= next => self.no_path(),
+            // In a later epoch the path was open before: the daemon says when it has waited enough.
+            Phase::Probing { sent: PROBES, next } if now >= next && !self.has_run => self.no_path(),
             _ => {}
         }
         if self.failed.is_none() {

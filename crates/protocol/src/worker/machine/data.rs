@@ -143,12 +143,13 @@ impl Machine {
         }
         match self.phase {
             Phase::Running => self.next_contribution(now, out),
-            Phase::Probing { sent, next } if now >= next && sent < PROBES => {
+            Phase::Probing { sent, next } if now >= next && (sent < PROBES || self.has_run) => {
                 let (header, len) = self.probe()?;
                 let packet = out.get_mut(..len)?;
                 packet.fill(0);
                 header.emit(packet.first_chunk_mut()?);
-                self.phase = Phase::Probing { sent: sent + 1, next: now + PROBE_INTERVAL };
+                let sent = sent.saturating_add(1);
+                self.phase = Phase::Probing { sent, next: now + PROBE_INTERVAL };
                 Some(len)
             }
             _ => None,

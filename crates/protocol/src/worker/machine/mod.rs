@@ -158,6 +158,8 @@ pub struct Machine {
     failed: Option<Error>,
     /// A call has ended: somebody may wait for it.
     news: bool,
+    /// What the data path's socket said last; empty: nothing.
+    socket_error: String,
     /// Counted in earlier epochs.
     past: flow::Counters,
     counters: Counters,
@@ -205,6 +207,7 @@ impl Machine {
             mismatch: false,
             failed: None,
             news: false,
+            socket_error: String::new(),
             past: flow::Counters::default(),
             counters: Counters::default(),
         }
@@ -314,7 +317,10 @@ impl Machine {
     }
 
     /// Counts an error of the socket that its packets travel by; how many there were.
-    pub const fn count_socket_error(&mut self) -> u64 {
+    pub fn count_socket_error(&mut self, words: &str) -> u64 {
+        if self.socket_error != words {
+            words.clone_into(&mut self.socket_error);
+        }
         self.counters.socket_errors += 1;
         self.counters.socket_errors
     }

@@ -111,6 +111,26 @@ impl Machine {
         Some(self.lost_since.filter(|_| all_listen)? + self.config.fallback_after)
     }
 
+    /// What answers in the place of the lost daemon is none that this job can go on with: another
+    /// release, or another secret. Where the policy is a ring, that is no daemon. False: this
+    /// worker cannot do without.
+    pub fn does_without(&mut self, error: &Error, now: Duration) -> bool {
+        // A worker that was on a ring can go on over one.
+        let over_ring = self.fall_back_at().is_some() || self.back.rings > 0;
+        if self.lost_since.is_none() || !over_ring {
+            return false;
+        }
+        let (rank, reason) = (self.config.rank, error.to_string());
+        if self.lost_reason != reason {
+            let aggregator = self.config.aggregator;
+            tracing::warn!(rank, %aggregator, reason, "what is there now counts as no aggregator");
+        }
+        self.lost_reason = reason;
+        self.hang_up();
+        self.lost(now);
+        true
+    }
+
     /// The ring is there, and this is what its members have, in the order of [`Seat::members`].
     ///
     /// # Errors

@@ -442,7 +442,11 @@ impl Machine {
                  aggregator, are waited for"
                     .into()
             }
-            _ => String::new(),
+            _ if self.socket_error.is_empty() => String::new(),
+            _ => format!(
+                "the data path's socket said: {}; has a route or an MTU on the way changed?",
+                self.socket_error
+            ),
         }
     }
 }

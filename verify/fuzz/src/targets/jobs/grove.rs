@@ -145,13 +145,13 @@ impl World {
     /// What becomes of the root's connections to its branches.
     pub(super) fn link(&mut self, effect: LinkEffect) {
         match effect {
-            LinkEffect::Dial(link, _) if self.grove.grown => {
+            LinkEffect::Dial(link, ..) if self.grove.grown => {
                 self.outcome.note(31);
                 assert!(self.grove.links.insert(link), "dialled twice");
                 self.jobs.handle_link_up(link);
             }
             // Nobody is there.
-            LinkEffect::Dial(link, _) => self.jobs.handle_link_lost(link, "unreachable"),
+            LinkEffect::Dial(link, ..) => self.jobs.handle_link_lost(link, "unreachable"),
             LinkEffect::Say(link, request) => {
                 assert!(self.grove.links.contains(&link), "to nobody: {request:?}");
                 if let Request::Branch(request) = request {

@@ -10,7 +10,9 @@ use xdp_agg_common::control::{
     AbortReason, Admitted, CONTROL_VERSION, ErrorCode, Reply, Request, Stats,
 };
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Peer, Prepare, Snapshot};
+use xdp_agg_protocol::daemon::{
+    Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare, Snapshot,
+};
 use xdp_agg_protocol::engine::{JobSetup, Started};
 
 use super::grove::Grove;
@@ -53,7 +55,7 @@ fn limits() -> Limits {
         join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
         resume_timeout: Duration::from_secs(10),
-        dead_after: Duration::from_secs(2),
+        patience: Patience(Some(Duration::from_secs(2))),
         straggler_timeout: Some(Duration::from_secs(30)),
         silent_timeout: Some(Duration::from_secs(20)),
         token: None,

@@ -346,6 +346,62 @@ fn probes_end() {
     assert!(matches!(alone.machine.failure(), Some(Error::DataPath { .. })));
 }
 
+/// In a later epoch the path was open before: a link may be away, and the daemon says when it has
+/// waited enough.
+#[test]
+fn probes_of_a_later_epoch_go_on() {
+    let mut alone = Alone::running();
+    alone.reform();
+    alone.admit(2, 0b111, plan(0, &[]));
+    let (mut now, mut probes) = (NOW, 0);
+    while now < NOW + Duration::from_secs(15) {
+        let mut packet = [0; 2048];
+        probes += u32::from(alone.machine.poll_transmit(now, &mut packet).is_some());
+        now = alone.machine.poll_timeout().expect("a timer").max(now);
+        alone.machine.handle_timeout(now);
+    }
+    assert!(alone.machine.failure().is_none());
+    assert!(probes > 2 * super::super::PROBES, "{probes}");
+}
+
+/// What answers in the daemon's place and is another release, or has another secret, is no daemon
+/// where there is a ring to go on over. Elsewhere it ends the membership, by name.
+#[test]
+fn a_daemon_that_takes_nobody_is_none_where_there_is_a_ring() {
+    let refused = |code| Reply::Error { code, message: "not here".into() };
+    let other = Reply::Welcome { version: 99, agent: "x".into(), engine: String::new() };
+    let codes = [ErrorCode::Version, ErrorCode::Unauthorised, ErrorCode::Invalid];
+    for reply in codes.map(refused).into_iter().chain([other]) {
+        for policy in [AggregatorLoss::Ring, AggregatorLoss::Resume] {
+            let mut alone = Alone::with(policy);
+            alone.enter(1, None);
+            alone.machine.handle_disconnected("gone".into(), NOW);
+            let mut now = NOW;
+            while now < NOW + Duration::from_secs(3) && alone.machine.failure().is_none() {
+                match alone.machine.poll_control(now) {
+                    Some(Control::Connect) => {
+                        alone.machine.handle_connected(now);
+                        alone.machine.handle_reply(reply.clone(), now);
+                    }
+                    Some(_) => {}
+                    None => {
+                        let Some(next) = alone.machine.poll_timeout() else { break };
+                        now = next.max(now);
+                        alone.machine.handle_timeout(now);
+                    }
+                }
+            }
+            let state = alone.machine.state();
+            if policy == AggregatorLoss::Ring {
+                assert_eq!(state, State::OnRing, "{reply:?}");
+                assert!(alone.machine.ring_seat(0).is_some());
+            } else {
+                assert_eq!(state, State::Failed, "{reply:?}");
+            }
+        }
+    }
+}
+
 /// Too many come at once: a worker that is turned away comes again. It does so also where the loss
 /// of the aggregator would end the job, and although the connection ends before it has hung up.
 #[test]
