@@ -1,7 +1,9 @@
 //! Questions to the kernel about network interfaces, by `ioctl`, and pairs of them ([`pair`]).
 #![expect(unsafe_code, reason = "ioctl, getifaddrs and setns are C interfaces")]
 
+pub mod features;
 pub mod pair;
+pub mod vlan;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -99,6 +101,8 @@ pub struct Offloads {
     pub gro: Option<bool>,
     /// Large receive offload; None where the driver cannot tell.
     pub lro: Option<bool>,
+    /// Taking VLAN tags off; None where the driver cannot tell.
+    pub rx_vlan: Option<bool>,
 }
 
 const ETHTOOL_GDRVINFO: u32 = 0x3;
@@ -106,6 +110,7 @@ const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_SGRO: u32 = 0x2c;
 const ETH_FLAG_LRO: u32 = 1 << 15;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 
 /// `struct ethtool_value` of the kernel.
 #[repr(C)]
@@ -158,9 +163,11 @@ impl Links {
     /// Receive offloads of an interface.
     #[must_use]
     pub fn offloads(&self, interface: &str) -> Offloads {
+        let flags = self.value(interface, ETHTOOL_GFLAGS).ok();
         Offloads {
             gro: self.value(interface, ETHTOOL_GGRO).ok().map(|v| v != 0),
-            lro: self.value(interface, ETHTOOL_GFLAGS).ok().map(|v| v & ETH_FLAG_LRO != 0),
+            lro: flags.map(|v| v & ETH_FLAG_LRO != 0),
+            rx_vlan: flags.map(|v| v & ETH_FLAG_RXVLAN != 0),
         }
     }
 
@@ -183,7 +190,7 @@ impl Links {
 
     /// # Safety
     /// `T` must be the structure that the command in its first field reads and writes.
-    unsafe fn ethtool<T>(&self, interface: &str, data: &mut T) -> io::Result<()> {
+    unsafe fn ethtool<T: ?Sized>(&self, interface: &str, data: &mut T) -> io::Result<()> {
         let mut request = named(interface)?;
         request.ifr_ifru.ifru_data = ptr::from_mut(data).cast();
         // SAFETY: the request holds a valid name and a pointer to a structure that fits its
