@@ -79,9 +79,8 @@ fn blocks_follow_the_mtu() {
 fn generic_mode_sums() {
     need_root!();
     // The kernel exempts packets that a TC program redirected, as the harness's links do, from
-    // generic XDP; and trains of segments that cross a veth whole are one packet to it.
-    let topology =
-        Topology::builder().workers(3).wire(false).offloads(false).build().expect("a network");
+    // generic XDP.
+    let topology = Topology::builder().workers(3).wire(false).build().expect("a network");
     let mut lab = Lab::start(topology, "userspace");
     drop(lab.daemon.take());
     lab.engine = "xdp";

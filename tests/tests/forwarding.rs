@@ -148,6 +148,7 @@ fn open(kind: EngineKind, addr: Ipv4Addr) -> Box<dyn Engine> {
         mtu: None,
         pin: None,
         fresh: false,
+        vlan: None,
     };
     engine::open(&config).expect("it opens")
 }

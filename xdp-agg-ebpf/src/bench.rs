@@ -52,7 +52,7 @@ static HEADERS: Array<Chunk, 1> = Array::new();
 static NEXT: ProgramArray<1> = ProgramArray::new();
 
 /// Prepares the next contribution and goes on in the program under test.
-#[xdp]
+#[xdp(frags)]
 pub fn step(ctx: XdpContext) -> u32 {
     if next(&ctx).is_some() {
         // SAFETY: nothing is left to drop here; on success this does not return.
@@ -62,7 +62,7 @@ pub fn step(ctx: XdpContext) -> u32 {
 }
 
 /// As short as a program can be: what the run itself takes.
-#[xdp]
+#[xdp(frags)]
 pub fn floor(_ctx: XdpContext) -> u32 {
     xdp_action::XDP_DROP
 }

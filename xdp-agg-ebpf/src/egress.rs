@@ -10,7 +10,7 @@ use crate::packet::Packet;
 
 /// Addresses the copy to its recipient. None: it has no recipient.
 #[inline(always)]
-pub fn address_copy(ctx: &XdpContext) -> Option<()> {
+pub fn address_copy(ctx: &XdpContext, ifindex: u32) -> Option<()> {
     let mut packet = Packet::new(ctx);
     let payload_len = packet.payload_len();
     let headers = packet.headers()?;
@@ -32,7 +32,7 @@ pub fn address_copy(ctx: &XdpContext) -> Option<()> {
     {
         return None;
     }
-    let member = recipient(ctx, conf, &mut header)?;
+    let member = recipient(ifindex, conf, &mut header)?;
     let network = &mut headers.network;
     network.mac_to = member.mac.into();
     network.mac_from = member.local_mac.into();
@@ -54,9 +54,7 @@ fn count_copy(job: u16) {
 /// The copies of a broadcast come through here one after the other, on the CPU that sent it, in
 /// the order of the device map. The first of this broadcast on this interface is copy 0.
 #[inline(always)]
-fn recipient(ctx: &XdpContext, conf: &JobConf, header: &mut Header) -> Option<&'static Member> {
-    // SAFETY: the context of a program that runs from a device map has this field.
-    let ifindex = unsafe { (*ctx.ctx).egress_ifindex };
+fn recipient(ifindex: u32, conf: &JobConf, header: &mut Header) -> Option<&'static Member> {
     let fan: *mut Fan = FANS.get_ptr_mut(ifindex)?;
     // SAFETY: this CPU's own value, of an entry that stays as long as the program.
     let (port, copy) = unsafe {

@@ -75,9 +75,12 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
     let (ip_len, addr) = (network.ip.total_len(), network.ip.destination());
     let mut refusal = Refusal::of(network);
     let udp_len = u16::from_be_bytes(network.udp_len);
+    let len = ETH_LEN + usize::from(ip_len);
+    // Where nothing is to be cut off, what other buffers hold does no harm, and asking costs 8 ns.
     if ip_len < IP_OVERHEAD as u16
         || udp_len != ip_len - IP_LEN as u16
-        || frame_len < ETH_LEN + usize::from(ip_len)
+        || frame_len < len
+        || (frame_len > len && packet.is_split())
     {
         return Err(refusal);
     }
@@ -146,7 +149,7 @@ fn from_above(
 }
 
 #[inline(always)]
-fn is_ours(network: &Network, ifindex: u32) -> bool {
+pub fn is_ours(network: &Network, ifindex: u32) -> bool {
     let local = Settings::is_local(ifindex);
     let wanted = if local { Settings::local_addr() } else { Settings::data_addr() };
     u16::from_be_bytes(network.ethertype) == ETHERTYPE_IPV4

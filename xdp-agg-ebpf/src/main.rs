@@ -15,14 +15,15 @@ mod maps;
 #[expect(dead_code, reason = "shared with the benchmark's program, which needs more of it")]
 mod packet;
 mod slots;
+mod tag;
 mod way;
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 
-use maps::Settings;
+use maps::{NEXT, Settings};
 
-/// A packet that came in.
-#[xdp]
+/// A packet that came in. Those of others may lie in several buffers (`frags`), ours may not.
+#[xdp(frags)]
 pub fn xdp_agg(ctx: XdpContext) -> u32 {
     match ingress::receive(&ctx) {
         // Behind the local interface there is nobody but us.
@@ -38,13 +39,33 @@ pub fn xdp_agg(ctx: XdpContext) -> u32 {
     }
 }
 
-/// A copy of a result that goes out.
-#[xdp(map = "devmap")]
-pub fn copy_out(ctx: XdpContext) -> u32 {
-    match egress::address_copy(&ctx) {
-        Some(()) => xdp_action::XDP_PASS,
-        None => xdp_action::XDP_DROP,
+/// A packet that came in where the data path is in a VLAN: goes on in `xdp_agg` without its tag.
+/// There it cannot pass any more. So the loader sets the data path's address then, and answers
+/// leave by redirects.
+#[xdp(frags)]
+pub fn xdp_agg_tagged(ctx: XdpContext) -> u32 {
+    let ifindex = ctx.ingress_ifindex() as u32;
+    if !Settings::is_local(ifindex) && !tag::take_off(&ctx, ifindex) {
+        return xdp_action::XDP_PASS;
     }
+    // SAFETY: nothing is left to drop here; on success this does not return.
+    unsafe { NEXT.tail_call(&ctx, 0) };
+    xdp_action::XDP_ABORTED
+}
+
+/// A copy of a result that goes out. The kernel wants both programs to be of one kind.
+#[xdp(frags, map = "devmap")]
+pub fn copy_out(ctx: XdpContext) -> u32 {
+    // SAFETY: the context of a program that runs from a device map has this field.
+    let ifindex = unsafe { (*ctx.ctx).egress_ifindex };
+    let addressed = egress::address_copy(&ctx, ifindex);
+    if Settings::is_tagged(ifindex) && addressed.is_some() {
+        return match tag::put_on(&ctx, Settings::vlan()) {
+            Some(()) => xdp_action::XDP_PASS,
+            None => xdp_action::XDP_ABORTED,
+        };
+    }
+    if addressed.is_some() { xdp_action::XDP_PASS } else { xdp_action::XDP_DROP }
 }
 
 #[panic_handler]

@@ -3,7 +3,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_BROADCAST, bpf_spin_lock, xdp_action},
-    btf_maps::{Array, DevMap, PerCpuArray, PerCpuHashMap, RingBuf},
+    btf_maps::{Array, DevMap, PerCpuArray, PerCpuHashMap, ProgramArray, RingBuf},
     macros::btf_map,
 };
 use xdp_agg_common::lanes::{Chunk, MAX_CHUNKS};
@@ -25,6 +25,9 @@ static DATA_ADDR: u32 = 0;
 /// program of its own. Set by the loader.
 #[unsafe(no_mangle)]
 static REDIRECT_BACK: u8 = 0;
+/// Number of the VLAN that the data path is in; 0: none. Set by the loader.
+#[unsafe(no_mangle)]
+static VLAN: u16 = 0;
 /// The interface that workers of this host are behind; 0: there is no such one. Set by the loader.
 #[unsafe(no_mangle)]
 static LOCAL_IFINDEX: u32 = 0;
@@ -46,6 +49,18 @@ impl Settings {
     pub fn data_addr() -> u32 {
         // SAFETY: as above.
         unsafe { core::ptr::read_volatile(&raw const DATA_ADDR) }
+    }
+
+    #[inline(always)]
+    pub fn vlan() -> u16 {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const VLAN) }
+    }
+
+    /// Whether packets have tags where they come in and leave by this interface.
+    #[inline(always)]
+    pub fn is_tagged(ifindex: u32) -> bool {
+        Self::vlan() != 0 && !Self::is_local(ifindex)
     }
 
     #[inline(always)]
@@ -97,6 +112,9 @@ pub struct Quota {
 
 const _: () = assert!(size_of::<Quota>() == QUOTA_LEN);
 
+/// Where a packet goes on that has lost its tag: `xdp_agg`.
+#[btf_map]
+pub static NEXT: ProgramArray<1> = ProgramArray::new();
 /// All slots; a job's pool is a range of them. The loader sets the number.
 #[btf_map]
 pub static SLOTS: Array<Slot, 1> = Array::new();

@@ -2,7 +2,11 @@
 
 use core::marker::PhantomData;
 
-use aya_ebpf::{EbpfContext as _, helpers::bpf_xdp_adjust_tail, programs::XdpContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
+    programs::XdpContext,
+};
 use xdp_agg_common::frame::{ETH_LEN, Ipv4, PAYLOAD_OFFSET};
 use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
 use xdp_agg_common::slot;
@@ -61,7 +65,7 @@ impl<'a> Packet<'a> {
         Self { ctx }
     }
 
-    /// Length of the frame in bytes.
+    /// Length of the frame in bytes, as far as it lies in its first buffer.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.ctx.data_end() - self.ctx.data()
@@ -99,6 +103,14 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// Whether a part of the frame lies in other buffers than the first.
+    #[inline(always)]
+    pub fn is_split(&self) -> bool {
+        // SAFETY: a helper call on the program's own context.
+        let whole = unsafe { bpf_xdp_get_buff_len(self.ctx.as_ptr().cast()) };
+        whole != self.len() as u64
+    }
+
     /// Cuts or grows the frame's end so that an IP packet of this length fills the frame.
     #[inline(always)]
     pub fn fit(&mut self, ip_len: u16) -> Result<(), ()> {
@@ -113,8 +125,9 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// A part of the frame, if it lies in the first buffer as a whole.
     #[inline(always)]
-    fn view<T>(&mut self, offset: usize) -> Option<&mut T> {
+    pub fn view<T>(&mut self, offset: usize) -> Option<&mut T> {
         // SAFETY: between the start and the end of the frame, which is the program's alone, and
         // borrowed as long as the view lives.
         unsafe { view(self.ctx.data() + offset, self.ctx.data_end()) }

@@ -18,7 +18,8 @@ use aya_ebpf::{
     btf_maps::{Array, PerCpuArray},
     helpers::generated::{
         bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_redirect, bpf_skb_change_tail,
-        bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_spin_lock as lock, bpf_spin_unlock as unlock,
+        bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop, bpf_skb_vlan_push,
+        bpf_spin_lock as lock, bpf_spin_unlock as unlock,
     },
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
@@ -32,6 +33,7 @@ use layout::{Counters, HOLD_DEPTH, MAX_HELD, MAX_INTERFACES, Path, Seen};
 const ETH_LEN: u32 = 14;
 const UDP_LEN: u32 = 8;
 const PROTOCOL_UDP: u32 = 17;
+const ETHERTYPE_VLAN: u16 = 0x8100;
 const MASK: u32 = HOLD_DEPTH - 1;
 const MILLION: u64 = 1_000_000;
 const DROP: i32 = TC_ACT_SHOT;
@@ -95,10 +97,30 @@ pub fn wire(ctx: TcContext) -> i32 {
     } else {
         counters.packets += 1;
     }
+    if path.vlan != 0 {
+        retag(&ctx, path);
+    }
     if path.faulty == 0 {
         return redirect(path.target);
     }
     disturbed(&ctx, path, counters, train)
+}
+
+/// What a switch does where its port is of one VLAN.
+#[inline(always)]
+fn retag(ctx: &TcContext, path: &Path) {
+    let skb = ctx.skb.skb;
+    // SAFETY: the kernel gives every run a valid context.
+    if unsafe { (*skb).vlan_present } != 0 {
+        // SAFETY: as above; no view of the packet is alive.
+        unsafe { bpf_skb_vlan_pop(skb) };
+        return;
+    }
+    let ip = ipv4(ctx);
+    if ip.protocol == PROTOCOL_UDP && ip.target == path.vlan_port {
+        // SAFETY: as above.
+        unsafe { bpf_skb_vlan_push(skb, ETHERTYPE_VLAN.to_be(), path.vlan as u16) };
+    }
 }
 
 #[inline(always)]

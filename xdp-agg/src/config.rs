@@ -7,8 +7,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
-use xdp_agg_common::control::CONTROL_PORT;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use xdp_agg_common::control::{CONTROL_PORT, IPV4_ONLY, ipv6};
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::slot::Pool;
@@ -62,7 +63,8 @@ pub struct Partial {
     pub control: Option<SocketAddr>,
     /// IPv4 address of this host that workers send data to [default: the one that each worker is
     /// connected to]
-    #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP")]
+    #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP", value_parser = ipv4)]
+    #[serde(deserialize_with = "some_ipv4")]
     pub data_addr: Option<Ipv4Addr>,
     /// Address that workers on this host send data to, with the XDP engine: one of nobody, to which
     /// a veth pair is made; `auto` takes one of 169.254.109.0/24, `off` serves no such workers
@@ -82,6 +84,11 @@ pub struct Partial {
     /// MTU that bounds the blocks, in bytes [default: the smallest of the interfaces']
     #[arg(long, env = "XDP_AGG_MTU", value_name = "BYTES")]
     pub mtu: Option<u32>,
+    /// Number of the VLAN that workers send in, where no interface of that VLAN is named: XDP takes
+    /// its packets from the --interface that carries them [default: that of the interface, if it is
+    /// a VLAN's]
+    #[arg(long, env = "XDP_AGG_VLAN", value_name = "ID")]
+    pub vlan: Option<u16>,
     /// How long ranks may take to join a job, from the first one, where its workers ask for no time
     /// of their own [default: 60]
     #[arg(long, env = "XDP_AGG_JOIN_TIMEOUT", value_name = "SECS")]
@@ -239,6 +246,7 @@ impl Partial {
             slots: self.slots.or(below.slots),
             job_slots: self.job_slots.or(below.job_slots),
             mtu: self.mtu.or(below.mtu),
+            vlan: self.vlan.or(below.vlan),
             join_timeout: self.join_timeout.or(below.join_timeout),
             join_timeout_max: self.join_timeout_max.or(below.join_timeout_max),
             probe_timeout: self.probe_timeout.or(below.probe_timeout),
@@ -289,6 +297,7 @@ impl Partial {
                 data_port,
                 slots,
                 mtu: self.mtu,
+                vlan: self.vlan,
                 pin: self.pin,
                 fresh: self.fresh,
             },
@@ -322,6 +331,9 @@ impl Partial {
                 return wrong("mtu", mtu, format!("{least} to 65535 bytes are expected"));
             }
             _ => {}
+        }
+        if let Some(vlan) = self.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
+            return wrong("vlan", vlan, "1 to 4094 are expected".into());
         }
         match self.data_addr {
             Some(addr) if addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast() => {
@@ -426,6 +438,18 @@ impl Partial {
             Err(error) => wrong("state-dir", dir.display(), error.to_string()),
         }
     }
+}
+
+/// An IPv4 address. Errors say what to do with an IPv6 one.
+pub(crate) fn ipv4(text: &str) -> Result<Ipv4Addr, String> {
+    text.parse().map_err(|error: std::net::AddrParseError| match ipv6(text) {
+        Some(_) => format!("this is an IPv6 address; expected {IPV4_ONLY}"),
+        None => error.to_string(),
+    })
+}
+
+fn some_ipv4<'de, D: Deserializer<'de>>(text: D) -> Result<Option<Ipv4Addr>, D::Error> {
+    ipv4(&String::deserialize(text)?).map(Some).map_err(D::Error::custom)
 }
 
 /// A time after which a dead host or a straggler is given up.

@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod doctor;
+mod drivers;
 pub mod engine;
 pub mod link;
 mod private;

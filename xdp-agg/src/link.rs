@@ -2,7 +2,9 @@
 //! word of their changes ([`watch`]).
 #![expect(unsafe_code, reason = "ioctl, getifaddrs and setns are C interfaces")]
 
+pub mod features;
 pub mod pair;
+pub mod vlan;
 pub mod watch;
 
 use std::ffi::CStr;
@@ -101,6 +103,8 @@ pub struct Offloads {
     pub gro: Option<bool>,
     /// Large receive offload; None where the driver cannot tell.
     pub lro: Option<bool>,
+    /// Taking VLAN tags off; None where the driver cannot tell.
+    pub rx_vlan: Option<bool>,
 }
 
 const ETHTOOL_GDRVINFO: u32 = 0x3;
@@ -108,6 +112,7 @@ const ETHTOOL_GFLAGS: u32 = 0x25;
 const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_SGRO: u32 = 0x2c;
 const ETH_FLAG_LRO: u32 = 1 << 15;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 
 /// `struct ethtool_value` of the kernel.
 #[repr(C)]
@@ -173,9 +178,11 @@ impl Links {
     /// Receive offloads of an interface.
     #[must_use]
     pub fn offloads(&self, interface: &str) -> Offloads {
+        let flags = self.value(interface, ETHTOOL_GFLAGS).ok();
         Offloads {
             gro: self.value(interface, ETHTOOL_GGRO).ok().map(|v| v != 0),
-            lro: self.value(interface, ETHTOOL_GFLAGS).ok().map(|v| v & ETH_FLAG_LRO != 0),
+            lro: flags.map(|v| v & ETH_FLAG_LRO != 0),
+            rx_vlan: flags.map(|v| v & ETH_FLAG_RXVLAN != 0),
         }
     }
 
@@ -198,7 +205,7 @@ impl Links {
 
     /// # Safety
     /// `T` must be the structure that the command in its first field reads and writes.
-    unsafe fn ethtool<T>(&self, interface: &str, data: &mut T) -> io::Result<()> {
+    unsafe fn ethtool<T: ?Sized>(&self, interface: &str, data: &mut T) -> io::Result<()> {
         let mut request = named(interface)?;
         request.ifr_ifru.ifru_data = ptr::from_mut(data).cast();
         // SAFETY: the request holds a valid name and a pointer to a structure that fits its

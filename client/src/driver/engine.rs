@@ -353,11 +353,11 @@ impl Engine {
             return Ok(true);
         }
         self.unsent = 0; // of another epoch
-        let Some(Endpoint { data, packet_len, .. }) = endpoint else {
+        let Some(Endpoint { data, packet_len, single_packets, .. }) = endpoint else {
             self.endpoint = None;
             return Ok(true);
         };
-        match self.socket.connect(data, packet_len) {
+        match self.socket.connect(data, packet_len, single_packets) {
             Ok(()) => self.endpoint = endpoint,
             Err(error) => self.note("connecting the data path", error)?,
         }

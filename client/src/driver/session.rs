@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{self, Reply, Request};
+use xdp_agg_common::control::{self, IPV4_ONLY, Reply, Request};
 use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_forks::own;
 use xdp_agg_tls::{ClientTls, ControlStream, Liveness, OpenError};
@@ -151,10 +151,7 @@ pub(crate) fn path(
     if aggregator.is_ipv6() {
         return Err(Error::Config {
             name: "XDP_AGG_ADDR",
-            problem: format!(
-                "{aggregator} is an IPv6 address; this version sums over IPv4, so give an IPv4 \
-                 address"
-            ),
+            problem: format!("{aggregator} is an IPv6 address; expected {IPV4_ONLY}"),
         });
     }
     let socket = loop {

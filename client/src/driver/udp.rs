@@ -58,13 +58,19 @@ impl DataSocket {
         Ok(self.socket.local_addr()?.port())
     }
 
-    /// Binds the socket to its peer and to full packets of `packet_len` bytes.
-    pub(crate) fn connect(&mut self, peer: SocketAddrV4, packet_len: usize) -> io::Result<()> {
+    /// Binds the socket to its peer and to full packets of `packet_len` bytes, which leave one by
+    /// one if they are to be `single`.
+    pub(crate) fn connect(
+        &mut self,
+        peer: SocketAddrV4,
+        packet_len: usize,
+        single: bool,
+    ) -> io::Result<()> {
         self.socket.connect(peer)?;
         self.packet_len = packet_len;
-        self.segments = match self.cut_trains(packet_len) {
-            Ok(()) => (SEND_BYTES / packet_len).clamp(1, SEND_SEGMENTS),
-            Err(_) => 1,
+        self.segments = match self.cut_trains(if single { 0 } else { packet_len }) {
+            Ok(()) if !single => (SEND_BYTES / packet_len).clamp(1, SEND_SEGMENTS),
+            _ => 1,
         };
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, Token, WorkerLoss};
+use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, IPV4_ONLY, Token, WorkerLoss, ipv6};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::{Launch, Number};
 use xdp_agg_mesh::MAX_DEADLINE;
@@ -297,15 +297,33 @@ pub fn addresses(name: &'static str, value: &str, port: u16) -> Result<Vec<Socke
 
 /// `host`, `host:port` or an address: the first IPv4 address it stands for.
 fn resolve(name: &'static str, value: &str, port: u16) -> Result<SocketAddr, Error> {
+    if ipv6(value).is_some() {
+        let problem = format!("{value:?} is an IPv6 address; expected {IPV4_ONLY}");
+        return Err(Error::Config { name, problem });
+    }
     let with_port = if value.contains(':') { value.to_owned() } else { format!("{value}:{port}") };
     let problem = |detail: String| Error::Config {
         name,
         problem: format!("{value:?} {detail}; expected host or host:port, such as 10.0.0.1:9870"),
     };
-    let mut addresses = with_port
+    let addresses = with_port
         .to_socket_addrs()
         .map_err(|error| problem(format!("cannot be resolved ({error})")))?;
-    addresses.find(SocketAddr::is_ipv4).ok_or_else(|| problem("has no IPv4 address".into()))
+    first_ipv4(addresses)
+        .map_err(|detail| Error::Config { name, problem: format!("{value:?} {detail}") })
+}
+
+/// The first IPv4 address of those that a name has.
+fn first_ipv4(mut all: impl Iterator<Item = SocketAddr>) -> Result<SocketAddr, String> {
+    let mut others = Vec::new();
+    let found = all.find(|address| {
+        let fits = address.is_ipv4();
+        others.extend((!fits).then(|| address.ip().to_string()));
+        fits
+    });
+    found.ok_or_else(|| {
+        format!("has IPv6 addresses only ({}); expected {IPV4_ONLY}", others.join(", "))
+    })
 }
 
 #[cfg(test)]
@@ -323,6 +341,29 @@ mod tests {
             assert!(!error.contains("secret"), "{error}");
         }
         assert!(Builder::from_values(|_| None).is_ok());
+    }
+
+    #[test]
+    fn an_ipv6_address_is_told_that_vectors_travel_over_ipv4() {
+        for value in ["::1", "[::1]", "[::1]:9870", "fe80::1%eth0", "10.0.0.1,2001:db8::1"] {
+            let error = Builder::from_lookup(|name| (name == "XDP_AGG_ADDR").then(|| value.into()));
+            let error = error.expect_err(value).to_string();
+            assert!(error.contains("XDP_AGG_ADDR") && error.contains("over IPv4 only"), "{error}");
+        }
+        for value in ["::1", "fe80::1%eth0"] {
+            let master = |name| match name {
+                "MASTER_ADDR" => Some(value.to_owned()),
+                "MASTER_PORT" => Some("29500".to_owned()),
+                _ => None,
+            };
+            let error = Builder::from_lookup(master).expect_err(value).to_string();
+            assert!(error.contains("MASTER_ADDR") && error.contains("over IPv4 only"), "{error}");
+        }
+        let six: SocketAddr = "[2001:db8::1]:9870".parse().expect("an address");
+        let four: SocketAddr = "10.0.0.1:9870".parse().expect("an address");
+        assert_eq!(first_ipv4([six, four].into_iter()), Ok(four));
+        let error = first_ipv4([six].into_iter()).expect_err("a name with AAAA alone");
+        assert!(error.contains("2001:db8::1") && error.contains("over IPv4 only"), "{error}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, Partial, Settings};
+use xdp_agg::doctor;
 use xdp_agg::engine;
 use xdp_agg::process::raise_file_limit;
 use xdp_agg::server::{Listener, Server};
@@ -47,6 +48,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How the engine without interfaces calls itself.
+const USERSPACE: &str = "userspace";
+
 async fn serve(settings: Settings) -> Result<()> {
     // Signals first: one that comes while the engine opens must not leave it half open.
     let mut terminate = signal(SignalKind::terminate())?;
@@ -59,6 +63,11 @@ async fn serve(settings: Settings) -> Result<()> {
     };
     let listener = Listener::bind(settings.control)?;
     let engine = engine::open(&settings.engine)?;
+    if engine.describe() != USERSPACE {
+        for doubt in doctor::doubts(&settings.engine.interfaces).await {
+            warn!("{doubt}");
+        }
+    }
     let server = Server::new(listener, engine, &settings.server);
     let (control, data_port) = (server.control_addr(), server.data_port());
     let engine = server.engine();

@@ -20,6 +20,12 @@ pub const HEADER_OFFSET: usize = UDP_OFFSET + UDP_LEN;
 pub const PAYLOAD_OFFSET: usize = HEADER_OFFSET + HEADER_LEN;
 /// What an IP packet of ours holds besides the payload: MTU minus this is room for lanes.
 pub const IP_OVERHEAD: usize = IP_LEN + UDP_LEN + HEADER_LEN;
+/// Length of a VLAN tag (802.1Q) with the EtherType in front of it.
+pub const TAG_LEN: usize = 4;
+/// EtherType of a VLAN tag.
+pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// The bits of a tag that are the VLAN's number; the others are priority.
+pub const VLAN_MASK: u16 = 0x0fff;
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 /// IPv4 protocol number of UDP.

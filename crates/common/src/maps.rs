@@ -401,7 +401,7 @@ pub const QUOTA_LEN: usize = size_of::<Quota>();
 /// Changes with the layout of the maps: what was pinned with another one cannot be used.
 pub const LAYOUT: u64 = {
     /// To be raised where a value's meaning changes and no size does.
-    const REVISION: usize = 5;
+    const REVISION: usize = 6;
     let parts = [
         REVISION,
         SLOT_LEN,

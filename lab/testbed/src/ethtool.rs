@@ -17,6 +17,9 @@ pub const UDP_SEGMENTATION: &str = "tx-udp-segmentation";
 /// Checksums by the interface: on a veth, none are worked out at all.
 pub const TX_CHECKSUM: &str = "tx-checksum-ip-generic";
 
+/// VLAN tags by the interface: on a veth, they stand beside the frame and not in it.
+pub const TX_VLAN: &str = "tx-vlan-hw-insert";
+
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;

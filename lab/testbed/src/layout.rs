@@ -32,6 +32,10 @@ pub struct Path {
     pub udp_port: u32,
     /// Which row of the hold tables is this direction's.
     pub line: u32,
+    /// UDP packets to `vlan_port` get the tag of this VLAN, tagged ones lose theirs. 0: neither.
+    pub vlan: u32,
+    /// See `vlan`.
+    pub vlan_port: u32,
 }
 
 /// What happened on one path, on one CPU.

@@ -15,7 +15,7 @@ use racks::Racks;
 
 use crate::delay::{DelayLine, DelayReport};
 use crate::error::Error;
-use crate::ethtool::{self, TSO, UDP_SEGMENTATION};
+use crate::ethtool::{self, TSO, TX_VLAN, UDP_SEGMENTATION};
 use crate::layout::{Counters, Seen};
 use crate::meter::LinkMeter;
 use crate::namespace::Namespace;
@@ -249,6 +249,21 @@ impl Topology {
             ethtool::set_features(&sender.namespace, &sender.name, &features)?;
         }
         self.kernel_program()?.set_faults(entrance.index, faults)
+    }
+
+    /// Has UDP packets to this port leave a link tagged with a VLAN towards the switch, and tagged
+    /// ones come out untagged at the host: the host's end is in the VLAN, the switch's end a trunk.
+    /// `in_frame`: the tag stands in the frame, as on a cable, and not beside it, as veth has it.
+    ///
+    /// # Errors
+    /// No such link, or a network without the kernel program.
+    pub fn set_vlan(&self, link: usize, vlan: (u16, u16), in_frame: bool) -> Result<(), Error> {
+        let wire = self.kernel_program()?;
+        let Some((x, y)) = &self.link(link)?.middle else { return Ok(()) };
+        for end in [x, y] {
+            wire.set_vlan(end.index, vlan)?;
+        }
+        ethtool::set_features(&y.namespace, &y.name, &[(TX_VLAN, !in_frame)])
     }
 
     /// The same for both directions of all links.

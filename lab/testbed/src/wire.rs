@@ -22,7 +22,7 @@ unsafe impl aya::Pod for Counters {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Seen {}
 
-const _: () = assert!(size_of::<Path>() == 40 && size_of::<Counters>() == 72);
+const _: () = assert!(size_of::<Path>() == 48 && size_of::<Counters>() == 72);
 
 /// What goes wrong on one direction of a link. Chances are between 0 and 1 and independent of each
 /// other and of what happened before.
@@ -217,6 +217,15 @@ impl Wire {
             let mut path = inner.path(index)?;
             faults.apply_to(&mut path)?;
             inner.set_path(index, path)
+        })
+    }
+
+    /// Has UDP packets to this port that come in on an interface tagged, and others untagged.
+    pub(crate) fn set_vlan(&self, index: u32, (vlan, port): (u16, u16)) -> Result<(), Error> {
+        self.with(|inner| {
+            let path = inner.path(index)?;
+            let (vlan, vlan_port) = (vlan.into(), port.into());
+            inner.set_path(index, Path { vlan, vlan_port, ..path })
         })
     }
 

@@ -2,8 +2,11 @@
 
 mod gather;
 
+use xdp_agg_common::frame::chunks_for_mtu;
+use xdp_agg_common::lanes::CHUNK_LEN;
+
 use super::Check;
-use super::drivers::native;
+use crate::drivers::{self, native, room};
 use crate::link::Offloads;
 
 /// What was found about an interface; None where it could not be seen.
@@ -13,12 +16,24 @@ struct Facts {
     up: bool,
     mtu: u32,
     driver: Option<String>,
+    stack: Stack,
     offloads: Offloads,
     /// Number of the XDP program that is attached.
     program: Option<u32>,
     rx_queues: Option<u32>,
     /// Of a veth.
     peer: Option<Peer>,
+}
+
+/// The interfaces above and below it, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Stack {
+    /// It is a VLAN: its number, and the interface that carries it.
+    vlan: Option<(u16, String)>,
+    /// Ports of a bridge or bond.
+    ports: Vec<String>,
+    /// VLANs that it carries.
+    vlans: Vec<String>,
 }
 
 /// The other end of a veth pair.
@@ -65,8 +80,15 @@ pub(super) async fn run(names: &[String]) -> Vec<Check> {
     }
 }
 
+/// Whether attaching shows the same, with an error of its own.
+pub(super) fn is_tried(check: &Check) -> bool {
+    ["driver", "XDP program", "queues"].iter().any(|what| check.subject.ends_with(what))
+}
+
 fn judge(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![state(facts), driver(facts), mtu(facts), lro(facts), program(facts)];
+    checks.extend(neighbours(facts));
+    checks.extend(tags(facts));
     if let Some(peer) = &facts.peer {
         checks.push(napi(facts, peer));
         checks.push(queues(facts, peer));
@@ -90,50 +112,103 @@ fn state(facts: &Facts) -> Check {
 
 fn driver(facts: &Facts) -> Check {
     let subject = subject(facts, "driver");
-    match facts.driver.as_deref() {
+    let name = match facts.driver.as_deref() {
         Some(driver) if native(driver).is_some() => {
-            Check::ok(subject, format!("{driver} runs XDP programs itself (native mode)"))
+            return Check::ok(subject, format!("{driver} runs XDP programs itself (native mode)"));
         }
-        Some(driver) => Check::warn(
-            subject,
-            format!("{driver} is not known to run XDP programs itself; generic mode is slower"),
-        )
-        .mend("serve the physical interfaces below it, or use --xdp-mode generic"),
-        None => Check::warn(subject, "it does not say its name; native XDP is unlikely")
-            .mend("use --xdp-mode generic"),
+        Some(driver) => driver,
+        None => "a driver that does not say its name",
+    };
+    if facts.stack.vlan.is_some() {
+        return Check::ok(subject, "it is a VLAN of another interface").mend(elsewhere(facts));
+    }
+    let finding = format!(
+        "{name} is not known to run XDP programs itself: `serve` takes the user-space engine then \
+         (--engine auto) or ends (--engine xdp)"
+    );
+    Check::warn(subject, finding).mend(elsewhere(facts))
+}
+
+/// Where the XDP engine can be had instead.
+fn elsewhere(facts: &Facts) -> String {
+    let Stack { vlan, ports, .. } = &facts.stack;
+    match (vlan, &ports[..]) {
+        (Some((id, parent)), _) => format!(
+            "nothing: `serve --interface {name}` attaches to {parent} and takes what has the tag \
+             of VLAN {id}; look at it, too: xdp-agg doctor --interface {parent}",
+            name = facts.name
+        ),
+        (_, [_, ..]) => {
+            let ports: Vec<_> = ports.iter().map(|port| format!("--interface {port}")).collect();
+            format!("serve its ports, the address stays where it is: {}", ports.join(" "))
+        }
+        _ if facts.driver.as_deref().is_some_and(drivers::wraps) => "use --engine userspace".into(),
+        _ => "use --engine userspace; --xdp-mode generic is slower than that".into(),
     }
 }
 
 /// The MTU that the driver compares with its limit: on a veth the peer's.
 fn mtu(facts: &Facts) -> Check {
     let subject = subject(facts, "MTU");
-    let limit = facts.driver.as_deref().and_then(native).and_then(|native| native.mtu_max);
-    let Some(limit) = limit else {
-        return Check::ok(subject, format!("{}; no limit of the driver is known", facts.mtu));
-    };
-    let device = facts.peer.as_ref().map_or_else(|| facts.name.clone(), Peer::label);
-    let set = format!("ip link set {device} mtu {limit}");
-    let mend = facts.peer.as_ref().map_or_else(|| set.clone(), |peer| peer.command(&set));
+    let driver = facts.driver.as_deref().unwrap_or_default();
+    let known = native(driver);
+    let limit = known.and_then(|native| native.first_buffer);
     let (whose, mtu) = match &facts.peer {
-        None => ("", Some(facts.mtu)),
-        Some(peer) => ("the peer's is ", peer.mtu),
+        Some(Peer { mtu: Some(mtu), .. }) => ("the peer's is ", *mtu),
+        _ => ("", facts.mtu),
     };
-    match mtu {
-        Some(mtu) if mtu <= limit => {
-            Check::ok(subject, format!("{whose}{mtu}; with XDP at most {limit}"))
+    let block = usize::from(chunks_for_mtu(room(driver, facts.mtu))) * CHUNK_LEN;
+    match limit {
+        Some(limit) if mtu > limit && !known.is_some_and(|native| native.frags) => {
+            Check::fail(subject, format!("{whose}{mtu}; with XDP at most {limit}"))
+                .mend(format!("ip link set {} mtu {limit}, or use --engine userspace", facts.name))
         }
-        Some(mtu) => {
-            Check::fail(subject, format!("{whose}{mtu}; with XDP at most {limit}")).mend(mend)
+        Some(limit) if mtu > limit => {
+            let finding =
+                format!("{whose}{mtu}; a block is what the first buffer holds: {block} bytes");
+            let check = Check::ok(subject, finding);
+            if driver != "mlx5_core" {
+                return check;
+            }
+            check.mend(format!(
+                "if probes stay without an answer: ethtool --set-priv-flags {} rx_striding_rq off",
+                facts.name
+            ))
         }
-        None => Check::warn(
+        Some(limit) => Check::ok(subject, format!("{whose}{mtu}; in one buffer at most {limit}")),
+        None if known.is_some() && room(driver, mtu) < mtu => Check::ok(
             subject,
-            format!(
-                "the peer is in another namespace and cannot be seen; with XDP its MTU is at \
-                 most {limit}"
-            ),
+            format!("{mtu}; how much one buffer holds is not known: blocks of {block} bytes"),
         )
-        .mend(mend),
+        .mend("for larger blocks try `serve --mtu`, up to what is answered"),
+        None => Check::ok(subject, format!("{mtu}; no limit of the driver is known")),
     }
+}
+
+/// What attaching changes for other traffic, as long as the program is there.
+fn neighbours(facts: &Facts) -> Option<Check> {
+    let subject = subject(facts, "other traffic");
+    let changes = drivers::changes(facts.driver.as_deref()?)?;
+    let whose = match &facts.peer {
+        Some(peer) => format!(" ({} is the peer)", peer.label()),
+        None => String::new(),
+    };
+    Some(Check::ok(subject, format!("while XDP is attached, {changes}{whose}")))
+}
+
+/// A card that takes tags off shows packets of its VLANs to the program as if they had none.
+fn tags(facts: &Facts) -> Option<Check> {
+    let vlans = &facts.stack.vlans;
+    if vlans.is_empty() || facts.offloads.rx_vlan != Some(true) {
+        return None;
+    }
+    let finding = format!(
+        "it takes the tags of {} off before XDP sees them: their packets to the data port would be \
+         taken for untagged ones",
+        vlans.join(", ")
+    );
+    let line = format!("ethtool -K {} rx-vlan-offload off", facts.name);
+    Some(Check::warn(self::subject(facts, "VLAN tags"), finding).mend(line))
 }
 
 fn lro(facts: &Facts) -> Check {
@@ -232,7 +307,8 @@ mod tests {
             up: true,
             mtu: 1500,
             driver: Some("veth".into()),
-            offloads: Offloads { gro: Some(true), lro: Some(false) },
+            stack: Stack::default(),
+            offloads: Offloads { gro: Some(true), lro: Some(false), rx_vlan: None },
             program: None,
             rx_queues: Some(2),
             peer: Some(Peer {
@@ -267,22 +343,57 @@ mod tests {
     }
 
     #[test]
-    fn the_peers_mtu_decides_on_a_veth() {
+    fn any_mtu_is_possible_where_packets_may_have_several_buffers() {
         let mut facts = veth();
         facts.mtu = 9000;
+        facts.peer.get_or_insert_default().mtu = Some(9000);
         assert_eq!(wrong(&facts), []);
-        let set = |facts: &mut Facts, mtu| {
-            if let Some(peer) = &mut facts.peer {
-                peer.mtu = mtu;
-            }
+        let found = mtu(&facts);
+        assert!(found.finding.contains("3456 bytes"), "{}", found.finding);
+        let card = |driver: &str| Facts { driver: Some(driver.into()), peer: None, ..veth() };
+        let striding = mtu(&Facts { mtu: 9000, ..card("mlx5_core") });
+        assert!(striding.remedy.is_some_and(|line| line.contains("rx_striding_rq off")));
+        let unknown = mtu(&Facts { mtu: 9000, ..card("bonding") });
+        assert!(unknown.finding.contains("blocks of 1408 bytes"), "{}", unknown.finding);
+    }
+
+    #[test]
+    fn what_stands_on_others_is_told_where_xdp_can_be_had() {
+        let on = |driver: &str, stack| {
+            let facts = Facts { driver: Some(driver.into()), stack, peer: None, ..veth() };
+            let [(_, Status::Warn, remedy)] = &wrong(&facts)[..] else { panic!("one warning") };
+            remedy.clone()
         };
-        set(&mut facts, Some(3506));
+        let ports = vec!["p0".into(), "p1".into()];
+        let bridge = on("bridge", Stack { ports, ..Stack::default() });
+        assert!(bridge.contains("--interface p0 --interface p1"), "{bridge}");
+        let stack = Stack { vlan: Some((100, "eth0".into())), ..Stack::default() };
+        let driver = Some("802.1Q VLAN Support".into());
+        let vlan = Facts { name: "eth0.100".into(), driver, stack, peer: None, ..veth() };
+        assert_eq!(wrong(&vlan), []);
+        let told = elsewhere(&vlan);
+        for part in ["--interface eth0.100", "attaches to eth0", "VLAN 100"] {
+            assert!(told.contains(part), "{told}");
+        }
+        let overlay = on("vxlan", Stack::default());
+        assert!(overlay.contains("--engine userspace"), "{overlay}");
+    }
+
+    #[test]
+    fn a_card_that_takes_tags_off_is_found_where_vlans_are() {
+        let mut facts = Facts { driver: Some("ice".into()), peer: None, ..veth() };
+        facts.offloads.rx_vlan = Some(true);
         assert_eq!(wrong(&facts), []);
-        set(&mut facts, Some(3507));
-        let remedy = "ip netns exec worker0 ip link set eth0 mtu 3506";
-        is(&wrong(&facts), "p0: MTU", Status::Fail, remedy);
-        set(&mut facts, None);
-        is(&wrong(&facts), "p0: MTU", Status::Warn, "mtu 3506");
+        facts.stack.vlans = vec!["p0.7".into()];
+        is(&wrong(&facts), "p0: VLAN tags", Status::Warn, "ethtool -K p0 rx-vlan-offload off");
+        facts.offloads.rx_vlan = Some(false);
+        assert_eq!(wrong(&facts), []);
+    }
+
+    #[test]
+    fn what_attaching_does_to_others_is_told() {
+        let told = neighbours(&veth()).expect("veth loses offloads");
+        assert!(told.finding.contains("eth0 is the peer"), "{}", told.finding);
     }
 
     #[test]
@@ -313,13 +424,14 @@ mod tests {
         assert_eq!(wrong(&nic), []);
         let jumbo = Facts { mtu: 9000, ..nic.clone() };
         is(&wrong(&jumbo), "p0: MTU", Status::Fail, "ip link set p0 mtu 3050");
-        let lro = Facts { offloads: Offloads { gro: None, lro: Some(true) }, ..nic.clone() };
+        let offloads = Offloads { lro: Some(true), ..Offloads::default() };
+        let lro = Facts { offloads, ..nic.clone() };
         is(&wrong(&lro), "p0: LRO", Status::Fail, "ethtool -K p0 lro off");
         let busy = Facts { program: Some(7), ..nic.clone() };
         is(&wrong(&busy), "p0: XDP program", Status::Fail, "bpftool prog show id 7");
         let down = Facts { up: false, ..nic.clone() };
         is(&wrong(&down), "p0: state", Status::Fail, "ip link set p0 up");
         let other = Facts { driver: Some("e1000e".into()), ..nic };
-        is(&wrong(&other), "p0: driver", Status::Warn, "generic");
+        is(&wrong(&other), "p0: driver", Status::Warn, "--engine userspace");
     }
 }

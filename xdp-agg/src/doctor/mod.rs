@@ -4,7 +4,6 @@
 //! verdict can be tested without the machine that deserves it.
 
 mod check;
-mod drivers;
 mod host;
 mod interface;
 
@@ -21,6 +20,18 @@ pub struct Options {
     pub control: SocketAddr,
     /// UDP port of the data path.
     pub data_port: u16,
+}
+
+/// What may go wrong with these interfaces although XDP can be attached to them, in words. Without
+/// them a daemon would start that no worker hears, or hears badly.
+pub async fn doubts(interfaces: &[String]) -> Vec<String> {
+    let checks = interface::run(interfaces).await.into_iter();
+    let open = checks.filter(|check| check.status != Status::Ok && !interface::is_tried(check));
+    open.map(|check| match check.remedy {
+        Some(remedy) => format!("{}: {}; {remedy}", check.subject, check.finding),
+        None => format!("{}: {}", check.subject, check.finding),
+    })
+    .collect()
 }
 
 /// Looks at everything. Needs no privilege; what cannot be seen without one is said.

@@ -30,6 +30,11 @@ pub trait Engine: Send {
     /// Most payload of a packet, in chunks: what the MTUs of the served interfaces allow.
     fn max_chunks(&self) -> u16;
 
+    /// Whether workers are to send packet by packet: a train may come in as one long packet.
+    fn single_packets(&self) -> bool {
+        false
+    }
+
     /// Slots in the whole pool.
     fn slots(&self) -> u32;
 
@@ -148,16 +153,61 @@ pub enum EngineError {
         /// Its name.
         interface: String,
     },
+    /// The driver has no XDP of its own.
+    #[error(
+        "{interface}: its driver ({driver}) cannot run XDP programs itself; use --engine \
+         userspace, or serve other interfaces (`xdp-agg doctor --interface {interface}` names \
+         them), or attach behind the driver with --xdp-mode generic, which is slower than both"
+    )]
+    NoNative {
+        /// Its name.
+        interface: String,
+        /// Its driver's.
+        driver: String,
+    },
+    /// The interface is a tunnel, and generic mode was asked for.
+    #[error(
+        "{interface} is a tunnel ({driver}): it would work out wrong checksums for what generic \
+         XDP sends, and no answer would arrive; use --engine userspace"
+    )]
+    Tunnel {
+        /// Its name.
+        interface: String,
+        /// Its driver's.
+        driver: String,
+    },
     /// The driver refuses XDP at this MTU.
     #[error(
-        "{interface}: its driver refuses XDP at this MTU ({detail}); lower the MTU (on veth: the \
-         peer's, to at most 3506), or use --xdp-mode generic"
+        "{interface}: its driver refuses XDP at this MTU ({detail}); lower the MTU (`xdp-agg \
+         doctor --interface {interface}` names the limit), or use --engine userspace"
     )]
     MtuTooLarge {
         /// Its name.
         interface: String,
         /// What the kernel said, and the MTUs.
         detail: String,
+    },
+    /// The interfaces do not agree on a VLAN.
+    #[error(
+        "the data path is in one VLAN or in none: {interface} is {its}, others or --vlan are \
+         {others}; start a daemon for each"
+    )]
+    Vlans {
+        /// An interface's name.
+        interface: String,
+        /// What it is in.
+        its: String,
+        /// What was named before.
+        others: String,
+    },
+    /// The card takes tags off before XDP sees them.
+    #[error(
+        "{interface} takes VLAN tags off before XDP sees them: `ethtool -K {interface} \
+         rx-vlan-offload off` leaves them on; or use --engine userspace"
+    )]
+    TagsTakenOff {
+        /// The interface that carries the VLAN.
+        interface: String,
     },
     /// The directory of the pins cannot be used.
     #[error("--pin {dir}: {why}", dir = dir.display())]

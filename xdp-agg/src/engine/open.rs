@@ -4,28 +4,39 @@ use tracing::warn;
 
 use super::userspace::UserspaceEngine;
 use super::xdp::XdpEngine;
-use super::{Engine, EngineConfig, EngineError, EngineKind};
+use super::{Engine, EngineConfig, EngineError, EngineKind, XdpMode};
 
 /// Opens the engine that `config` asks for.
 ///
 /// # Errors
 /// The engine's. With [`EngineKind::Auto`] a missing privilege, kernel feature or interface list
-/// is not an error: the user-space engine steps in, with a warning.
+/// is not an error: the user-space engine steps in, with a warning. The same holds for a driver
+/// that does not run XDP programs itself, or not at this MTU, unless a mode was asked for. Generic
+/// mode is not taken in its place: it is the slowest of the three.
 pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
     match config.kind {
         EngineKind::Userspace => open_userspace(config),
         EngineKind::Xdp => open_xdp(config),
         EngineKind::Auto => match open_xdp(config) {
-            Err(
-                reason @ (EngineError::NotPermitted(_)
-                | EngineError::Unsupported(_)
-                | EngineError::NoInterfaces),
-            ) => {
-                warn!("falling back to the user-space engine, which is slower: {reason}");
+            Err(reason) if gives_way(&reason, config.xdp_mode) => {
+                warn!("taking the user-space engine: {reason}");
                 open_userspace(config)
             }
             opened => opened,
         },
+    }
+}
+
+/// Whether the user-space engine may step in for an XDP engine that cannot start.
+const fn gives_way(reason: &EngineError, mode: XdpMode) -> bool {
+    match reason {
+        EngineError::NotPermitted(_) | EngineError::Unsupported(_) | EngineError::NoInterfaces => {
+            true
+        }
+        EngineError::NoNative { .. } | EngineError::MtuTooLarge { .. } => {
+            matches!(mode, XdpMode::Auto)
+        }
+        _ => false,
     }
 }
 

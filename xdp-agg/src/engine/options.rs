@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
-    /// XDP where it is permitted and interfaces are named, otherwise user space, with a warning.
+    /// XDP where it is permitted, interfaces are named and their drivers run it themselves;
+    /// otherwise user space, with a warning.
     #[default]
     Auto,
     /// The XDP program in the kernel, or an error.
@@ -23,12 +24,12 @@ pub enum EngineKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum XdpMode {
-    /// Native where the driver can, otherwise generic, with a warning.
+    /// In the driver; where that cannot be, `--engine auto` takes user space.
     #[default]
     Auto,
     /// In the driver, or an error.
     Native,
-    /// Behind the driver, on any interface; slower.
+    /// Behind the driver, on any interface; slower than the user-space engine.
     Generic,
 }
 
@@ -58,8 +59,8 @@ impl FromStr for LocalAddr {
         match text {
             "auto" => Ok(Self::Auto),
             "off" => Ok(Self::Off),
-            text => text.parse().map(Self::At).map_err(|_| {
-                format!("{text:?}: auto, off or an IPv4 address of nobody is expected")
+            text => crate::config::ipv4(text).map(Self::At).map_err(|error| {
+                format!("{text:?}: auto, off or an IPv4 address of nobody is expected ({error})")
             }),
         }
     }
@@ -92,6 +93,9 @@ pub struct EngineConfig {
     pub slots: u32,
     /// MTU that bounds the blocks; None: the smallest of the interfaces'.
     pub mtu: Option<u32>,
+    /// VLAN of the data path, which the interfaces carry; None: that of the interfaces, if they
+    /// stand for one.
+    pub vlan: Option<u16>,
     /// Directory in a BPF file system where maps and attachments are pinned, so that they outlive
     /// this process. None: they end with it.
     pub pin: Option<PathBuf>,
@@ -109,6 +113,8 @@ mod tests {
         assert_eq!("off".parse(), Ok(LocalAddr::Off));
         let addr = Ipv4Addr::new(169, 254, 1, 2);
         assert_eq!("169.254.1.2".parse(), Ok(LocalAddr::At(addr)));
+        let error = "::1".parse::<LocalAddr>().expect_err("IPv6");
+        assert!(error.contains("over IPv4 only"), "{error}");
         let error = "none".parse::<LocalAddr>().expect_err("no such word");
         assert!(error.contains("auto, off or an IPv4 address"), "{error}");
     }

@@ -32,6 +32,7 @@ use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
+use crate::link::features::SwitchedOff;
 use events::EventLog;
 use interface::Interface;
 use local::Local;
@@ -44,15 +45,17 @@ use sys::Stamp;
 /// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
 ///
 /// Results are redirected into interfaces. On veth that wants NAPI at the peer: GRO on, or an XDP
-/// program there; otherwise the kernel drops every result. In generic mode the kernel sees what the
-/// sender handed over as a whole. Workers behind veth then have to send without segmentation
-/// offload; native mode switches it off by itself.
+/// program there; otherwise the kernel drops every result. In generic mode the program sees what
+/// the sender handed over as a whole: workers are told to send packet by packet
+/// ([`Engine::single_packets`]). Native mode has trains cut before it by itself.
 pub struct XdpEngine {
     // Dropped first, then what was attached: no packet arrives while the rest goes.
     pins: Option<Pins>,
     /// The served interfaces, and that of workers of this host: a link each.
     links: Vec<OwnedFd>,
     interfaces: Vec<Interface>,
+    /// What attaching switched off at the interfaces.
+    switched_off: SwitchedOff,
     _events: EventLog,
     object: Object,
     jobs: [Option<Job>; MAX_JOBS],
@@ -90,18 +93,22 @@ impl XdpEngine {
     /// No such interface, no privilege, an old kernel, an interface that has an XDP program
     /// already, or a driver that refuses.
     pub fn open(config: &EngineConfig) -> Result<Self, EngineError> {
-        let interfaces = Interface::find_all(&config.interfaces)?;
+        let (interfaces, vlan) = Interface::find_all(&config.interfaces, config.vlan)?;
         let indexes = interfaces.iter().map(|interface| interface.ifindex);
-        let stamp = Stamp::wanted(config, indexes.clone())?;
+        if vlan != 0 && config.data_addr.is_none() {
+            let why = "a data path in a VLAN needs --data-addr: this host's address in that VLAN";
+            return Err(wrong(why.into()));
+        }
+        let stamp = Stamp::wanted(config, indexes.clone(), vlan)?;
         let pins = config.pin.as_deref().map(|dir| Pins::open(dir, config, &stamp)).transpose()?;
         let found = pins.as_ref().and_then(|pins| pins.found().copied());
         let local = match (&pins, &found) {
             (Some(pins), Some(found)) => Local::found(found, &interfaces)
                 .map_err(|error| pins.misfit(format!("workers of this host: {error}")))?,
-            _ => Local::make(config, &interfaces, mtu_of(config, &interfaces))?,
+            _ => Local::make(config, &interfaces, mtu_of(config, &interfaces, vlan))?,
         };
         let far = local.side().map(|(ifindex, _)| ifindex);
-        let mut engine = Self::load(config, &interfaces, pins, local)?;
+        let mut engine = Self::load(config, (&interfaces, vlan), pins, local)?;
         for (port, ifindex) in indexes.clone().chain(far).enumerate() {
             engine.object.register_port(ifindex, port as u32, found.is_some())?;
         }
@@ -116,13 +123,15 @@ impl XdpEngine {
             let (local_ifindex, local_addr) =
                 side.map_or((0, 0), |(ifindex, addr)| (ifindex, addr.into()));
             let generic = engine.generic.into();
-            pins.seal(Stamp { generic, local_ifindex, local_addr, ..stamp })?;
+            let switched_off = attach::marks(&engine.switched_off, &interfaces);
+            pins.seal(Stamp { generic, local_ifindex, local_addr, switched_off, ..stamp })?;
         }
         engine.set_keep(false);
         info!(
             interfaces = config.interfaces.join(","),
             slots = config.slots,
             block_bytes = engine.max_chunks * 64,
+            vlan,
             "serving with {}",
             engine.describe()
         );
@@ -131,15 +140,18 @@ impl XdpEngine {
 
     fn load(
         config: &EngineConfig,
-        interfaces: &[Interface],
+        (interfaces, vlan): (&[Interface], u16),
         mut pins: Option<Pins>,
         local: Local,
     ) -> Result<Self, EngineError> {
         let settings = Settings {
             data_port: config.data_port,
             data_addr: config.data_addr.map_or(0, u32::from),
-            redirect_back: interfaces.is_empty() || interfaces.iter().any(|i| i.driver == "veth"),
+            redirect_back: interfaces.is_empty()
+                || vlan != 0
+                || interfaces.iter().any(|i| i.driver == "veth"),
             local: local.side().map(|(ifindex, addr)| (ifindex, addr.into())),
+            vlan,
             slots: config.slots,
         };
         let maps = pins.as_ref().map(Pins::maps).unwrap_or_default();
@@ -149,13 +161,14 @@ impl XdpEngine {
             pins,
             links: Vec::new(),
             interfaces: interfaces.to_vec(),
+            switched_off: SwitchedOff::default(),
             _events: EventLog::start(object.take_events()?)?,
             object,
             jobs: [const { None }; MAX_JOBS],
             ports: Vec::new(),
             generic: false,
             slots: config.slots,
-            max_chunks: chunks_for_mtu(mtu_of(config, interfaces)),
+            max_chunks: chunks_for_mtu(mtu_of(config, interfaces, vlan)),
             prober: Prober::new(config),
             local,
             _lock: lock,
@@ -165,6 +178,7 @@ impl XdpEngine {
     /// Sets whether all that can outlive this engine does.
     fn set_keep(&mut self, keep: bool) {
         self.local.set_keep(keep);
+        self.switched_off.keep = keep;
         if let Some(pins) = &mut self.pins {
             pins.set_keep(keep);
         }
@@ -196,6 +210,18 @@ impl XdpEngine {
             )));
         }
         Ok(pool)
+    }
+
+    /// Other aggregators send trains, whatever workers are told.
+    fn check_forwarders(&self, forwarders: u64) -> Result<(), EngineError> {
+        if forwarders == 0 || !self.generic {
+            return Ok(());
+        }
+        Err(wrong(
+            "generic XDP takes no sums of other aggregators: run the root of the tree with \
+             --engine userspace, or on interfaces whose driver takes native XDP"
+                .into(),
+        ))
     }
 
     /// The members of a job by rank, with the paths that their probes showed.
@@ -254,6 +280,12 @@ impl Engine for XdpEngine {
         self.max_chunks
     }
 
+    fn single_packets(&self) -> bool {
+        // The kernel cuts trains before native XDP. Generic XDP gets them as the sender, or the
+        // receiving card, handed them over.
+        self.generic
+    }
+
     fn slots(&self) -> u32 {
         self.slots
     }
@@ -291,6 +323,7 @@ impl Engine for XdpEngine {
         uplink::check(&conf, &up, |up| self.port_of(up.ifindex).is_some())?;
         let plan = self.plan(&members, wanted)?;
         uplink::check_mode(plan.mode, forwarders)?;
+        self.check_forwarders(forwarders)?;
         self.write_plan(job_id, &plan)?;
         let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
         let mode = plan.mode;
@@ -365,11 +398,8 @@ impl Job {
     }
 }
 
-/// The largest packet that all interfaces take.
-fn mtu_of(config: &EngineConfig, interfaces: &[Interface]) -> u32 {
-    let smallest = interfaces.iter().map(|interface| interface.mtu).min();
-    match (smallest, config.mtu) {
-        (Some(a), Some(b)) => a.min(b),
-        (a, b) => a.or(b).unwrap_or(u32::MAX),
-    }
+/// The largest packet that all interfaces take in one buffer.
+fn mtu_of(config: &EngineConfig, interfaces: &[Interface], vlan: u16) -> u32 {
+    let all = interfaces.iter().map(|interface| interface.room(config.mtu, vlan));
+    all.min().or(config.mtu).unwrap_or(u32::MAX)
 }

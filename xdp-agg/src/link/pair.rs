@@ -189,7 +189,9 @@ async fn end(handle: &Handle, name: &str) -> Result<End, Error> {
 
 /// Asks the kernel on a thread of its own, in the caller's namespace: the caller may be a task, and
 /// a task must not wait.
-fn ask<T: Send>(question: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send) -> io::Result<T> {
+pub(super) fn ask<T: Send>(
+    question: impl AsyncFnOnce(Handle) -> Result<T, Error> + Send,
+) -> io::Result<T> {
     let work = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         runtime.block_on(async {

@@ -149,6 +149,7 @@ impl Server {
             slots: engine.slots(),
             job_slots: config.job_slots,
             max_chunks: engine.max_chunks(),
+            single_packets: engine.single_packets(),
             data_addr: config.data_addr,
             data_port,
             join_timeout: config.join_timeout,

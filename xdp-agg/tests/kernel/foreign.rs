@@ -121,6 +121,28 @@ fn packets_to_another_aggregator_pass_untouched() {
     assert_eq!(engine.test_run(&mut late, 1).expect("it runs").action, DROP);
 }
 
+/// A jumbo frame lies in several buffers, of which the program sees the first.
+#[test]
+fn frames_of_several_buffers_pass_or_are_refused() {
+    let Some(mut engine) = engine(32) else { return };
+    let job = job(2, 1);
+    start(&mut engine, &job, None);
+    let honest = Frame::from_worker(0, &header(&job, 0, 0), 2).bytes;
+    let mut padded = honest.clone();
+    padded.resize(9000, 7);
+    let mut others = padded.clone();
+    others[37] ^= 1;
+    for (what, frame, expected) in [("another's", others, PASS), ("padded", padded, DROP)] {
+        let mut out = frame.clone();
+        let action = engine.test_run(&mut out, 1).expect("it runs").action;
+        assert!((action, out) == (expected, frame), "{what}: {action}");
+    }
+    let (_, unattributed) = counters(&mut engine, &job);
+    assert_eq!(unattributed.rejects[Reject::Truncated as usize], 1);
+    let (state, _) = engine.slot(job.job_id, 0).expect("the job is there");
+    assert_eq!(state, Default::default());
+}
+
 #[test]
 fn a_packet_of_ours_cut_at_any_length_changes_nothing() {
     let Some(mut engine) = engine(32) else { return };

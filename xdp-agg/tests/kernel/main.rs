@@ -12,3 +12,4 @@ mod model;
 mod quota;
 mod setup;
 mod verdicts;
+mod vlan;

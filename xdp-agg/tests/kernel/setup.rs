@@ -26,7 +26,12 @@ pub(crate) fn engine(slots: u32) -> Option<XdpEngine> {
 
 /// The same, with this interface and address for workers of the aggregator's host.
 pub(crate) fn engine_beside(slots: u32, local: Option<(u32, Ipv4Addr)>) -> Option<XdpEngine> {
-    match XdpEngine::detached(PORT, slots, local) {
+    loaded(XdpEngine::detached(PORT, slots, local))
+}
+
+/// The program, if it may be loaded.
+pub(crate) fn loaded(engine: Result<XdpEngine, EngineError>) -> Option<XdpEngine> {
+    match engine {
         Ok(engine) => Some(engine),
         Err(reason @ (EngineError::NotPermitted(_) | EngineError::Unsupported(_))) => {
             eprintln!("skipped: {reason}");

@@ -10,6 +10,8 @@ use namespaces::{AGGREGATOR, Network, Shape};
 use workers::all_reduce;
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, LocalAddr, XdpMode};
+use xdp_agg::link::Links;
+use xdp_agg::link::features::SwitchedOff;
 use xdp_agg_common::maps::ResultMode;
 
 const PORT: u16 = 0xBEE0;
@@ -31,6 +33,7 @@ fn config_of(xdp_mode: XdpMode) -> EngineConfig {
         mtu: None,
         pin: None,
         fresh: false,
+        vlan: None,
     }
 }
 
@@ -119,14 +122,26 @@ fn what_cannot_be_attached_is_told_apart() {
     drop(first);
     drop(open(&config).expect("nothing is left behind"));
 
-    network.set_worker_mtu(1, 4000);
-    let error = open(&config).err().expect("veth takes no such MTU natively");
-    assert!(
-        matches!(&error, EngineError::MtuTooLarge { interface, .. } if interface == "p1"),
-        "{error}"
-    );
-    assert!(error.to_string().contains("3506"), "{error}");
-    // The refused start left nothing on the first interface.
-    network.set_worker_mtu(1, 1500);
-    drop(open(&config).expect("nothing is left behind"));
+    // A peer's jumbo frames are no reason to refuse.
+    network.set_worker_mtu(1, 9000);
+    let jumbo = open(&config).expect("packets may have several buffers");
+    assert_eq!(jumbo.max_chunks(), 22, "our own MTU is 1500");
+}
+
+#[test]
+fn what_an_offload_was_comes_back() {
+    let Some(network) = Network::new(Shape::Ports, 1) else { return };
+    network.inside(|| {
+        let links = Links::open().expect("a socket");
+        let on = || links.features_on("p0", &["rx-gro", "rx-lro"]).expect("it tells");
+        assert_eq!(on(), ["rx-gro"], "a veth has no LRO");
+        for keep in [true, false] {
+            let mut off = SwitchedOff::default();
+            links.set_gro("p0", false).expect("it can");
+            off.note("p0", vec!["rx-gro"]);
+            off.keep = keep;
+            drop(off);
+            assert_eq!(on().is_empty(), keep);
+        }
+    });
 }

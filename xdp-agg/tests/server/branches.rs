@@ -62,6 +62,7 @@ fn serve(mut stream: TcpStream, last: Last) {
                     max_chunks: CHUNKS,
                     last_epoch: 0,
                     daemon: own.port().into(),
+                    single_packets: false,
                 };
                 vec![(Last::Serving, Reply::Branch(serving))]
             }

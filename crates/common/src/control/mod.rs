@@ -24,6 +24,7 @@
 //! shows that the host or the link is dead. One that is not answered shows only that the process is
 //! stopped or busy.
 
+mod address;
 mod frame;
 mod info;
 mod policy;
@@ -37,6 +38,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::maps::ResultMode;
 pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
+pub use address::{IPV4_ONLY, ipv6};
 pub use frame::{FrameError, decode, encode, read_message, write_message};
 pub use info::{BranchInfo, Chosen, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};
@@ -334,6 +336,10 @@ pub struct Admitted {
     pub slots: u32,
     /// Where to send contributions.
     pub data: SocketAddrV4,
+    /// Send packet by packet: a train (UDP segmentation offload) may reach this aggregator's data
+    /// path as one long packet, which it refuses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub single_packets: bool,
     /// What becomes of the blocks of earlier epochs. None: this is the job's first one.
     #[serde(default)]
     pub plan: Option<Plan>,

@@ -270,6 +270,9 @@ pub enum BranchReply {
         last_epoch: u16,
         /// A random number of the daemon's process: one may have several addresses.
         daemon: u64,
+        /// Its members are to send packet by packet ([`super::Admitted::single_packets`]).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        single_packets: bool,
     },
     /// Answer to [`BranchRequest::Prepare`]: this epoch's number was used here; take a later one.
     Used {

@@ -131,6 +131,7 @@ impl Jobs {
                 max_chunks: self.limits.max_chunks,
                 last_epoch: self.last_epoch,
                 daemon: self.daemon,
+                single_packets: self.limits.single_packets,
             },
         );
         Ok(())

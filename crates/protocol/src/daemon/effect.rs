@@ -73,6 +73,8 @@ pub struct Limits {
     pub job_slots: u32,
     /// Largest block that the engine takes, in chunks.
     pub max_chunks: u16,
+    /// The engine takes no trains: see [`xdp_agg_common::control::Admitted::single_packets`].
+    pub single_packets: bool,
     /// Address that workers send to; None: the one that they are connected to.
     pub data_addr: Option<Ipv4Addr>,
     /// UDP port that workers send to.

@@ -240,7 +240,7 @@ impl Jobs {
     /// All engines of the tree know their members: these try their paths.
     pub(super) fn prepared(&mut self, job_id: u16) {
         let end = self.clock + self.limits.probe_timeout;
-        let data_port = self.limits.data_port;
+        let limits = &self.limits;
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
@@ -251,7 +251,7 @@ impl Jobs {
         }
         let members = job.life.members.iter();
         let told = members.filter_map(|(rank, member)| {
-            Some((member.conn?, Reply::Admitted(job.admitted(*rank, data_port))))
+            Some((member.conn?, Reply::Admitted(job.admitted(*rank, limits))))
         });
         self.effects.extend(told.map(|(conn, reply)| Effect::Reply(conn, reply)));
     }

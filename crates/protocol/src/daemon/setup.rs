@@ -41,10 +41,10 @@ impl Job {
     }
 
     /// What a member needs to know.
-    pub(super) fn admitted(&self, rank: u16, data_port: u16) -> Admitted {
+    pub(super) fn admitted(&self, rank: u16, limits: &Limits) -> Admitted {
         let life = &self.life;
         let branch = life.trunk.tree.branch_of(rank).and_then(|index| life.trunk.data(index));
-        let own = (SocketAddrV4::new(self.data_addr(), data_port), self.job_id);
+        let own = (SocketAddrV4::new(self.data_addr(), limits.data_port), self.job_id);
         let (data, job_id) = branch.unwrap_or(own);
         let data = life.trunk.local_data(rank).unwrap_or(data);
         let rings = self.policy().aggregator_loss == AggregatorLoss::Ring;
@@ -59,6 +59,7 @@ impl Job {
             chunks: life.chunks,
             slots: self.slots,
             data,
+            single_packets: life.trunk.single_packets(rank, limits.single_packets),
             plan: life.ran.then(|| life.plan.clone()),
             ring: ring.collect(),
         }

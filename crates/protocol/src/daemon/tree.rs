@@ -132,10 +132,8 @@ impl Jobs {
         };
         let current = job.life.on_data_path.then_some(job.life.epoch);
         match reply {
-            BranchReply::Serving { job_id: there, data, max_chunks, last_epoch, daemon: id } => {
-                // Its address is the one that it was reached at; what it says of it may be inside.
-                let serving = Serving { job_id: there, data, max_chunks, last_epoch, daemon: id };
-                link.serving = Some(serving);
+            BranchReply::Serving { daemon: id, .. } => {
+                link.serving = Serving::said(&reply);
                 let twin = job.life.trunk.twin(daemon, id).map(|twin| twin.to_string());
                 let root = (id == self.daemon).then(|| "the root of the tree".to_owned());
                 if let Some(twin) = root.or(twin) {

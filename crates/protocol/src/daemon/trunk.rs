@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
 use std::time::Instant;
 
-use xdp_agg_common::control::{BranchInfo, LocalMembers, Tree};
+use xdp_agg_common::control::{BranchInfo, BranchReply, LocalMembers, Tree};
 
 use super::effect::LinkId;
 use super::numbers::latest;
@@ -37,6 +37,25 @@ pub(super) struct Serving {
     pub(super) last_epoch: u16,
     /// What it is known by at any address.
     pub(super) daemon: u64,
+    pub(super) single_packets: bool,
+}
+
+impl Serving {
+    /// What a branch says of itself. Its address is the one that it was reached at; what it says of
+    /// it may be inside.
+    pub(super) fn said(reply: &BranchReply) -> Option<Self> {
+        match *reply {
+            BranchReply::Serving {
+                job_id,
+                data,
+                max_chunks,
+                last_epoch,
+                daemon,
+                single_packets,
+            } => Some(Self { job_id, data, max_chunks, last_epoch, daemon, single_packets }),
+            _ => None,
+        }
+    }
 }
 
 /// Where a job's sums come together besides its root.
@@ -124,6 +143,13 @@ impl Trunk {
             Some(index) => self.links.get(&self.tree.branches[index].daemon)?.local,
         };
         local.filter(|local| local.has(rank)).map(|local| local.data)
+    }
+
+    /// Whether the aggregator that a rank sends to takes no trains; `own`: whether this one takes
+    /// none.
+    pub(super) fn single_packets(&self, rank: u16, own: bool) -> bool {
+        let branch = self.tree.branch_of(rank);
+        branch.map_or(own, |index| self.serving(index).is_some_and(|it| it.single_packets))
     }
 
     /// How results come from the aggregator that a rank sends to.

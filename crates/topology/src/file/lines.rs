@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
 use toml::Spanned;
-use xdp_agg_common::control::CONTROL_PORT;
+use xdp_agg_common::control::{CONTROL_PORT, IPV4_ONLY, ipv6};
 
 use crate::units::{EXPECTED, Rate};
 
@@ -57,6 +57,7 @@ impl Lines<'_> {
     /// A host's address.
     pub(super) fn address(self, value: &Spanned<String>) -> Result<Ipv4Addr, FileError> {
         let key = "address";
+        self.not_ipv6(value, key)?;
         let address = self.read(value, key, "an IPv4 address, such as \"10.0.0.1\"")?;
         self.unicast(address, value, key)?;
         Ok(address)
@@ -65,6 +66,7 @@ impl Lines<'_> {
     /// A daemon's address with or without a port.
     pub(super) fn control(self, value: &Spanned<String>) -> Result<SocketAddrV4, FileError> {
         let key = "aggregator";
+        self.not_ipv6(value, key)?;
         let control = match value.get_ref().parse() {
             Ok(address) => SocketAddrV4::new(address, CONTROL_PORT),
             Err(_) => {
@@ -78,6 +80,13 @@ impl Lines<'_> {
             return Err(self.unexpected(value, key, expected));
         }
         Ok(control)
+    }
+
+    fn not_ipv6(self, value: &Spanned<String>, key: &'static str) -> Result<(), FileError> {
+        match ipv6(value.get_ref()) {
+            Some(_) => Err(self.unexpected(value, key, IPV4_ONLY)),
+            None => Ok(()),
+        }
     }
 
     /// An address that one host can have. Several on one machine may share the loopback network.

@@ -109,6 +109,7 @@ const BAD: &[(&str, &str, usize, &str)] = &[
     ("daemon = false\n", "+interface = \"..\"\n", 38, "interface = \"..\""),
     ("rate = \"10gbit\"", "+\ninterface = \"sixteen-bytes-ab\"", 6, "1 to 15 bytes"),
     ("10.0.0.4", "+00", 35, "expected an IPv4 address"),
+    ("10.0.0.4", "fe80::1%eth0", 35, "address = \"fe80::1%eth0\": expected an IPv4 address"),
     ("10.0.0.4", "0.0.0.0", 35, "address = \"0.0.0.0\": expected the address of one host"),
     ("10.0.0.4", "255.255.255.255", 35, "expected the address of one host"),
     ("10.0.0.4", "224.0.0.1", 35, "neither 0.0.0.0 nor multicast or broadcast"),

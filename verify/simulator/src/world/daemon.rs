@@ -145,6 +145,7 @@ impl World {
             slots: SLOTS,
             job_slots: 8,
             max_chunks: 2,
+            single_packets: false,
             data_addr: Some(self.address(Place::Daemon(daemon))),
             data_port: DATA_PORT,
             join_timeout: duration(scenario.join_timeout),

@@ -11,8 +11,8 @@ use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkX
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 use rtnetlink::{Error, Handle, new_connection};
 
-use super::{Facts, Peer};
-use crate::link::{Links, in_namespace};
+use super::{Facts, Peer, Stack};
+use crate::link::{Links, in_namespace, vlan};
 
 /// Where `ip netns` keeps namespaces by name.
 const NAMESPACES: &str = "/run/netns";
@@ -23,9 +23,20 @@ pub(super) async fn gather(names: &[String]) -> io::Result<Vec<Option<Facts>>> {
     let (connection, handle, _) = new_connection()?;
     // The task ends with its last handle.
     tokio::spawn(connection);
+    let messages: Vec<LinkMessage> =
+        handle.link().get().execute().try_collect().await.map_err(|error| match error {
+            Error::NetlinkError(error) => error.to_io(),
+            error => io::Error::other(error.to_string()),
+        })?;
+    let here: Vec<(u32, Link)> =
+        messages.iter().map(|message| (message.header.index, Link::from(message))).collect();
     let mut all = Vec::with_capacity(names.len());
     for name in names {
-        all.push(one(&handle, &links, name).await?);
+        let mut facts = one(&handle, &links, name).await?;
+        if let Some(facts) = &mut facts {
+            facts.stack = stack(name, &here);
+        }
+        all.push(facts);
     }
     Ok(all)
 }
@@ -47,10 +58,30 @@ async fn one(handle: &Handle, links: &Links, name: &str) -> io::Result<Option<Fa
         mtu: link.mtu.unwrap_or(0),
         offloads: links.offloads(name),
         driver,
+        stack: Stack::default(),
         program: link.program,
         rx_queues: link.rx_queues,
         peer,
     }))
+}
+
+/// What stands above and below an interface, among all of this namespace.
+fn stack(name: &str, all: &[(u32, Link)]) -> Stack {
+    let Some((index, link)) = all.iter().find(|(_, link)| link.name.as_deref() == Some(name))
+    else {
+        return Stack::default();
+    };
+    let names = |wanted: &dyn Fn(&Link) -> bool| {
+        let found = all.iter().filter(|(_, link)| wanted(link));
+        found.filter_map(|(_, link)| link.name.clone()).collect::<Vec<_>>()
+    };
+    let parent = link.peer.and_then(|below| all.iter().find(|(index, _)| *index == below));
+    let parent = parent.and_then(|(_, link)| link.name.clone());
+    Stack {
+        vlan: link.vlan.map(|id| (id, parent.unwrap_or_else(|| "the interface below".into()))),
+        ports: names(&|link| link.above == Some(*index)),
+        vlans: names(&|link| link.vlan.is_some() && link.peer == Some(*index)),
+    }
 }
 
 /// The other end of a veth, as far as it can be seen.
@@ -146,7 +177,11 @@ struct Link {
     name: Option<String>,
     up: bool,
     mtu: Option<u32>,
+    /// The other end, or the interface below.
     peer: Option<u32>,
+    /// The bridge or bond that it is a port of.
+    above: Option<u32>,
+    vlan: Option<u16>,
     namespace: Option<i32>,
     program: Option<u32>,
     rx_queues: Option<u32>,
@@ -162,6 +197,8 @@ impl From<&LinkMessage> for Link {
                 LinkAttribute::IfName(name) => link.name = Some(name.clone()),
                 LinkAttribute::Mtu(mtu) => link.mtu = Some(*mtu),
                 LinkAttribute::Link(index) => link.peer = Some(*index),
+                LinkAttribute::Controller(index) => link.above = Some(*index),
+                LinkAttribute::LinkInfo(infos) => link.vlan = vlan::number(infos),
                 LinkAttribute::LinkNetNsId(id) => link.namespace = Some(*id),
                 LinkAttribute::NumRxQueues(count) => link.rx_queues = Some(*count),
                 LinkAttribute::NumTxQueues(count) => link.tx_queues = Some(*count),
@@ -178,5 +215,26 @@ impl From<&LinkMessage> for Link {
             }
         }
         link
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vlans_and_ports_are_found() {
+        let named = |name: &str| Link { name: Some(name.into()), ..Link::default() };
+        let all = [
+            (2, Link { above: Some(3), ..named("eth0") }),
+            (3, named("br0")),
+            (4, Link { peer: Some(2), vlan: Some(100), ..named("eth0.100") }),
+            (5, Link { peer: Some(2), ..named("macvlan0") }),
+        ];
+        let eth0 = stack("eth0", &all);
+        assert_eq!((eth0.vlan, eth0.vlans), (None, vec!["eth0.100".to_owned()]));
+        assert_eq!(stack("br0", &all).ports, ["eth0"]);
+        assert_eq!(stack("eth0.100", &all).vlan, Some((100, "eth0".into())));
+        assert_eq!(stack("none", &all), Stack::default());
     }
 }

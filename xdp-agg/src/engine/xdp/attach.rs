@@ -2,20 +2,24 @@
 
 use std::os::fd::AsFd as _;
 
-use tracing::{info, warn};
-use xdp_agg_common::maps::{MAX_JOBS, Phase};
+use tracing::info;
+use xdp_agg_common::maps::{MAX_JOBS, MAX_PORTS, Phase};
 use xdp_agg_common::slot::Pool;
 
-use super::interface::{Interface, VETH_MTU_MAX};
-use super::local::Local;
+use super::interface::{Interface, links};
 use super::object::other;
 use super::phases::{self, Tables as _};
 use super::sys::{self, Stamp};
 use super::{Job, XdpEngine};
+use crate::drivers;
 use crate::engine::{EngineError, XdpMode};
+use crate::link::features::SwitchedOff;
 
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// What attaching may switch off at an interface for longer than the program stays: the kernel does
+/// so in generic mode.
+const OFFLOADS: [&str; 2] = ["rx-lro", "rx-gro-hw"];
 
 impl XdpEngine {
     /// Puts this engine's program in the place of the one that is pinned, on the same maps, and
@@ -40,6 +44,10 @@ impl XdpEngine {
             }
         }
         self.generic = found.generic != 0;
+        for (interface, bits) in interfaces.iter().zip(found.switched_off) {
+            let names = OFFLOADS.into_iter().enumerate().filter(|(bit, _)| bits >> bit & 1 == 1);
+            self.switched_off.note(&interface.name, names.map(|(_, name)| name).collect());
+        }
         for job_id in 0..MAX_JOBS as u16 {
             let conf = self.object.conf(job_id)?;
             match Pool::new(conf.slots).filter(|_| conf.phase == Phase::Running as u16) {
@@ -55,36 +63,12 @@ impl XdpEngine {
         Ok(())
     }
 
-    /// Attaches to all interfaces in one mode: copies go from any of them to any other. In generic
-    /// mode there is no way in for workers of this host.
-    pub(super) fn attach(
-        &mut self,
-        mode: XdpMode,
-        interfaces: &[Interface],
-    ) -> Result<(), EngineError> {
-        if mode != XdpMode::Generic {
-            match self.attach_all(XDP_FLAGS_DRV_MODE, interfaces) {
-                Err(AttachError::NoNative { interface, driver }) if mode == XdpMode::Auto => warn!(
-                    %interface,
-                    %driver,
-                    "this driver cannot run XDP programs itself: attaching to all interfaces in \
-                     generic mode, which is slower, sends results of more than one worker by \
-                     multicast only and serves no workers on this host"
-                ),
-                result => return result.map_err(AttachError::into_engine),
-            }
-        }
-        self.generic = true;
-        self.local = Local::generic();
-        self.attach_all(XDP_FLAGS_SKB_MODE, interfaces).map_err(AttachError::into_engine)
-    }
-
     /// Attaches once more to an interface that has lost the program.
     pub(super) fn attach_again(&mut self, number: usize) -> Result<(), EngineError> {
         let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
         let interface = &self.interfaces[number];
         let attached = sys::attach_xdp(self.object.ingress_fd()?, interface.ifindex, flags);
-        let link = attached.map_err(|error| AttachError::new(interface, error).into_engine())?;
+        let link = attached.map_err(|error| refused(interface, error))?;
         info!(interface = interface.name, "attached once more");
         if let Some(pins) = &self.pins {
             pins.pin_link_again(number, link.as_fd())?;
@@ -93,75 +77,93 @@ impl XdpEngine {
         Ok(())
     }
 
-    fn attach_all(&mut self, flags: u32, interfaces: &[Interface]) -> Result<(), AttachError> {
-        let program = self.object.ingress_fd().map_err(AttachError::Engine)?;
+    /// Attaches to all interfaces in one mode: copies go from any of them to any other. In generic
+    /// mode there is no way in for workers of this host.
+    pub(super) fn attach(
+        &mut self,
+        mode: XdpMode,
+        interfaces: &[Interface],
+    ) -> Result<(), EngineError> {
+        self.generic = mode == XdpMode::Generic;
+        let tunnel = interfaces.iter().find(|at| self.generic && drivers::wraps(&at.driver));
+        if let Some(Interface { name, driver, .. }) = tunnel.cloned() {
+            return Err(EngineError::Tunnel { interface: name, driver });
+        }
+        let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
+        let program = self.object.ingress_fd()?;
         let local = self.local.pair().map(|pair| &pair.far);
+        let asked = links()?;
+        // Where a driver does not say, nothing is known to go off.
+        let on = |at: &Interface| asked.features_on(&at.name, &OFFLOADS).unwrap_or_default();
+        let before: Vec<_> = interfaces.iter().map(on).collect();
         // On an error the ones that were attached detach here.
-        let links: Result<Vec<_>, _> = interfaces
+        let attached: Result<Vec<_>, _> = interfaces
             .iter()
             .chain(local)
             .map(|interface| {
                 sys::attach_xdp(program, interface.ifindex, flags)
-                    .map_err(|error| AttachError::new(interface, error))
+                    .map_err(|error| refused(interface, error))
             })
             .collect();
-        self.links = links?;
+        self.links = attached?;
+        for (interface, mut before) in interfaces.iter().zip(before) {
+            let now = on(interface);
+            before.retain(|name| !now.contains(name));
+            self.switched_off.note(&interface.name, before);
+        }
+        if !self.generic {
+            tell_changes(interfaces);
+        }
         let Some(pins) = &self.pins else { return Ok(()) };
         for (number, link) in self.links.iter().enumerate() {
-            pins.pin_link(number, link.as_fd()).map_err(AttachError::Engine)?;
+            pins.pin_link(number, link.as_fd())?;
         }
         Ok(())
     }
 }
 
-/// Why the program could not be attached to an interface.
-enum AttachError {
-    /// The driver has no XDP support of its own.
-    NoNative { interface: String, driver: String },
-    /// Anything else.
-    Engine(EngineError),
+/// What was switched off, as bits of [`OFFLOADS`], by the interfaces' order.
+pub(super) fn marks(off: &SwitchedOff, interfaces: &[Interface]) -> [u8; MAX_PORTS] {
+    let mut marks = [0; MAX_PORTS];
+    for (mark, interface) in marks.iter_mut().zip(interfaces) {
+        let names = off.of(&interface.name);
+        let bits = OFFLOADS.iter().enumerate().filter(|(_, name)| names.contains(*name));
+        *mark = bits.fold(0, |bits, (bit, _)| bits | 1 << bit);
+    }
+    marks
 }
 
-impl AttachError {
-    fn new(at: &Interface, error: std::io::Error) -> Self {
-        let Interface { name, mtu, driver, .. } = at.clone();
-        let detail = match driver.as_str() {
-            "veth" => {
-                format!("{error}; the MTU of its peer is over {VETH_MTU_MAX}, its own is {mtu}")
-            }
-            _ => format!("{error}; its MTU is {mtu}, the driver {driver}"),
-        };
-        Self::Engine(match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => return Self::NoNative { interface: name, driver },
-            Some(libc::EBUSY | libc::EEXIST) => EngineError::InterfaceBusy { interface: name },
-            Some(libc::ERANGE | libc::EINVAL) => {
-                EngineError::MtuTooLarge { interface: name, detail }
-            }
-            Some(libc::EPERM | libc::EACCES) => {
-                EngineError::NotPermitted(format!("attaching to {name}: {error}"))
-            }
-            Some(libc::ENODEV) => EngineError::NoInterface(name),
-            Some(libc::ENOSPC) => other(
-                &format!(
-                    "attaching to {name}: it has fewer receive queues than its peer has transmit \
-                     queues; create both ends of the veth with the same numbers"
-                ),
-                error,
-            ),
-            _ => other(&format!("attaching to {name}"), error),
-        })
-    }
-
-    fn into_engine(self) -> EngineError {
-        match self {
-            Self::Engine(error) => error,
-            Self::NoNative { interface, driver } => EngineError::Other {
-                what: format!("attaching to {interface}"),
-                source: format!(
-                    "its driver ({driver}) cannot run XDP programs itself; use --xdp-mode generic"
-                )
-                .into(),
-            },
+/// Says once for each driver what attaching means to others.
+fn tell_changes(interfaces: &[Interface]) {
+    let mut drivers: Vec<&str> = interfaces.iter().map(|at| at.driver.as_str()).collect();
+    drivers.sort_unstable();
+    drivers.dedup();
+    for driver in drivers {
+        if let Some(changes) = drivers::changes(driver) {
+            info!(driver, "until this daemon's program is detached: {changes}");
         }
+    }
+}
+
+/// Why the program could not be attached to an interface.
+fn refused(at: &Interface, error: std::io::Error) -> EngineError {
+    let Interface { name, mtu, driver, .. } = at.clone();
+    let detail = format!("{error}; its MTU is {mtu}, the driver {driver}");
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => EngineError::NoNative { interface: name, driver },
+        Some(libc::EBUSY | libc::EEXIST) => EngineError::InterfaceBusy { interface: name },
+        Some(libc::ERANGE | libc::EINVAL) => EngineError::MtuTooLarge { interface: name, detail },
+        Some(libc::EPERM | libc::EACCES) => {
+            EngineError::NotPermitted(format!("attaching to {name}: {error}"))
+        }
+        Some(libc::ENODEV) => EngineError::NoInterface(name),
+        Some(libc::ENOSPC) => other(
+            &format!(
+                "attaching to {name}: it has fewer receive queues than its peer has transmit \
+                 queues; create both ends of the veth with the same numbers"
+            ),
+            error,
+        ),
+        _ => other(&format!("attaching to {name}"), error),
     }
 }

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 use xdp_agg_common::control::LocalMembers;
 
-use super::interface::{Interface, VETH_MTU_MAX, links};
+use super::interface::{Interface, links};
 use super::object::other;
 use super::sys::Stamp;
+use crate::drivers;
 use crate::engine::{EngineConfig, EngineError, JobSetup, LocalAddr, XdpMode};
 use crate::link::{self, pair};
 
@@ -74,7 +75,7 @@ impl Local {
             }
         };
         let made = interfaces.iter().try_for_each(clear);
-        match made.and_then(|()| Pair::make(first, mtu.min(VETH_MTU_MAX), &candidates)) {
+        match made.and_then(|()| Pair::make(first, drivers::room("veth", mtu), &candidates)) {
             Ok(pair) => {
                 let Pair { near, far, addr, .. } = &pair;
                 info!(near, far = far.name, %addr, "made a way in for workers on this host");

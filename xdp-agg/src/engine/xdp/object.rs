@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use aya::maps::{
-    Array, DevMap, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf,
+    Array, DevMap, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, PerCpuValues, ProgramArray,
+    RingBuf,
 };
 use aya::programs::{ProgramError, Xdp};
 use aya::util::{KernelVersion, nr_cpus};
@@ -26,6 +27,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../bpf/xdp-agg.bpfel.o
 /// Names another object to load, for work on the kernel half.
 const OBJECT_VARIABLE: &str = "XDP_AGG_OBJECT";
 const BPF_F_LOCK: u64 = 4;
+/// The program that does it all, but for tags.
+const INGRESS: &str = "xdp_agg";
 
 /// The oldest kernel whose verifier takes the program.
 const OLDEST_KERNEL: KernelVersion = KernelVersion::new(6, 1, 0);
@@ -39,6 +42,8 @@ pub(super) struct Settings {
     pub(super) data_addr: u32,
     /// Answers leave by a redirect to the port they came from, not by `XDP_TX`.
     pub(super) redirect_back: bool,
+    /// VLAN that the interfaces carry for us; 0: none.
+    pub(super) vlan: u16,
     /// Interface and address (host byte order) for workers of this host.
     pub(super) local: Option<(u32, u32)>,
     /// Slots in the whole pool.
@@ -58,6 +63,10 @@ pub(super) struct Object {
     fans: PerCpuHashMap<MapData, u32, Fan>,
     back: DevMap<MapData>,
     ports: Vec<Map>,
+    /// Where packets go on that have lost their tag. Its entry lasts as long as this, or its pin.
+    _next: ProgramArray<MapData>,
+    /// The program that interfaces run.
+    entrance: &'static str,
     /// Interface of the workers of this host; 0: none.
     pub(super) local_ifindex: u32,
 }
@@ -79,6 +88,7 @@ impl Object {
             .override_global("DATA_PORT", &settings.data_port, true)
             .override_global("DATA_ADDR", &settings.data_addr, true)
             .override_global("REDIRECT_BACK", &redirect_back, true)
+            .override_global("VLAN", &settings.vlan, true)
             .override_global("LOCAL_IFINDEX", &local_ifindex, true)
             .override_global("LOCAL_ADDR", &local_addr, true)
             .map_max_entries("SLOTS", settings.slots);
@@ -86,8 +96,18 @@ impl Object {
             loader.map_pin_path(name, path);
         }
         let mut bpf = loader.load(&object).map_err(load_error)?;
-        for name in ["xdp_agg", "copy_out"] {
-            xdp_mut(&mut bpf, name)?.load().map_err(|error| load_error(error.into()))?;
+        let entrance = if settings.vlan == 0 { INGRESS } else { "xdp_agg_tagged" };
+        for name in [INGRESS, "copy_out", "xdp_agg_tagged"] {
+            if name != "xdp_agg_tagged" || name == entrance {
+                xdp_mut(&mut bpf, name)?.load().map_err(|error| load_error(error.into()))?;
+            }
+        }
+        let next = bpf.take_map("NEXT").ok_or_else(|| no_such("NEXT"))?;
+        let mut next =
+            ProgramArray::try_from(next).map_err(map_error("the program behind tags"))?;
+        if entrance != INGRESS {
+            let behind = xdp(&bpf, INGRESS)?.fd().map_err(|error| other(INGRESS, error))?;
+            next.set(0, behind, 0).map_err(map_error("the program behind tags"))?;
         }
         let mut take = |name: &str| bpf.take_map(name).ok_or_else(|| no_such(name));
         let ports: Result<_, _> = (0..MAX_JOBS).map(|job| take(&format!("PORTS_{job}"))).collect();
@@ -102,6 +122,8 @@ impl Object {
             fans: take("FANS")?.try_into().map_err(map_error("the interfaces"))?,
             back: take("BACK")?.try_into().map_err(map_error("the ways back"))?,
             ports: ports?,
+            _next: next,
+            entrance,
             local_ifindex,
             bpf,
         })
@@ -115,7 +137,7 @@ impl Object {
 
     /// The program that interfaces run for every packet.
     pub(super) fn ingress(&self) -> Result<&Xdp, EngineError> {
-        xdp(&self.bpf, "xdp_agg")
+        xdp(&self.bpf, self.entrance)
     }
 
     /// The descriptor of that program.

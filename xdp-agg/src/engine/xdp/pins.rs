@@ -26,8 +26,9 @@ use crate::engine::{EngineConfig, EngineError, LocalAddr, XdpMode};
 use crate::private;
 
 /// The maps of the object that are pinned, besides the device maps of the jobs.
-const MAPS: [&str; 10] = [
-    "SLOTS", "JOBS", "MEMBERS", "COUNTERS", "EVENTS", "COPIES", "FANS", "BACK", "QUOTAS", "UPLINKS",
+const MAPS: [&str; 11] = [
+    "NEXT", "SLOTS", "JOBS", "MEMBERS", "COUNTERS", "EVENTS", "COPIES", "FANS", "BACK", "QUOTAS",
+    "UPLINKS",
 ];
 const STAMP: &str = "stamp";
 const MAGIC: u64 = u64::from_be_bytes(*b"xdp-agg\0");
@@ -57,6 +58,7 @@ impl Stamp {
     pub(super) fn wanted(
         config: &EngineConfig,
         interfaces: impl Iterator<Item = u32>,
+        vlan: u16,
     ) -> Result<Self, EngineError> {
         let namespace = fs::metadata("/proc/thread-self/ns/net");
         let mut stamp = Self {
@@ -67,9 +69,11 @@ impl Stamp {
             data_addr: config.data_addr.map_or(0, u32::from),
             data_port: config.data_port,
             wire: VERSION.into(),
-            generic: u32::from(config.xdp_mode == XdpMode::Generic),
+            generic: u16::from(config.xdp_mode == XdpMode::Generic),
+            vlan,
             local_ifindex: 0,
             local_addr: 0,
+            switched_off: [0; MAX_PORTS],
             interfaces: [0; MAX_PORTS],
         };
         stamp.interfaces.iter_mut().zip(interfaces).for_each(|(place, index)| *place = index);
@@ -110,6 +114,7 @@ impl Stamp {
         let mode_name = |generic| if generic == 0 { "native" } else { "generic" }.to_owned();
         let rows = [
             ("slots", self.slots.to_string(), wanted.slots.to_string()),
+            ("VLAN", self.vlan.to_string(), wanted.vlan.to_string()),
             ("data address", addr(self.data_addr), addr(wanted.data_addr)),
             ("local address", local, local_wanted),
             ("data port", self.data_port.to_string(), wanted.data_port.to_string()),

@@ -51,16 +51,20 @@ pub(super) struct Stamp {
     /// Version of the wire format.
     pub(super) wire: u16,
     /// 1: attached in generic mode.
-    pub(super) generic: u32,
+    pub(super) generic: u16,
+    /// VLAN of the data path; 0: none.
+    pub(super) vlan: u16,
     /// Number of the interface for workers of this host; 0: none.
     pub(super) local_ifindex: u32,
     /// Their address for the aggregator.
     pub(super) local_addr: u32,
+    /// What attaching switched off at each served interface, as bits.
+    pub(super) switched_off: [u8; MAX_PORTS],
     /// Numbers of the served interfaces, then zeros.
     pub(super) interfaces: [u32; MAX_PORTS],
 }
 
-const _: () = assert!(size_of::<Stamp>() == 48 + 4 * MAX_PORTS);
+const _: () = assert!(size_of::<Stamp>() == 48 + 5 * MAX_PORTS);
 
 // SAFETY: as above.
 unsafe impl aya::Pod for Stamp {}

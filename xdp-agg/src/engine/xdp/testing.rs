@@ -42,20 +42,35 @@ impl XdpEngine {
         slots: u32,
         local: Option<(u32, Ipv4Addr)>,
     ) -> Result<Self, EngineError> {
+        Self::detached_in(None, data_port, slots, local)
+    }
+
+    /// The same, with a data path in this VLAN, at this address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn detached_in(
+        vlan: Option<(u16, Ipv4Addr)>,
+        data_port: u16,
+        slots: u32,
+        local: Option<(u32, Ipv4Addr)>,
+    ) -> Result<Self, EngineError> {
         let config = EngineConfig {
             kind: EngineKind::Xdp,
             xdp_mode: XdpMode::Auto,
             interfaces: Vec::new(),
-            data_addr: None,
+            data_addr: vlan.map(|(_, addr)| addr),
             local_addr: LocalAddr::Auto,
             data_port,
             slots,
             mtu: None,
             pin: None,
             fresh: false,
+            vlan: vlan.map(|(id, _)| id),
         };
         let loopback = Interface::find("lo", &links()?)?;
-        let mut engine = Self::load(&config, &[], None, Local::Detached(local))?;
+        let mut engine =
+            Self::load(&config, (&[], config.vlan.unwrap_or(0)), None, Local::Detached(local))?;
         engine.object.register_port(loopback.ifindex, 0, false)?;
         engine.ports = vec![loopback.ifindex];
         Ok(engine)

@@ -34,8 +34,14 @@ impl Root {
         let link = root.link.expect("it connects to its branch");
         root.jobs.handle_link_up(link);
         let data = SocketAddrV4::new(*BRANCH.ip(), 48864);
-        let (job_id, max_chunks, last_epoch, daemon) = (0, 22, 7, 1);
-        root.said(BranchReply::Serving { job_id, data, max_chunks, last_epoch, daemon });
+        root.said(BranchReply::Serving {
+            job_id: 0,
+            data,
+            max_chunks: 22,
+            last_epoch: 7,
+            daemon: 1,
+            single_packets: false,
+        });
         root
     }
 

@@ -70,6 +70,7 @@ fn limits() -> Limits {
         slots: 64,
         job_slots: 16,
         max_chunks: 22,
+        single_packets: false,
         data_addr: None,
         data_port: 48864,
         join_timeout: Duration::from_secs(60),

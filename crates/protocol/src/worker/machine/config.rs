@@ -130,6 +130,8 @@ pub struct Endpoint {
     pub data: SocketAddrV4,
     /// Bytes of a full packet (UDP payload).
     pub packet_len: usize,
+    /// Packets leave one by one, not as trains.
+    pub single_packets: bool,
     /// The group where results come to, in [`ResultMode::Multicast`], once running.
     pub group: Option<SocketAddrV4>,
 }

@@ -247,6 +247,7 @@ impl Machine {
             epoch: admitted.epoch,
             data: admitted.data,
             packet_len: packet_len(admitted.chunks),
+            single_packets: admitted.single_packets,
             group: self.group,
         })
     }

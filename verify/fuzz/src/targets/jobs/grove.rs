@@ -252,8 +252,14 @@ fn obey(link: LinkId, epoch: u16, request: BranchRequest) -> Vec<BranchReply> {
     let data = SocketAddrV4::new(Ipv4Addr::new(10, 0, 9, link.0 as u8), 48_864);
     match request {
         BranchRequest::Serve { .. } => {
-            let (job_id, max_chunks, last_epoch, daemon) = (1, 20, 3, link.0);
-            vec![BranchReply::Serving { job_id, data, max_chunks, last_epoch, daemon }]
+            vec![BranchReply::Serving {
+                job_id: 1,
+                data,
+                max_chunks: 20,
+                last_epoch: 3,
+                daemon: link.0,
+                single_packets: link.0 % 2 == 1,
+            }]
         }
         BranchRequest::Prepare(BranchSetup { epoch, members, .. }) => {
             assert!(!members.is_empty() && epoch != 0, "an epoch of nobody");

@@ -49,6 +49,7 @@ fn limits() -> Limits {
         slots: SLOTS,
         job_slots: 16,
         max_chunks: 22,
+        single_packets: false,
         data_addr: None,
         data_port: 48_864,
         join_timeout: Duration::from_secs(60),

@@ -53,6 +53,7 @@ impl Alone {
             chunks: 1,
             slots: 16,
             data: "10.0.0.1:48864".parse().expect("an address"),
+            single_packets: false,
             plan,
             ring: vec!["10.0.0.1:1".parse().expect("an address"); 3],
         };

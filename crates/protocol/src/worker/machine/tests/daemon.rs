@@ -202,6 +202,7 @@ impl World {
             chunks: CHUNKS,
             slots: SLOTS,
             data: "10.0.0.1:48864".parse().expect("an address"),
+            single_packets: false,
             plan,
             ring: vec![
                 "10.0.0.1:1".parse().expect("an address");
