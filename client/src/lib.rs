@@ -65,6 +65,7 @@ mod grouped;
 mod handle;
 mod intranode;
 pub mod lent;
+mod meeting;
 mod settings;
 
 pub use communicator::Communicator;

@@ -272,6 +272,7 @@ impl Rude {
             resume: None,
             tree: Tree::default(),
             chosen: None,
+            origin: None,
         }))?;
         Ok(rude)
     }

@@ -170,6 +170,7 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         resume: None,
         tree: Tree::default(),
         chosen: None,
+        origin: None,
     }
 }
 

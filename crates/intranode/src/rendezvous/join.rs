@@ -20,7 +20,7 @@ enum Attempt {
 pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
     let start = Instant::now();
     let until = crate::options::until(options.join_within);
-    let name = name(&options.job)?;
+    let name = name(options)?;
     let mut ended: Option<Instant> = None;
     loop {
         let attempt = attempt(options, &name, until)?;

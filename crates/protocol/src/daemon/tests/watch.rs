@@ -198,7 +198,8 @@ fn members_must_agree_on_the_policy() {
     world.say(first, join("train", 0, 2));
     let second = world.connect();
     let heard = world.say(second, Request::Join(Join { policy: SHRINK, ..wish("train", 1, 2) }));
-    let words = ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_WORKER"];
+    let words =
+        ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_ON_WORKER_LOSS"];
     assert_eq!(refused(&heard, &words), ErrorCode::Invalid);
     // A reserved job has its creator's, or its first member's.
     for (policy, fits) in [(None, true), (Some(SHRINK), true), (Some(RESUME), false)] {

@@ -152,7 +152,8 @@ impl Machine {
             ring_port: config.ring_port,
             resume,
             tree: config.tree.clone(),
-            chosen: config.chosen.clone(),
+            chosen: config.chosen.clone().map(Box::new),
+            origin: config.origin.clone(),
         }
     }
 }

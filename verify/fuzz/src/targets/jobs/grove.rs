@@ -169,6 +169,7 @@ impl World {
             resume: None,
             tree: self.grove.tree.clone(),
             chosen: None,
+            origin: None,
         })
     }
 
