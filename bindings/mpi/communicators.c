@@ -149,27 +149,14 @@ static struct hello greeting(void)
     return hello;
 }
 
-/*
- * Number of processes of each host, where all hosts have equally many, which are numbered host by
- * host; otherwise 1: each for itself.
- */
-static int per_host(const struct hello *hellos, int size)
+/* Of the first `count` processes those on this one's host. */
+static int on_host(const struct hello *hellos, int rank, int count)
 {
-    int each = 0, first, i;
+    int found = 0, i;
 
-    for (i = 0; i < size; i++)
-        each += hellos[i].host == hellos[0].host;
-    if (size % each != 0)
-        return 1;
-    for (first = 0; first < size; first += each) {
-        for (i = first; i < first + each; i++)
-            if (hellos[i].host != hellos[first].host)
-                return 1;
-        for (i = 0; i < first; i++)
-            if (hellos[i].host == hellos[first].host)
-                return 1;
-    }
-    return each;
+    for (i = 0; i < count; i++)
+        found += hellos[i].host == hellos[rank].host;
+    return found;
 }
 
 /* A setting that is a number. */
@@ -191,7 +178,6 @@ static void set_default(xdp_agg_config_t config, const char *name, const char *v
 /* Joins the job of a communicator. */
 static xdp_agg_result_t join(const struct hello *hellos, int rank, int size, xdp_agg_comm_t *comm)
 {
-    int each = per_host(hellos, size);
     xdp_agg_config_t config;
     xdp_agg_result_t result = xdp_agg_config_create(&config);
 
@@ -201,10 +187,8 @@ static xdp_agg_result_t join(const struct hello *hellos, int rank, int size, xdp
     xdp_agg_config_set(config, "XDP_AGG_JOB", hellos[0].job);
     set(config, "RANK", rank);
     set(config, "WORLD_SIZE", size);
-    if (each > 1) {
-        set(config, "LOCAL_RANK", rank % each);
-        set(config, "LOCAL_WORLD_SIZE", each);
-    }
+    set(config, "LOCAL_RANK", on_host(hellos, rank, rank));
+    set(config, "LOCAL_WORLD_SIZE", on_host(hellos, rank, size));
     /* A program of MPI may be a solver: it has not asked for fixed point. Jobs that go on without
      * lost workers have nothing else. */
     if (getenv("XDP_AGG_ON_WORKER_LOSS") == NULL)

@@ -20,6 +20,7 @@ use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
 use crate::intranode;
+use crate::meeting;
 use crate::settings::{Builder, Chosen, Place};
 use xdp_agg_protocol::worker::{Buffer, Counters, Purpose, Report, State};
 use xdp_agg_quantize::Op;
@@ -81,15 +82,18 @@ impl Communicator {
     }
 
     pub(crate) fn connect(mut settings: Builder) -> Result<Self, Error> {
-        let place = settings.place()?;
         let Builder { scaling, lanes, deadline, .. } = settings;
-        // Settings that no call can have are refused before any wait.
+        // Settings that no call can have are refused before any wait, as far as hosts are known.
+        let check = |hosts| Format::new(f32::TYPE, Op::Sum, scaling, lanes, hosts);
+        let (_, world_size) = settings.world()?;
         Simd::from_environment()?;
-        Format::new(f32::TYPE, Op::Sum, scaling, lanes, place.hosts)?;
-        settings.check_own_host(&place)?;
+        check(settings.place().map_or(1, |place| place.hosts).min(world_size))?;
         let until = Instant::now() + settings.join_deadline.min(MAX_DEADLINE);
         settings.look_up(until)?;
-        settings.find_hosts(&place)?;
+        let (place, origin) = meeting::meet(&mut settings, until)?;
+        settings.origin = origin;
+        check(place.hosts)?;
+        settings.check_own_host(&place)?;
         settings.chosen = settings.settle(&place);
         let explain = |error| settings.explain(error);
         let side = Side::new(&settings, until).map_err(explain)?;
@@ -140,13 +144,14 @@ impl Communicator {
         self.place.world_size
     }
 
-    /// Number of this host's processes that sum over shared memory first; 1: each for itself.
+    /// Number of processes that sum over shared memory first, and are one worker; 1: each for
+    /// itself. Hosts with different numbers of processes have several workers.
     #[must_use]
     pub const fn local_size(&self) -> u16 {
         self.place.local_size
     }
 
-    /// The first rank of this host: ranks are numbered host by host.
+    /// The first rank of the processes that are one worker with this one: successive ranks.
     #[must_use]
     pub const fn first_rank_of_host(&self) -> u16 {
         self.place.rank - self.place.local_rank

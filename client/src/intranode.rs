@@ -16,6 +16,10 @@ pub(crate) fn join(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc
     let Builder { scaling, lanes, aggregators, .. } = settings;
     let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
     options.digest = digest(agreed.bytes());
+    if let Some(origin) = &settings.origin {
+        // A host may have several groups, and other runs' groups of the same name.
+        options.run = format!("{:016x}.{}", origin.number, place.host);
+    }
     Ok(Group::join(&options)?)
 }
 

@@ -65,6 +65,7 @@ mod handle;
 mod intranode;
 pub mod lent;
 pub mod log;
+mod meeting;
 mod settings;
 
 pub use communicator::Communicator;

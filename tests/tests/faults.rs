@@ -200,7 +200,8 @@ fn a_dead_worker_is_named() {
             .env("RANK", "2")
             .env("WORLD_SIZE", "3")
             .env("XDP_AGG_ADDR", lab.control().to_string())
-            .env("XDP_AGG_JOB", "death");
+            .env("XDP_AGG_JOB", "death")
+            .env("XDP_AGG_SCALE", "1024");
         let dying = Process::spawn("rank 2", command).expect("it starts");
         let workers = lab.connect_ranks("death", 0..2, 3, |settings| settings);
         let start = Instant::now();

@@ -295,22 +295,30 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     let limit = |settings: Builder| settings.deadline(Duration::from_secs(5));
     let ordered = lab.connect("order", 2, |settings| limit(settings).aggregators(both));
     check_sums(&ordered, 10_000);
-    let other_order = |settings: Builder, host: u16| {
-        limit(settings).aggregators([both[usize::from(host)], both[1 - usize::from(host)]])
+    drop(ordered);
+    let refused = |job: &str, size: u16, tune: &(dyn Fn(Builder, u16) -> Builder + Sync)| {
+        thread::scope(|scope| {
+            let connect = |rank: u16| {
+                let settings = lab.worker(job, rank, 2 * size).local(rank % size, size);
+                let settings = tune(settings, rank / size).join_deadline(Duration::from_secs(4));
+                let lab = &lab;
+                scope.spawn(move || lab.connect_one(rank / size, settings).map(drop))
+            };
+            let threads: Vec<_> = (0..2 * size).map(connect).collect();
+            let ends = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+            ends.map(|end| end.expect_err("it differs").to_string()).collect::<Vec<_>>()
+        })
     };
-    let other_slices = |settings: Builder, host| {
+    // They meet at the first one.
+    let reversed = refused("reversed", 1, &|settings, host| {
+        let host = usize::from(host);
+        limit(settings).aggregators([both[host], both[1 - host]])
+    });
+    let sliced = refused("sliced", 2, &|settings, host| {
         limit(settings).segment(if host == 0 { 32 << 20 } else { 1 << 20 })
-    };
-    let jobs = [
-        (lab.connect_hosts("reversed", (2, 1), other_order), "part 1 of 2"),
-        (lab.connect_hosts("sliced", (2, 2), other_slices), "slices of"),
-    ];
-    for (workers, words) in jobs {
-        let errors = on_all(&workers, |worker| {
-            worker.all_reduce(&mut vec![1.0_f32; 352 * 280], Op::Sum).expect_err("it differs")
-        });
-        assert!(errors.iter().all(is_told), "{errors:?}");
-        assert!(errors.iter().any(|error| error.to_string().contains(words)), "{errors:?}");
+    });
+    for (errors, words) in [(reversed, "the same XDP_AGG_ADDR"), (sliced, "XDP_AGG_SEGMENT: ")] {
+        assert!(errors.iter().all(|error| error.contains(words)), "{errors:?}");
     }
 }
 

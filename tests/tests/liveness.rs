@@ -29,6 +29,7 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
         patience_s: None,
         tree: Tree::default(),
         chosen: None,
+        origin: None,
     };
     write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
     stream

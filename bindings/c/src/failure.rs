@@ -131,7 +131,7 @@ fn describe(error: &Error, first: u16) -> (Code, Vec<u16>) {
         Some(Cause::Left) | None => {}
     }
     let ranks = match error {
-        Error::Job(JobError::Deadline { ranks, .. })
+        Error::Job(JobError::Deadline { ranks, .. } | JobError::Absent { ranks, .. })
         | Error::Ring { ranks, .. }
         | Error::DataLost { ranks, .. }
         | Error::Job(JobError::Aborted(AbortReason::Timeout { ranks, .. })) => ranks.clone(),
@@ -163,7 +163,7 @@ fn of_job(error: &JobError) -> Code {
     match error {
         JobError::Unreachable { .. } | JobError::DataPath { .. } => Code::XDP_AGG_ERROR_UNREACHABLE,
         JobError::Version { .. } | JobError::Refused { .. } => Code::XDP_AGG_ERROR_REFUSED,
-        JobError::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        JobError::Deadline { .. } | JobError::Absent { .. } => Code::XDP_AGG_ERROR_DEADLINE,
         JobError::Aborted(reason) => of_abort(reason),
         JobError::CallMismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
         JobError::OutOfRange(_) => Code::XDP_AGG_ERROR_UNSUPPORTED,
@@ -202,7 +202,9 @@ fn of_mesh(error: &xdp_agg_mesh::Error) -> Code {
     use xdp_agg_mesh::Error as Mesh;
     match error {
         Mesh::Setting { .. } => Code::XDP_AGG_ERROR_CONFIG,
-        Mesh::MissingRanks { .. } | Mesh::Deadline { .. } => Code::XDP_AGG_ERROR_DEADLINE,
+        Mesh::MissingRanks { .. } | Mesh::NoMeeting { .. } | Mesh::Deadline { .. } => {
+            Code::XDP_AGG_ERROR_DEADLINE
+        }
         Mesh::Unreachable { .. } | Mesh::PeerLost { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,
         Mesh::Mismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
         Mesh::Refused { .. } | Mesh::Stopped { .. } => Code::XDP_AGG_ERROR_ABORTED,

@@ -100,6 +100,10 @@ fn of_job(error: &JobError) -> Described {
             "Deadline",
             vec![("ranks", Ranks(ranks.clone())), ("waited", Seconds(waited.as_secs_f64()))],
         ),
+        JobError::Absent { waited, ranks, .. } => (
+            "Deadline",
+            vec![("ranks", Ranks(ranks.clone())), ("waited", Seconds(waited.as_secs_f64()))],
+        ),
         JobError::Aborted(reason) => of_abort(reason),
         JobError::CallMismatch { .. } => ("CallMismatch", rank(None)),
         JobError::OutOfRange(_) => ("Unsupported", vec![]),
@@ -173,7 +177,9 @@ fn of_mesh(error: &xdp_agg_mesh::Error) -> Described {
             "Config",
             vec![("name", Value::Text((*name).into())), ("problem", Value::Text(problem.clone()))],
         ),
-        Mesh::MissingRanks { .. } | Mesh::Deadline { .. } => late(error.ranks()),
+        Mesh::MissingRanks { .. } | Mesh::NoMeeting { .. } | Mesh::Deadline { .. } => {
+            late(error.ranks())
+        }
         Mesh::Unreachable { .. } | Mesh::PeerLost { .. } => {
             lost(error.ranks().first().copied(), error.ranks())
         }

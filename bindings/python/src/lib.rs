@@ -22,7 +22,6 @@ mod report;
 mod settings;
 
 use pyo3::prelude::*;
-use xdp_agg_launcher::{LAUNCHERS, Launcher, MASTER};
 
 /// What `xdp_agg` is made of; not an interface of its own.
 #[pymodule]
@@ -31,8 +30,8 @@ fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CONTROL_VERSION", xdp_agg_common::control::CONTROL_VERSION)?;
     module.add("CONTROL_PORT", xdp_agg_common::control::CONTROL_PORT)?;
     module.add("DATA_PORT", xdp_agg_common::wire::DATA_PORT)?;
-    let variables = LAUNCHERS.iter().flat_map(Launcher::variables).chain(MASTER);
-    module.add("LAUNCHER_VARIABLES", variables.collect::<Vec<_>>())?;
+    let variables = xdp_agg_launcher::variables().collect::<Vec<_>>();
+    module.add("LAUNCHER_VARIABLES", variables)?;
     module.add_function(wrap_pyfunction!(settings::launch, module)?)?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<handle::Handle>()?;

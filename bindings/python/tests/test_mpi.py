@@ -23,11 +23,11 @@ from tests.workers import PATIENCE, ROOT
         (["a", "b"], 1, None),
         (["a", "a"], 1, (1, 2)),
         (["a", "a", "b", "b"], 2, (0, 2)),
-        (["a", "b", "a", "b"], 0, None),
-        (["a", "a", "b"], 0, None),
+        (["a", "b", "a", "b"], 2, (1, 2)),
+        (["a", "a", "b"], 0, (0, 2)),
         (["a", "b", "b"], 0, None),
         (["a", "a", "a", "b", "b", "b"], 5, (2, 3)),
-        (["a", "a", "a", "a", "b", "b"], 0, None),
+        (["a", "a", "a", "a", "b", "b"], 5, (1, 2)),
     ],
 )
 def test_the_place_on_a_host(hosts: list[str], rank: int, expected: tuple[int, int] | None) -> None:

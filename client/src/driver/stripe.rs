@@ -101,6 +101,7 @@ impl Stripe {
             data_addr: (serving != target.address).then_some(local),
             tree: target.tree.clone(),
             chosen: Some(settings.chosen.told()),
+            origin: settings.origin.clone().map(Box::new),
             data_port: socket.port().map_err(Error::io("reading the data port"))?,
             ring_port: ring_port.map(|address| address.port()),
             max_chunks,

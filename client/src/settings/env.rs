@@ -105,11 +105,10 @@ impl Builder {
             );
             return Err(Error::Config { name: "XDP_AGG_STRATEGY", problem });
         }
-        if builder.aggregators.is_empty()
-            && let Some((host, port)) = launch.master()?
-        {
-            builder.master = Some(resolve("MASTER_ADDR", host, port)?);
+        if builder.aggregators.is_empty() {
+            builder.meeting = launch.meeting()?.map(Into::into);
         }
+        builder.run = launch.run;
         if let Some((_, value)) = read("XDP_AGG_JOB") {
             builder.job = value;
         }

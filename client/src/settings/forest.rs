@@ -1,20 +1,16 @@
 //! Aggregators from a topology: the planner's trees as daemons to connect to.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::sync::Arc;
-use std::time::Instant;
 
-use xdp_agg_common::control::{Branch, CONTROL_PORT, Tree};
-use xdp_agg_mesh::Mesh;
+use xdp_agg_common::control::{Branch, Tree};
 use xdp_agg_topology::analysis::{demands, shortfall};
 use xdp_agg_topology::choose::{JobChoice, for_job};
 use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
-use super::{Builder, Chooser, Chosen, Place, Source, Target};
-use crate::driver::reach::Pause;
-use crate::driver::session;
+use super::{Builder, Chooser, Chosen, Source, Target};
 use crate::error::Error;
 
 /// Slots of a tree that are assumed where none are asked for: the daemon's default.
@@ -102,47 +98,6 @@ impl Builder {
         let strategy = strategy.map(of_job).transpose()?;
         self.plan_on(Source::File(path.into(), Arc::new(file)), strategy)
     }
-
-    /// Where no aggregator is named: every host's own daemon sums a share of the vector. The
-    /// workers meet at rank 0's host to learn each other's addresses.
-    ///
-    /// # Errors
-    /// No such host is named either; the others do not come in time.
-    pub(crate) fn find_hosts(&mut self, place: &Place) -> Result<(), Error> {
-        if !self.aggregators.is_empty() {
-            return Ok(());
-        }
-        let Some(master) = self.master else {
-            return Err(wrong("XDP_AGG_ADDR")(
-                "not set; expected host:port of the daemon's control service. Or set \
-                 XDP_AGG_TOPOLOGY to a topology file, or MASTER_ADDR and MASTER_PORT, as torchrun \
-                 does, and every host's own daemon sums a share"
-                    .into(),
-            ));
-        };
-        let patience = self.join_deadline;
-        let own = match (place.rank, master) {
-            (0, SocketAddr::V4(master)) => *master.ip(),
-            _ => {
-                let until = Instant::now() + patience;
-                session::path(master, self.mtu, (until, Pause::new(self.warn_after)))?.0
-            }
-        };
-        let mut words = vec![0_u32; usize::from(place.world_size)];
-        words[usize::from(place.rank)] = own.into();
-        let mesh = Mesh::builder().rank(place.rank).world_size(place.world_size);
-        let mut mesh = mesh.rendezvous(master).deadline(patience).join_deadline(patience).open()?;
-        mesh.all_gather(&mut words)?;
-        let mut hosts: Vec<_> = words.into_iter().map(Ipv4Addr::from).collect();
-        // The processes of a host that do not form a group have one daemon all the same.
-        let mut seen = std::collections::BTreeSet::new();
-        hosts.retain(|host| seen.insert(*host));
-        let daemon = |host: Ipv4Addr| SocketAddrV4::new(host, CONTROL_PORT).into();
-        tracing::debug!(hosts = hosts.len(), "no aggregator is named: every host sums a share");
-        self.has_named_aggregators = false;
-        self.aggregators = hosts.into_iter().map(daemon).map(Target::new).collect();
-        Ok(())
-    }
 }
 
 /// A planned tree as the daemons to speak to.
@@ -173,6 +128,7 @@ fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, 
 
 #[cfg(test)]
 mod tests {
+    use super::super::Place;
     use super::*;
     use crate::error::JobError;
 

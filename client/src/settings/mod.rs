@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AggregatorLoss, Policy, Token, Tree, WorkerLoss};
+use xdp_agg_common::control::{AggregatorLoss, Origin, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_quantize::{LaneWidth, Scaling};
@@ -60,10 +60,13 @@ impl Target {
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
     /// Where the workers meet if no aggregator is named.
-    pub(crate) master: Option<SocketAddr>,
+    pub(crate) meeting: Option<xdp_agg_mesh::meeting::Place>,
     /// The topology, if there is one.
     pub(crate) source: Option<Source>,
     pub(crate) job: String,
+    pub(crate) run: Option<String>,
+    /// What the job's processes are, once they have met.
+    pub(crate) origin: Option<Origin>,
     pub(crate) rank: Option<u16>,
     pub(crate) world_size: Option<u16>,
     pub(crate) local_rank: Option<u16>,
@@ -101,9 +104,11 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             aggregators: Vec::new(),
-            master: None,
+            meeting: None,
             source: None,
             job: "default".into(),
+            run: None,
+            origin: None,
             rank: None,
             world_size: None,
             local_rank: None,
@@ -165,8 +170,16 @@ impl Builder {
     /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
     /// port. Then every host's own daemon sums a share of the vector.
     #[must_use]
-    pub const fn master(mut self, address: SocketAddr) -> Self {
-        self.master = Some(address);
+    pub fn master(mut self, address: SocketAddr) -> Self {
+        self.meeting = Some(xdp_agg_mesh::meeting::Place::At(address));
+        self
+    }
+
+    /// The run's name, the same at all workers. A process of another run cannot take part in this
+    /// one's job. Default: none; from the environment it is the launcher's.
+    #[must_use]
+    pub fn run(mut self, name: impl Into<String>) -> Self {
+        self.run = Some(name.into());
         self
     }
 

@@ -23,6 +23,15 @@ pub struct Place {
     pub hosts: u16,
 }
 
+impl Place {
+    /// Of a rank where `local_size` successive ranks are a worker.
+    pub(crate) fn of(rank: u16, world_size: u16, local_size: u16) -> Result<Self, Error> {
+        let hosts = hosts(world_size, local_size.max(1))?;
+        let (host, local_rank) = (rank / local_size.max(1), rank % local_size.max(1));
+        Ok(Self { rank, world_size, local_rank, local_size, host, hosts })
+    }
+}
+
 impl Builder {
     /// How the processes of this host meet, with a segment for blocks of `block` bytes; their peaks
     /// are known `ahead` own blocks before their data, if that is given.
@@ -46,11 +55,8 @@ impl Builder {
         options
     }
 
-    /// Where this process is, checked.
-    ///
-    /// # Errors
-    /// [`Error::Config`]: a rank or a size is missing, or they do not fit together.
-    pub fn place(&self) -> Result<Place, Error> {
+    /// Rank and world size, checked.
+    pub(crate) fn world(&self) -> Result<(u16, u16), Error> {
         let missing = |name, method| Error::Config {
             name,
             problem: format!("not set; launchers such as torchrun set it, or use {method}"),
@@ -64,21 +70,33 @@ impl Builder {
                 problem: format!("rank {rank} of {world_size} workers; ranks count from 0"),
             });
         }
+        let wrong = |name, problem| Err(Error::Config { name, problem });
+        match (self.local_rank, self.local_size) {
+            (_, Some(size)) if size == 0 || usize::from(size) > MAX_PROCESSES => {
+                let problem = format!("{size} processes on this host; 1 to {MAX_PROCESSES} can be");
+                wrong("LOCAL_WORLD_SIZE", problem)
+            }
+            (Some(local), Some(size)) if local >= size => {
+                let problem =
+                    format!("{local}, with LOCAL_WORLD_SIZE={size}; local ranks count from 0");
+                wrong("LOCAL_RANK", problem)
+            }
+            _ => Ok((rank, world_size)),
+        }
+    }
+
+    /// Where this process is if all hosts have as many processes, numbered host by host; checked.
+    /// Those of a communicator meet first, and find out.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: a rank or a size is missing, or they do not fit together.
+    pub fn place(&self) -> Result<Place, Error> {
+        let (rank, world_size) = self.world()?;
         let (local_rank, local_size, host) = match self.local_size {
             Some(size) if self.in_host => self.group(rank, world_size, size)?,
             _ => (0, 1, rank),
         };
-        let hosts = world_size / local_size;
-        if usize::from(hosts) > MAX_WORKERS {
-            let what = if local_size == 1 { "workers" } else { "hosts" };
-            return Err(Error::Config {
-                name: "WORLD_SIZE",
-                problem: format!(
-                    "{hosts} {what}; a job has 1 to {MAX_WORKERS}. Where hosts have several \
-                     processes, LOCAL_WORLD_SIZE makes one worker of them"
-                ),
-            });
-        }
+        let hosts = hosts(world_size, local_size)?;
         Ok(Place { rank, world_size, local_rank, local_size, host, hosts })
     }
 
@@ -144,4 +162,20 @@ impl Builder {
         }
         Ok((local, size, host))
     }
+}
+
+/// The number of workers.
+fn hosts(world_size: u16, local_size: u16) -> Result<u16, Error> {
+    let hosts = world_size / local_size;
+    if usize::from(hosts) > MAX_WORKERS {
+        let what = if local_size == 1 { "workers" } else { "hosts" };
+        return Err(Error::Config {
+            name: "WORLD_SIZE",
+            problem: format!(
+                "{hosts} {what}; a job has 1 to {MAX_WORKERS}. Where hosts have several \
+                     processes, LOCAL_WORLD_SIZE makes one worker of them"
+            ),
+        });
+    }
+    Ok(hosts)
 }

@@ -18,7 +18,7 @@ use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
 /// Version of messages and segment.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 const MAGIC: u32 = u32::from_le_bytes(*b"xaH\x01");
 
 /// Bytes of a message at most.
@@ -47,6 +47,7 @@ pub(crate) struct Hello {
     pub(crate) version: u32,
     pub(crate) local_rank: u32,
     pub(crate) job: String,
+    pub(crate) run: String,
     local_size: u64,
     segment: u64,
     depth: u64,
@@ -61,6 +62,7 @@ impl Hello {
             version: VERSION,
             local_rank: options.local_rank as u32,
             job: options.job.clone(),
+            run: options.run.clone(),
             local_size: options.local_size as u64,
             segment: options.segment as u64,
             depth: options.depth as u64,
@@ -158,6 +160,7 @@ fn encode(message: &Message) -> Vec<u8> {
                 number(value);
             }
             text(&mut out, &hello.job);
+            text(&mut out, &hello.run);
         }
         Message::Welcome { segment } => {
             number(2);
@@ -283,6 +286,7 @@ fn decode(bytes: &[u8]) -> Option<Message> {
             scan_ahead: from.number()?,
             digest: from.number()?,
             job: from.text()?,
+            run: from.text()?,
         }),
         2 => Message::Welcome { segment: from.number()? },
         3 => Message::Ready,
@@ -301,6 +305,7 @@ mod tests {
     fn messages() -> Vec<Message> {
         let mut options = Options::new("jöb", 1, 3);
         options.digest = u64::MAX;
+        options.run = "77.1".into();
         vec![
             Message::Hello(Hello::new(&options)),
             Message::Welcome { segment: 7 << 30 },

@@ -41,6 +41,9 @@ pub struct Options {
     /// Name of the job: at most 255 bytes. Jobs of different users never meet, nor do those of
     /// different network namespaces.
     pub job: String,
+    /// Which of several groups of that name it is; at most 255 bytes. Processes of other ones never
+    /// meet this one's.
+    pub run: String,
     /// This process among those of the host: `0..local_size`.
     pub local_rank: usize,
     /// Processes of the job on this host, at most [`MAX_PROCESSES`].
@@ -82,6 +85,7 @@ impl Options {
     pub fn new(job: impl Into<String>, local_rank: usize, local_size: usize) -> Self {
         Self {
             job: job.into(),
+            run: String::new(),
             local_rank,
             local_size,
             segment: DEFAULT_SEGMENT,
@@ -112,6 +116,10 @@ impl Options {
         if self.job.is_empty() || self.job.len() > 255 {
             let length = self.job.len();
             return Err(Error::config("job", format!("{length} bytes; 1 to 255 are allowed")));
+        }
+        if self.run.len() > 255 {
+            let problem = format!("{} bytes; 255 at most are allowed", self.run.len());
+            return Err(Error::config("run", problem));
         }
         if !(1..=MAX_PROCESSES).contains(&self.local_size) {
             let problem = format!("{} is not within 1..={MAX_PROCESSES}", self.local_size);

@@ -1,7 +1,7 @@
 //! How the processes of a job on a host find each other, and come to share a segment.
 //!
-//! Local rank 0 binds an abstract unix socket whose name follows from user and job. Such a name
-//! belongs to a network namespace and lives as long as the socket does. When its process ends,
+//! Local rank 0 binds an abstract unix socket whose name follows from user, job and run. Such a
+//! name belongs to a network namespace and lives as long as the socket does. When its process ends,
 //! however that happens, the kernel frees it. So a name that is taken is taken by a live process,
 //! and a stale one cannot exist.
 
@@ -64,12 +64,16 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Error> {
         .map_err(|errno| Error::system("a unix socket", errno))
 }
 
-/// The name of a job's socket: readable where that fits, and never another job's.
-pub(crate) fn name(job: &str) -> Result<SocketAddrUnix, Error> {
+/// The name of a group's socket: readable where that fits, and never another job's or run's.
+pub(crate) fn name(options: &Options) -> Result<SocketAddrUnix, Error> {
     let uid = rustix::process::getuid().as_raw();
+    let Options { job, run, .. } = options;
     let mut name = format!("xdp-agg-host/{uid}/{job}");
+    if !run.is_empty() {
+        name.push_str(&format!("/{run}"));
+    }
     if name.len() > 100 {
-        let rest = digest(job.bytes());
+        let rest = digest(name.bytes());
         name.truncate(name.floor_char_boundary(80));
         name.push_str(&format!("~{rest:016x}"));
     }

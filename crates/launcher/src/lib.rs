@@ -13,6 +13,14 @@
 //!
 //! A rank without a size, or a size without a rank, is an error where an outer run has the other
 //! one. Where no launcher has it, it is missing: a caller may know it by other means.
+//!
+//! # Where the processes meet
+//!
+//! `MASTER_PORT` is the launcher's own: torchrun's agent listens there. So the processes meet on
+//! the same host at another port, which [`own_port`] derives from it, or at that of [`PORT`]. SLURM
+//! says no such host: there it is the first one of the step's list ([`Launch::meeting`]).
+
+mod slurm;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -55,26 +63,50 @@ pub static LAUNCHERS: [Launcher; 5] = [
     Launcher { name: "PMIx", numbers: ["PMIX_RANK", "", "", "", ""], run: "PMIX_NAMESPACE" },
     Launcher {
         name: "SLURM",
-        numbers: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", ""],
+        numbers: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", slurm::TASKS[0], "SLURM_NODEID"],
         run: "SLURM_JOB_ID",
     },
 ];
 
-/// The host of rank 0, and a free port there: by torchrun, or by hand with every launcher.
+/// A host of the run, and a port there, which may be the launcher's: by torchrun, or by hand with
+/// every launcher.
 pub const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
-impl Launcher {
-    /// All its variables.
-    pub fn variables(&self) -> impl Iterator<Item = &'static str> {
-        self.numbers.into_iter().chain([self.run]).filter(|name| !name.is_empty())
+/// The port where the processes meet, if not the one of [`own_port`].
+pub const PORT: &str = "XDP_AGG_PORT";
+
+/// The run's name, if not the launcher's. The same at all processes of a run.
+pub const RUN: &str = "XDP_AGG_RUN";
+
+/// A port for a run whose launcher has `MASTER_PORT`: never that one, and below those that systems
+/// give to connections.
+#[must_use]
+pub const fn own_port(master: u16) -> u16 {
+    match 10_000 + master % 10_000 {
+        own if own == master => own + 10_000,
+        own => own,
     }
 }
 
-/// True of a variable that says where on its host a process is. It is right for the launcher's own
-/// world alone.
+/// All variables of launchers.
+pub fn variables() -> impl Iterator<Item = &'static str> {
+    let own = |launcher: &Launcher| launcher.numbers.into_iter().chain([launcher.run]);
+    let slurm = [slurm::TASKS[1], slurm::STEP].into_iter().chain(slurm::HOSTS);
+    let all = LAUNCHERS.iter().flat_map(own).chain(slurm).chain(MASTER);
+    all.filter(|name| !name.is_empty())
+}
+
+/// True of a variable that says where on its host a process is, or of which world of MPI: one
+/// program may have several, and communicators over them. It is right for the launcher's own world
+/// alone.
 #[must_use]
 pub fn is_local(name: &str) -> bool {
-    LAUNCHERS.iter().any(|launcher| launcher.numbers[2..].contains(&name) && !name.is_empty())
+    let says = |launcher: &Launcher| {
+        launcher.numbers[2..].contains(&name)
+            || launcher.run == name && launcher.name != LAUNCHERS[0].name
+            || [slurm::TASKS[1], slurm::STEP].contains(&name)
+    };
+    !name.is_empty() && LAUNCHERS.iter().any(says)
 }
 
 /// A variable that is wrong.
@@ -118,12 +150,28 @@ pub struct Launch {
     pub local_size: Option<Number>,
     /// The number of its host.
     pub group_rank: Option<Number>,
-    /// The run's name: another run has another one.
+    /// The run's name: another run has another one. [`RUN`], else what launchers say.
     pub run: Option<String>,
-    /// Name or address of rank 0's host.
+    /// Name or address of a host of the run.
     pub master_addr: Option<String>,
     /// Text: in a Kubernetes cluster with a service `master` it is an address.
     master_port: Option<String>,
+    /// [`PORT`].
+    own_port: Option<String>,
+    /// The first host of SLURM's list.
+    first_host: Option<String>,
+}
+
+/// Where the processes of a run meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Meeting {
+    /// Name or address of a host on which at least one of them runs.
+    pub host: String,
+    /// A port there that is theirs alone.
+    pub port: u16,
+    /// The variable that says the host.
+    pub name: &'static str,
 }
 
 impl Launch {
@@ -147,20 +195,59 @@ impl Launch {
             Err(_) => wrong(name, "its value is not UTF-8; give it as UTF-8 text, or unset it"),
         };
         let [master_addr, master_port] = MASTER.map(text);
-        let mut found =
-            Self { master_addr: master_addr?, master_port: master_port?, ..Self::default() };
+        let mut found = Self {
+            master_addr: master_addr?,
+            master_port: master_port?,
+            own_port: text(PORT)?,
+            ..Self::default()
+        };
         let mut outer = None;
+        let mut is_of_slurm = false;
         for launcher in &LAUNCHERS {
             let own = Self::of(launcher, &text)?;
             found.run = found.run.or(own.run.clone());
             if is_same(found.rank, own.rank) && is_same(found.world_size, own.world_size) {
                 found.complete(&own);
+                is_of_slurm = launcher.name == slurm::NAME && own.rank.is_some();
             } else {
                 outer = outer.or(own.rank);
             }
         }
         found.check(outer)?;
+        if is_of_slurm {
+            found.first_host = slurm::first_host(text)?;
+        }
+        found.run = match text(RUN)?.filter(|run| !run.is_empty()) {
+            Some(run) => Some(run),
+            None => found.name_of_run(&text)?,
+        };
         Ok(found)
+    }
+
+    /// The run's name where nobody gave it one: the launcher's; else what is left of it.
+    fn name_of_run(
+        &self,
+        text: &impl Fn(&'static str) -> Result<Option<String>, Error>,
+    ) -> Result<Option<String>, Error> {
+        let torchrun = &LAUNCHERS[0];
+        match self.launcher().map(|launcher| launcher.name) {
+            Some(name) if name != torchrun.name => {
+                // Steps of one job of SLURM are runs of their own, where they say the ranks.
+                let step = if name == slurm::NAME { text(slurm::STEP)? } else { None };
+                let step = step.map_or_else(String::new, |step| format!(".{step}"));
+                return Ok(self.run.as_ref().map(|run| format!("{run}{step}")));
+            }
+            _ => {}
+        }
+        if let Some(run) = text(torchrun.run)?.filter(|run| run != "none") {
+            return Ok(Some(run));
+        }
+        // torchrun gives all processes the same address; by hand it may be spelled in several ways.
+        let address = text(torchrun.run)?.and_then(|_| self.master_addr.clone());
+        let port = self.master_port.as_ref();
+        let master = port.map(|port| format!("{}:{port}", address.unwrap_or_default()));
+        let parts: Vec<String> = self.run.clone().into_iter().chain(master).collect();
+        Ok((!parts.is_empty()).then(|| parts.join(" at ")))
     }
 
     /// What one launcher says of this process.
@@ -168,7 +255,11 @@ impl Launch {
         launcher: &Launcher,
         text: &impl Fn(&'static str) -> Result<Option<String>, Error>,
     ) -> Result<Self, Error> {
+        let is_slurm = launcher.name == slurm::NAME;
         let number = |name| {
+            if is_slurm && name == slurm::TASKS[0] {
+                return slurm::tasks_here(text);
+            }
             let Some(text) = text(name)? else { return Ok(None) };
             match text.trim().parse() {
                 Ok(value) => Ok(Some(Number { name, value })),
@@ -250,33 +341,52 @@ impl Launch {
         self.local_size.map_or(1, |size| size.value)
     }
 
-    /// Host and port where rank 0 listens; None: at least one of them is not set.
+    /// Where the processes meet; None: no launcher says a host, or nothing says a port.
     ///
     /// # Errors
-    /// Both are set, and the port is not a port number.
-    pub fn master(&self) -> Result<Option<(&str, u16)>, Error> {
-        let (Some(host), Some(text)) = (&self.master_addr, &self.master_port) else {
-            return Ok(None);
+    /// A port that is not one.
+    pub fn meeting(&self) -> Result<Option<Meeting>, Error> {
+        let (host, name) = match (&self.master_addr, &self.first_host) {
+            (Some(host), _) => (host, MASTER[0]),
+            (None, Some(host)) => (host, slurm::HOSTS[0]),
+            (None, None) => return Ok(None),
         };
-        match text.trim().parse() {
-            Ok(port) => Ok(Some((host, port))),
-            Err(_) => wrong(MASTER[1], &format!("{text:?} is not a port, 1 to 65535")),
-        }
+        let read = |name, text: &str| match text.trim().parse() {
+            Ok(port) if port > 0 => Ok(port),
+            _ => wrong(name, &format!("{text:?} is not a port, 1 to 65535")),
+        };
+        let port = match (&self.own_port, &self.master_port, &self.run) {
+            (Some(text), ..) => read(PORT, text)?,
+            (None, Some(text), _) => own_port(read(MASTER[1], text)?),
+            // Runs of SLURM that begin on one host at once shall have ports of their own.
+            (None, None, Some(run)) if self.first_host.is_some() => 10_000 + digest(run),
+            (None, None, _) => return Ok(None),
+        };
+        Ok(Some(Meeting { host: host.clone(), port, name }))
     }
 
     /// The same where it is needed.
     ///
     /// # Errors
     /// A variable is not set, or the port is not a port number.
-    pub fn need_master(&self) -> Result<(&str, u16), Error> {
-        let missing = match (&self.master_addr, &self.master_port) {
-            (None, _) => "MASTER_ADDR",
+    pub fn need_meeting(&self) -> Result<Meeting, Error> {
+        let missing = match (&self.master_addr, &self.first_host) {
+            (None, None) => "MASTER_ADDR",
             _ => "MASTER_PORT",
         };
-        let problem = "not set: rank 0's host, and a free port there; torchrun sets both, with \
-                       others they are given (mpirun -x MASTER_ADDR=host -x MASTER_PORT=29600)";
-        self.master()?.map_or_else(|| wrong(missing, problem), Ok)
+        let problem = "not set: where the processes find each other. torchrun sets MASTER_ADDR \
+                       and MASTER_PORT, and srun says as much; with others give both (mpirun -x \
+                       MASTER_ADDR=host -x MASTER_PORT=29500, a host on which a rank runs), or \
+                       MASTER_ADDR and XDP_AGG_PORT";
+        self.meeting()?.map_or_else(|| wrong(missing, problem), Ok)
     }
+}
+
+/// Below 10 000.
+fn digest(text: &str) -> u16 {
+    let sum =
+        text.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)));
+    (sum % 10_000) as u16
 }
 
 fn wrong<T>(name: &'static str, problem: &str) -> Result<T, Error> {

@@ -2,7 +2,7 @@
 //! once.
 
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::meet::wait;
 /// How long a caller may take for all of its first words: a caller speaks as soon as it connects.
 pub const FIRST_WORDS: Duration = Duration::from_secs(2);
 /// Longest first words, in bytes.
-pub const MAX_WORDS: usize = 4096;
+pub const MAX_WORDS: usize = 8192;
 /// Most callers that are heard at a time; the one that came first makes room for another.
 const MAX_CALLERS: usize = 256;
 /// Pause where the system does not let a caller in or cannot wait.
@@ -28,6 +28,8 @@ pub struct Callers<'a> {
     listener: &'a TcpListener,
     /// Bytes of a message that begins like this, as far as that is known from it.
     length: fn(&[u8]) -> usize,
+    /// What each is told before it speaks; short.
+    greeting: Vec<u8>,
     waiting: VecDeque<Caller>,
 }
 
@@ -51,7 +53,13 @@ impl<'a> Callers<'a> {
     /// bytes, or how many of it are needed to know.
     #[must_use]
     pub const fn new(listener: &'a TcpListener, length: fn(&[u8]) -> usize) -> Self {
-        Self { listener, length, waiting: VecDeque::new() }
+        Self { listener, length, greeting: Vec::new(), waiting: VecDeque::new() }
+    }
+
+    /// The same, and each is told this before it speaks.
+    #[must_use]
+    pub fn greeted(self, greeting: Vec<u8>) -> Self {
+        Self { greeting, ..self }
     }
 
     /// The next caller that has said its first words, and these; what follows them is not read.
@@ -81,7 +89,9 @@ impl<'a> Callers<'a> {
         // A bounded number at a time, so that callers already let in are heard, too.
         for _ in 0..MAX_CALLERS {
             match own(|| self.listener.accept().map(|(stream, _)| stream)) {
-                Ok(stream) if stream.set_nonblocking(true).is_ok() => {
+                Ok(mut stream) if stream.set_nonblocking(true).is_ok() => {
+                    // A new connection has room for it; who is gone needs none.
+                    let _ = stream.write_all(&self.greeting);
                     let until = Instant::now() + FIRST_WORDS;
                     self.waiting.push_back(Caller { stream, until, words: Vec::new() });
                 }
@@ -163,7 +173,6 @@ impl Read for Until<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::net::Ipv4Addr;
     use std::thread;
 

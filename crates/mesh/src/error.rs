@@ -21,7 +21,7 @@ pub enum Error {
     /// Rank 0 cannot listen because something else does.
     #[error(
         "rank 0 cannot listen on {address}: the port is in use; end the other program \
-         (an earlier run?) or choose another MASTER_PORT"
+         (an earlier run?) or choose another port"
     )]
     PortInUse {
         /// The rendezvous address.
@@ -38,7 +38,7 @@ pub enum Error {
     /// Some ranks were not there in time.
     #[error(
         "{} of {world_size} ranks did not come within {} s: missing {}{}; start them \
-         with the same WORLD_SIZE and addresses",
+         with the same WORLD_SIZE and addresses (MASTER_ADDR; XDP_AGG_ADDR at all or at none)",
         missing.len(), waited.as_secs_f32(), list(.missing), refusals(.refused)
     )]
     MissingRanks {
@@ -50,6 +50,21 @@ pub enum Error {
         waited: Duration,
         /// The callers that were turned away meanwhile, and why.
         refused: Vec<String>,
+    },
+    /// Nobody held the meeting of the ranks.
+    #[error(
+        "the ranks did not meet at {place} within {} s: {reason}. MASTER_ADDR must name a host on \
+         which a rank of this run runs, in words that lead all others to it; XDP_AGG_PORT sets \
+         another port there. With aggregators named by XDP_AGG_ADDR none of this is needed",
+        waited.as_secs_f32()
+    )]
+    NoMeeting {
+        /// Where.
+        place: String,
+        /// The deadline.
+        waited: Duration,
+        /// What came of the last attempt.
+        reason: String,
     },
     /// A rank could not be connected to.
     #[error("rank {rank} at {address} cannot be reached within {} s: {source}; is it running \

@@ -15,7 +15,10 @@ pub fn rewrite_header(bytes: &[u8; HEADER_LEN]) -> Option<[u8; HEADER_LEN]> {
 pub fn are_first_words(bytes: &[u8]) -> bool {
     let mut frame = (bytes.len() as u32).to_be_bytes().to_vec();
     frame.extend_from_slice(bytes);
-    let mut other = frame.clone();
-    matches!(decode::<crate::rendezvous::Hello>(&mut frame), Ok(Some(_)))
-        || matches!(decode::<crate::rendezvous::Answer>(&mut other), Ok(Some(_)))
+    let is = |read: fn(&mut Vec<u8>) -> bool| read(&mut frame.clone());
+    is(|frame| matches!(decode::<crate::rendezvous::Hello>(frame), Ok(Some(_))))
+        || is(|frame| matches!(decode::<crate::rendezvous::Answer>(frame), Ok(Some(_))))
+        || is(|frame| matches!(decode::<crate::meeting::Greeting>(frame), Ok(Some(_))))
+        || is(|frame| matches!(decode::<crate::meeting::Visit>(frame), Ok(Some(_))))
+        || is(|frame| matches!(decode::<crate::meeting::Outcome>(frame), Ok(Some(_))))
 }

@@ -23,6 +23,7 @@ mod flood;
 pub mod inspect;
 mod link;
 pub mod meet;
+pub mod meeting;
 mod mesh;
 pub mod model;
 mod onlooker;

@@ -93,3 +93,18 @@ pub fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
 }
+
+/// Processes that say the same can share memory: their kernel, network namespace and user are the
+/// same.
+#[must_use]
+pub fn this_host() -> String {
+    use std::hash::Hasher;
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // The thread's own network.
+    let network = std::fs::metadata("/proc/thread-self/ns/net");
+    let network = network.map_or((0, 0), |network| (network.dev(), network.ino()));
+    let mut digest = siphasher::sip::SipHasher24::new();
+    digest.write(format!("{boot} {network:?} {}", rustix::process::getuid().as_raw()).as_bytes());
+    format!("{:016x}", digest.finish())
+}

@@ -1,13 +1,16 @@
 //! Settings of a mesh.
 
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use xdp_agg_launcher::Launch;
+use xdp_agg_tls::{SecretError, read_token};
 
 use crate::error::Error;
+use crate::meeting::{Place, Secret};
 use crate::mesh::Mesh;
 use crate::onlooker::{Alone, Onlooker};
 use crate::schedule::Groups;
@@ -25,6 +28,7 @@ pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// That saves `N - 1` one-way trips and costs `(N - 2) / N` of the vector on the link for each.
 /// Above this size the bytes cost more than the trip (some 20 µs) on a link of 500 Mbit/s.
 pub const DEFAULT_SHORT_BYTES: usize = 2048;
+const TOKEN_FILE: &str = "XDP_AGG_TOKEN_FILE";
 /// Wait between two attempts to connect.
 pub(crate) const RETRY: Duration = Duration::from_millis(5);
 
@@ -38,7 +42,11 @@ pub struct Builder {
     join_deadline: Option<Duration>,
     onlooker: Arc<dyn Onlooker>,
     pub(crate) groups: Option<Groups>,
-    pub(crate) rendezvous: Option<SocketAddr>,
+    /// The processes of a host are a group: so many, as its launcher says.
+    pub(crate) local_size: Option<u16>,
+    pub(crate) rendezvous: Option<Place>,
+    pub(crate) run: Option<String>,
+    pub(crate) secret: Secret,
     pub(crate) addresses: Option<Vec<SocketAddr>>,
     pub(crate) listener: Option<TcpListener>,
     pub(crate) cookie: Option<u64>,
@@ -55,7 +63,10 @@ impl Default for Builder {
             join_deadline: None,
             onlooker: Arc::new(Alone),
             groups: None,
+            local_size: None,
             rendezvous: None,
+            run: None,
+            secret: Secret::NONE,
             addresses: None,
             listener: None,
             cookie: None,
@@ -67,12 +78,12 @@ impl Default for Builder {
 
 impl Builder {
     /// Settings from the environment, as launchers set it ([`Launch`]). Where there is more than
-    /// one rank, `MASTER_ADDR` (a name or an address of rank 0's host) and `MASTER_PORT` (a free
-    /// port there) are needed.
+    /// one rank, they meet where [`Launch::meeting`] says: at `MASTER_ADDR`, a host of any rank,
+    /// and a port of their own, which follows from `MASTER_PORT`.
     ///
     /// Optional: `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` in seconds, [`DEFAULT_DEADLINE`]
     /// and [`DEFAULT_JOIN_DEADLINE`] by default; `XDP_AGG_RING_SHORT_BYTES`, see
-    /// [`Self::short_bytes`].
+    /// [`Self::short_bytes`]; `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, which all have to know then.
     ///
     /// # Errors
     /// A variable that is missing or cannot be understood.
@@ -84,7 +95,8 @@ impl Builder {
         let launch = Launch::read(&value)?;
         let (rank, world_size) = launch.world()?;
         let mut builder = Self::default().rank(rank).world_size(world_size);
-        builder = builder.group_size(launch.processes());
+        builder.local_size = launch.local_size.map(|size| size.value);
+        builder.run.clone_from(&launch.run);
         // What is not text may be a secret: the error does not show it.
         let text = |name| match value(name).map(OsString::into_string).transpose() {
             Ok(text) => Ok(text),
@@ -113,12 +125,18 @@ impl Builder {
         if world_size <= 1 {
             return Ok(builder);
         }
-        let master = launch.need_master()?;
-        let found = master.to_socket_addrs().into_iter().flatten().next();
-        found.map(|address| builder.rendezvous(address)).ok_or_else(|| {
-            let problem = format!("{:?} is no address, and no name of one", master.0);
-            Error::Setting { name: "MASTER_ADDR", problem }
-        })
+        if let Some(token) = text("XDP_AGG_TOKEN")? {
+            builder.secret = Secret::token(&token);
+        } else if let Some(path) = text(TOKEN_FILE)? {
+            let wrong = |error: SecretError| Error::Setting {
+                name: TOKEN_FILE,
+                problem: error.to_string(),
+            };
+            builder.secret = Secret::token(&read_token(Path::new(&path)).map_err(wrong)?.0);
+        }
+        let meeting = launch.need_meeting()?;
+        builder.rendezvous = Some(meeting.into());
+        Ok(builder)
     }
 
     /// This worker's number, from 0.
@@ -165,22 +183,23 @@ impl Builder {
 
     /// `size` ranks share a host, numbered host by host. Default: 1.
     #[must_use]
-    pub fn group_size(mut self, size: u16) -> Self {
-        self.groups = Some(Groups::of_size(self.world_size, size));
-        self
+    pub fn group_size(self, size: u16) -> Self {
+        let groups = Groups::of_size(self.world_size, size);
+        self.groups(groups)
     }
 
     /// Which ranks share a host.
     #[must_use]
     pub fn groups(mut self, groups: Groups) -> Self {
         self.groups = Some(groups);
+        self.local_size = None;
         self
     }
 
     /// Where rank 0 listens and all others come to, if not all addresses are known.
     #[must_use]
-    pub const fn rendezvous(mut self, address: SocketAddr) -> Self {
-        self.rendezvous = Some(address);
+    pub fn rendezvous(mut self, address: SocketAddr) -> Self {
+        self.rendezvous = Some(Place::At(address));
         self
     }
 
@@ -244,7 +263,7 @@ impl Builder {
             );
             return wrong("RANK", problem);
         }
-        let groups = self.groups.take().unwrap_or_else(|| Groups::single(world_size));
+        let groups = self.groups.clone().unwrap_or_else(|| Groups::single(world_size));
         let grouped: usize = groups.groups().iter().map(Vec::len).sum();
         if grouped != usize::from(world_size) {
             return wrong(
@@ -253,6 +272,7 @@ impl Builder {
             );
         }
         let links = if world_size == 1 { vec![None] } else { self.connect()? };
+        let groups = self.groups.take().unwrap_or(groups);
         let patience = (self.deadline, self.onlooker);
         Ok(Mesh::new(rank, groups, patience, self.short_bytes, links))
     }

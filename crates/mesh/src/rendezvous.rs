@@ -1,32 +1,33 @@
-//! How the ranks find each other, and how each connects with all.
+//! How each rank connects with all others.
 //!
-//! Every rank has a listener. Where all know all addresses, the lower rank of two connects to the
-//! higher one. Where only rank 0's is known, all come to it first, and get the addresses there.
-//! Messages are JSON behind a length, as on control connections.
+//! Every rank has a listener. The lower rank of two connects to the higher one. Where the ranks do
+//! not know all addresses, they [meet](crate::meeting) first. Messages are JSON behind a length, as
+//! on control connections.
 //!
-//! Both ranks of a connection prove that they know the job's cookie. It is not said itself, except
-//! by rank 0 where the ranks come without one.
+//! Both ranks of a connection prove that they know the job's cookie. It is not said itself.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
-use xdp_agg_common::control::{FrameError, read_message, write_message};
+use xdp_agg_common::control::{read_message, write_message};
 
-use crate::callers::{Callers, FIRST_WORDS, Until};
+use crate::callers::{Callers, Until};
 use crate::error::Error;
 use crate::link::Link;
-use crate::meet::{connect_until, is_gone, listen, random};
-use crate::open::{Builder, MAX_WORLD, RETRY};
+use crate::meet::{connect_until, this_host};
+use crate::meeting::{Meeting, Place, Secret, open_hall};
+use crate::open::{Builder, RETRY};
+use crate::schedule::Groups;
 
 /// Of these messages and of what follows on the connections.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// A caller's first words.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,11 +39,9 @@ pub(crate) struct Hello {
     // Of an earlier version without these it can be said that it is one.
     #[serde(default)]
     occasion: String,
-    /// [`Self::words`], proved by the job's cookie; by 0 where the caller knows none.
+    /// [`Self::words`], proved by the job's cookie.
     #[serde(default)]
     proof: u64,
-    /// Where the caller listens; to rank 0, which answers with [`Answer::Meet`].
-    listener: Option<SocketAddr>,
 }
 
 /// The answer.
@@ -51,20 +50,15 @@ pub(crate) struct Hello {
 pub(crate) enum Answer {
     /// The connection is the two ranks' from now on. [`welcome`], proved by the job's cookie.
     Welcome { proof: u64 },
-    /// Where all ranks listen, and the job's cookie where they know none.
-    Meet { addresses: Vec<SocketAddr>, cookie: Option<u64> },
     /// This caller cannot take part.
     Refused { reason: String },
-    /// Others did not come in time.
-    Missing { ranks: Vec<u16>, refused: Vec<String> },
 }
 
 impl Hello {
-    /// What the caller vouches for to a rank: nobody else can come in its place, or lead others
-    /// elsewhere.
+    /// What the caller vouches for to a rank: nobody else can come in its place.
     fn words(&self, to: u16) -> String {
-        let Self { rank, world_size, occasion, listener, .. } = self;
-        format!("rank {rank} of {world_size} at {listener:?} to rank {to}: {occasion}")
+        let Self { rank, world_size, occasion, .. } = self;
+        format!("rank {rank} of {world_size} to rank {to}: {occasion}")
     }
 }
 
@@ -94,115 +88,50 @@ impl Builder {
                 let problem = "not set: a list of addresses wants one".into();
                 return Err(Error::Setting { name: "cookie", problem });
             }
-            (None, _) if self.rank == 0 => self.host(end)?,
-            (None, _) => self.visit(end)?,
+            (None, _) => self.find_all()?,
         };
         self.interlink(&listener, &addresses, cookie, end)
     }
 
     /// This rank's listener.
     fn listen(&mut self, address: SocketAddr) -> Result<TcpListener, Error> {
-        let listener = match self.listener.take() {
-            Some(listener) => listener,
-            None => listen(address, MAX_WORLD).map_err(|source| match source.kind() {
-                io::ErrorKind::AddrInUse => Error::PortInUse { address },
-                _ => Error::Listen { address, source },
-            })?,
+        open_hall(address, self.listener.take())
+    }
+
+    /// Meets the others: where they listen, and their cookie.
+    fn find_all(&mut self) -> Result<(TcpListener, Vec<SocketAddr>, u64), Error> {
+        let of_listener = self.listening_at().filter(|_| self.rank == 0).map(Place::At);
+        let place = self.rendezvous.take().or(of_listener).ok_or_else(|| {
+            let problem = "not set: where rank 0 listens, or the addresses of all ranks".into();
+            Error::Setting { name: "rendezvous", problem }
+        })?;
+        let meeting = Meeting {
+            rank: self.rank,
+            world_size: self.world_size,
+            place,
+            occasion: self.occasion.clone(),
+            run: self.run.take(),
+            secret: self.cookie.map_or_else(|| self.secret.clone(), Secret::cookie),
+            within: self.join_time(),
         };
-        // A caller's own may block.
-        listener.set_nonblocking(true).map_err(Error::io("make a listener non-blocking"))?;
-        Ok(listener)
-    }
-
-    fn rendezvous_address(&self) -> Result<SocketAddr, Error> {
-        let of_listener = self.listening_at();
-        let problem = || "not set: where rank 0 listens, or the addresses of all ranks".into();
-        let address = self.rendezvous.or(of_listener.filter(|_| self.rank == 0));
-        address.ok_or_else(|| Error::Setting { name: "rendezvous", problem: problem() })
-    }
-
-    /// Rank 0 at a rendezvous: collects all others, then tells them of each other.
-    fn host(&mut self, end: Instant) -> Result<(TcpListener, Vec<SocketAddr>, u64), Error> {
-        let address = self.rendezvous_address()?;
-        let listener = self.listen(address)?;
-        let mut guests: Vec<Option<(TcpStream, SocketAddr)>> = Vec::new();
-        guests.resize_with(self.world_size.into(), || None);
-        let mut refused = Vec::new();
-        let mut callers = Callers::new(&listener, length);
-        while !are_here(&mut guests) {
-            let Some((mut stream, hello)) = next(&mut callers, end) else {
-                let missing = absent(&guests, 1);
-                for (stream, _) in guests.iter_mut().flatten() {
-                    let (ranks, refused) = (missing.clone(), refused.clone());
-                    // A rank that is gone meanwhile needs no answer.
-                    let _ = write_message(stream, &Answer::Missing { ranks, refused });
-                }
-                return Err(self.missing(missing, refused));
-            };
-            let seat = guests.get_mut(usize::from(hello.rank)).filter(|_| hello.rank > 0);
-            let objection = self.objection(&hello, self.cookie.unwrap_or(0));
-            match (objection, seat, hello.listener) {
-                (None, Some(seat), Some(listener))
-                    if seat.as_ref().is_none_or(|(other, _)| is_gone(other)) =>
-                {
-                    *seat = Some((stream, listener));
-                }
-                (objection, seat, _) => {
-                    let reason = objection.unwrap_or_else(|| {
-                        let by = seat.and_then(|seat| seat.as_ref()).map_or_else(
-                            || "the rendezvous' host".into(),
-                            |(_, listener)| format!("a worker on {}", listener.ip()),
-                        );
-                        let rank = hello.rank;
-                        format!("rank {rank} is taken by {by}; give every worker its own RANK")
-                    });
-                    refuse(&mut stream, &hello, reason, &mut refused);
-                }
-            }
+        let words = format!("{} {}", this_host(), self.local_size.unwrap_or(0));
+        let (minutes, own) = meeting.meet(&words, self.listener.take(), true)?;
+        if self.local_size.is_some() {
+            let hosts = minutes.words.iter().map(|words| words.split_once(' ').unwrap_or_default());
+            let hosts: Vec<_> =
+                hosts.map(|(host, size)| (host, size.parse().unwrap_or(0))).collect();
+            self.groups = Some(Groups::of_hosts(&hosts));
         }
-        let (known, cookie) = (self.cookie, self.cookie.unwrap_or_else(random));
-        let mut addresses = vec![address];
-        addresses.extend(guests.iter().flatten().map(|(_, address)| *address));
-        for (stream, _) in guests.iter_mut().flatten() {
-            let (addresses, cookie) = (addresses.clone(), known.is_none().then_some(cookie));
-            // A guest that died meanwhile is noticed when the connections are made.
-            let _ = write_message(stream, &Answer::Meet { addresses, cookie });
-        }
-        Ok((listener, addresses, cookie))
+        let own = own.ok_or_else(|| Error::Setting {
+            name: "rendezvous",
+            problem: "it was over before this rank listened".into(),
+        })?;
+        Ok((own, minutes.addresses, self.cookie.unwrap_or(minutes.number)))
     }
 
-    /// Other ranks at a rendezvous.
-    fn visit(&mut self, end: Instant) -> Result<(TcpListener, Vec<SocketAddr>, u64), Error> {
-        let address = self.rendezvous_address()?;
-        let waited = self.join_time();
-        let silent = |source| Error::Unreachable { rank: 0, address, waited, source };
-        let mut stream = connect_until(address, end, RETRY).map_err(silent)?;
-        let ip: IpAddr = stream.local_addr().map_err(silent)?.ip();
-        let listener = self.listen(SocketAddr::new(ip, 0))?;
-        let at = listener.local_addr().map_err(Error::io("read a listener's address"))?;
-        let hello = self.hello(self.cookie.unwrap_or(0), 0, Some(at));
-        let mut ask = || -> Result<Answer, FrameError> {
-            write_message(&mut stream, &hello)?;
-            // Rank 0 gives up at its own deadline and then says who is missing.
-            read_message(&mut Until { stream: &stream, end: end + FIRST_WORDS })
-        };
-        match ask().map_err(|error| silent(io::Error::other(error)))? {
-            Answer::Meet { addresses, cookie }
-                if addresses.len() == usize::from(self.world_size) =>
-            {
-                Ok((listener, addresses, self.cookie.or(cookie).unwrap_or(0)))
-            }
-            Answer::Refused { reason } => Err(Error::Refused { by: 0, reason }),
-            Answer::Missing { ranks, refused } => Err(self.missing(ranks, refused)),
-            Answer::Meet { .. } | Answer::Welcome { .. } => {
-                Err(silent(io::Error::new(io::ErrorKind::InvalidData, "not a rendezvous' answer")))
-            }
-        }
-    }
-
-    fn hello(&self, cookie: u64, to: u16, listener: Option<SocketAddr>) -> Hello {
+    fn hello(&self, cookie: u64, to: u16) -> Hello {
         let (rank, world_size, occasion) = (self.rank, self.world_size, self.occasion.clone());
-        let mut hello = Hello { version: VERSION, rank, world_size, occasion, proof: 0, listener };
+        let mut hello = Hello { version: VERSION, rank, world_size, occasion, proof: 0 };
         hello.proof = proof(cookie, &hello.words(to));
         hello
     }
@@ -262,7 +191,7 @@ impl Builder {
         for rank in me + 1..addresses.len() {
             let mut stream =
                 connect_until(addresses[rank], end, RETRY).map_err(unreachable(rank))?;
-            write_message(&mut stream, &self.hello(cookie, rank as u16, None))
+            write_message(&mut stream, &self.hello(cookie, rank as u16))
                 .map_err(|error| unreachable(rank)(io::Error::other(error)))?;
             streams[rank] = Some(stream);
         }
@@ -311,23 +240,6 @@ impl Builder {
     }
 }
 
-/// True when all have come. A rank that is gone again does not count: it may come once more, as a
-/// new process.
-fn are_here(guests: &mut [Option<(TcpStream, SocketAddr)>]) -> bool {
-    if !absent(guests, 1).is_empty() {
-        return false;
-    }
-    for guest in &mut *guests {
-        guest.take_if(|(stream, _)| is_gone(stream));
-    }
-    absent(guests, 1).is_empty()
-}
-
-fn absent(guests: &[Option<(TcpStream, SocketAddr)>], from: usize) -> Vec<u16> {
-    let seats = guests.iter().enumerate().skip(from);
-    seats.filter(|(_, seat)| seat.is_none()).map(|(rank, _)| rank as u16).collect()
-}
-
 fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut Vec<String>) {
     let from = stream.peer_addr().map_or_else(|_| "a stranger".into(), |a| a.ip().to_string());
     tracing::warn!(rank = hello.rank, from, reason, "turned away");
@@ -340,7 +252,7 @@ fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut V
 }
 
 /// Bytes of a message that begins like this; of its length, as long as that is not there.
-fn length(words: &[u8]) -> usize {
+pub(crate) fn length(words: &[u8]) -> usize {
     words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))
 }
 

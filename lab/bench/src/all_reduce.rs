@@ -32,9 +32,9 @@ use strategy::Strategy;
 ///
 /// Start it once per worker. RANK and WORLD_SIZE come from the environment, as torchrun and MPI
 /// launchers set them; xdp-agg further reads XDP_AGG_ADDR and XDP_AGG_JOB, tcp-ring MASTER_ADDR and
-/// MASTER_PORT. Rank 0 prints the columns of nccl-tests. The vector is summed in place; before and
-/// after timing it holds a pattern whose sum is known exactly, and #wrong counts elements that
-/// differ from it. Exits with 1 where there are any.
+/// MASTER_PORT or XDP_AGG_PORT. Rank 0 prints the columns of nccl-tests. The vector is summed in
+/// place; before and after timing it holds a pattern whose sum is known exactly, and #wrong counts
+/// elements that differ from it. Exits with 1 where there are any.
 ///
 /// With --strategy it replays iterations of training: the gradients of --workload in buckets, from
 /// the last layer to the first, or each of --bytes as one bucket. LOCAL_RANK and LOCAL_WORLD_SIZE

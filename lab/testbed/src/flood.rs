@@ -269,6 +269,7 @@ impl Rude {
             patience_s: None,
             tree: Tree::default(),
             chosen: None,
+            origin: None,
         }))?;
         Ok(rude)
     }

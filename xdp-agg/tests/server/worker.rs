@@ -171,6 +171,7 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         patience_s: None,
         tree: Tree::default(),
         chosen: None,
+        origin: None,
     }
 }
 

@@ -22,8 +22,8 @@ def connect(comm: Any, class_: type[_Made], settings: dict[str, Any]) -> _Made:
     """What :meth:`xdp_agg.Communicator.from_mpi` does. Collective over ``comm``.
 
     Rank and size are those of ``comm``; the job gets a name that nobody else has, unless
-    ``settings`` names one. Where all hosts have equally many processes, numbered host by host, the
-    processes of a host sum over shared memory first.
+    ``settings`` names one. Processes of a host sum over shared memory first, as far as successive
+    ranks share one.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     # The names of rank 0 and the hosts of all, in one step.
@@ -38,17 +38,11 @@ def connect(comm: Any, class_: type[_Made], settings: dict[str, Any]) -> _Made:
 def local_place(hosts: list[str], rank: int) -> tuple[int, int] | None:
     """A rank's number among the processes of its host, and how many these are.
 
-    ``hosts`` has each rank's host. None: hosts have different numbers of processes, or processes
-    that are not numbered host by host, or one process each.
+    ``hosts`` has each rank's host. None: it has one process.
     """
-    size = hosts.count(hosts[0])
-    groups = [hosts[first : first + size] for first in range(0, len(hosts), size)]
-    firsts = {group[0] for group in groups}
-    if size == 1 or len(firsts) < len(groups):
-        return None
-    if any(group != [group[0]] * size for group in groups):
-        return None
-    return rank % size, size
+    host = hosts[rank]
+    size = hosts.count(host)
+    return None if size == 1 else (hosts[:rank].count(host), size)
 
 
 def _host() -> str:

@@ -27,11 +27,11 @@ const KNOCK: Duration = Duration::from_secs(1);
 /// Measure the network between the hosts, as one of them, and write the topology file
 ///
 /// Start it on every host, by torchrun, mpirun or srun as every worker is started, or with RANK
-/// and WORLD_SIZE; MASTER_ADDR and MASTER_PORT say where rank 0 listens. Of several processes on a
-/// host the first one measures. All hosts send to all others at the same time, over TCP, so that
-/// narrow uplinks show; then messages are timed, and daemons where they answer on port 9870 (or at
-/// XDP_AGG_ADDR). Rank 0 writes the file: hosts, the rates between them, and costs that `auto`
-/// chooses by.
+/// and WORLD_SIZE; MASTER_ADDR and MASTER_PORT (or XDP_AGG_PORT) say where they meet. Of several
+/// processes on a host the first one measures. All hosts send to all others at the same time, over
+/// TCP, so that narrow uplinks show; then messages are timed, and daemons where they answer on port
+/// 9870 (or at XDP_AGG_ADDR). Rank 0 writes the file: hosts, the rates between them, and costs that
+/// `auto` chooses by.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Write the topology here (rank 0). A file that is there keeps its hosts, regions and
@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let mut mesh = open(seat)?;
     let hosts = introduce(&mut mesh, args)?;
     say("measuring rates: all hosts send to all others");
-    // All have come in, so rank 0 listens for the next mesh from now on.
+    // All have come in, and can meet for the next mesh.
     mesh.barrier()?;
     let time = Duration::from_secs_f64(args.time);
     let from = open(seat)?.flood(Duration::from_secs_f64(args.ramp), time)?;

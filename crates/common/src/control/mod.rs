@@ -5,9 +5,11 @@
 //! [`Reply::Welcome`]); another version is answered with [`ErrorCode::Version`] and the connection
 //! ends. A worker's connection stays open as long as it is a member: its end is the worker's end.
 //!
-//! A worker's life: `Hello`, [`Request::Join`] → (all ranks are there) [`Reply::Admitted`] →
-//! probes on the data path → [`Request::Ready`] → (all ranks are ready) [`Reply::Go`] → calls →
-//! [`Request::Leave`] or the end of the connection. At any time: [`Reply::Aborted`].
+//! First the processes of a job tell each other where they are: `Hello`, [`Request::Meet`] → (all
+//! have come) [`Reply::Met`]. Then a worker's life: `Hello`, [`Request::Join`] → (all ranks are
+//! there) [`Reply::Admitted`] → probes on the data path → [`Request::Ready`] → (all ranks are
+//! ready) [`Reply::Go`] → calls → [`Request::Leave`] or the end of the connection. At any time:
+//! [`Reply::Aborted`].
 //!
 //! Three things give a running job a new epoch, with other members or on another daemon. Each ends
 //! in [`Reply::Admitted`] with a [`Plan`] and goes on from there (rules: [`crate::reform`]):
@@ -57,6 +59,8 @@ pub const CONTROL_PORT: u16 = 9870;
 pub const MAX_FRAME: usize = 1 << 20;
 /// Longest job name in bytes.
 pub const MAX_JOB_NAME: usize = 64;
+/// Longest name of a run in bytes.
+pub const MAX_RUN_NAME: usize = 256;
 
 /// What a worker or a tool says to the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,6 +76,10 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<Token>,
     },
+    /// Tell me what the others of this job say, when all have come. Answered by
+    /// [`Reply::Meeting`] at once and [`Reply::Met`] later; may be said again, to hear who is
+    /// missing. Binds nobody: the end of the connection takes it back.
+    Meet(Meet),
     /// Become rank `rank` of a job. The first to name a job creates it.
     Join(Join),
     /// Would [`Request::Join`] with this [`Resume`] be taken? Said by a worker that goes on without
@@ -136,6 +144,43 @@ pub enum Request {
     },
 }
 
+/// A process that comes to a job, before it is known which of them are one worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meet {
+    /// Name of the job, 1 to [`MAX_JOB_NAME`] bytes.
+    pub job: String,
+    /// The run that it is of. Another run's processes are refused.
+    pub run: Option<String>,
+    /// Rank among the processes.
+    pub rank: u16,
+    /// Number of processes.
+    pub world_size: u16,
+    /// For the others; at most [`Self::MAX_WORDS`] bytes.
+    pub words: String,
+}
+
+impl Meet {
+    /// Most bytes that a process may have for the others.
+    pub const MAX_WORDS: usize = 1024;
+    /// Most processes of a job.
+    pub const MAX_PROCESSES: u16 = 4096;
+}
+
+/// The processes of which a job is made, and how they met.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The name that they met under. A host's processes make several jobs of it.
+    pub name: String,
+    /// Their run.
+    pub run: Option<String>,
+    /// Number of processes.
+    pub world_size: u16,
+    /// Processes that are one worker.
+    pub local_size: u16,
+    /// The meeting's random number.
+    pub number: u64,
+}
+
 /// A worker's wish to become a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
@@ -174,7 +219,10 @@ pub struct Join {
     pub tree: Tree,
     /// How the worker came to these aggregators. None: it does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chosen: Option<Chosen>,
+    pub chosen: Option<Box<Chosen>>,
+    /// Where it comes from. None: from no meeting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Box<Origin>>,
 }
 
 /// What a worker remembers of the epoch in which it lost its daemon.
@@ -260,6 +308,23 @@ pub enum Reply {
         /// `xdp (native)`, `xdp (generic)` or `userspace`.
         engine: String,
     },
+    /// Answer to [`Request::Meet`]: not all have come yet.
+    Meeting {
+        /// Those that have not.
+        missing: Vec<u16>,
+        /// Where such ranks wait instead, in words: under another name of a job.
+        elsewhere: Vec<String>,
+    },
+    /// All have come, and said this, in order of rank.
+    Met {
+        /// What they said.
+        words: Vec<String>,
+        /// A random number, the same for all.
+        number: u64,
+    },
+    /// Answer to [`Request::Meet`]: the job is there already, made of these processes, and may take
+    /// one in.
+    Underway(Origin),
     /// All ranks have joined; try your path.
     Admitted(Admitted),
     /// All paths are open; contribute.

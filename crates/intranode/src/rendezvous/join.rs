@@ -20,7 +20,7 @@ enum Attempt {
 pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
     let start = Instant::now();
     let until = crate::options::until(options.join_within);
-    let name = name(&options.job)?;
+    let name = name(options)?;
     let mut ended: Option<Instant> = None;
     let mut waits = Waits::new(options);
     loop {
@@ -132,7 +132,7 @@ mod tests {
         let job = format!("stopped {}", rustix::process::getpid().as_raw_nonzero());
         let mut options = Options::new(&job, 1, 2);
         options.join_within = Duration::from_millis(300);
-        let name = name(&job).expect("a name");
+        let name = name(&options).expect("a name");
         let leader = socket(SocketFlags::empty()).expect("a socket");
         rustix::net::bind(&leader, &name).expect("it is free");
         rustix::net::listen(&leader, 2).expect("it is bound");

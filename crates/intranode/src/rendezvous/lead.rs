@@ -37,7 +37,7 @@ pub(crate) fn lead(options: &Options) -> Result<Formed, Error> {
 }
 
 fn bind(options: &Options) -> Result<OwnedFd, Error> {
-    let name = name(&options.job)?;
+    let name = name(options)?;
     let until = Instant::now() + NAME_PATIENCE.min(options.join_within);
     let listener = socket(SocketFlags::NONBLOCK)?;
     loop {
@@ -185,6 +185,9 @@ impl Leader<'_> {
         } else if hello.job != self.hello.job {
             let ours = format!("the job is {:?}", self.hello.job);
             Some((ours, format!("local rank {rank} is of job {:?}", hello.job)))
+        } else if hello.run != self.hello.run {
+            let ours = format!("the run is {:?}", self.hello.run);
+            Some((ours, format!("local rank {rank} is of run {:?}", hello.run)))
         } else if rank >= self.members.len() {
             let ours = format!("local ranks are below {}", self.members.len());
             Some((ours, format!("process {} has local rank {rank}", peer.pid)))

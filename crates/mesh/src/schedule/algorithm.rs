@@ -186,6 +186,29 @@ impl Groups {
         Ok(Self(groups))
     }
 
+    /// As the ranks say in order: each its host, and how many processes its launcher says are
+    /// there. Where all say the same number and are numbered host by host, these are the groups;
+    /// else all of a host.
+    #[must_use]
+    pub(crate) fn of_hosts(hosts: &[(&str, u16)]) -> Self {
+        let world_size = hosts.len() as u16;
+        let size = hosts.first().map_or(1, |(_, size)| *size).max(1);
+        let alike = hosts.chunks(size.into()).all(|group| {
+            group.len() == usize::from(size) && group.iter().all(|other| *other == group[0])
+        });
+        if alike {
+            return Self::of_size(world_size, size);
+        }
+        let mut groups: Vec<(&str, Vec<u16>)> = Vec::new();
+        for (rank, (host, _)) in (0..world_size).zip(hosts) {
+            match groups.iter_mut().find(|(known, _)| known == host) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => groups.push((host, vec![rank])),
+            }
+        }
+        Self(groups.into_iter().map(|(_, ranks)| ranks).collect())
+    }
+
     /// The groups.
     #[must_use]
     pub fn groups(&self) -> &[Vec<u16>] {
@@ -220,6 +243,17 @@ mod tests {
         }
         let error = "tree".parse::<Algorithm>().unwrap_err().to_string();
         assert!(error.contains("binomial, knomial"), "{error}");
+    }
+
+    #[test]
+    fn groups_are_the_processes_of_hosts() {
+        let of = |hosts: &[(&str, u16)]| Groups::of_hosts(hosts).0;
+        assert_eq!(of(&[("a", 2), ("a", 2), ("b", 2), ("b", 2)]), [[0, 1], [2, 3]]);
+        assert_eq!(of(&[("a", 3), ("a", 3), ("a", 3), ("b", 1)]), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(of(&[("a", 2), ("b", 2), ("a", 2), ("b", 2)]), [[0, 2], [1, 3]]);
+        // Hosts of a laboratory on one machine.
+        assert_eq!(of(&[("a", 1), ("a", 1)]), [[0], [1]]);
+        assert_eq!(of(&[("a", 0), ("b", u16::MAX)]), [[0], [1]]);
     }
 
     #[test]

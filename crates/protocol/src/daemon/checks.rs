@@ -2,7 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use xdp_agg_common::control::{AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, Resume};
+use xdp_agg_common::control::{
+    AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, MAX_RUN_NAME, Meet, Resume,
+};
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{MAX_JOBS, ResultMode};
@@ -20,16 +22,7 @@ pub(super) type Refusal = (ErrorCode, String);
 /// Checks what a new job is asked to be; returns its number of slots.
 pub(super) fn wish(wish: &Wish, limits: &Limits) -> Result<u32, Refusal> {
     let Wish { name, world_size, slots, .. } = wish;
-    if name.is_empty() || name.len() > MAX_JOB_NAME || name.chars().any(char::is_control) {
-        return Err((
-            ErrorCode::Invalid,
-            format!(
-                "a job name of {} bytes: 1 to {MAX_JOB_NAME} are expected, without control \
-                 characters; set XDP_AGG_JOB to such a name",
-                name.len()
-            ),
-        ));
-    }
+    self::name(name)?;
     if *world_size == 0 || usize::from(*world_size) > MAX_WORKERS {
         return Err((
             ErrorCode::Invalid,
@@ -56,6 +49,52 @@ pub(super) fn wish(wish: &Wish, limits: &Limits) -> Result<u32, Refusal> {
         )),
         _ => Ok(slots),
     }
+}
+
+/// Checks what a process that comes to a meeting says.
+pub(super) fn meet(meet: &Meet) -> Result<(), Refusal> {
+    let Meet { job, run, rank, world_size, words } = meet;
+    name(job)?;
+    let invalid = |message: String| Err((ErrorCode::Invalid, message));
+    if *rank >= *world_size || *world_size > Meet::MAX_PROCESSES {
+        return invalid(format!(
+            "rank {rank} of {world_size} processes: ranks below the world size are expected, and \
+             {} processes at most; correct RANK or WORLD_SIZE",
+            Meet::MAX_PROCESSES
+        ));
+    }
+    if words.len() > Meet::MAX_WORDS {
+        return invalid(format!(
+            "{} bytes for the others, and {} at most",
+            words.len(),
+            Meet::MAX_WORDS
+        ));
+    }
+    run.as_deref().map_or(Ok(()), self::run)
+}
+
+fn run(run: &str) -> Result<(), Refusal> {
+    if run.len() <= MAX_RUN_NAME {
+        return Ok(());
+    }
+    let message = format!(
+        "a name of a run with {} bytes: {MAX_RUN_NAME} at most are expected; set XDP_AGG_RUN to a \
+         shorter one",
+        run.len()
+    );
+    Err((ErrorCode::Invalid, message))
+}
+
+fn name(name: &str) -> Result<(), Refusal> {
+    if !name.is_empty() && name.len() <= MAX_JOB_NAME && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    let message = format!(
+        "a job name of {} bytes: 1 to {MAX_JOB_NAME} are expected, without control characters; set \
+         XDP_AGG_JOB to such a name",
+        name.len()
+    );
+    Err((ErrorCode::Invalid, message))
 }
 
 /// Checks a worker's own part of a `Join`; returns where it sends from.
@@ -91,6 +130,10 @@ pub(super) fn worker(join: &Join, peer: &Peer) -> Result<SocketAddrV4, Refusal> 
              (`xdp-agg topology check`)"
         ));
     }
+    if let Some(origin) = &join.origin {
+        name(&origin.name)?;
+        origin.run.as_deref().map_or(Ok(()), run)?;
+    }
     if *data_port == 0 {
         return invalid(format!("rank {rank} gives 0 as its UDP port: 1 to 65535 are expected"));
     }
@@ -118,6 +161,7 @@ pub(super) fn fit(
     job: &Job,
 ) -> Result<Ipv4Addr, Refusal> {
     let (name, rank) = (&job.name, join.rank);
+    same_run(join, job)?;
     same_world(join, job)?;
     let life = &job.life;
     // A rank whose process has not come back after the daemon's restart is free for another.
@@ -168,7 +212,7 @@ pub(super) fn resume(join: &Join, resume: &Resume, limits: &Limits) -> Result<()
     if join.policy.aggregator_loss == AggregatorLoss::Fail {
         return invalid(format!(
             "rank {rank} wants to go on after the loss of its aggregator, but its policy is to \
-             fail then: set XDP_AGG_AGGREGATOR_LOSS=resume, or join anew"
+             fail then: set XDP_AGG_ON_AGGREGATOR_LOSS=resume, or join anew"
         ));
     }
     let beyond = *world_size < 64 && resume.members >> world_size != 0;
@@ -196,6 +240,7 @@ pub(super) fn resume(join: &Join, resume: &Resume, limits: &Limits) -> Result<()
 
 /// Checks what a worker that comes back says of the job itself.
 pub(super) fn same_job(join: &Join, job: &Job) -> Result<(), Refusal> {
+    same_run(join, job)?;
     same_world(join, job)?;
     same_policy(join, job)?;
     let chunks = join.resume.as_ref().map_or(0, |resume| resume.chunks);
@@ -241,6 +286,36 @@ pub(super) fn same_return(rank: u16, resume: &Resume, job: &Job) -> Result<(), R
     Ok(())
 }
 
+fn same_run(join: &Join, job: &Job) -> Result<(), Refusal> {
+    match (&join.origin, &job.life.origin) {
+        (Some(theirs), Some(ours)) if theirs.run != ours.run => {
+            Err(other_run(&job.name, join.rank, &theirs.run, &ours.run))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The refusal for a process of another run.
+pub(super) fn other_run(
+    name: &str,
+    rank: u16,
+    theirs: &Option<String>,
+    ours: &Option<String>,
+) -> Refusal {
+    let of = |run: &Option<String>| match run {
+        Some(run) => format!("run {run:?}"),
+        None => "a run without a name".into(),
+    };
+    let message = format!(
+        "job {name:?} is held by {}, and rank {rank} is of {}: give another run another job name \
+         (XDP_AGG_JOB), or wait until the job ends (`xdp-agg jobs` lists them); where both are one \
+         run, give all its ranks the same XDP_AGG_RUN",
+        of(ours),
+        of(theirs)
+    );
+    (ErrorCode::Busy, message)
+}
+
 fn same_world(join: &Join, job: &Job) -> Result<(), Refusal> {
     if join.world_size == job.world_size {
         return Ok(());
@@ -261,7 +336,7 @@ fn same_policy(join: &Join, job: &Job) -> Result<(), Refusal> {
             ErrorCode::Invalid,
             format!(
                 "rank {} asks for {}; job {:?} has {policy}: all workers need the same \
-                 XDP_AGG_WORKER_LOSS and XDP_AGG_AGGREGATOR_LOSS",
+                 XDP_AGG_ON_WORKER_LOSS and XDP_AGG_ON_AGGREGATOR_LOSS",
                 join.rank, join.policy, job.name
             ),
         )),
@@ -306,7 +381,7 @@ fn agrees(join: &Join, job: &Job) -> Result<(), Refusal> {
         Some(slots) if slots != job.slots => {
             return invalid(format!(
                 "rank {rank} asks for {slots} slots, job {:?} has {}: ask for the same number, or \
-                 for none",
+                 for none (XDP_AGG_JOB_SLOTS)",
                 job.name, job.slots
             ));
         }
@@ -315,7 +390,7 @@ fn agrees(join: &Join, job: &Job) -> Result<(), Refusal> {
     match (join.result_mode, job.wanted) {
         (Some(mode), Some(wanted)) if mode != wanted => invalid(format!(
             "rank {rank} asks for results by {}, job {:?} has {}: ask for the same mode, or for \
-             none",
+             none (XDP_AGG_RESULT_MODE)",
             ResultMode::name(mode),
             job.name,
             wanted.name()

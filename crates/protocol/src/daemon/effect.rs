@@ -21,7 +21,6 @@ pub struct LinkId(pub u64);
 
 /// What the caller is to do with a connection to a branch.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "a message is on its way, and never one of many")]
 pub enum LinkEffect {
     /// Connect to this control address, for a job with this policy; then [`Jobs::handle_link_up`]
     /// or [`Jobs::handle_link_lost`].

@@ -41,6 +41,11 @@ impl Jobs {
                     self.refuse(conn, refusal);
                 }
             }
+            Request::Meet(meet) => {
+                if let Err(refusal) = self.meet(conn, meet) {
+                    self.refuse(conn, refusal);
+                }
+            }
             Request::Offer(join) => {
                 let done = self.offer(&session, &join).map(|()| Reply::Done);
                 self.reply_or_refuse(conn, done);

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    AggregatorLoss, Chosen, CreateJob, Doing, Join, Plan, Policy, Progress, Resume, WorkerLoss,
+    AggregatorLoss, Chosen, CreateJob, Doing, Join, Origin, Plan, Policy, Progress, Resume,
+    WorkerLoss,
 };
 use xdp_agg_common::maps::{JobCounters, ResultMode};
 use xdp_agg_common::reform::SPAN_MAX;
@@ -113,6 +114,8 @@ pub(super) struct Life {
     pub(super) policy: Option<Policy>,
     /// As the first member that has words for it says.
     pub(super) chosen: Option<Chosen>,
+    /// Of which processes it is made, as its first member says.
+    pub(super) origin: Option<Box<Origin>>,
     pub(super) members: BTreeMap<u16, Member>,
     /// Ranks that will join in a later epoch.
     pub(super) waiting: BTreeMap<u16, Member>,

@@ -37,6 +37,7 @@ impl Jobs {
         if joined.is_err() && new {
             self.forget(job_id);
         }
+        self.call_in(job_id);
         joined
     }
 
@@ -64,6 +65,7 @@ impl Jobs {
         job.wanted = job.wanted.or(join.result_mode);
         job.life.policy.get_or_insert(join.policy);
         job.life.chosen = job.life.chosen.take().or_else(|| Some(join.chosen.as_ref()?.clipped()));
+        job.life.origin = job.life.origin.take().or_else(|| join.origin.clone());
         job.plant(&join.tree);
         let member = Member::new(conn, data, local, join);
         if let Phase::Forming(end) = job.phase() {

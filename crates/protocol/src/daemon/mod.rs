@@ -35,6 +35,7 @@ mod heartbeat;
 mod job;
 mod join;
 mod late;
+mod meeting;
 mod membership;
 mod numbers;
 mod open;
@@ -63,6 +64,7 @@ use rand::rngs::StdRng;
 use xdp_agg_common::control::{ErrorCode, Request};
 
 use job::Job;
+use meeting::Meeting;
 use open::{OpenLook, Question};
 use served::Served;
 use slots::SlotRanges;
@@ -114,6 +116,8 @@ pub struct Jobs {
     next_heartbeat: Instant,
     sessions: BTreeMap<ConnId, Session>,
     jobs: BTreeMap<u16, Job>,
+    /// Processes of jobs to come, by the job's name.
+    meetings: BTreeMap<String, Meeting>,
     /// Jobs that another daemon leads.
     served: BTreeMap<u16, Served>,
     /// Connections to branches: job, and the branch's control address.
@@ -147,6 +151,7 @@ impl Jobs {
             next_heartbeat: now,
             sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            meetings: BTreeMap::new(),
             served: BTreeMap::new(),
             links: BTreeMap::new(),
             next_link: 0,
@@ -203,6 +208,7 @@ impl Jobs {
             return;
         };
         self.questions.remove(&conn);
+        self.leave_meetings(conn);
         if let Some((job_id, rank)) = session.member {
             self.connection_lost(job_id, rank, conn);
         }

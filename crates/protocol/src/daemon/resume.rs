@@ -36,6 +36,7 @@ impl Jobs {
             ..Member::new(conn, data, local, join)
         };
         let rank = join.rank;
+        job.life.origin = job.life.origin.take().or_else(|| join.origin.clone());
         let known = job.life.knows(resume);
         let is_member = job.life.members.contains_key(&rank);
         match job.phase() {
@@ -89,6 +90,7 @@ impl Jobs {
         job.wanted = job.wanted.or(join.result_mode);
         job.life = Life {
             policy: Some(join.policy),
+            origin: join.origin.clone(),
             waiting,
             chunks: resume.chunks,
             epoch: resume.epoch,

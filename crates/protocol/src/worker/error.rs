@@ -130,6 +130,23 @@ pub enum Error {
         /// What else is known about why; may be empty.
         known: String,
     },
+    /// Not all processes came.
+    #[error(
+        "ranks {ranks:?} did not come to job {job:?} within {waited:?} (XDP_AGG_JOIN_DEADLINE){}; \
+         start them with the same XDP_AGG_ADDR (in one order), XDP_AGG_JOB, XDP_AGG_RUN and \
+         WORLD_SIZE",
+        .elsewhere.iter().fold(String::new(), |all, one| format!("{all}; {one}"))
+    )]
+    Absent {
+        /// The job that they were to come to.
+        job: String,
+        /// Those that did not.
+        ranks: Vec<u16>,
+        /// How long they were waited for.
+        waited: Duration,
+        /// Where some of them wait instead, in words.
+        elsewhere: Vec<String>,
+    },
     /// A call before this worker became a member.
     #[error("this worker is no member of its job yet; wait until it has joined")]
     NotJoined,

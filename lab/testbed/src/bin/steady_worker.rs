@@ -152,6 +152,7 @@ fn failure(sequence: u64, error: &Error, start: Instant) -> Line {
         Error::Job(JobError::Aborted(_)) => ("aborted", vec![]),
         Error::Job(JobError::AggregatorLost(_)) => ("aggregator_lost", vec![]),
         Error::Job(JobError::Unreachable { .. }) => ("unreachable", vec![]),
+        Error::Job(JobError::Absent { ranks, .. }) => ("timeout", ranks.clone()),
         Error::Job(JobError::Deadline { ranks, .. }) => ("deadline", ranks.clone()),
         Error::Job(JobError::Refused { .. }) => ("refused", vec![]),
         Error::Host(_) => ("host", vec![]),

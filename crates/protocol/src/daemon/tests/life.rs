@@ -252,7 +252,9 @@ fn what_the_first_worker_says_of_its_strategy_is_shown() {
     let (first, second) = (world.connect(), world.connect());
     let said = |strategy: &str, reason: String| Some(Chosen { strategy: strategy.into(), reason });
     let long = format!("be\u{1b}cause {}", "ä".repeat(Chosen::MAX_REASON));
-    let wish = |rank, chosen| Request::Join(Join { chosen, ..wish("train", rank, 3) });
+    let wish = |rank, chosen: Option<Chosen>| {
+        Request::Join(Join { chosen: chosen.map(Box::new), ..wish("train", rank, 3) })
+    };
     world.say(first, wish(0, None));
     assert_eq!(world.infos()[0].chosen, None);
     world.say(second, wish(1, said("rat", long)));

@@ -5,6 +5,7 @@ mod contest;
 mod late;
 mod life;
 mod loss;
+mod meetings;
 mod random;
 mod refusals;
 mod rejoin;
@@ -326,6 +327,7 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         patience_s: None,
         tree: Tree::default(),
         chosen: None,
+        origin: None,
     }
 }
 

@@ -294,7 +294,8 @@ fn members_must_agree_on_the_policy() {
     let mut world = World::new();
     world.come(wish("train", 0, 2));
     let (_, heard) = world.come(Join { policy: SHRINK, ..wish("train", 1, 2) });
-    let words = ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_WORKER"];
+    let words =
+        ["rank 1 asks for shrink on worker loss", "fail on worker loss", "XDP_AGG_ON_WORKER_LOSS"];
     assert_eq!(refused(&heard, &words), ErrorCode::Invalid);
     // A reserved job has its creator's, or its first member's.
     for (policy, fits) in [(None, true), (Some(SHRINK), true), (Some(RESUME), false)] {

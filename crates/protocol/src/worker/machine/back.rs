@@ -155,7 +155,8 @@ impl Machine {
             // A little more: this worker's own limit comes first, which is named by its variable.
             patience_s: Some((config.join_deadline.as_secs_f64().ceil() as u16).saturating_add(1)),
             tree: config.tree.clone(),
-            chosen: config.chosen.clone(),
+            chosen: config.chosen.clone().map(Box::new),
+            origin: config.origin.clone(),
         }
     }
 }

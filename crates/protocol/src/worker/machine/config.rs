@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use serde::Serialize;
-use xdp_agg_common::control::{CONTROL_PORT, Chosen, Policy, Request, Token, Tree};
+use xdp_agg_common::control::{CONTROL_PORT, Chosen, Origin, Policy, Request, Token, Tree};
 use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
@@ -42,6 +42,8 @@ pub struct Config {
     pub tree: Tree,
     /// By which strategy the job sums, and why, for the daemon to show.
     pub chosen: Option<Chosen>,
+    /// The processes of which the job is made, and how they met.
+    pub origin: Option<Box<Origin>>,
     /// TCP port of this worker's listener for a ring.
     pub ring_port: Option<u16>,
     /// Most chunks of a block that the path allows.
@@ -85,6 +87,7 @@ impl Config {
             data_addr: None,
             tree: Tree::default(),
             chosen: None,
+            origin: None,
             ring_port: None,
             max_chunks: chunks_for_mtu(1500),
             window_room: 1 << 16,
@@ -110,7 +113,6 @@ impl Config {
 
 /// What the caller shall do with the control connection.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "a message is on its way, and never one of many")]
 pub enum Control {
     /// Open one; tell how it went by [`super::Machine::handle_connected`] or
     /// [`super::Machine::handle_connect_failed`].

@@ -139,6 +139,7 @@ impl World {
             patience_s: None,
             tree: self.grove.tree.clone(),
             chosen: None,
+            origin: None,
         })
     }
 
