@@ -94,8 +94,8 @@ impl Link {
         true
     }
 
-    /// Reads once: first what is missing of `front` bytes in the buffer, then into `place`; how many
-    /// bytes are in it. With `ahead` what follows them comes along.
+    /// Reads once: first what is missing of `front` bytes in the buffer, then into `place`; how
+    /// many bytes are in it. With `ahead` what follows them comes along.
     fn receive(&mut self, front: usize, place: &mut [u8], ahead: bool) -> usize {
         self.buffer.copy_within(self.ahead.clone(), 0);
         self.ahead = 0..self.ahead.len();
