@@ -29,8 +29,7 @@ fn try_take_off(ctx: &XdpContext, ifindex: u32) -> Option<()> {
     let mut packet = Packet::new(ctx);
     let front: &Front = packet.view(0)?;
     let tag = u16::from_be_bytes(front.tag);
-    if u16::from_be_bytes(front.ethertype) != ETHERTYPE_VLAN
-        || tag & VLAN_MASK != Settings::vlan()
+    if u16::from_be_bytes(front.ethertype) != ETHERTYPE_VLAN || tag & VLAN_MASK != Settings::vlan()
     {
         return None;
     }
