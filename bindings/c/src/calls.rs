@@ -8,7 +8,7 @@ use xdp_agg_client::lent::{DataType, Memory, Task};
 
 use crate::comm::Comm;
 use crate::failure::Failure;
-use crate::memory::{Lent, Scratch, Vector};
+use crate::memory::{After, Lent, Prepared, Scratch, Vector};
 use crate::names;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 
@@ -36,32 +36,6 @@ pub(crate) struct Arguments {
     pub(crate) count: usize,
     pub(crate) datatype: xdp_agg_datatype_t,
     pub(crate) what: What,
-}
-
-/// A call that can be made.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    pub(crate) memory: Memory,
-    pub(crate) task: Task,
-    pub(crate) after: After,
-}
-
-/// What is to be done when the call has ended well; what the call needs lives until then.
-#[derive(Debug, Default)]
-pub(crate) struct After {
-    scratch: Option<Scratch>,
-    /// Copied from the first to the second.
-    copy: Option<(Vector, Vector)>,
-}
-
-impl After {
-    /// Makes that copy.
-    pub(crate) fn carry_out(self) {
-        if let Some((from, to)) = self.copy {
-            from.copy_to(to);
-        }
-        drop(self.scratch);
-    }
 }
 
 /// The bytes of a call's vectors.

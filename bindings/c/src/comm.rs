@@ -8,9 +8,8 @@ use xdp_agg_client::Error;
 use xdp_agg_client::lent::{Caller, Given, Stats};
 use xdp_agg_client::log::{self, Level};
 
-use crate::calls::Prepared;
 use crate::failure::{Failure, keep};
-use crate::memory::{self, Hook};
+use crate::memory::{self, Hook, Prepared};
 use crate::request::Request;
 use crate::settings::Choices;
 

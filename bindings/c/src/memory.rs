@@ -255,3 +255,29 @@ pub(crate) fn start(
     // SAFETY: as in `call`.
     unsafe { caller.start(memory, task, options) }
 }
+
+/// A call that can be made.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) memory: Memory,
+    pub(crate) task: Task,
+    pub(crate) after: After,
+}
+
+/// What is to be done when the call has ended well; what the call needs lives until then.
+#[derive(Debug, Default)]
+pub(crate) struct After {
+    pub(crate) scratch: Option<Scratch>,
+    /// Copied from the first to the second.
+    pub(crate) copy: Option<(Vector, Vector)>,
+}
+
+impl After {
+    /// Makes that copy.
+    pub(crate) fn carry_out(self) {
+        if let Some((from, to)) = self.copy {
+            from.copy_to(to);
+        }
+        drop(self.scratch);
+    }
+}

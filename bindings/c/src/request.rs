@@ -6,8 +6,8 @@ use std::time::Duration;
 use xdp_agg_client::Error;
 use xdp_agg_client::lent::{Caller, InFlight};
 
-use crate::calls::After;
 use crate::failure::{Failure, keep};
+use crate::memory::After;
 
 /// A call in flight, and what it needs until its end.
 pub(crate) struct Request {

@@ -106,7 +106,12 @@ impl Builder {
             return Err(Error::Config { name: "XDP_AGG_STRATEGY", problem });
         }
         if builder.aggregators.is_empty() {
-            builder.meeting = launch.meeting()?.map(Into::into);
+            let meeting = launch.meeting()?;
+            if let Some(place) = meeting.as_ref().filter(|place| ipv6(&place.host).is_some()) {
+                let problem = format!("{:?} is an IPv6 address; expected {IPV4_ONLY}", place.host);
+                return Err(Error::Config { name: place.name, problem });
+            }
+            builder.meeting = meeting.map(Into::into);
         }
         builder.run = launch.run;
         if let Some((_, value)) = read("XDP_AGG_JOB") {

@@ -171,6 +171,11 @@ impl Read for Until<'_> {
     }
 }
 
+/// Bytes of a message that begins like this; of its length, as long as that is not there.
+pub(crate) fn length(words: &[u8]) -> usize {
+    words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;

@@ -35,10 +35,11 @@ mod wire;
 pub use call::{Call, Collective};
 pub use element::Datum;
 pub use error::Error;
+pub use meet::MAX_WORLD;
 pub use mesh::Mesh;
 pub use onlooker::Onlooker;
 pub use open::{
-    Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE, MAX_WORLD,
+    Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE,
 };
 pub use schedule::{Algorithm, Groups};
 pub use xdp_agg_quantize::Op;

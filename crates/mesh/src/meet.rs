@@ -10,6 +10,10 @@ use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 use xdp_agg_forks::own;
 
+/// Largest world size: every rank has a connection with every other one.
+pub const MAX_WORLD: u16 = 512;
+/// Wait between two attempts to connect.
+pub(crate) const RETRY: Duration = Duration::from_millis(5);
 /// Buffers of a connection, each way, in bytes: they decide the window scale.
 const SOCKET_BUFFER: usize = 4 << 20;
 

@@ -33,8 +33,7 @@ use xdp_agg_forks::own;
 
 use crate::callers::{FIRST_WORDS, Until};
 use crate::error::Error;
-use crate::meet::{connect_until, listen, random};
-use crate::open::{MAX_WORLD, RETRY};
+use crate::meet::{MAX_WORLD, RETRY, connect_until, listen, random};
 
 /// Of these messages.
 const VERSION: u32 = 3;

@@ -10,13 +10,12 @@ use xdp_agg_launcher::Launch;
 use xdp_agg_tls::{SecretError, read_token};
 
 use crate::error::Error;
+use crate::meet::MAX_WORLD;
 use crate::meeting::{Place, Secret};
 use crate::mesh::Mesh;
 use crate::onlooker::{Alone, Onlooker};
 use crate::schedule::Groups;
 
-/// Largest world size: every rank has a connection with every other one.
-pub const MAX_WORLD: u16 = 512;
 /// Deadline of each call, where none is given: as `torch.distributed` has it.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Deadline of opening, where none is given.
@@ -29,8 +28,6 @@ pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Above this size the bytes cost more than the trip (some 20 µs) on a link of 500 Mbit/s.
 pub const DEFAULT_SHORT_BYTES: usize = 2048;
 const TOKEN_FILE: &str = "XDP_AGG_TOKEN_FILE";
-/// Wait between two attempts to connect.
-pub(crate) const RETRY: Duration = Duration::from_millis(5);
 
 /// Settings of a [`Mesh`]; `open` makes it.
 #[derive(Debug)]

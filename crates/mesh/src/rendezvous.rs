@@ -18,12 +18,12 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 use xdp_agg_common::control::{read_message, write_message};
 
-use crate::callers::{Callers, Until};
+use crate::callers::{Callers, Until, length};
 use crate::error::Error;
 use crate::link::Link;
-use crate::meet::{connect_until, this_host};
+use crate::meet::{RETRY, connect_until, this_host};
 use crate::meeting::{Meeting, Place, Secret, open_hall};
-use crate::open::{Builder, RETRY};
+use crate::open::Builder;
 use crate::schedule::Groups;
 
 /// Of these messages and of what follows on the connections.
@@ -249,11 +249,6 @@ fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut V
     }
     // It may be gone already; then nobody needs the answer.
     let _ = write_message(stream, &Answer::Refused { reason });
-}
-
-/// Bytes of a message that begins like this; of its length, as long as that is not there.
-pub(crate) fn length(words: &[u8]) -> usize {
-    words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))
 }
 
 /// The next caller that speaks as one; None: none came until `end`.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
+use std::time::Instant;
 
 use xdp_agg_common::maps::{self, JobConf, MAX_JOBS, ResultMode};
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -32,6 +33,22 @@ pub struct Trouble {
     pub what: String,
     /// Job, and bitmap of its members that are cut off.
     pub members: Vec<(u16, u64)>,
+}
+
+/// A trouble that lasts.
+#[derive(Clone, Debug)]
+pub(crate) struct Lasting {
+    pub(crate) trouble: Trouble,
+    /// Since when.
+    pub(crate) since: Instant,
+}
+
+impl Lasting {
+    /// The ranks of a job that it is about.
+    pub(crate) fn ranks(&self, job_id: u16) -> u64 {
+        let of_job = self.trouble.members.iter().filter(|(job, _)| *job == job_id);
+        of_job.fold(0, |bits, (_, ranks)| bits | ranks)
+    }
 }
 
 /// The parent of an aggregator in a tree. Cookie, epoch, slots and ranks are the same there.

@@ -1,9 +1,8 @@
 //! The side of the one that holds the meeting.
 
 use super::*;
-use crate::callers::Callers;
+use crate::callers::{Callers, length};
 use crate::meet::is_gone;
-use crate::rendezvous::length;
 
 /// How often the holder looks whether it is still wanted.
 const GLANCE: Duration = Duration::from_millis(50);

@@ -63,12 +63,12 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use xdp_agg_common::control::{ErrorCode, Request};
 
+use crate::engine::Lasting;
 use job::Job;
 use meeting::Meeting;
 use open::{OpenLook, Question};
 use served::Served;
 use slots::SlotRanges;
-use trouble::Lasting;
 
 pub use effect::{
     Answer, ConnId, Effect, Formation, Heard, Limits, LinkEffect, LinkId, Look, Peer, Prepare,

@@ -11,22 +11,7 @@ use xdp_agg_common::control::{AbortReason, Reply};
 
 use super::job::Job;
 use super::{Effect, Jobs};
-use crate::engine::Trouble;
-
-/// A trouble that lasts.
-#[derive(Clone, Debug)]
-pub(super) struct Lasting {
-    trouble: Trouble,
-    since: Instant,
-}
-
-impl Lasting {
-    /// The ranks of a job that it is about.
-    fn ranks(&self, job_id: u16) -> u64 {
-        let of_job = self.trouble.members.iter().filter(|(job, _)| *job == job_id);
-        of_job.fold(0, |bits, (_, ranks)| bits | ranks)
-    }
-}
+use crate::engine::{Lasting, Trouble};
 
 impl Jobs {
     /// The engine has looked after its interfaces: these are all troubles that there are now.

@@ -17,6 +17,7 @@ mod history;
 mod ring;
 #[cfg(test)]
 mod tests;
+mod wait;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ use xdp_agg_common::wire::HEADER_LEN;
 
 pub use config::{Config, Control, Counters, Endpoint, State};
 pub use ring::{Batch, Lanes, Seat};
-pub use waiting::Warning;
+pub use wait::Warning;
 
 use super::call::Call;
 use super::report::{Path, Report};
@@ -41,7 +42,7 @@ use super::{EpochBlock, Error, JobBlock, flow};
 use back::WayBack;
 use early::Early;
 use epoch::Epoch;
-use waiting::Waiting;
+use wait::Waiting;
 
 /// Probes of the data path, and the pause between them.
 pub const PROBES: u32 = 100;
