@@ -8,6 +8,7 @@ use std::mem;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,21 @@ use xdp_agg_tls::testing::{Authority, Valid};
 
 /// In what time the others go on or are told.
 const PROMISED: Duration = Duration::from_secs(3);
+
+/// Held by a test that looks at this process's descriptors: another test would make some.
+fn alone() -> impl Drop {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Set at the end of the test, also of one that fails: the threads of a scope are waited for.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// What a child finds: each call on its parent's communicators is an error, and their end is
 /// nobody's.
@@ -90,6 +106,7 @@ fn connect(
 #[test]
 fn a_child_of_an_idle_worker_changes_nothing() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     for size in [1, 2] {
         let before = kept("self");
@@ -112,6 +129,7 @@ fn a_child_of_an_idle_worker_changes_nothing() {
 #[test]
 fn a_child_of_a_worker_in_a_call_changes_nothing() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     for size in [1, 2] {
         let before = kept("self");
@@ -138,6 +156,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
                     }
                 });
             }
+            let _over = Over(&over);
             for _ in 0..20 {
                 let ended = in_child(LIMIT, || {
                     // SAFETY: in the child no thread has them.
@@ -147,7 +166,6 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
                 assert!(ended.expect("the child ends"));
                 thread::sleep(Duration::from_millis(3));
             }
-            over.store(true, Ordering::Relaxed);
         });
         workers.append(&mut copies);
         for handle in handles {
@@ -163,6 +181,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
 #[test]
 fn a_child_gets_nothing_of_a_call_in_flight() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let mut workers = lab.connect("flight", 2, |settings| settings);
     let start = |worker: &Communicator| {
@@ -189,6 +208,7 @@ fn a_child_gets_nothing_of_a_call_in_flight() {
 #[test]
 fn a_child_of_any_moment_has_no_descriptor() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let before = kept("self");
     let over = AtomicBool::new(false);
@@ -224,6 +244,7 @@ fn a_child_of_any_moment_has_no_descriptor() {
 #[test]
 fn an_executed_program_has_no_descriptor() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let before = kept("self");
     let ring = |settings: Builder| settings.on_aggregator_loss(AggregatorLoss::Ring);
@@ -239,6 +260,7 @@ fn an_executed_program_has_no_descriptor() {
 #[test]
 fn a_child_on_the_ring_changes_nothing() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let (daemon, second) = second_daemon(&lab);
     let tune = |settings: Builder| {
@@ -256,6 +278,7 @@ fn a_child_on_the_ring_changes_nothing() {
 #[test]
 fn a_child_over_tls_changes_nothing() {
     need_root!();
+    let _alone = alone();
     let authority = Authority::new("forks");
     let ca = authority.trusting().ca.expect("it trusts the authority");
     let topology = network(2, "ports");
@@ -275,6 +298,7 @@ fn a_child_over_tls_changes_nothing() {
 #[test]
 fn children_join_a_job_of_their_own() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let parents = lab.connect("parents", 2, |settings| settings);
     let child = |rank: u16| {
@@ -320,6 +344,7 @@ fn is_failure(since: Instant) -> impl Fn(Instant, &Line) -> bool {
 #[test]
 fn the_death_of_a_worker_with_children_is_noticed() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(3, "ports"), "xdp");
     let mut slowest = Duration::ZERO;
     for round in 0..20_u16 {
@@ -358,6 +383,7 @@ fn the_death_of_a_worker_with_children_is_noticed() {
 #[test]
 fn a_job_starts_again_while_children_of_its_dead_processes_live() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     for size in [1, 2] {
         let mut workers = steady(&lab, "again", (2, size), "fail");
@@ -377,6 +403,7 @@ fn a_job_starts_again_while_children_of_its_dead_processes_live() {
 #[test]
 fn who_is_silent_is_given_up_where_a_limit_is_set() {
     need_root!();
+    let _alone = alone();
     let lab = Lab::start_with(network(3, "ports"), "userspace", &["--silent-timeout", "1"]);
     let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink")];
     for stopped in [true, false] {

@@ -280,6 +280,10 @@ impl Communicator {
         parts: &[(u16, Range<usize>)],
         what: &Arc<str>,
     ) -> Result<(), Error> {
+        if self.is_forked() {
+            // Another thread may have held the lock.
+            return Err(Error::Forked);
+        }
         let mut words = self.side.words.lock();
         words.fill(bytes, parts, self.rank());
         let root = match parts {
