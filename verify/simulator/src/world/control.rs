@@ -82,6 +82,8 @@ pub(super) struct Connection {
     /// When the latest of each arrives.
     last_up: Nanos,
     last_down: Nanos,
+    /// Nothing gets through any more: what was lost is missing before all that follows.
+    is_broken: bool,
 }
 
 impl Connection {
@@ -104,6 +106,7 @@ impl World {
             down: VecDeque::new(),
             last_up: 0,
             last_down: 0,
+            is_broken: false,
         });
         let latency = self.control_latency(index);
         let back = self.connection_cut_until(index);
@@ -127,6 +130,9 @@ impl World {
         });
         let at = self.now + self.control_latency(index);
         let connection = &mut self.connections[index];
+        if connection.is_broken {
+            return;
+        }
         connection.up.push_back(frame);
         connection.last_up = connection.last_up.max(at);
         self.queue.push(connection.last_up, super::Event::Control(Event::Up(index)));
@@ -143,6 +149,9 @@ impl World {
         });
         let at = self.now + self.control_latency(index);
         let connection = &mut self.connections[index];
+        if connection.is_broken {
+            return;
+        }
         connection.down.push_back(frame);
         connection.last_down = connection.last_down.max(at);
         self.queue.push(connection.last_down, super::Event::Control(Event::Down(index)));
@@ -191,6 +200,7 @@ impl World {
             let connection = &mut self.connections[index];
             connection.up.clear();
             connection.down.clear();
+            connection.is_broken = true;
         }
     }
 
