@@ -220,8 +220,8 @@ fn at_daemon(
                 return Err(builder.explain(error));
             }
             Err(Failure::Passing(_, error)) => {
-                if let Some(waited) = pause.is_long() {
-                    tracing::warn!("no meeting after {waited} s: {error}; trying on");
+                if pause.is_long().is_some() {
+                    waiting.tell(&builder.explain(error));
                 }
             }
         }
@@ -268,8 +268,9 @@ impl Waiting {
             if now >= tell_at
                 && let Some((missing, elsewhere)) = &self.missing
             {
-                let job = &self.meet.job;
-                tracing::warn!("waiting for ranks {missing:?} of job {job:?} {elsewhere:?}");
+                let ranks = named(&missing.iter().map(|rank| (*rank).into()).collect::<Vec<_>>());
+                let elsewhere: String = elsewhere.iter().map(|it| format!("; {it}")).collect();
+                self.tell(&format_args!("waiting for {ranks} to join{elsewhere}"));
                 tell_at = now + builder.warn_after;
             }
             if now >= ask_at {
@@ -327,8 +328,23 @@ impl Waiting {
         }
     }
 
+    /// Says in the log what the wait is for.
+    fn tell(&self, reason: &dyn std::fmt::Display) {
+        let Meet { rank, job, .. } = &self.meet;
+        let waited = self.start.elapsed().as_secs_f64().round();
+        tracing::warn!(
+            rank,
+            job,
+            "the job has not begun after {waited} s: {reason}; XDP_AGG_JOIN_DEADLINE says how \
+             long it may"
+        );
+    }
+
     fn absent(&self, dial: &Dial) -> Error {
-        let (job, waited) = (self.meet.job.clone(), self.patience);
+        // What was left of it when the meeting began.
+        let tenths = self.patience.as_secs_f64() * 10.0;
+        let waited = Duration::from_secs_f64(tenths.round() / 10.0);
+        let job = self.meet.job.clone();
         Error::Job(match &self.missing {
             Some((ranks, elsewhere)) => {
                 JobError::Absent { job, ranks: ranks.clone(), waited, elsewhere: elsewhere.clone() }

@@ -241,18 +241,6 @@ fn impossible_settings_of_the_daemon_are_refused() {
     assert!(error.contains("power of two"), "{error}");
 }
 
-/// An MTU that the driver cannot give to XDP is refused with both numbers.
-#[test]
-fn an_mtu_beyond_the_drivers_limit_is_refused() {
-    need_root!();
-    let topology =
-        xdp_agg_testbed::Topology::builder().workers(1).mtu(9000).build().expect("a network");
-    let lab = Lab::start(topology, "userspace");
-    let native = ["--engine", "xdp", "--xdp-mode", "native", "--interface", "p0"];
-    let error = words_of_refused(&lab, &native);
-    assert!(error.contains("9000") && error.contains("MTU"), "{error}");
-}
-
 /// Without privileges the XDP engine says what it needs, and the user-space engine runs.
 #[test]
 fn without_privileges_the_error_names_them() {

@@ -35,6 +35,7 @@ pub(super) struct Meeting {
 struct Seat {
     conn: ConnId,
     words: String,
+    came: Instant,
     /// When it asked last: every 2 s, as long as it lives.
     asked: Instant,
 }
@@ -49,6 +50,8 @@ impl Jobs {
     /// A process has come.
     pub(super) fn meet(&mut self, conn: ConnId, meet: Meet) -> Result<(), Refusal> {
         checks::meet(&meet)?;
+        let seat = self.meetings.get(&meet.job).and_then(|meeting| meeting.seats.get(&meet.rank));
+        let came = seat.filter(|seat| seat.conn == conn).map_or(self.clock, |seat| seat.came);
         self.leave_meetings(conn);
         let made_of = |job: &&Job| job.life.origin.as_ref().is_some_and(|at| at.name == meet.job);
         if let Some(job) = self.jobs.values().find(made_of) {
@@ -78,9 +81,19 @@ impl Jobs {
             );
             return Err((ErrorCode::RankTaken, message));
         }
-        meeting.seats.insert(rank, Seat { conn, words, asked });
+        meeting.seats.insert(rank, Seat { conn, words, came, asked });
         if meeting.seats.len() < usize::from(world_size) {
             let missing: Vec<_> = meeting.missing().collect();
+            let most = self.limits.join_timeout_max;
+            if asked.saturating_duration_since(came) > most {
+                self.leave_meetings(conn);
+                let message = format!(
+                    "ranks {missing:?} of job {job:?} did not come within {most:?}, the longest \
+                     that this daemon lets a job wait: raise its `--join-timeout-max` \
+                     (XDP_AGG_JOIN_TIMEOUT_MAX)"
+                );
+                return Err((ErrorCode::Busy, message));
+            }
             let elsewhere = self.elsewhere(&job, &missing);
             self.reply(conn, Reply::Meeting { missing, elsewhere });
             return Ok(());
