@@ -213,10 +213,13 @@ fn at_daemon(
     loop {
         let (name, tls) = (target.name.clone(), builder.load_tls(target)?);
         let dial = Dial { address: target.address, name, dead_after, tls };
+        let next = pause.next();
         match waiting.attempt(builder, &dial) {
             Ok(answer) => return Ok(answer),
             Err(Failure::Final(error)) => return Err(builder.explain(error)),
-            Err(Failure::Passing(limit, error)) if start.elapsed() >= limit.min(patience) => {
+            Err(Failure::Passing(limit, error))
+                if start.elapsed() + next >= limit.min(patience) =>
+            {
                 return Err(builder.explain(error));
             }
             Err(Failure::Passing(_, error)) => {
@@ -225,7 +228,7 @@ fn at_daemon(
                 }
             }
         }
-        std::thread::sleep(pause.next());
+        std::thread::sleep(next);
     }
 }
 
@@ -286,7 +289,7 @@ impl Waiting {
                 }
                 None => {
                     let left = patience.saturating_sub(self.start.elapsed());
-                    let time = left.min(ask_at.saturating_duration_since(now));
+                    let time = left.min(ask_at.min(tell_at).saturating_duration_since(now));
                     let mut interest = [Interest::read(session.fd())];
                     let waited = sys::wait(&mut interest, time.max(Duration::from_millis(1)));
                     waited.map_err(|error| Failure::Final(Error::io("waiting")(error)))?;

@@ -11,8 +11,7 @@ use xdp_agg_client::collectives::{Algorithm, Choice, Way};
 use xdp_agg_client::{Builder, Communicator, Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_testbed::steady::Work;
-use xdp_agg_testbed::{Direction, Faults};
+use xdp_agg_testbed::{Direction, Faults, Process, program};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -107,15 +106,15 @@ fn each_reason_to_wait_has_its_own_message() {
         drop(workers);
 
         // Dead, and stopped.
-        let work = Work { calls: 2, pause: 600 * SECOND, ..Work::default() };
         for (job, signal) in [("dead", libc::SIGKILL), ("stopped", libc::SIGSTOP)] {
-            let (workers, mut third) = thread::scope(|scope| {
-                let third = scope.spawn(|| lab.steady(job, 2, 3, &[], &work));
-                let workers = lab.connect_ranks(job, 0..2, 3, brief);
-                (workers, third.join().expect("no panic"))
-            });
-            third.wait("joined", LIMIT, |_, _| true).expect("it joins");
-            third.process.signal(signal).expect("it runs");
+            let mut command =
+                lab.topology.worker(2).command(program("idle_worker").expect("built"));
+            command.envs([("RANK", "2"), ("WORLD_SIZE", "3"), ("XDP_AGG_JOB", job)]);
+            command.env("XDP_AGG_ADDR", lab.control().to_string()).env("XDP_AGG_SCALE", "1024");
+            let mut third = Process::spawn("rank 2", command).expect("it starts");
+            let workers = lab.connect_ranks(job, 0..2, 3, brief);
+            third.wait_line("its job", LIMIT, |line| line.contains("joined")).expect("it joins");
+            third.signal(signal).expect("it runs");
             let (error, took) = fails(&workers);
             if signal == libc::SIGKILL {
                 let lost = matches!(

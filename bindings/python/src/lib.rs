@@ -36,6 +36,8 @@ fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<report::Report>()?;
+    // It takes the thread that loads it first for the main one, and the log's thread would be that.
+    module.py().import("threading")?;
     let atexit = module.py().import("atexit")?;
     // The last one comes first: what it has to say is told then.
     for close in

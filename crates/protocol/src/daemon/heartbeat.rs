@@ -10,6 +10,8 @@ use super::{ConnId, Effect, Jobs, Limits, Session};
 
 /// Heartbeats in the time in which a dead host is to be noticed.
 const PER_DEAD_AFTER: u32 = 8;
+/// Longest pause between two: members say with their answers what they do.
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Heartbeats without an answer after which no more are sent: a stopped process must not find its
 /// receive buffer full. From then on TCP's own probes tell whether its host is there.
 const UNANSWERED_MAX: u32 = 64;
@@ -29,6 +31,11 @@ impl Limits {
 }
 
 impl Jobs {
+    /// Time between two heartbeats.
+    fn beat(&self) -> Duration {
+        (self.limits.patience.least() / PER_DEAD_AFTER).min(PAUSE_MAX)
+    }
+
     /// When the next heartbeats are due, if there is anybody to send them to.
     pub(super) fn heartbeat_due(&self) -> Option<Instant> {
         let anybody = self.sessions.values().any(Session::is_bound);
@@ -39,7 +46,7 @@ impl Jobs {
         if self.next_heartbeat > self.clock {
             return;
         }
-        self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
+        self.next_heartbeat = self.clock + self.beat();
         for (conn, session) in &mut self.sessions {
             if session.is_bound() && session.unanswered < UNANSWERED_MAX {
                 session.unanswered += 1;
@@ -99,7 +106,7 @@ impl Jobs {
     /// A process that has not answered for long. Its host is there: its kernel takes what is sent.
     fn is_silent(&self, session: &Session) -> bool {
         let unanswered = session.unanswered;
-        let since = self.limits.patience.least() / PER_DEAD_AFTER * unanswered;
+        let since = self.beat() * unanswered;
         unanswered >= SILENT && (unanswered == UNANSWERED_MAX || since >= SILENCE)
     }
 
@@ -121,7 +128,7 @@ impl Jobs {
 
     fn begin_heartbeats(&mut self) {
         if self.heartbeat_due().is_none() {
-            self.next_heartbeat = self.clock + self.limits.patience.least() / PER_DEAD_AFTER;
+            self.next_heartbeat = self.clock + self.beat();
         }
     }
 

@@ -53,7 +53,11 @@ impl Jobs {
         let seat = self.meetings.get(&meet.job).and_then(|meeting| meeting.seats.get(&meet.rank));
         let came = seat.filter(|seat| seat.conn == conn).map_or(self.clock, |seat| seat.came);
         self.leave_meetings(conn);
-        let made_of = |job: &&Job| job.life.origin.as_ref().is_some_and(|at| at.name == meet.job);
+        // A process alone makes a job without a meeting; a reserved job has no members yet.
+        let made_of = |job: &&Job| match &job.life.origin {
+            Some(at) => at.name == meet.job,
+            None => job.name == meet.job && !job.life.members.is_empty(),
+        };
         if let Some(job) = self.jobs.values().find(made_of) {
             let origin = may_enter(job, &meet)?;
             self.reply(conn, Reply::Underway(origin));
@@ -152,7 +156,14 @@ impl Jobs {
 
 /// Whether a job that is there may take a process in.
 fn may_enter(job: &Job, meet: &Meet) -> Result<xdp_agg_common::control::Origin, Refusal> {
-    let Some(origin) = &job.life.origin else { return Err(checks::no_entry(&meet.job)) };
+    let Some(origin) = &job.life.origin else {
+        let message = format!(
+            "a job {:?} is there, and its workers met nobody: wait until it ends, or use another \
+             job name (XDP_AGG_JOB)",
+            meet.job
+        );
+        return Err((ErrorCode::Busy, message));
+    };
     if origin.run != meet.run {
         return Err(checks::other_run(&meet.job, meet.rank, &meet.run, &origin.run));
     }
