@@ -260,36 +260,6 @@ impl Communicator {
         self.all_reduce_by(data, op, self.choice(Kind::AllReduce, size_of_val(data)))
     }
 
-    /// [`Self::all_reduce`] of what the caller calls `name`: `gradients/layer3`. The name is among
-    /// what the workers must agree on. So two calls of one shape that two threads make in another
-    /// order than those of another worker are an error, and are not summed with each other.
-    ///
-    /// # Errors
-    /// As [`Self::all_reduce`].
-    pub fn all_reduce_named<T: Element>(
-        &self,
-        name: &str,
-        data: &mut [T],
-        op: Op,
-    ) -> Result<Report, Error> {
-        let choice = self.choice(Kind::AllReduce, size_of_val(data));
-        self.all_reduce_as(Some(name), data, op, choice)
-    }
-
-    /// [`Self::all_reduce_async`] with a name: see [`Self::all_reduce_named`].
-    ///
-    /// # Errors
-    /// As [`Self::all_reduce_async`].
-    pub fn all_reduce_async_named<T: Element>(
-        &self,
-        name: &str,
-        data: Vec<T>,
-        op: Op,
-    ) -> Result<Handle<T>, Error> {
-        let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
-        self.all_reduce_async_as(Some(name), data, op, choice)
-    }
-
     /// The same as a part of something that is more than an all-reduce.
     pub(crate) fn all_reduce_for<T: Element>(
         &self,

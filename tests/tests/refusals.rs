@@ -41,36 +41,6 @@ fn calls_that_differ_are_an_error_on_every_rank() {
     }
 }
 
-/// Differences that 16 bits of FNV-1a did not tell: a sum and an average, of which the tags
-/// collided in call 3, and calls of one shape that two threads make in another order, where they
-/// have names.
-#[test]
-fn calls_that_differ_in_little_are_an_error_on_every_rank() {
-    need_root!();
-    for engine in support::ENGINES {
-        let lab = Lab::start(network(2, "ports"), engine);
-        let workers = lab.connect("operations", 2, |settings| settings);
-        for error in on_all(&workers, |worker| {
-            let mut call = |op| worker.all_reduce(&mut vec![1.0_f32; 2509], op);
-            for _ in 0..3 {
-                call(Op::Sum).expect("all call it");
-            }
-            call(if worker.rank() == 0 { Op::Sum } else { Op::Average }).expect_err("it differs")
-        }) {
-            assert!(matches!(error, Error::Job(JobError::CallMismatch { .. })), "{error}");
-        }
-        let workers = lab.connect("order", 2, |settings| settings);
-        for error in on_all(&workers, |worker| {
-            let first = if worker.rank() == 0 { "layer/1" } else { "layer/2" };
-            worker.all_reduce_named("layer/0", &mut [1.0_f32; 100], Op::Sum).expect("all call it");
-            worker.all_reduce_named(first, &mut [1.0_f32; 100], Op::Sum).expect_err("names differ")
-        }) {
-            let text = error.to_string();
-            assert!(text.contains("layer/1") && text.contains("layer/2"), "{text}");
-        }
-    }
-}
-
 #[test]
 fn two_workers_cannot_have_one_rank() {
     need_root!();

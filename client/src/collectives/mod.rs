@@ -47,21 +47,10 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Report, Error> {
-        self.all_reduce_as(None, data, op, choice)
-    }
-
-    pub(crate) fn all_reduce_as<T: Element>(
-        &self,
-        name: Option<&str>,
-        data: &mut [T],
-        op: Op,
-        choice: Choice,
-    ) -> Result<Report, Error> {
         if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
-            return self.all_reduce_for(data, op, &purpose(name, op));
+            return self.all_reduce_for(data, op, &Purpose::default());
         }
-        let what = named("all-reduce", name);
-        let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
+        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
         self.over_mesh(choice, &what, |mesh| mesh.all_reduce(data, op))?;
         Ok(self.report_of_ring())
     }
@@ -79,21 +68,10 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Handle<T>, Error> {
-        self.all_reduce_async_as(None, data, op, choice)
-    }
-
-    pub(crate) fn all_reduce_async_as<T: Element>(
-        &self,
-        name: Option<&str>,
-        data: Vec<T>,
-        op: Op,
-        choice: Choice,
-    ) -> Result<Handle<T>, Error> {
         if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
-            return self.start_for(data, op, &purpose(name, op));
+            return self.start_for(data, op, &Purpose::default());
         }
-        let what = named("all-reduce", name);
-        let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
+        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
         self.start_over_mesh(choice, &what, data, move |mesh, data| mesh.all_reduce(data, op))
     }
 
@@ -330,18 +308,5 @@ impl Communicator {
             |rank: &u16| parts.iter().any(|(owner, part)| owner == rank && !part.is_empty());
         let ranks: Vec<u16> = report.missing_ranks(self.world_size()).filter(wanted).collect();
         if ranks.is_empty() { Ok(()) } else { Err(Error::DataLost { what, ranks }) }
-    }
-}
-
-/// What a call is, with its caller's name for it.
-fn named(what: &str, name: Option<&str>) -> String {
-    name.map_or_else(|| what.into(), |name| format!("{what} {name:?}"))
-}
-
-/// The purpose of an all-reduce with this name.
-fn purpose(name: Option<&str>, op: Op) -> Purpose {
-    match name {
-        None => Purpose::default(),
-        name => Purpose::of(&Arc::from(named(op.name(), name))),
     }
 }

@@ -15,8 +15,8 @@ use super::world::integers;
 use crate::worker::{Buffer, Config, Control, Error, Lanes, Local, Machine, RETRY, State};
 
 pub(super) const NOW: Duration = Duration::from_secs(5);
-/// Elements of a chunk. A block has two, and the last one of a call has room for its seal.
-const CHUNK: usize = 16;
+/// Elements of a block of one chunk.
+const BLOCK: usize = 16;
 
 pub(super) struct Alone {
     pub(super) machine: Machine,
@@ -50,7 +50,7 @@ impl Alone {
             cookie: 1000 + u64::from(epoch),
             epoch,
             members,
-            chunks: 2,
+            chunks: 1,
             slots: 16,
             data: "10.0.0.1:48864".parse().expect("an address"),
             single_packets: false,
@@ -64,7 +64,7 @@ impl Alone {
         self.admit(epoch, 0b111, plan);
         let [probe] = &self.sent()[..] else { panic!("one probe") };
         let (mut header, payload) = parse(probe);
-        assert_eq!((header.kind, header.epoch, payload.len()), (Kind::Probe, epoch, 128));
+        assert_eq!((header.kind, header.epoch, payload.len()), (Kind::Probe, epoch, 64));
         header.kind = Kind::ProbeReply;
         self.deliver(header, payload);
         assert_eq!(self.said(), [Request::Ready]);
@@ -73,8 +73,7 @@ impl Alone {
     }
 
     pub(super) fn call(&mut self, blocks: usize) -> u64 {
-        let len = (2 * blocks).saturating_sub(1) * CHUNK;
-        self.machine.start(integers(vec![1_i32; len], 3)).expect("it runs")
+        self.machine.start(integers(vec![1_i32; blocks * BLOCK], 3)).expect("it runs")
     }
 
     pub(super) fn said(&mut self) -> Vec<Request> {
@@ -177,7 +176,7 @@ fn a_sum_is_handed_on_after_its_call() {
         alone.enter(2, plan(0, &[copy(source)]));
         let [packet] = &alone.sent()[..] else { panic!("one block") };
         let (header, payload) = parse(packet);
-        assert_eq!((header.block, header.tag, payload.len()), (0, 0, 128));
+        assert_eq!((header.block, header.tag, payload.len()), (0, 0, 64));
         let mine = u32::from_le_bytes(*parse(&sent[0]).1.first_chunk().expect("a lane"));
         let lane = u32::from_le_bytes(*payload.first_chunk().expect("a lane"));
         assert_eq!(lane, if tripled { mine.wrapping_mul(3) } else { 0 });
@@ -289,7 +288,7 @@ fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
 #[test]
 fn who_has_failed_takes_in_no_result() {
     let mut alone = Alone::running();
-    let mut memory = vec![7_i32; CHUNK];
+    let mut memory = vec![7_i32; BLOCK];
     #[expect(unsafe_code, reason = "memory is lent as a blocking call lends it")]
     // SAFETY: the machine is used no more when the memory is looked at.
     let buffer = unsafe { Buffer::lend(&mut memory) };
@@ -299,7 +298,7 @@ fn who_has_failed_takes_in_no_result() {
     alone.machine.fail(Error::Closed);
     alone.result(&sent[0]);
     drop(alone);
-    assert_eq!(memory, [7; CHUNK]);
+    assert_eq!(memory, [7; BLOCK]);
 }
 
 #[test]
@@ -449,7 +448,7 @@ fn a_ring_is_left_behind_what_it_hands_on() {
     let mut alone = Alone::with(AggregatorLoss::Ring);
     alone.enter(1, None);
     let format = Format::new(ElementType::I32, Op::Min, Scaling::Block, None, 3);
-    let local = Local::new(Buffer::owned(vec![1_i32; 8 * CHUNK]), format.expect("it makes sense"));
+    let local = Local::new(Buffer::owned(vec![1_i32; 4 * BLOCK]), format.expect("it makes sense"));
     alone.machine.start(Box::new(local)).expect("it runs");
     let sent = alone.sent();
     let (header, lanes) = parse(&sent[1]);
