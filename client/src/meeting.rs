@@ -210,9 +210,9 @@ fn at_daemon(
     let patience = until.saturating_duration_since(start);
     let mut pause = Pause::new(builder.warn_after);
     let mut waiting = Waiting { meet, start, patience, missing: None };
+    let (name, tls) = (target.name.clone(), builder.load_tls(target)?);
+    let dial = Dial { address: target.address, name, dead_after, tls };
     loop {
-        let (name, tls) = (target.name.clone(), builder.load_tls(target)?);
-        let dial = Dial { address: target.address, name, dead_after, tls };
         let next = pause.next();
         match waiting.attempt(builder, &dial) {
             Ok(answer) => return Ok(answer),
@@ -237,7 +237,7 @@ struct Waiting {
     meet: Meet,
     start: Instant,
     patience: Duration,
-    /// Who is missing, and where they wait instead.
+    /// The ranks that are missing, and where some of them wait instead.
     missing: Option<(Vec<u16>, Vec<String>)>,
 }
 

@@ -79,7 +79,10 @@ impl Communicator {
         };
         beginning.leave(move |turn| {
             let outcome: Result<Vec<T>, Error> = carry_out(turn);
-            let outcome = outcome.map_err(|error| failing(&stripes, error));
+            let outcome = outcome.map_err(|error| reason(&stripes, error));
+            if let Err(error) = &outcome {
+                fail(&stripes, error);
+            }
             // Nobody may be there any more.
             let _ = sender.send(outcome);
         })?;
@@ -107,7 +110,7 @@ impl Communicator {
     /// Ends the membership with a call that failed.
     fn failing<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         let stripes = self.stripes();
-        outcome.map_err(|error| failing(&stripes, error)).inspect_err(|error| self.fail(error))
+        outcome.map_err(|error| reason(&stripes, error)).inspect_err(|error| self.fail(error))
     }
 
     fn watcher(&self) -> Option<Arc<Watcher>> {
@@ -156,18 +159,15 @@ impl Communicator {
     }
 }
 
-/// Ends the membership with a call that failed; why it has. A call that was given up because the
-/// membership has ended tells why that is.
-fn failing(stripes: &[Stripe], error: Error) -> Error {
+/// Why a call has failed. One that was given up because the membership has ended tells why that is.
+fn reason(stripes: &[Stripe], error: Error) -> Error {
     let gave_up = match &error {
         Error::Mesh(error) => matches!(**error, xdp_agg_mesh::Error::Interrupted(_)),
         _ => false,
     };
     let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
     let first = stripes.iter().filter(|_| gave_up).find_map(failure);
-    let error = first.map_or(error, Error::from);
-    fail(stripes, &error);
-    error
+    first.map_or(error, Error::from)
 }
 
 /// On a call among the workers, under way.

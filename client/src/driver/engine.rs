@@ -117,7 +117,7 @@ impl Engine {
 
     /// What waits for the communicator's own thread.
     pub(crate) fn errand(&mut self, lost: impl FnOnce() -> u64) -> Option<Errand> {
-        self.look_after_session();
+        self.look_after_session(self.now());
         self.control();
         if std::mem::take(&mut self.connect) {
             let on_ring = self.machine.state() == State::OnRing;
@@ -165,8 +165,7 @@ impl Engine {
     }
 
     /// Ends a connection whose other host is gone.
-    fn look_after_session(&mut self) {
-        let now = self.now();
+    fn look_after_session(&mut self, now: Duration) {
         if now < self.look_at {
             return;
         }
@@ -202,9 +201,10 @@ impl Engine {
         while let Some(packet) = self.machine.poll_early(now) {
             self.machine.handle_packet(&packet, now);
         }
-        self.machine.handle_timeout(self.now());
+        let now = self.now();
+        self.machine.handle_timeout(now);
         self.tell_of_wait();
-        self.look_after_session();
+        self.look_after_session(now);
         self.control();
         self.transmit()?;
         // A full batch means that more is waiting; a finished call means that somebody is.

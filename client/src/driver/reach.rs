@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
-use xdp_agg_common::control::IPV4_ONLY;
+use xdp_agg_common::control::first_ipv4;
 use xdp_agg_forks::own;
 use xdp_agg_protocol::worker::RETRY;
 
@@ -16,10 +16,10 @@ const CONNECT: Duration = Duration::from_secs(1);
 /// Connects to a daemon by its name, where it has one, or else by its address.
 pub(crate) fn connect(name: Option<&str>, address: SocketAddr) -> io::Result<TcpStream> {
     let Some(name) = name else { return attempt(address) };
-    let no_address = format!("{name} has no IPv4 address; expected {IPV4_ONLY}");
-    let mut last = io::Error::new(ErrorKind::NotFound, no_address);
     let found = name.to_socket_addrs();
     let found = found.map_err(|error| with(&error, format!("{name} cannot be resolved")))?;
+    let none = first_ipv4(found.clone()).err().unwrap_or_default();
+    let mut last = io::Error::new(ErrorKind::NotFound, format!("{name} {none}"));
     for address in found.filter(SocketAddr::is_ipv4) {
         match attempt(address) {
             Ok(stream) => return Ok(stream),

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT, IPV4_ONLY, Token, WorkerLoss, ipv6};
+use xdp_agg_common::control::{
+    AggregatorLoss, CONTROL_PORT, IPV4_ONLY, Token, WorkerLoss, first_ipv4, ipv6,
+};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::{Launch, Number};
 use xdp_agg_mesh::MAX_DEADLINE;
@@ -107,9 +109,8 @@ impl Builder {
         }
         if builder.aggregators.is_empty() {
             let meeting = launch.meeting()?;
-            if let Some(place) = meeting.as_ref().filter(|place| ipv6(&place.host).is_some()) {
-                let problem = format!("{:?} is an IPv6 address; expected {IPV4_ONLY}", place.host);
-                return Err(Error::Config { name: place.name, problem });
+            if let Some(place) = &meeting {
+                refuse_ipv6(place.name, &place.host)?;
             }
             builder.meeting = meeting.map(Into::into);
         }
@@ -299,12 +300,17 @@ pub fn addresses(name: &'static str, value: &str, port: u16) -> Result<Vec<Socke
     all.map(|part| resolve(name, part, port)).collect()
 }
 
+fn refuse_ipv6(name: &'static str, value: &str) -> Result<(), Error> {
+    if ipv6(value).is_none() {
+        return Ok(());
+    }
+    let problem = format!("{value:?} is an IPv6 address; expected {IPV4_ONLY}");
+    Err(Error::Config { name, problem })
+}
+
 /// `host`, `host:port` or an address: the first IPv4 address it stands for.
 fn resolve(name: &'static str, value: &str, port: u16) -> Result<SocketAddr, Error> {
-    if ipv6(value).is_some() {
-        let problem = format!("{value:?} is an IPv6 address; expected {IPV4_ONLY}");
-        return Err(Error::Config { name, problem });
-    }
+    refuse_ipv6(name, value)?;
     let with_port = if value.contains(':') { value.to_owned() } else { format!("{value}:{port}") };
     let problem = |detail: String| Error::Config {
         name,
@@ -315,19 +321,6 @@ fn resolve(name: &'static str, value: &str, port: u16) -> Result<SocketAddr, Err
         .map_err(|error| problem(format!("cannot be resolved ({error})")))?;
     first_ipv4(addresses)
         .map_err(|detail| Error::Config { name, problem: format!("{value:?} {detail}") })
-}
-
-/// The first IPv4 address of those that a name has.
-fn first_ipv4(mut all: impl Iterator<Item = SocketAddr>) -> Result<SocketAddr, String> {
-    let mut others = Vec::new();
-    let found = all.find(|address| {
-        let fits = address.is_ipv4();
-        others.extend((!fits).then(|| address.ip().to_string()));
-        fits
-    });
-    found.ok_or_else(|| {
-        format!("has IPv6 addresses only ({}); expected {IPV4_ONLY}", others.join(", "))
-    })
 }
 
 #[cfg(test)]

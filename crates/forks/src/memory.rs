@@ -104,7 +104,7 @@ impl Drop for Pages {
 pub struct Bytes(Pages);
 
 impl Bytes {
-    /// So many zeros.
+    /// `len` zeros.
     ///
     /// # Errors
     /// The system's.

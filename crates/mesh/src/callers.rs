@@ -171,6 +171,25 @@ impl Read for Until<'_> {
     }
 }
 
+/// Why a caller of another version is turned away, if it is one.
+pub(crate) fn other_version(theirs: u32, ours: u32) -> Option<String> {
+    (theirs != ours).then(|| {
+        format!("it speaks version {theirs}, this one version {ours}; use one release on all hosts")
+    })
+}
+
+/// Why a caller of another world is turned away, if it is one: rank and world size, theirs and
+/// ours.
+pub(crate) fn other_world(theirs: (u16, u16), ours: (u16, u16)) -> Option<String> {
+    let ((rank, size), (own, world_size)) = (theirs, ours);
+    (size != world_size || rank >= world_size).then(|| {
+        format!(
+            "it is rank {rank} and its WORLD_SIZE is {size}, that of rank {own} is {world_size}; \
+             give all the same"
+        )
+    })
+}
+
 /// Bytes of a message that begins like this; of its length, as long as that is not there.
 pub(crate) fn length(words: &[u8]) -> usize {
     words.first_chunk().map_or(4, |len| (u32::from_be_bytes(*len) as usize).saturating_add(4))

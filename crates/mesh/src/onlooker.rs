@@ -22,7 +22,7 @@ pub trait Onlooker: Debug + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alone;
 
-/// A wait of so many seconds is told of, and of twice as many, and so on.
+/// Seconds after which a wait is told of; it is told of again after twice that, and so on.
 const FIRST: u64 = 10;
 
 impl Onlooker for Alone {

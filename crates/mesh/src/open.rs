@@ -39,7 +39,7 @@ pub struct Builder {
     join_deadline: Option<Duration>,
     onlooker: Arc<dyn Onlooker>,
     pub(crate) groups: Option<Groups>,
-    /// The processes of a host are a group: so many, as its launcher says.
+    /// The processes of a host are a group: this number of them, as its launcher says.
     pub(crate) local_size: Option<u16>,
     pub(crate) rendezvous: Option<Place>,
     pub(crate) run: Option<String>,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 use xdp_agg_common::control::{read_message, write_message};
 
-use crate::callers::{Callers, Until, length};
+use crate::callers::{Callers, Until, length, other_version, other_world};
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::{RETRY, connect_until, this_host};
@@ -138,13 +138,9 @@ impl Builder {
 
     /// Why a caller is turned away, if it is.
     fn objection(&self, hello: &Hello, cookie: u64) -> Option<String> {
-        let Hello { version, rank, world_size: theirs, occasion, .. } = hello;
-        let world_size = self.world_size;
-        if *version != VERSION {
-            return Some(format!(
-                "it speaks version {version}, this one version {VERSION}; use one release on all \
-                 hosts"
-            ));
+        let Hello { version, rank, world_size, occasion, .. } = hello;
+        if let Some(reason) = other_version(*version, VERSION) {
+            return Some(reason);
         }
         if *occasion != self.occasion {
             return Some(format!(
@@ -155,14 +151,7 @@ impl Builder {
         if hello.proof != proof(cookie, &hello.words(self.rank)) {
             return Some("it does not know the job's cookie: is it of another job?".into());
         }
-        if *theirs != world_size || *rank >= world_size {
-            return Some(format!(
-                "it is rank {rank} and its WORLD_SIZE is {theirs}, that of rank {} is \
-                 {world_size}; give all the same",
-                self.rank
-            ));
-        }
-        None
+        other_world((*rank, *world_size), (self.rank, self.world_size))
     }
 
     fn missing(&self, missing: Vec<u16>, refused: Vec<String>) -> Error {

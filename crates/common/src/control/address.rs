@@ -1,6 +1,6 @@
 //! What is said where an IPv6 address is given.
 
-use std::net::Ipv6Addr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 /// Why an IPv6 address does not do, and what does.
 pub const IPV4_ONLY: &str = "an IPv4 address, or a name that has one, such as 10.0.0.1: vectors \
@@ -15,6 +15,22 @@ pub fn ipv6(text: &str) -> Option<Ipv6Addr> {
     let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once(']'));
     let inside = bracketed.map_or(text, |(inside, _)| inside);
     inside.split('%').next()?.parse().ok()
+}
+
+/// The first IPv4 address of those that a name has.
+///
+/// # Errors
+/// It has none, in words.
+pub fn first_ipv4(mut all: impl Iterator<Item = SocketAddr>) -> Result<SocketAddr, String> {
+    let mut others = Vec::new();
+    let found = all.find(|address| {
+        let fits = address.is_ipv4();
+        others.extend((!fits).then(|| address.ip().to_string()));
+        fits
+    });
+    found.ok_or_else(|| {
+        format!("has IPv6 addresses only ({}); expected {IPV4_ONLY}", others.join(", "))
+    })
 }
 
 #[cfg(test)]

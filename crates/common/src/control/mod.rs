@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::maps::ResultMode;
 pub use crate::reform::{Held, Plan, Progress, Run, RunKind};
-pub use address::{IPV4_ONLY, ipv6};
+pub use address::{IPV4_ONLY, first_ipv4, ipv6};
 pub use frame::{FrameError, decode, encode, read_message, write_message};
 pub use info::{BranchInfo, Chosen, ControlCounters, JobInfo, JobStats, MemberInfo, Stats};
 pub use policy::{AggregatorLoss, Policy, WorkerLoss};

@@ -1,7 +1,7 @@
 //! The side of the one that holds the meeting.
 
 use super::*;
-use crate::callers::{Callers, length};
+use crate::callers::{Callers, length, other_version, other_world};
 use crate::meet::is_gone;
 
 /// How often the holder looks whether it is still wanted.
@@ -56,14 +56,10 @@ impl Meeting {
 
     /// Why a caller is turned away, if it is; and whether it is so only now.
     fn objection(&self, visit: &Visit, nonce: u64) -> Option<(String, bool)> {
-        let Visit { version, rank, world_size: theirs, occasion, run, .. } = visit;
+        let Visit { version, rank, world_size, occasion, run, .. } = visit;
         let lasting = |reason: String| Some((reason, false));
-        let world_size = self.world_size;
-        if *version != VERSION {
-            return lasting(format!(
-                "it speaks version {version}, this one version {VERSION}; use one release on all \
-                 hosts"
-            ));
+        if let Some(reason) = other_version(*version, VERSION) {
+            return lasting(reason);
         }
         if *occasion != self.occasion {
             let reason = format!(
@@ -93,14 +89,7 @@ impl Meeting {
             };
             return lasting(format!("it does not know {of_job}: {advice}"));
         }
-        if *theirs != world_size || *rank >= world_size {
-            return lasting(format!(
-                "it is rank {rank} and its WORLD_SIZE is {theirs}, that of rank {} is \
-                 {world_size}; give all the same",
-                self.rank
-            ));
-        }
-        None
+        other_world((*rank, *world_size), (self.rank, self.world_size)).and_then(lasting)
     }
 }
 

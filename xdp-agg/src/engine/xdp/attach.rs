@@ -1,6 +1,6 @@
 //! The program on interfaces: attached, or taken over from the daemon before.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use tracing::info;
 use xdp_agg_common::maps::{MAX_JOBS, MAX_PORTS, Phase};
@@ -65,16 +65,20 @@ impl XdpEngine {
 
     /// Attaches once more to an interface that has lost the program.
     pub(super) fn attach_again(&mut self, number: usize) -> Result<(), EngineError> {
-        let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
         let interface = &self.interfaces[number];
-        let attached = sys::attach_xdp(self.object.ingress_fd()?, interface.ifindex, flags);
-        let link = attached.map_err(|error| refused(interface, error))?;
+        let link = self.attach_to(interface)?;
         info!(interface = interface.name, "attached once more");
         if let Some(pins) = &self.pins {
             pins.pin_link_again(number, link.as_fd())?;
         }
         self.links[number] = link;
         Ok(())
+    }
+
+    fn attach_to(&self, interface: &Interface) -> Result<OwnedFd, EngineError> {
+        let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
+        let attached = sys::attach_xdp(self.object.ingress_fd()?, interface.ifindex, flags);
+        attached.map_err(|error| refused(interface, error))
     }
 
     /// Attaches to all interfaces in one mode: copies go from any of them to any other. In generic
@@ -89,22 +93,14 @@ impl XdpEngine {
         if let Some(Interface { name, driver, .. }) = tunnel.cloned() {
             return Err(EngineError::Tunnel { interface: name, driver });
         }
-        let flags = if self.generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE };
-        let program = self.object.ingress_fd()?;
         let local = self.local.pair().map(|pair| &pair.far);
         let asked = links()?;
         // Where a driver does not say, nothing is known to go off.
         let on = |at: &Interface| asked.features_on(&at.name, &OFFLOADS).unwrap_or_default();
         let before: Vec<_> = interfaces.iter().map(on).collect();
         // On an error the ones that were attached detach here.
-        let attached: Result<Vec<_>, _> = interfaces
-            .iter()
-            .chain(local)
-            .map(|interface| {
-                sys::attach_xdp(program, interface.ifindex, flags)
-                    .map_err(|error| refused(interface, error))
-            })
-            .collect();
+        let attached: Result<Vec<_>, _> =
+            interfaces.iter().chain(local).map(|interface| self.attach_to(interface)).collect();
         self.links = attached?;
         for (interface, mut before) in interfaces.iter().zip(before) {
             let now = on(interface);

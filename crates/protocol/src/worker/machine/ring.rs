@@ -111,9 +111,9 @@ impl Machine {
         Some(self.lost_since.filter(|_| all_listen)? + self.config.fallback_after)
     }
 
-    /// What answers in the place of the lost daemon is none that this job can go on with: another
-    /// release, or another secret. Where the policy is a ring, that is no daemon. False: this
-    /// worker cannot do without.
+    /// A daemon answers in the place of the lost one, and this job cannot go on with it: it is of
+    /// another release, or has another secret. Where the policy is a ring, that is no daemon.
+    /// False: this worker cannot do without.
     pub fn does_without(&mut self, error: &Error, now: Duration) -> bool {
         // A worker that was on a ring can go on over one.
         let over_ring = self.fall_back_at().is_some() || self.back.rings > 0;
