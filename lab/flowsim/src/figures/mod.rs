@@ -1,5 +1,6 @@
 //! The papers' figures, from simulated runs, with the papers' claims beside them.
 
+mod atp;
 mod passing;
 mod rat;
 mod rina;

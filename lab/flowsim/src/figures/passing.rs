@@ -13,7 +13,7 @@ use xdp_agg_workloads::{Network as Model, claims::Efficiency};
 use crate::engine::{Options, simulate};
 use crate::fabric::{Costs, Fabric};
 use crate::predict::Question;
-use crate::strategy::{Way, servers};
+use crate::strategy::{Servers, Way};
 
 use super::{Bench, Cell, Claim, Figure, Picture, Plan, Verdict};
 
@@ -47,7 +47,8 @@ fn times(bench: &Bench, hosts: usize, processes: u16, bytes: f64) -> Result<Time
     let with_server = star(hosts + 1)?;
     let fabric = Fabric::new(&with_server.network, Costs::IDEAL);
     let pushed = bytes * f64::from(processes);
-    let schedule = servers(&fabric, &[hosts as u16], &BTreeSet::new(), pushed);
+    let server = Servers::new(&with_server.network, [hosts as u16]);
+    let schedule = server.schedule(&fabric, &BTreeSet::new(), pushed);
     let ps = simulate(&schedule, fabric.capacities(), &Options::default(), &mut |_| {})?.seconds;
     let mut generated = star(hosts)?;
     generated.equip(0);
