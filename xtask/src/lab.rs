@@ -10,14 +10,17 @@ use anyhow::{Context, Result, bail};
 use crate::shell::{cargo, run, step, target};
 use crate::{Passed, build, python, setup};
 
+/// Benchmarks that are simulated, and need neither a test network nor the programs.
+pub(crate) const SIMULATED: [&str; 2] = ["figures", "simulate"];
+
 pub(crate) fn demo(args: &Passed) -> Result<()> {
     let torch = args.arguments.iter().any(|argument| argument == "--torch");
     lab("demo", args, (false, torch))
 }
 
 pub(crate) fn bench(args: &Passed) -> Result<()> {
-    // These are simulated, and need neither a test network nor the programs.
-    if let Some(command @ ("figures" | "simulate")) = args.arguments.first().map(String::as_str) {
+    if let Some(command) = args.arguments.first().filter(|name| SIMULATED.contains(&name.as_str()))
+    {
         return flowsim(command, &args.arguments[1..]);
     }
     let torch = args.arguments.first().is_some_and(|scenario| scenario == "torch");

@@ -52,7 +52,8 @@ enum Command {
     Fuzz(Passed),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
-    /// Line width, length of files and functions, leftovers: the checks that no compiler makes.
+    /// Line width, length of files and functions, leftovers, what docs/papers.md names: the checks
+    /// that no compiler makes.
     Tidy,
 }
 

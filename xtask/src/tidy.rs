@@ -3,10 +3,11 @@
 //! Errors: lines over 100 columns (rows of tables in comments may be longer), tabs and blanks at a
 //! line's end, leftovers (to-do notes). Lines of Markdown over 100 columns that are neither in a
 //! table nor in a block of code. What ships built from what does not, and a table of the crates
-//! that is not true ([`graph`]).
+//! that is not true ([`graph`]). Rows of docs/papers.md that name what is not there ([`papers`]).
 //! Warnings: files over 500 lines, functions over 70 lines; a reader may have a reason to keep one.
 
 mod graph;
+mod papers;
 
 use std::fs;
 
@@ -20,15 +21,17 @@ const FUNCTION_LINES: usize = 70;
 
 pub(crate) fn main() -> Result<()> {
     let mut findings = Findings::default();
-    for path in sources()? {
-        let text = || fs::read_to_string(root().join(&path)).with_context(|| path.clone());
+    let paths = sources()?;
+    for path in &paths {
+        let text = || fs::read_to_string(root().join(path)).with_context(|| path.clone());
         if path.ends_with(".md") {
-            findings.errors.extend(wide_prose(&path, &text()?));
+            findings.errors.extend(wide_prose(path, &text()?));
         } else if path.ends_with(".rs") {
-            check(&path, &text()?, &mut findings);
+            check(path, &text()?, &mut findings);
         }
     }
     findings.errors.extend(graph::findings()?);
+    findings.errors.extend(papers::findings(&paths));
     for warning in &findings.warnings {
         eprintln!("warning: {warning}");
     }

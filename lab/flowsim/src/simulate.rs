@@ -19,13 +19,14 @@ use crate::source::Source;
 pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
-    /// ps-one, ps, ring, h-ar, halving-doubling, atp, colocated, rat, rina, passing or switchml
+    /// ps-one, ps, ring, h-ar, halving-doubling, atp-one, atp, colocated, rat, rina, passing or
+    /// switchml
     #[arg(long, value_name = "NAME")]
     strategy: Way,
     /// Size of each worker's vector: bytes, or with K, M, G (1024-based), or 97e6
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     bytes: u64,
-    /// Worker processes behind each host's one link (ps-one, ps, atp, switchml)
+    /// Worker processes behind each host's one link (ps-one, ps, atp-one, atp, switchml)
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..))]
     processes: u16,
@@ -53,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CHUNKS", value_parser = clap::value_parser!(u32).range(1..))]
     buffered: Option<u32>,
     /// Pause this number of senders, fewer than hosts, drawn anew every --pause-ms. Trees want
-    /// --buffered as well; ps-one and atp, one tree each, do not go with it
+    /// --buffered as well; ps-one, atp-one and atp do not go with it
     #[arg(long, value_name = "K", default_value_t = 0)]
     pause: usize,
     /// Milliseconds between drawings

@@ -43,7 +43,7 @@ fn pauses_that_never_end_are_refused() {
         let (fine, _, error) = simulate(RACKS, strategy, &["--pause", "1", "--buffered", "10"]);
         assert!(fine, "{strategy}: {error}");
     }
-    for strategy in ["ps-one", "atp"] {
+    for strategy in ["ps-one", "atp-one", "atp"] {
         let args = ["--pause", "1", "--buffered", "10"];
         let (fine, _, error) = simulate(RACKS, strategy, &args);
         assert!(!fine && error.contains("leave --pause out"), "{strategy}: {error}");

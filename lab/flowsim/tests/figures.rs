@@ -32,7 +32,8 @@ fn figures_are_written_and_the_same_every_time() {
     assert_eq!(write(), write());
 }
 
-fn verdicts(plan: &Plan) -> Vec<(String, String)> {
+/// Of each claim: the figure, what the paper says, what came out, and the verdict.
+fn claims(plan: &Plan) -> Vec<[String; 4]> {
     let directory = tempfile::tempdir().expect("a directory");
     let bench = Bench::new(ProgressBar::hidden());
     make(plan, "", directory.path(), &bench).expect("figures");
@@ -41,15 +42,18 @@ fn verdicts(plan: &Plan) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
     let figures = json.as_array().expect("a list");
     let claims = |figure: &serde_json::Value| -> Vec<_> {
-        let claims = figure["claims"].as_array().expect("a list");
-        claims.iter().map(|claim| (text(&figure["name"]), text(&claim["verdict"]))).collect()
+        let name = &figure["name"];
+        let cells = |claim: &serde_json::Value| {
+            [name, &claim["paper"], &claim["ours"], &claim["verdict"]].map(text)
+        };
+        figure["claims"].as_array().expect("a list").iter().map(cells).collect()
     };
     figures.iter().flat_map(claims).collect()
 }
 
-/// The table in docs/flowsim.md, claim by claim. `scale` has none there.
+/// The table in docs/flowsim.md, cell by cell. `scale` has none there.
 #[test]
-fn the_documentation_has_the_verdicts_of_the_program() {
+fn the_documentation_has_what_the_program_prints() {
     let text = include_str!("../../../docs/flowsim.md");
     let (_, table) = text.split_once("| simulated | reproduced |\n").expect("the table");
     let mut documented = Vec::new();
@@ -59,17 +63,22 @@ fn the_documentation_has_the_verdicts_of_the_program() {
         if let Some((name, _)) = cells[0].strip_prefix('`').and_then(|cell| cell.split_once('`')) {
             name.clone_into(&mut figure);
         }
-        documented.push((figure.clone(), cells[3].to_owned()));
+        let [_, paper, ours, verdict] = cells[..] else { panic!("{row}") };
+        documented.push([&figure, paper, ours, verdict].map(str::to_owned));
     }
     let only = names().into_iter().filter(|&name| name != "scale").map(str::to_owned).collect();
-    assert_eq!(documented, verdicts(&Plan { seed: 1, quick: false, only }));
+    let printed = claims(&Plan { seed: 1, quick: false, only });
+    for (documented, printed) in documented.iter().zip(&printed) {
+        assert_eq!(documented, printed);
+    }
+    assert_eq!(documented.len(), printed.len());
 }
 
 /// Few points say nothing of averages, extremes or 4096 workers.
 #[test]
 fn claims_about_more_than_was_run_are_not_judged() {
     let only = ["rat-6", "rat-7", "rina-10", "scale"].map(str::to_owned).to_vec();
-    for (figure, verdict) in verdicts(&Plan { seed: 1, quick: true, only }) {
+    for [figure, _, _, verdict] in claims(&Plan { seed: 1, quick: true, only }) {
         // Figure 11 has all of its points.
         let complete = figure.starts_with("rina-11");
         assert_eq!(verdict == "not judged", !complete, "{figure}: {verdict}");

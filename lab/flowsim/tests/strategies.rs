@@ -4,7 +4,7 @@ use xdp_agg_flowsim::engine::{Options, Pauses};
 use xdp_agg_flowsim::fabric::{Costs, Fabric, Framing};
 use xdp_agg_flowsim::generate::{Dragonfly, Generated, SpineLeaf, fat_tree};
 use xdp_agg_flowsim::predict::{Question, predict};
-use xdp_agg_flowsim::strategy::{Coupling, Job, Way, schedule};
+use xdp_agg_flowsim::strategy::{Coupling, Job, Servers, Way, schedule};
 use xdp_agg_topology::analysis::Traffic;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::graph::Network;
@@ -66,6 +66,9 @@ fn on_a_star_every_strategy_takes_its_closed_form() {
         // The switch sums: one copy each way.
         assert_close("passing", ideal(&with, Way::Passing), BYTES / B);
         assert_close("atp", ideal(&with, Way::Atp), BYTES / B);
+        assert_close("atp-one", ideal(&with, Way::OneAtp), BYTES / B);
+        // Without an aggregator they are parameter servers.
+        assert_close("atp", ideal(&star, Way::Atp), bandwidth);
     }
 }
 
@@ -116,6 +119,27 @@ fn over_subscribed_racks_take_their_closed_forms() {
     let hierarchical = 2.0 * 7.0 / 8.0 * BYTES / B + across;
     assert_close("h-ar", ideal(&racks, Way::HierarchicalRing), hierarchical);
     assert!(ideal(&racks, Way::Rat) <= 2.0 * BYTES / B * (1.0 + CLOSE));
+}
+
+/// Two racks of four, uplinks 4:1. One rack has an aggregator: its uplink takes one copy to each
+/// server of the other rack, and the results of its own servers to each of the others' four.
+/// (2.68 vectors with headers were measured: `--equipped 1` in docs/measurements/topology.md.)
+#[test]
+fn atp_with_one_rack_equipped_takes_its_closed_form() {
+    let half = equipped(racks(2, 4, 4.0), 1);
+    assert_close("atp", ideal(&half, Way::Atp), 2.5 * BYTES / B);
+    assert_close("atp-one", ideal(&half, Way::OneAtp), 4.0 * BYTES / B);
+    // All shares cross the uplinks on their own.
+    assert_close("ps", ideal(&half, Way::Servers), 4.0 * BYTES / B);
+}
+
+/// With a server on every host each tree takes another way, so that all links carry alike.
+#[test]
+fn servers_on_all_hosts_use_all_links_of_a_fat_tree() {
+    let generated = fat_tree(4, Rate::gbit(10)).expect("a network");
+    let servers = Servers::everywhere(&generated.network);
+    let busiest = servers.occupation(&std::collections::BTreeSet::new()).busiest;
+    assert!((busiest - 2.0 * 15.0 / 16.0).abs() < 1e-9, "{busiest}: the hosts' links");
 }
 
 /// What passes each cable is what the planner counts, for forests and rings alike.

@@ -1,5 +1,6 @@
 //! The papers' figures, from simulated runs, with the papers' claims beside them.
 
+mod atp;
 mod passing;
 mod rat;
 mod rina;
@@ -161,11 +162,12 @@ enum Picture {
 type Maker = fn(&Plan, &Bench) -> Result<Vec<Figure>>;
 
 /// Names on the command line, and what makes them.
-const FIGURES: [(&str, Maker); 6] = [
+const FIGURES: [(&str, Maker); 7] = [
     ("rat-6", rat::over_subscription),
     ("rat-7", rat::paused),
     ("rina-5", rina::occupation_model),
     ("rina-10", rina::throughput),
+    ("passing-14", passing::iterations),
     ("passing-18", passing::scaling),
     ("scale", scale::scale),
 ];

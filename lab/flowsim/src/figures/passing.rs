@@ -1,4 +1,4 @@
-//! Figures 18 and 19 of paper 1 (PASSING): scaling efficiency.
+//! Figures 14 to 19 of paper 1 (PASSING): iterations, and scaling efficiency.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,27 @@ use crate::generate::{Generated, SpineLeaf};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
-use xdp_agg_workloads::claims::{EFFICIENCIES, compute_in_transfers};
-use xdp_agg_workloads::model::{Setting, in_host_seconds};
-use xdp_agg_workloads::{Network as Model, claims::Efficiency};
+use xdp_agg_workloads::Network as Model;
+use xdp_agg_workloads::claims::{EFFICIENCIES, Efficiency, SAVINGS, Saving, compute_in_transfers};
+use xdp_agg_workloads::model::{Setting, System, in_host_seconds};
 
 use crate::engine::{Options, simulate};
 use crate::fabric::{Costs, Fabric};
 use crate::predict::Question;
-use crate::strategy::{Way, servers};
+use crate::strategy::{Servers, Way};
 
 use super::{Bench, Cell, Claim, Figure, Picture, Plan, Verdict};
 
-/// Links, in Gbit/s.
+/// Links of the paper's first runs, in Gbit/s.
 const LINK: u32 = 10;
+/// And of its others.
+const NARROW: u32 = 1;
 /// Between two processes of a host: PCIe 3.0 x16, in bytes a second.
 const IN_HOST: f64 = 12e9;
 
 /// Hosts behind one switch.
-fn star(hosts: usize) -> Result<Generated> {
-    let rate = Rate::gbit(LINK);
+fn star(hosts: usize, gbits: u32) -> Result<Generated> {
+    let rate = Rate::gbit(gbits);
     let network = SpineLeaf {
         spines: 1,
         leaves: 1,
@@ -38,18 +40,24 @@ fn star(hosts: usize) -> Result<Generated> {
 /// Seconds of one synchronisation of `hosts` hosts of `processes` each.
 struct Times {
     ps: f64,
+    psring: f64,
     switchml: f64,
     passing: f64,
 }
 
-fn times(bench: &Bench, hosts: usize, processes: u16, bytes: f64) -> Result<Times> {
+/// With links of this rate.
+fn times(bench: &Bench, (hosts, processes): (usize, u16), bytes: f64, gbits: u32) -> Result<Times> {
     // The server is a host of its own and not a worker.
-    let with_server = star(hosts + 1)?;
+    let with_server = star(hosts + 1, gbits)?;
     let fabric = Fabric::new(&with_server.network, Costs::IDEAL);
-    let pushed = bytes * f64::from(processes);
-    let schedule = servers(&fabric, &[hosts as u16], &BTreeSet::new(), pushed);
-    let ps = simulate(&schedule, fabric.capacities(), &Options::default(), &mut |_| {})?.seconds;
-    let mut generated = star(hosts)?;
+    let server = Servers::new(&with_server.network, [hosts as u16]);
+    let served = |pushed: f64| -> Result<f64> {
+        let schedule = server.schedule(&fabric, &BTreeSet::new(), pushed);
+        let options = Options::default();
+        Ok(simulate(&schedule, fabric.capacities(), &options, &mut |_| {})?.seconds)
+    };
+    let (ps, psring) = (served(bytes * f64::from(processes))?, served(bytes)?);
+    let mut generated = star(hosts, gbits)?;
     generated.equip(0);
     let aggregated = |way| -> Result<f64> {
         let question = Question { processes, ..Question::ideal(way, bytes) };
@@ -59,13 +67,125 @@ fn times(bench: &Bench, hosts: usize, processes: u16, bytes: f64) -> Result<Time
         hosts: hosts as u16,
         processes,
         servers: 1,
-        link: Rate::gbit(LINK).bytes(),
+        link: Rate::gbit(gbits).bytes(),
         in_host: IN_HOST,
     };
     // Reduce-scatter before, all-gather behind.
     let in_host = 2.0 * in_host_seconds(&setting, bytes);
     let (switchml, passing) = (aggregated(Way::SwitchMl)?, aggregated(Way::Passing)? + in_host);
-    Ok(Times { ps, switchml, passing })
+    Ok(Times { ps, psring: psring + in_host, switchml, passing })
+}
+
+impl Times {
+    /// None for systems that are not simulated.
+    const fn of(&self, system: System) -> Option<f64> {
+        match system {
+            System::Ps => Some(self.ps),
+            System::Psring => Some(self.psring),
+            System::Switchml => Some(self.switchml),
+            System::Passing => Some(self.passing),
+            System::Atp | System::Ring | System::HAr => None,
+        }
+    }
+}
+
+/// The systems of figures 14 to 17. (ATP's blocks never collide here, so it would be SwitchML.)
+const SYSTEMS: [System; 4] = [System::Ps, System::Psring, System::Switchml, System::Passing];
+
+/// Seconds of an iteration's computation: the same whatever the links are.
+fn computing(model: Model) -> f64 {
+    let bytes = model.gradient_bytes() as f64;
+    compute_in_transfers(model) * bytes / Rate::gbit(LINK).bytes()
+}
+
+/// Figures 14 to 17: an iteration by setting.
+pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
+    let figures = [
+        (Model::Vgg19, LINK, "passing-14", "PASSING, figure 14: VGG19, 10 Gbit/s"),
+        (Model::Resnet50, LINK, "passing-15", "PASSING, figure 15: ResNet50, 10 Gbit/s"),
+        (Model::Vgg19, NARROW, "passing-16", "PASSING, figure 16: VGG19, 1 Gbit/s"),
+        (Model::Resnet50, NARROW, "passing-17", "PASSING, figure 17: ResNet50, 1 Gbit/s"),
+    ];
+    figures
+        .into_iter()
+        .map(|(model, gbits, name, title)| {
+            let computing = computing(model);
+            let (mut rows, mut groups) = (Vec::new(), Vec::new());
+            for setting in [(2, 2), (2, 4), (4, 2), (4, 4)] {
+                let times = times(bench, setting, model.gradient_bytes() as f64, gbits)?;
+                let all = SYSTEMS.map(|system| computing + times.of(system).unwrap_or(f64::NAN));
+                let place = format!("{} x {}", setting.0, setting.1);
+                let mut row: Vec<Cell> = vec![(&place).into()];
+                row.extend(all.map(Cell::from));
+                rows.push(row);
+                groups.push((place, all.to_vec()));
+            }
+            let claims = SAVINGS.iter().filter(|claim| {
+                (claim.network, u32::from(claim.gbits)) == (model, gbits) && !is_origin(claim)
+            });
+            Ok(Figure {
+                name,
+                title,
+                assumptions: vec![
+                format!(
+                    "an iteration computes for {computing:.3} s at either rate: what PASSING's \
+                     saving over SwitchML implies at 10 Gbit/s with 4 x 4 \
+                     (lab/workloads/src/claims.rs), so that this saving is not compared"
+                ),
+                "seconds of an iteration; one server on a host of its own; both directions of a \
+                 link at once; processes of a host at 12 GB/s; ATP would be as SwitchML, because \
+                 no blocks collide"
+                    .into(),
+            ],
+                claims: claims
+                    .filter_map(|claim| saved(bench, claim).transpose())
+                    .collect::<Result<_>>()?,
+                columns: vec!["hosts x processes", "PS", "PSRing", "SwitchML", "PASSING"],
+                rows,
+                picture: Picture::Bars {
+                    y: "seconds of an iteration",
+                    series: ["PS", "PSRing", "SwitchML", "PASSING"].map(str::to_owned).to_vec(),
+                    groups,
+                },
+            })
+        })
+        .collect()
+}
+
+/// Whether the time of computation is derived from this claim.
+fn is_origin(claim: &Saving) -> bool {
+    let of = (claim.hosts, claim.processes, claim.gbits);
+    of == (4, 4, 10) && (claim.system, claim.over) == (System::Passing, System::Switchml)
+}
+
+/// A saving of the text beside what came out; None if a system is not simulated.
+fn saved(bench: &Bench, claim: &Saving) -> Result<Option<Claim>> {
+    let computing = computing(claim.network);
+    let bytes = claim.network.gradient_bytes() as f64;
+    let setting = (usize::from(claim.hosts), claim.processes);
+    let times = times(bench, setting, bytes, claim.gbits.into())?;
+    let (Some(ours), Some(others)) = (times.of(claim.system), times.of(claim.over)) else {
+        return Ok(None);
+    };
+    // With all pushed before anything is pulled: equations (2) to (4).
+    let saved =
+        |factor: f64| 100.0 * (1.0 - (computing + factor * ours) / (computing + factor * others));
+    let (both, apart) = (saved(1.0), saved(2.0));
+    Ok(Some(Claim {
+        paper: format!(
+            "{} x {}: {} saves {:.2} % of the time of {}",
+            claim.hosts, claim.processes, claim.system, claim.percent, claim.over
+        ),
+        ours: format!("{both:.1} %; {apart:.1} % if all is pushed before anything is pulled"),
+        verdict: near(claim.percent, both, apart),
+    }))
+}
+
+/// One of the two within a fifth, or the paper's number between them.
+fn near(paper: f64, both: f64, apart: f64) -> Verdict {
+    let close = |percent: f64| (percent / paper - 1.0).abs() <= 0.2;
+    let between = (both.min(apart)..=both.max(apart)).contains(&paper);
+    Verdict::of(close(both) || close(apart), between)
 }
 
 /// Figures 18 and 19, and beyond their four hosts.
@@ -82,14 +202,15 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let mut made = Vec::new();
     for (model, name, title) in figures {
         let bytes = model.gradient_bytes() as f64;
-        let computing = compute_in_transfers(model) * bytes / Rate::gbit(LINK).bytes();
+        let computing = computing(model);
         // Speed-up over one process, divided by the number of processes.
         let efficiency = |sync: f64| computing / (computing + sync);
         let mut rows = Vec::new();
         let mut lines = [const { Vec::new() }; 3];
         for processes in [2_u16, 4] {
             for &hosts in hosts {
-                let Times { ps, switchml, passing } = times(bench, hosts, processes, bytes)?;
+                let Times { ps, switchml, passing, .. } =
+                    times(bench, (hosts, processes), bytes, LINK)?;
                 let all = [ps, switchml, passing].map(efficiency);
                 if processes == 4 {
                     for (line, value) in lines.iter_mut().zip(all) {
@@ -139,20 +260,18 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
 
 /// A claim of the text beside what came out.
 fn compared(bench: &Bench, claim: &Efficiency, bytes: f64, computing: f64) -> Result<Claim> {
-    let times = times(bench, usize::from(claim.hosts), claim.processes, bytes)?;
+    let setting = (usize::from(claim.hosts), claim.processes);
+    let times = times(bench, setting, bytes, LINK)?;
     let over = |ps: f64, passing: f64| 100.0 * ((computing + ps) / (computing + passing) - 1.0);
     let both = over(times.ps, times.passing);
     // Push, then pull: equation (4).
     let apart = over(2.0 * times.ps, 2.0 * times.passing);
-    let close = |percent: f64| (percent / claim.percent_over_ps - 1.0).abs() <= 0.2;
-    let between = (both.min(apart)..=both.max(apart)).contains(&claim.percent_over_ps);
     Ok(Claim {
         paper: format!(
             "{} x {}: PASSING's efficiency is {:.1} % above PS's",
             claim.hosts, claim.processes, claim.percent_over_ps
         ),
         ours: format!("{both:.1} %; {apart:.1} % if all is pushed before anything is pulled"),
-        // One of the two within a fifth, or the paper's number between them.
-        verdict: Verdict::of(close(both) || close(apart), between),
+        verdict: near(claim.percent_over_ps, both, apart),
     })
 }

@@ -1,5 +1,7 @@
 //! Figures 5, 10 and 11 of paper 3 (Rina).
 
+mod claims;
+
 use std::collections::BTreeSet;
 
 use crate::generate::{Dragonfly, Generated, fat_tree};
@@ -8,12 +10,16 @@ use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::{Forest, Rate, Strategy};
 use xdp_agg_workloads::{Network as Model, Tensor};
 
-use crate::engine::{Options, simulate};
 use crate::fabric::{Costs, Fabric};
 use crate::predict::Question;
-use crate::strategy::{Way, occupation, servers, switches_on_way};
+use crate::strategy::Way;
 
-use super::{Bench, Cell, Claim, Figure, Picture, Plan, Verdict, judged, spread};
+use super::atp::Atp;
+use super::{Bench, Cell, Figure, Picture, Plan, judged};
+use claims::{
+    Gains, H_AR, HALF_ATP, HALF_RINA, RAR, SYSTEMS, half_rate, incremental_claims,
+    throughput_claims,
+};
 
 /// Links, in Gbit/s.
 const LINK: u32 = 25;
@@ -22,8 +28,6 @@ const STEP: f64 = 100e-6;
 const COSTS: Costs = Costs { step: STEP, jitter: STEP, hop: 10e-6, ..Costs::IDEAL };
 /// What a worker computes, in floating-point operations a second.
 const WORKER: f64 = 15e12;
-/// Rank whose host has the parameter server.
-const SERVER: u16 = 0;
 
 /// The networks that section VI trains, with their batches.
 const MODELS: [(Model, &str, f64); 5] = [
@@ -53,9 +57,10 @@ fn assumptions() -> Vec<String> {
              worth an iteration; batches of 64, BERT 12",
             WORKER * 1e-12
         ),
-        "PS and ATP: one server, on the host of rank 0, as in the bandwidth-occupation model; \
-         aggregating switches work at line rate and have slots for everything; the others pass \
-         everything on; results take the same way back"
+        "PS and ATP: one server, on the host of rank 0, as in the bandwidth-occupation model (half \
+         of the switches on its tree of the fat-tree are the text's 6), and beside it one on each \
+         host; aggregating switches work at line rate and have slots for everything; the others \
+         pass everything on; results take the same way back"
             .into(),
         "Rina as xdp-agg plans it: a rack's aggregator passes its sums to the next rack's \
          aggregator, not to its agent's host, and results go back along the same path; its \
@@ -63,8 +68,9 @@ fn assumptions() -> Vec<String> {
          take them, where nothing else is said; `in blocks` is xdp-agg, where blocks follow each \
          other and a hop costs 10 us once"
             .into(),
-        "ATP replaces first whatever switch helps its busiest link most, then those nearest to \
-         the workers; Rina replaces racks by their number of workers, then by index"
+        "ATP has those switches replaced that leave the least on its busiest link: with one server \
+         the best for each number, with more one after the other; beside it the racks' switches \
+         before all others; Rina replaces racks by their number of workers, then by index"
             .into(),
     ]
 }
@@ -114,36 +120,6 @@ fn rina(
     Ok(bench.run(&generated, &question)?.seconds)
 }
 
-/// Switches in the order in which ATP replaces them.
-fn atp_order(generated: &Generated) -> Vec<usize> {
-    let network = &generated.network;
-    let mut left = switches_on_way(network, SERVER);
-    let mut chosen = BTreeSet::new();
-    let mut order = Vec::new();
-    while !left.is_empty() {
-        let busiest = |&switch: &usize| {
-            let mut with = chosen.clone();
-            with.insert(switch);
-            // A whole number.
-            occupation(network, SERVER, &with).round() as u64
-        };
-        let best = (0..left.len()).min_by_key(|&at| (busiest(&left[at]), at)).unwrap_or(0);
-        let switch = left.remove(best);
-        chosen.insert(switch);
-        order.push(switch);
-    }
-    order
-}
-
-/// Seconds of ATP with these switches aggregating; of PS with none.
-fn atp(generated: &Generated, aggregating: &[usize], bytes: f64, costs: Costs) -> Result<f64> {
-    let fabric = Fabric::new(&generated.network, costs);
-    let aggregating: BTreeSet<usize> = aggregating.iter().copied().collect();
-    let schedule = servers(&fabric, &[SERVER], &aggregating, bytes);
-    let outcome = simulate(&schedule, fabric.capacities(), &Options::default(), &mut |_| {})?;
-    Ok(outcome.seconds)
-}
-
 /// Figure 5: the bandwidth-occupation model.
 pub(super) fn occupation_model(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let model = (Model::Resnet50, 64.0);
@@ -153,44 +129,42 @@ pub(super) fn occupation_model(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let mut claims = Vec::new();
     for (name, generated) in networks()? {
         bench.say(format!("rina-5: {name}"));
-        let order = atp_order(&generated);
-        let mut points = Vec::new();
-        for count in 0..=order.len() {
-            let seconds = atp(&generated, &order[..count], bytes, Costs::IDEAL)?;
-            let share = 100.0 * count as f64 / order.len() as f64;
-            let throughput = samples(&generated, model, seconds);
-            let set = order[..count].iter().copied().collect();
-            let worker = 1.0 / occupation(&generated.network, SERVER, &set);
-            points.push((share, worker));
-            rows.push(vec![
-                name.into(),
-                count.into(),
-                share.into(),
-                worker.into(),
-                throughput.into(),
-            ]);
+        let fabric = Fabric::new(&generated.network, Costs::IDEAL);
+        let mut told = Vec::new();
+        for atp in Atp::all(&generated.network) {
+            let mut points = Vec::new();
+            for count in 0..=atp.switches() {
+                let seconds = atp.seconds(&fabric, count, bytes)?;
+                let share = 100.0 * count as f64 / atp.switches() as f64;
+                let throughput = samples(&generated, model, seconds);
+                let worker = atp.throughput(count);
+                points.push((share, worker));
+                rows.push(vec![
+                    name.into(),
+                    atp.name.into(),
+                    count.into(),
+                    share.into(),
+                    worker.into(),
+                    throughput.into(),
+                ]);
+            }
+            let at = points.iter().rfind(|point| point.0 <= 80.5).copied().unwrap_or_default();
+            told.push((atp.name, at.0, at.1));
+            series.push((format!("{name}, {}", atp.name), points));
         }
-        let at = points.iter().rfind(|point| point.0 <= 80.5).copied().unwrap_or_default();
-        claims.push(Claim {
-            paper: format!(
-                "{name}: with 80 % of the switches replaced, throughput is only 50 % (section I)"
-            ),
-            ours: format!("{:.0} % of the full rate with {:.0} % replaced", at.1 * 100.0, at.0),
-            // Far less than half: the direction, and not the number.
-            verdict: Verdict::of((0.4..0.6).contains(&at.1), at.1 < 0.6),
-        });
-        series.push((name.to_owned(), points));
+        claims.push(half_rate(name, &told));
     }
     Ok(vec![Figure {
         name: "rina-5",
         title: "Rina, figure 5: throughput of PS-based aggregation by replaced switches",
         assumptions: vec![
-            "the switches are those on the one tree of shortest paths to the server, as the model \
-             wants; they are replaced in the order that helps most"
+            "the switches are those on the trees of shortest paths to the servers, one tree for \
+             each server, as the model wants; with several servers a link carries what goes up to \
+             some and comes down from others"
                 .into(),
         ],
         claims,
-        columns: vec!["network", "replaced", "%", "worker's throughput", "samples/s"],
+        columns: vec!["network", "ATP", "replaced", "%", "worker's throughput", "samples/s"],
         rows,
         picture: Picture::Lines {
             x: "replaced switches, %",
@@ -201,30 +175,37 @@ pub(super) fn occupation_model(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     }])
 }
 
-/// The systems of figure 10.
-const SYSTEMS: [&str; 7] = ["PS", "RAR", "H-AR", "ATP 50%", "Rina 50%", "ATP 100%", "Rina 100%"];
-
 /// Samples a second of each system.
 fn systems(
     bench: &Bench,
     generated: &Generated,
+    atp: &[Atp<'_>; 4],
     (model, batch): (Model, f64),
     costs: Costs,
 ) -> Result<[f64; SYSTEMS.len()]> {
     let bytes = model.gradient_bytes() as f64;
-    let order = atp_order(generated);
     let racks = racks(generated).len();
     let plain = |way| -> Result<f64> {
         let question = Question { costs, ..Question::ideal(way, bytes) };
         Ok(bench.run(generated, &question)?.seconds)
     };
+    let fabric = Fabric::new(&generated.network, costs);
+    let replaced = |which: usize, share: usize| {
+        let atp: &Atp<'_> = &atp[which];
+        atp.seconds(&fabric, atp.switches() / share, bytes)
+    };
     let seconds = [
         plain(Way::OneServer)?,
+        plain(Way::Servers)?,
         plain(Way::Ring)?,
         plain(Way::HierarchicalRing)?,
-        atp(generated, &order[..order.len() / 2], bytes, costs)?,
+        replaced(0, 2)?,
+        replaced(1, 2)?,
+        replaced(2, 2)?,
+        replaced(3, 2)?,
         rina(bench, generated, racks / 2, bytes, (costs, true))?,
-        atp(generated, &order, bytes, costs)?,
+        replaced(0, 1)?,
+        replaced(2, 1)?,
         rina(bench, generated, racks, bytes, (costs, true))?,
     ];
     Ok(seconds.map(|sync| samples(generated, (model, batch), sync)))
@@ -247,8 +228,9 @@ pub(super) fn throughput(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let models = if plan.quick { &MODELS[..1] } else { &MODELS[..] };
     for (((_, generated), names), titles) in networks()?.into_iter().zip(names).zip(titles) {
         let (mut rows, mut groups) = (Vec::new(), Vec::new());
+        let atp = Atp::all(&generated.network);
         for &(model, name, batch) in models {
-            let all = systems(bench, &generated, (model, batch), COSTS)?;
+            let all = systems(bench, &generated, &atp, (model, batch), COSTS)?;
             let mut row: Vec<Cell> = vec![name.into()];
             row.extend(all.map(Cell::from));
             rows.push(row);
@@ -269,78 +251,39 @@ pub(super) fn throughput(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 groups,
             },
         });
-        figures.push(incremental(bench, &generated, names.1, titles.1)?);
+        figures.push(incremental(bench, &generated, &atp, names.1, titles.1)?);
     }
     figures.push(step_costs(plan, bench)?);
     Ok(figures)
-}
-
-fn throughput_claims(groups: &[(String, Vec<f64>)]) -> Vec<Claim> {
-    let ratios = |above: usize, below: usize| -> Vec<f64> {
-        groups.iter().map(|(_, values)| values[above] / values[below]).collect()
-    };
-    let least = |list: &[f64]| list.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = |list: &[f64]| list.iter().copied().fold(0.0, f64::max);
-    let over_atp = ratios(4, 3);
-    let like_atp = ratios(6, 5);
-    let (over_ps, over_ring) = (ratios(6, 0), ratios(6, 1));
-    let over_hierarchical = ratios(4, 2);
-    let times = |list: &[f64]| format!("{} times", spread(list, 2));
-    // "Up to 6 times" within a factor of two.
-    let up_to_six = |list: &[f64]| (3.0..12.0).contains(&most(list));
-    let comparable = least(&like_atp) > 0.8 && most(&like_atp) < 1.3;
-    let resnet = groups.iter().position(|(name, _)| name == "ResNet50");
-    let surpasses = resnet.is_some_and(|at| like_atp[at] > 1.0);
-    vec![
-        Claim {
-            paper: "Rina has over 50 % more throughput than ATP with half of the switches".into(),
-            ours: times(&over_atp),
-            verdict: Verdict::of(least(&over_atp) > 1.5, most(&over_atp) > 1.5),
-        },
-        Claim {
-            paper: "with all switches replaced, Rina is comparable to ATP, and better on ResNet50"
-                .into(),
-            ours: times(&like_atp),
-            verdict: Verdict::of(comparable && surpasses, comparable || surpasses),
-        },
-        Claim {
-            paper: "Rina is up to 6 times as fast as PS and RAR".into(),
-            ours: format!("PS: {}; RAR: {}", times(&over_ps), times(&over_ring)),
-            verdict: Verdict::of(
-                up_to_six(&over_ps) && up_to_six(&over_ring),
-                up_to_six(&over_ps) || up_to_six(&over_ring),
-            ),
-        },
-        Claim {
-            paper: "Rina is better than H-AR with half of the switches".into(),
-            ours: times(&over_hierarchical),
-            verdict: Verdict::of(least(&over_hierarchical) > 1.0, most(&over_hierarchical) > 1.0),
-        },
-    ]
 }
 
 /// Figure 11: switch by switch.
 fn incremental(
     bench: &Bench,
     generated: &Generated,
+    atp: &[Atp<'_>; 4],
     name: &'static str,
     title: &'static str,
 ) -> Result<Figure> {
     let model = (Model::Resnet50, 64.0);
     // 98 MB, section VI-C.
     let bytes = 98e6;
-    let order = atp_order(generated);
     let racks = racks(generated).len();
-    let mut lines: [(&str, Vec<(f64, f64)>); 3] =
-        [("ATP", Vec::new()), ("Rina", Vec::new()), ("Rina, in blocks", Vec::new())];
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> =
+        atp.iter().map(|atp| (format!("ATP, {}", atp.name), Vec::new())).collect();
+    lines.extend(["Rina", "Rina, in blocks"].map(|name| (name.to_owned(), Vec::new())));
     let mut rows = Vec::new();
-    for count in 0..=order.len().max(racks) {
+    let fabric = Fabric::new(&generated.network, COSTS);
+    let most = atp.iter().map(|atp| atp.switches()).max().unwrap_or(0);
+    for count in 0..=most.max(racks) {
         let equipped = count.min(racks);
-        let seconds = [
-            atp(generated, &order[..count.min(order.len())], bytes, COSTS)?,
-            rina(bench, generated, equipped, bytes, (COSTS, true))?,
-            rina(bench, generated, equipped, bytes, (COSTS, false))?,
-        ];
+        let mut seconds = Vec::new();
+        for atp in atp {
+            seconds.push(atp.seconds(&fabric, count, bytes)?);
+        }
+        for steps in [true, false] {
+            seconds.push(rina(bench, generated, equipped, bytes, (COSTS, steps))?);
+        }
         let mut row: Vec<Cell> = vec![count.into()];
         for ((_, points), seconds) in lines.iter_mut().zip(seconds) {
             let samples = samples(generated, model, seconds);
@@ -349,79 +292,61 @@ fn incremental(
         }
         rows.push(row);
     }
-    let [(_, atp_points), (_, rina_points), _] = &lines;
-    let claims = incremental_claims((rina_points, racks), (atp_points, order.len()));
+    let of_atp = lines.iter().zip(atp);
+    let of_atp = of_atp.map(|((_, points), atp)| Gains { points, all: atp.switches() });
+    let of_atp: Vec<Gains<'_>> = of_atp.collect();
+    let of_rina = Gains { points: &lines[atp.len()].1, all: racks };
+    let claims = incremental_claims(&of_rina, &of_atp);
     let mut assumptions = assumptions();
     assumptions.push(format!(
-        "ATP's {} switches are those on the way to its server, Rina's {racks} those with workers",
-        order.len()
+        "samples/s; ATP's {} switches are those on the way to one server, or {most} with servers \
+         on all hosts; Rina's {racks} are those with workers",
+        atp[0].switches()
     ));
+    let columns = vec![
+        "replaced",
+        "ATP, one",
+        "ATP, one, racks first",
+        "ATP, all",
+        "ATP, all, racks first",
+        "Rina",
+        "Rina, in blocks",
+    ];
     Ok(Figure {
         name,
         title,
         assumptions,
         claims,
-        columns: vec!["replaced", "ATP samples/s", "Rina samples/s", "Rina in blocks samples/s"],
+        columns,
         rows,
         picture: Picture::Lines {
             x: "replaced switches",
             y: "samples/s",
             axes: Axes::Linear,
-            series: lines.map(|(name, points)| (name.to_owned(), points)).to_vec(),
+            series: lines,
         },
     })
-}
-
-/// What rises when: points by replaced switches, and how many there are to replace.
-fn incremental_claims(rina: (&[(f64, f64)], usize), atp: (&[(f64, f64)], usize)) -> Vec<Claim> {
-    let rises = rina.0.windows(2).all(|pair| pair[1].1 >= pair[0].1 * (1.0 - 1e-9));
-    // Percent of the gain with `count` of `all` replaced.
-    let gained = |(points, all): (&[(f64, f64)], usize), count: usize| {
-        let (first, last) = (points[0].1, points[all].1);
-        100.0 * (points[count].1 - first) / (last - first)
-    };
-    let [rina_half, atp_half] = [rina, atp].map(|system| gained(system, system.1 / 2));
-    vec![
-        Claim {
-            paper: "the throughput of Rina rises gradually with each replaced switch".into(),
-            ours: format!(
-                "{}; {rina_half:.0} % of the gain with half of the racks, {:.2} times with all",
-                if rises { "never falls" } else { "falls in between" },
-                rina.0[rina.1].1 / rina.0[0].1
-            ),
-            // In proportion to what is replaced, within a third.
-            verdict: Verdict::of(rises && (33.0..67.0).contains(&rina_half), rises),
-        },
-        Claim {
-            paper: "that of ATP rises only after many replacements".into(),
-            ours: format!(
-                "{atp_half:.0} % of the gain with half of the switches (Rina {rina_half:.0} %), \
-                 {:.0} % with the first",
-                gained(atp, 1)
-            ),
-            // Later than Rina's, which is what it is compared with.
-            verdict: Verdict::of(atp_half < 50.0 && atp_half < rina_half, false),
-        },
-    ]
 }
 
 /// What a step costs: the one parameter that decides and that the paper does not give.
 fn step_costs(plan: &Plan, bench: &Bench) -> Result<Figure> {
     let steps: &[f64] = if plan.quick { &[1e-4] } else { &[1e-6, 1e-5, 1e-4, 1e-3] };
     let (mut rows, mut series) = (Vec::new(), Vec::new());
+    let rivals = [RAR, H_AR, HALF_ATP[0], HALF_ATP[1]];
     for (network, generated) in networks()? {
-        let mut points = [const { Vec::new() }; 3];
+        let atp = Atp::all(&generated.network);
+        let mut points = [const { Vec::new() }; 4];
         for &step in steps {
             let costs = Costs { step, jitter: step, ..COSTS };
-            let all = systems(bench, &generated, (Model::Resnet50, 64.0), costs)?;
-            for (points, rival) in points.iter_mut().zip([1, 2, 3]) {
-                points.push((step * 1e6, all[4] / all[rival]));
+            let all = systems(bench, &generated, &atp, (Model::Resnet50, 64.0), costs)?;
+            for (points, rival) in points.iter_mut().zip(rivals) {
+                points.push((step * 1e6, all[HALF_RINA] / all[rival]));
             }
             let mut row: Vec<Cell> = vec![network.into(), (step * 1e6).into()];
             row.extend(all.map(Cell::from));
             rows.push(row);
         }
-        for (points, rival) in points.into_iter().zip([1, 2, 3]) {
+        for (points, rival) in points.into_iter().zip(rivals) {
             series.push((format!("over {}, {network}", SYSTEMS[rival]), points));
         }
     }

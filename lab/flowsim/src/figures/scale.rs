@@ -25,7 +25,7 @@ const WAYS: [Way; 9] = [
     Way::Ring,
     Way::HierarchicalRing,
     Way::HalvingDoubling,
-    Way::Atp,
+    Way::OneAtp,
     Way::Colocated,
     Way::Rat,
     Way::Rina,
@@ -125,7 +125,7 @@ struct Measured {
 
 fn measured(bench: &Bench, plain: &Generated, way: Way) -> Result<Measured> {
     let mut generated = plain.clone();
-    if matches!(way, Way::Rina | Way::Atp) {
+    if matches!(way, Way::Rina | Way::OneAtp) {
         for host in &plain.topology.hosts {
             if let Some(rack) = host.region {
                 generated.equip(rack);

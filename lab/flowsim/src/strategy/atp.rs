@@ -13,51 +13,115 @@ use xdp_agg_topology::graph::{Network, NodeKind};
 use crate::engine::{ResourceId, Schedule, Stream, Uses};
 use crate::fabric::Fabric;
 
-/// The schedule of parameter servers on the given ranks, each with an equal share of the vector.
-/// The switches that aggregate are given as nodes of the network.
-pub fn servers(
-    fabric: &Fabric<'_>,
-    ranks: &[u16],
-    aggregating: &BTreeSet<usize>,
-    bytes: f64,
-) -> Schedule {
-    let mut schedule = Schedule::new();
-    let mut uses = fabric.uses();
-    let costs = fabric.costs();
-    let workers = fabric.network().hosts().len();
-    let (framing, step) = if aggregating.is_empty() {
-        (costs.streamed, costs.step_of(workers))
-    } else {
-        (costs.aggregated, costs.hop)
-    };
-    let share = framing.wire(bytes) / ranks.len().max(1) as f64;
-    for &rank in ranks {
-        let way = Way::to(fabric.network(), rank);
-        let latency = way.uses(fabric, aggregating, &mut uses);
-        // Two steps: to the server and back.
-        let latency = 2.0 * (latency + step);
-        schedule.add(Stream { latency, ..Stream::whole(share) }, &mut uses);
+/// Parameter servers, each with an equal share of the vector, and the trees of paths to them.
+#[derive(Debug)]
+pub struct Servers<'a> {
+    network: &'a Network,
+    ways: Vec<Way>,
+}
+
+/// A switch on the way to servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// The network's node.
+    pub node: usize,
+    /// Hosts at it.
+    pub own: usize,
+    /// Workers whose contributions it passes on, counted for each server.
+    pub below: usize,
+}
+
+/// What links of one rate carry, in vectors, with results on their way back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Occupation {
+    /// On the busiest direction of a link: the reciprocal of a worker's throughput in the
+    /// bandwidth-occupation model (paper 3, section III-B).
+    pub busiest: f64,
+    /// On all of them.
+    pub all: f64,
+}
+
+impl<'a> Servers<'a> {
+    /// Servers on the hosts of these ranks.
+    pub fn new(network: &'a Network, ranks: impl IntoIterator<Item = u16>) -> Self {
+        let ways = ranks.into_iter().map(|rank| Way::to(network, rank)).collect();
+        Self { network, ways }
     }
-    schedule
-}
 
-/// The switches on the way to a server, nearest to the workers first: those to replace by
-/// aggregating ones.
-pub fn switches_on_way(network: &Network, server: u16) -> Vec<usize> {
-    let way = Way::to(network, server);
-    let copies = way.copies(network, &BTreeSet::new());
-    let switch = |&&node: &&usize| network.nodes()[node] == NodeKind::Switch && copies[node] > 0.0;
-    way.order.iter().rev().filter(switch).copied().collect()
-}
+    /// A server on each host.
+    pub fn everywhere(network: &'a Network) -> Self {
+        Self::new(network, 0..network.hosts().len() as u16)
+    }
 
-/// Copies on the busiest link on the way to a server: the reciprocal of the throughput in the
-/// bandwidth-occupation model (paper 3, section III-B) with links of one rate.
-pub fn occupation(network: &Network, server: u16, aggregating: &BTreeSet<usize>) -> f64 {
-    let copies = Way::to(network, server).copies(network, aggregating);
-    copies.into_iter().fold(0.0, f64::max)
+    /// The switches on the ways, those farthest from the first server first: what is to be replaced
+    /// by aggregating ones.
+    pub fn switches(&self) -> Vec<Switch> {
+        let Self { network, ways } = self;
+        let sent = self.sent(&BTreeSet::new());
+        let mut own = vec![0; network.nodes().len()];
+        for link in network.links() {
+            own[link.to] += usize::from(matches!(network.nodes()[link.from], NodeKind::Host(_)));
+        }
+        let order = ways.first().map_or(&[][..], |way| &way.order);
+        let used = |&&node: &&usize| network.nodes()[node] == NodeKind::Switch && sent[node] > 0.0;
+        let used = order.iter().rev().filter(used);
+        used.map(|&node| Switch { node, own: own[node], below: sent[node] as usize }).collect()
+    }
+
+    /// By node: the copies that it sends towards servers where these nodes aggregate.
+    pub fn sent(&self, aggregating: &BTreeSet<usize>) -> Vec<f64> {
+        let mut sent = vec![0.0; self.network.nodes().len()];
+        for way in &self.ways {
+            let copies = way.copies(self.network, aggregating);
+            sent.iter_mut().zip(copies).for_each(|(sent, copies)| *sent += copies);
+        }
+        sent
+    }
+
+    /// What the links carry where these nodes aggregate.
+    pub fn occupation(&self, aggregating: &BTreeSet<usize>) -> Occupation {
+        let mut carried = vec![0.0; self.network.links().len()];
+        for way in &self.ways {
+            let copies = way.copies(self.network, aggregating);
+            for (link, copies) in way.towards.iter().zip(copies) {
+                let Some(link) = *link else { continue };
+                carried[link] += copies;
+                carried[link ^ 1] += copies;
+            }
+        }
+        let share = 1.0 / self.ways.len().max(1) as f64;
+        let busiest = carried.iter().copied().fold(0.0, f64::max);
+        Occupation { busiest: busiest * share, all: carried.iter().sum::<f64>() * share }
+    }
+
+    /// The schedule of one all-reduce where these nodes aggregate.
+    pub fn schedule(
+        &self,
+        fabric: &Fabric<'_>,
+        aggregating: &BTreeSet<usize>,
+        bytes: f64,
+    ) -> Schedule {
+        let mut schedule = Schedule::new();
+        let mut uses = fabric.uses();
+        let costs = fabric.costs();
+        let (framing, step) = if aggregating.is_empty() {
+            (costs.streamed, costs.step_of(self.network.hosts().len()))
+        } else {
+            (costs.aggregated, costs.hop)
+        };
+        let share = framing.wire(bytes) / self.ways.len().max(1) as f64;
+        for way in &self.ways {
+            let latency = way.uses(fabric, aggregating, &mut uses);
+            // Two steps: to the server and back.
+            let latency = 2.0 * (latency + step);
+            schedule.add(Stream { latency, ..Stream::whole(share) }, &mut uses);
+        }
+        schedule
+    }
 }
 
 /// A tree of shortest paths to a server's host.
+#[derive(Debug)]
 struct Way {
     /// By node: the link towards the server; None for the server and for what is cut off.
     towards: Vec<Option<usize>>,
@@ -66,7 +130,8 @@ struct Way {
 }
 
 impl Way {
-    /// Of several parents the one with the lowest index, so that paths meet early.
+    /// Of several parents all nodes at a distance take the one with the same number, so that paths
+    /// meet early. Which one depends on the server, so that several servers use all links alike.
     fn to(network: &Network, server: u16) -> Self {
         let nodes = network.nodes().len();
         let root = network.hosts()[usize::from(server)];
@@ -74,7 +139,6 @@ impl Way {
         for (index, link) in network.links().iter().enumerate() {
             into[link.to].push(index);
         }
-        let mut towards = vec![None; nodes];
         let mut distance = vec![u64::MAX; nodes];
         let mut order = Vec::new();
         let mut next = BinaryHeap::from([Reverse((0, root))]);
@@ -93,11 +157,25 @@ impl Way {
                 let further = far + u64::from(hop.cost);
                 if further < distance[hop.from] {
                     distance[hop.from] = further;
-                    towards[hop.from] = Some(link);
                     next.push(Reverse((further, hop.from)));
                 }
             }
         }
+        let passes = |node: usize| node == root || network.nodes()[node] == NodeKind::Switch;
+        let mut parents: Vec<Vec<usize>> = vec![Vec::new(); nodes];
+        for (index, link) in network.links().iter().enumerate() {
+            let through = distance[link.to].saturating_add(u64::from(link.cost));
+            if passes(link.to) && distance[link.from] == through {
+                parents[link.from].push(index);
+            }
+        }
+        let towards = parents.iter_mut().zip(&distance).map(|(links, far)| {
+            links.sort_unstable_by_key(|&link| network.links()[link].to);
+            // Two hosts of a rack differ in the lowest bit, two racks in the next.
+            let choice = usize::from(server) >> ((far + 1) & 1);
+            links.get(choice.checked_rem(links.len())?).copied()
+        });
+        let towards = towards.collect();
         Self { towards, order }
     }
 

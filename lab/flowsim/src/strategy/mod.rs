@@ -15,11 +15,9 @@ use xdp_agg_topology::{Forest, Lost, Node, PlanError, Site, Strategy, Topology, 
 use crate::engine::Schedule;
 use crate::fabric::Fabric;
 
-pub use atp::{occupation, switches_on_way};
+pub use atp::{Occupation, Servers, Switch};
 pub use forest::{Coupling, Load, chain, forest};
 pub use ring::{halving_doubling, hierarchical, ring};
-
-pub use atp::servers;
 
 /// A way to sum that can be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +38,9 @@ pub enum Way {
     /// Recursive halving and doubling.
     HalvingDoubling,
     /// One parameter server on the host of rank 0, and switches that aggregate on the way.
+    #[strum(serialize = "atp-one")]
+    OneAtp,
+    /// A parameter server on each host, and switches that aggregate on the way.
     Atp,
     /// Each host's daemon aggregates an equal share.
     Colocated,
@@ -72,6 +73,7 @@ impl Way {
             | Self::Ring
             | Self::HierarchicalRing
             | Self::HalvingDoubling
+            | Self::OneAtp
             | Self::Atp => None,
         }
     }
@@ -87,6 +89,7 @@ impl Way {
             | Self::SwitchMl => true,
             // A server's tree is one stream, whatever the coupling.
             Self::OneServer
+            | Self::OneAtp
             | Self::Atp
             | Self::Ring
             | Self::HierarchicalRing
@@ -128,7 +131,7 @@ pub struct Job<'a> {
     /// The vector's bytes.
     pub bytes: f64,
     /// Processes of a host that are workers of their own behind its one link, with `ps-one`, `ps`,
-    /// `atp` and `switchml`; the others sum in the host first, which takes no time here.
+    /// `atp-one`, `atp` and `switchml`; the others sum in the host first, which takes no time here.
     pub processes: u16,
     /// How trees' links depend on each other.
     pub coupling: Coupling,
@@ -152,8 +155,13 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
         Ok(forest(fabric, &plan, load, coupling))
     };
     let ranks = || ring_order(topology, &lost);
+    let network = fabric.network();
+    let aggregating = || equipped(topology, network);
+    let served = |servers: &Servers<'_>, aggregating: &BTreeSet<usize>| {
+        servers.schedule(fabric, aggregating, all_bytes)
+    };
     match way {
-        Way::OneServer => Ok(servers(fabric, &[0], &BTreeSet::new(), all_bytes)),
+        Way::OneServer => Ok(served(&Servers::new(network, [0]), &BTreeSet::new())),
         Way::Servers => {
             let plan = everywhere(topology);
             let hop = costs.step_of(topology.world());
@@ -163,7 +171,8 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
         Way::Ring => Ok(ring(fabric, &ranks(), bytes)),
         Way::HierarchicalRing => hierarchical(fabric, &racks(topology, &lost), bytes),
         Way::HalvingDoubling => halving_doubling(fabric, &ranks(), bytes),
-        Way::Atp => Ok(servers(fabric, &[0], &equipped(topology, fabric.network()), all_bytes)),
+        Way::OneAtp => Ok(served(&Servers::new(network, [0]), &aggregating())),
+        Way::Atp => Ok(served(&Servers::everywhere(network), &aggregating())),
         Way::Colocated => planted(Strategy::Colocated, bytes),
         Way::Rat => planted(Strategy::Rat, bytes),
         Way::Rina => planted(Strategy::Rina, bytes),
