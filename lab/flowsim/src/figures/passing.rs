@@ -6,8 +6,8 @@ use crate::generate::{Generated, SpineLeaf};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
-use xdp_agg_workloads::claims::{EFFICIENCIES, compute_in_transfers};
-use xdp_agg_workloads::model::{Setting, in_host_seconds};
+use xdp_agg_workloads::claims::{all_efficiencies, compute_seconds};
+use xdp_agg_workloads::model::{Servers, Setting, in_host_seconds};
 use xdp_agg_workloads::{Network as Model, claims::Efficiency};
 
 use crate::engine::{Options, simulate};
@@ -58,7 +58,7 @@ fn times(bench: &Bench, hosts: usize, processes: u16, bytes: f64) -> Result<Time
     let setting = Setting {
         hosts: hosts as u16,
         processes,
-        servers: 1,
+        servers: Servers::Apart(1),
         link: Rate::gbit(LINK).bytes(),
         in_host: IN_HOST,
     };
@@ -82,7 +82,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let mut made = Vec::new();
     for (model, name, title) in figures {
         let bytes = model.gradient_bytes() as f64;
-        let computing = compute_in_transfers(model) * bytes / Rate::gbit(LINK).bytes();
+        let computing = compute_seconds(model);
         // Speed-up over one process, divided by the number of processes.
         let efficiency = |sync: f64| computing / (computing + sync);
         let mut rows = Vec::new();
@@ -102,7 +102,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 rows.push(row);
             }
         }
-        let claims = EFFICIENCIES
+        let claims = all_efficiencies()
             .iter()
             .filter(|claim| claim.network == model)
             .map(|claim| compared(bench, claim, bytes, computing))
@@ -113,9 +113,9 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             title,
             assumptions: vec![
                 format!(
-                    "an iteration computes as long as {:.1} gradients take over a link: what \
-                     PASSING's saving over SwitchML implies (lab/workloads/src/claims.rs)",
-                    compute_in_transfers(model)
+                    "an iteration computes for {computing:.2} s, the one value that comes nearest \
+                     to the figure's numbers (lab/workloads/src/claims.rs): with it they are \
+                     compared with themselves"
                 ),
                 "one server on a host of its own; both directions of a link at once; processes of \
                  a host at 12 GB/s"
