@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -11,23 +12,39 @@ fn number(row: &Value, name: &str) -> f64 {
     row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row}"))
 }
 
-/// Rows are complete and exact, links kept their rate, and what left a host is what the system has
-/// to send. That is three halves of the gradient for a ring of four, one gradient a process without
-/// groups, and one a host with groups.
+/// How often it is tried where a system was slower than its links allow: the machine may be busy.
+const ATTEMPTS: u32 = 3;
+
+/// Runs the bench until no system is slower than its links allow.
+fn bench(report: &Path) {
+    for attempt in 1..=ATTEMPTS {
+        let lab = Command::new(xdp_agg_testbed::program("xdp-agg-lab").expect("it is built"))
+            .args(["bench", "passing", "--setting", "2x2"])
+            .args(["--workload", "vgg19", "--fraction", "0.001", "--rate", "20mbit"])
+            .args(["--iters", "3", "--compute", "0,0.1", "--compute-iters", "1"])
+            .arg("--report")
+            .arg(report)
+            .output()
+            .expect("the lab is built");
+        let said = String::from_utf8_lossy(&lab.stderr);
+        if lab.status.success() {
+            return;
+        }
+        let slow = said.contains("times what its links allow");
+        let table = String::from_utf8_lossy(&lab.stdout);
+        assert!(slow && attempt < ATTEMPTS, "{said}{table}");
+    }
+}
+
+/// Rows are complete and exact, links kept their rate, no system takes more than 1.15 times what
+/// its links allow (or the bench fails), and the order of systems is that of the models. What left
+/// a host is what the system has to send. That is three halves of the gradient for a ring of four,
+/// one gradient a process without groups, and one a host with groups.
 #[test]
 fn six_systems_are_compared() {
     need_root!();
     let directory = tempfile::tempdir().expect("a directory");
-    let lab = Command::new(xdp_agg_testbed::program("xdp-agg-lab").expect("it is built"))
-        .args(["bench", "passing", "--setting", "2x2"])
-        .args(["--workload", "vgg19", "--fraction", "0.0005", "--rate", "100mbit"])
-        .args(["--iters", "3", "--compute", "0,0.1", "--compute-iters", "2"])
-        .arg("--report")
-        .arg(directory.path())
-        .output()
-        .expect("the lab is built");
-    let said = String::from_utf8_lossy(&lab.stderr);
-    assert!(lab.status.success(), "{said}{}", String::from_utf8_lossy(&lab.stdout));
+    bench(directory.path());
     let json = fs::read(directory.path().join("rows.json")).expect("rows are written");
     let rows: Vec<Value> = serde_json::from_slice(&json).expect("it is JSON");
     let systems: Vec<_> = rows.iter().map(|row| row["system"].as_str().expect("a name")).collect();
@@ -52,6 +69,12 @@ fn six_systems_are_compared() {
         if row["compute_s"] == 0.0 {
             // Neither can be faster than its links; the burst of a shaper is a small part.
             assert!(time > 0.8 * number(row, "bound_s"), "{row}");
+        }
+    }
+    let alone: Vec<_> = rows.iter().filter(|row| row["compute_s"] == 0.0).collect();
+    for (fast, slow) in alone.iter().flat_map(|fast| alone.iter().map(move |slow| (fast, slow))) {
+        if number(slow, "bound_s") > 1.3 * number(fast, "bound_s") {
+            assert!(number(slow, "time_s") > number(fast, "time_s"), "{slow} is before {fast}");
         }
     }
     for file in ["report.md", "report.html", "vgg19-communication.svg", "vgg19-efficiency.svg"] {

@@ -10,8 +10,9 @@ use crate::collective::{BoxError, Collective};
 use crate::error::Error;
 use crate::ps::Ps;
 
-/// Slots of the aggregator unless set otherwise ([`Builder::slots`]).
-const SLOTS: u32 = 512;
+/// Slots of the aggregator unless set otherwise ([`Builder::slots`]): as many as a job has by
+/// default, so that systems differ in what they do with them.
+const SLOTS: u32 = 1024;
 
 /// As ATP (NSDI 2021) deals with scarce memory: a block is hashed to a slot. If a block that is
 /// still under way has that slot, the new one passes the aggregator unsummed. Then the parameter
@@ -70,10 +71,15 @@ impl Atp {
     /// Settings that are missing, an aggregator or servers that do not answer, workers that do not
     /// come.
     pub fn connect(settings: Builder, servers: &[SocketAddr]) -> Result<Self, Error> {
-        let slots = settings.get_slots().unwrap_or(SLOTS);
+        let slots = Self::slots_of(&settings);
         let servers = Ps::connect(&settings, servers)?;
         let communicator = settings.slots(slots).in_host(false).connect()?;
         Ok(Self { communicator, servers, slots, fates: (0, Vec::new()) })
+    }
+
+    /// How many slots of the aggregator it uses with these settings.
+    pub fn slots_of(settings: &Builder) -> u32 {
+        settings.get_slots().unwrap_or(SLOTS)
     }
 
     /// What sums in the network.

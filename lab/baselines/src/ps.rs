@@ -9,6 +9,10 @@ use xdp_agg_client::{Builder, Op};
 use crate::collective::{BoxError, Collective};
 use crate::error::Error;
 
+/// Elements of a block, 16 KiB of `f32`: short buckets take several, so that a server sends the
+/// first sums back while the last elements still come.
+pub(crate) const BLOCK: usize = 4096;
+
 /// Every process pushes its whole vector to `p` parameter servers, and takes the sums in:
 /// `T_PS` of PASSING's section 4.1.
 #[derive(Debug)]
@@ -26,6 +30,7 @@ impl Ps {
         let (deadline, join_deadline) = settings.get_deadlines();
         let options = xdp_agg_ps::Options {
             deadline: deadline.max(join_deadline),
+            block: BLOCK,
             ..xdp_agg_ps::Options::new(settings.get_job(), place.rank, place.world_size)
         };
         let mut client = PsClient::connect_with(servers, options)?;

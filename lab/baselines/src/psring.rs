@@ -12,10 +12,8 @@ use xdp_agg_quantize::{Element, Format, Scaling};
 
 use crate::collective::{BoxError, Collective};
 use crate::error::Error;
-use crate::ps::operation;
+use crate::ps::{BLOCK, operation};
 
-/// Elements of a block: what one frame to a server carries.
-const BLOCK: usize = 4096;
 /// Longest sleep.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 

@@ -175,7 +175,8 @@ fn replay_all(args: &Args, strategy: Strategy) -> Result<ExitCode> {
         Some(network) => vec![Load::of(&Workload::new(network, args.fraction))],
         None => args.bytes.iter().map(|bytes| Load::of_bytes(*bytes)).collect(),
     };
-    let mut opened = strategy::open(strategy)?;
+    let buckets = loads.iter().map(Load::buckets).max().unwrap_or(1);
+    let mut opened = strategy::open(strategy, buckets)?;
     let plan = replay::Plan { strategy, phases: &args.phase, marks: args.marks };
     let report = replay::run(opened.as_mut(), &plan, &loads)?;
     if let Some(file) = &args.json {

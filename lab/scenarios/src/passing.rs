@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use xdp_agg_testbed::LinkMeter;
-use xdp_agg_workloads::model::{Setting, System};
+use xdp_agg_workloads::model::{Servers, Setting, System};
 use xdp_agg_workloads::{Network, Workload};
 
 use super::compare;
@@ -33,8 +33,8 @@ use row::{Ran, Report, Row};
 /// directions; the aggregator is the switch. Networks are scaled down (--fraction) so that all of
 /// it ends within --limit; the time to be expected is computed first. Computation is slept: the
 /// processes of this test share the processors of one machine. A system that fails is reported and
-/// the others go on; then, and where a link carried more than its rate or a sum was wrong, the exit
-/// status is 1.
+/// the others go on. The exit status is 1 then, and where a link carried more than its rate, a sum
+/// was wrong, or a system took more than 1.15 times what its own links allow.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Whose gradients, separated by commas: resnet50, vgg16, vgg19 or bert.
@@ -46,9 +46,10 @@ pub(crate) struct Args {
     /// Systems, separated by commas. Default: ps, psring, switchml, atp, ring, passing.
     #[arg(long, value_delimiter = ',')]
     system: Option<Vec<System>>,
-    /// Parameter servers, each on a host of its own.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
-    servers: u16,
+    /// Parameter servers, separated by commas: a number of them, each on a host of its own, or
+    /// `hosts` for one on every host with workers. Systems without servers are run once.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    servers: Vec<Servers>,
     /// Rate of every link in each direction, such as 200mbit or 1gbit.
     #[arg(long, default_value = "200mbit")]
     rate: Rate,
@@ -58,9 +59,10 @@ pub(crate) struct Args {
     /// Iterations without computation.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     iters: u32,
-    /// Computation of an iteration, separated by commas: seconds, or `paper` for the share that
-    /// follows from the paper's text.
-    #[arg(long, value_delimiter = ',', default_value = "0,paper")]
+    /// Computation of an iteration, separated by commas: seconds; `paper` for the one that follows
+    /// from the paper's figures 18 and 19 beside links of 10 Gbit/s; `paper@1` for the same seconds
+    /// beside links of 1 Gbit/s.
+    #[arg(long, value_delimiter = ',', default_value = "0,paper,paper@1")]
     compute: Vec<Compute>,
     /// Iterations with computation.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -138,7 +140,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     for (workload, seconds) in &workloads {
         output.begin(workload, *seconds);
         for setting in &bench.settings {
-            for &system in &bench.systems {
+            let run = |system: &&System| bench.run().is_run(**system, setting);
+            for &system in bench.systems.iter().filter(run) {
                 let size = bench.size(setting);
                 bench.announce(workload, system, size);
                 match bench.measure(workload, system, setting) {
@@ -172,9 +175,10 @@ impl<'a> Bench<'a> {
             bail!("--rate none: this bench compares links that are the limit; give them a rate");
         };
         let (link, in_host) = (bits as f64 / 8.0, copy_rate());
-        let settings = args.setting.iter().map(|place| {
+        let settings = args.setting.iter().flat_map(|place| {
             let Place { hosts, processes } = *place;
-            Setting { hosts, processes, servers: args.servers, link, in_host }
+            let setting = move |&servers| Setting { hosts, processes, servers, link, in_host };
+            args.servers.iter().map(setting)
         });
         let plan = Plan {
             mtu: args.mtu,
@@ -250,7 +254,7 @@ impl<'a> Bench<'a> {
     /// One system in one setting, in a network of its own.
     fn measure(&self, workload: &Workload, system: System, setting: &Setting) -> Result<Vec<Row>> {
         let size = self.size(setting);
-        let servers = if system.uses_servers() { size.servers } else { 0 };
+        let servers = if system.uses_servers() { size.servers } else { Servers::Apart(0) };
         let cluster = Cluster::build(self.plan, Size { servers, ..size })?;
         let services = cluster.serve(system)?;
         let scratch = scratch()?;
@@ -289,7 +293,11 @@ impl<'a> Bench<'a> {
             mtu: self.plan.mtu,
             in_host: setting.in_host,
         };
-        Ok(ran.rows(&reports, &marks, links.as_deref()))
+        let mut rows = ran.rows(&reports, &marks, links.as_deref());
+        for (row, phase) in rows.iter_mut().zip(&self.phases) {
+            row.paper_gbits = phase.compute.paper_gbits();
+        }
+        Ok(rows)
     }
 }
 

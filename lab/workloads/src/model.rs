@@ -67,6 +67,58 @@ fn no_system(text: &str) -> String {
     format!("{text:?} is no system; expected one of {names}, {}", System::HAr)
 }
 
+/// Where parameter servers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Servers {
+    /// This number of them, each on a host of its own.
+    Apart(u16),
+    /// One on every host with workers, behind the same link.
+    Hosts,
+}
+
+impl Servers {
+    /// `p`, where this number of hosts has workers.
+    pub const fn count(self, hosts: u16) -> u16 {
+        match self {
+            Self::Apart(count) => count,
+            Self::Hosts => hosts,
+        }
+    }
+
+    /// How many further hosts they want.
+    pub const fn apart(self) -> u16 {
+        match self {
+            Self::Apart(count) => count,
+            Self::Hosts => 0,
+        }
+    }
+}
+
+impl std::fmt::Display for Servers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Apart(count) => write!(f, "{count}"),
+            Self::Hosts => f.write_str("hosts"),
+        }
+    }
+}
+
+impl std::str::FromStr for Servers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("hosts", _) => Ok(Self::Hosts),
+            (_, Ok(count @ 1..=16)) => Ok(Self::Apart(count)),
+            _ => Err(format!(
+                "{text:?}: expected 1 to 16 parameter servers on hosts of their own, or `hosts` \
+                 for one on every host with workers"
+            )),
+        }
+    }
+}
+
 /// Where a job runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
@@ -75,7 +127,7 @@ pub struct Setting {
     /// `n`: processes in a host.
     pub processes: u16,
     /// `p`: parameter servers.
-    pub servers: u16,
+    pub servers: Servers,
     /// Bytes a second of a host's link and of a server's, in each direction: `min(B_NIC, B_link)`.
     pub link: f64,
     /// Bytes a second between two processes of a host: `min(B_PCIe, B_UPI)`; here what one process
@@ -88,6 +140,21 @@ impl Setting {
     pub const fn world(&self) -> u16 {
         self.hosts * self.processes
     }
+
+    /// `p`.
+    fn p(&self) -> f64 {
+        f64::from(self.servers.count(self.hosts))
+    }
+
+    /// What of a host's copy of the gradient passes its link: where servers are on the hosts, the
+    /// own one's part does not, and the own server's sums go to all other hosts.
+    fn beyond_the_host(&self) -> f64 {
+        let s = f64::from(self.hosts);
+        match self.servers {
+            Servers::Apart(_) => 1.0,
+            Servers::Hosts => 2.0 * (s - 1.0) / s,
+        }
+    }
 }
 
 /// Equation (1): reduce-scatter round the ring of a host's processes.
@@ -96,9 +163,13 @@ pub fn in_host_seconds(setting: &Setting, bytes: f64) -> f64 {
     (n - 1.0) * bytes / (n * setting.in_host)
 }
 
-/// Equation (2): one copy of the gradient a host, pushed and pulled.
+/// Equation (2): one copy of the gradient a host, pushed and pulled. Where every host has a server,
+/// what stays on a host takes no time.
 pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
-    2.0 * f64::from(setting.hosts) * bytes / (f64::from(setting.servers) * setting.link)
+    match setting.servers {
+        Servers::Apart(_) => 2.0 * f64::from(setting.hosts) * bytes / (setting.p() * setting.link),
+        Servers::Hosts => setting.beyond_the_host() * bytes / setting.link,
+    }
 }
 
 /// What the paper's reasoning says of a system, in seconds: equation (4) for [`System::Ps`], (3)
@@ -135,17 +206,21 @@ pub fn bound_seconds(system: System, setting: &Setting, bytes: f64, overhead: f6
 /// Bytes of gradient that leave a host in an iteration, and that come in.
 pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     match system {
-        System::Ps | System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
-        System::Psring | System::Passing => bytes,
+        System::Ps => setting.beyond_the_host() * f64::from(setting.processes) * bytes,
+        System::Psring => setting.beyond_the_host() * bytes,
+        System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
+        System::Passing => bytes,
         System::Ring => ring_bytes(setting.world(), setting, bytes),
         System::HAr => ring_bytes(setting.hosts, setting, bytes),
     }
 }
 
-/// Bytes of gradient that come in at a parameter server in an iteration, and that leave it.
+/// Bytes of gradient that come in at a parameter server in an iteration, and that leave it; 0 where
+/// its link is a host's.
 pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
-    let p = f64::from(setting.servers);
+    let p = setting.p();
     match system {
+        _ if setting.servers == Servers::Hosts => 0.0,
         System::Ps => f64::from(setting.world()) * bytes / p,
         System::Psring => f64::from(setting.hosts) * bytes / p,
         // What the aggregator had no slot for is not known beforehand.
@@ -166,7 +241,7 @@ mod tests {
 
     /// The paper's testbed: 4 hosts of 4, one server, links of 1 GB/s here for round numbers.
     const SETTING: Setting =
-        Setting { hosts: 4, processes: 4, servers: 1, link: 1e9, in_host: 10e9 };
+        Setting { hosts: 4, processes: 4, servers: Servers::Apart(1), link: 1e9, in_host: 10e9 };
 
     fn near(got: f64, want: f64) {
         assert!((got - want).abs() <= want.abs() * 1e-12, "{got}, not {want}");
@@ -179,7 +254,7 @@ mod tests {
         near(between_hosts_seconds(&SETTING, 1e9), 8.0); // 2 * 4 / 1
         near(paper_seconds(System::Psring, &SETTING, 1e9), 8.075);
         near(paper_seconds(System::Ps, &SETTING, 1e9), 32.0); // 2 * 4 * 4 / 1
-        let two = Setting { servers: 2, ..SETTING };
+        let two = Setting { servers: Servers::Apart(2), ..SETTING };
         near(paper_seconds(System::Ps, &two, 1e9), 16.0);
         near(paper_seconds(System::Psring, &two, 1e9), 4.075);
     }
@@ -198,10 +273,31 @@ mod tests {
         near(bound_seconds(System::Switchml, &SETTING, 1e9, 1.05), 4.2);
         near(bound_seconds(System::Passing, &SETTING, 1e9, 1.0), 1.0);
         // With many servers the hosts' own links are the narrowest.
-        let many = Setting { servers: 16, ..SETTING };
+        let many = Setting { servers: Servers::Apart(16), ..SETTING };
         near(bound_seconds(System::Ps, &many, 1e9, 1.0), 4.0);
         let alone = Setting { hosts: 1, ..SETTING };
         near(bound_seconds(System::Ring, &alone, 1e9, 1.0), 0.0);
+    }
+
+    /// Three quarters of 4 GB leave each host, and the sums of its quarter go to 12 processes.
+    #[test]
+    fn a_server_on_every_host_shares_its_link() {
+        let hosts = Setting { servers: Servers::Hosts, ..SETTING };
+        near(bound_seconds(System::Ps, &hosts, 1e9, 1.0), 3.0 + 12.0 * 0.25);
+        near(bound_seconds(System::Psring, &hosts, 1e9, 1.0), 0.75 + 3.0 * 0.25);
+        near(paper_seconds(System::Ps, &hosts, 1e9), 6.0);
+        near(bound_seconds(System::Passing, &hosts, 1e9, 1.0), 1.0);
+    }
+
+    #[test]
+    fn servers_are_read() {
+        for servers in [Servers::Apart(1), Servers::Apart(16), Servers::Hosts] {
+            assert_eq!(servers.to_string().parse(), Ok(servers));
+        }
+        assert_eq!((Servers::Hosts.count(4), Servers::Hosts.apart()), (4, 0));
+        for text in ["0", "17", "host", ""] {
+            assert!(text.parse::<Servers>().is_err(), "{text}");
+        }
     }
 
     #[test]

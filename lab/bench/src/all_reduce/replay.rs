@@ -100,6 +100,11 @@ impl Load {
         Self { name, fraction: 1.0, buckets, forward_share: 1.0 / 3.0 }
     }
 
+    /// Number of buckets.
+    pub(crate) const fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
     fn bytes(&self) -> usize {
         self.buckets.iter().map(|(elements, _)| elements * size_of::<f32>()).sum()
     }
@@ -362,8 +367,8 @@ mod tests {
     use xdp_agg_baselines::{BoxError, Collective};
     use xdp_agg_client::Op;
 
-    use super::super::strategy::Threaded;
     use super::super::strategy::tests::Alone;
+    use super::super::strategy::tests::one_lane;
     use super::*;
 
     #[test]
@@ -384,8 +389,7 @@ mod tests {
     }
 
     fn replayed(offset: f32, phases: &[Phase]) -> Report {
-        let alone = Box::new(Alone { world: 4, offset });
-        let mut replay = Threaded::new("alone".to_owned(), alone).expect("a thread");
+        let mut replay = one_lane(Alone { world: 4, offset });
         let workload = Workload::new(xdp_agg_workloads::Network::Vgg16, 1e-4);
         let plan = Plan { strategy: Strategy::Ring, phases, marks: false };
         run(&mut replay, &plan, &[Load::of(&workload), Load::of_bytes(4096)]).expect("it replays")
@@ -438,8 +442,8 @@ mod tests {
     fn ranks_meet_before_each_iteration_or_only_the_first() {
         for (text, expected) in [("5x0", 1 + 5 + 5), ("5x0+through", 1 + 5)] {
             let calls = Arc::new(AtomicU32::new(0));
-            let alone = Box::new(Counting(Alone { world: 2, offset: 0.0 }, Arc::clone(&calls)));
-            let mut replay = Threaded::new("alone".to_owned(), alone).expect("a thread");
+            let mut replay =
+                one_lane(Counting(Alone { world: 2, offset: 0.0 }, Arc::clone(&calls)));
             let load = Load::of_bytes(400);
             let buckets = vec![vec![0.0; 100]];
             let mut state = State { buckets, load: &load, replay: &mut replay };
@@ -451,8 +455,7 @@ mod tests {
 
     #[test]
     fn wrong_sums_are_counted_in_every_iteration() {
-        let alone = Box::new(Alone { world: 4, offset: 1.0 });
-        let mut replay = Threaded::new("alone".to_owned(), alone).expect("a thread");
+        let mut replay = one_lane(Alone { world: 4, offset: 1.0 });
         let load = Load::of_bytes(400);
         let mut state = State { buckets: vec![vec![0.0; 100]], load: &load, replay: &mut replay };
         assert_eq!(state.verify_pattern().expect("it sums"), 100);

@@ -6,12 +6,13 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, servers_from_env};
 use xdp_agg_client::{Builder, Chosen, Communicator, Handle, Op, deadline_from_env};
 use xdp_agg_mesh::{DEFAULT_DEADLINE, Groups, Mesh};
@@ -57,46 +58,101 @@ pub(crate) trait Replay {
     fn counters(&self) -> Result<serde_json::Value>;
 }
 
-/// Connects this process with all others of its job.
+/// Most lanes of a strategy whose calls block: connections and memory are taken for each.
+const LANES_MAX: usize = 8;
+
+/// Connects this process with all others of its job. `buckets` are in flight at a time, also where
+/// a strategy's calls block: each has a lane of its own then, as far as [`LANES_MAX`] allows.
 ///
 /// # Errors
 /// Settings that are missing or wrong, others that do not come, or a strategy that this build does
 /// not have.
-pub(crate) fn open(strategy: Strategy) -> Result<Box<dyn Replay>> {
-    Ok(match strategy {
-        Strategy::Ring => {
-            let ring = Mesh::from_env()?;
-            Box::new(Threaded::new("ring".to_owned(), Box::new(ring))?)
+pub(crate) fn open(strategy: Strategy, buckets: usize) -> Result<Box<dyn Replay>> {
+    let lanes = buckets.clamp(1, LANES_MAX);
+    let settings = |lane: usize| -> Result<Builder> {
+        let settings = Builder::from_env()?;
+        let job = format!("{}/lane {lane}", settings.get_job());
+        Ok(settings.job(job))
+    };
+    let servers = || servers_from_env();
+    let (algorithm, lanes): (String, Lanes) = match strategy {
+        Strategy::Switchml => return Ok(Box::new(Aggregated::open(false)?)),
+        Strategy::Passing => return Ok(Box::new(Aggregated::open(true)?)),
+        Strategy::Ring => ("ring".into(), each(meshes(None, lanes)?, Ok)?),
+        Strategy::HAr => {
+            ("rings of rings".into(), each(meshes(regions()?, lanes)?, |mesh| Ok(Har::new(mesh)))?)
         }
-        Strategy::HAr => Box::new(Threaded::new("rings of rings".to_owned(), Box::new(har()?))?),
-        Strategy::Switchml => Box::new(Aggregated::open(false)?),
-        Strategy::Passing => Box::new(Aggregated::open(true)?),
-        Strategy::Ps => {
-            let ps = Ps::connect(&Builder::from_env()?, &servers_from_env()?)?;
-            Box::new(Threaded::new("parameter servers".to_owned(), Box::new(ps))?)
-        }
-        Strategy::Psring => {
-            let psring = PsRing::connect(&Builder::from_env()?, &servers_from_env()?)?;
-            Box::new(Threaded::new("in host, parameter servers".to_owned(), Box::new(psring))?)
-        }
+        Strategy::Ps => (
+            "parameter servers".into(),
+            each(0..lanes, |lane| Ok(Ps::connect(&settings(lane)?, &servers()?)?))?,
+        ),
+        Strategy::Psring => (
+            "in host, parameter servers".into(),
+            each(0..lanes, |lane| Ok(PsRing::connect(&settings(lane)?, &servers()?)?))?,
+        ),
         Strategy::Atp => {
-            let atp = Atp::connect(Builder::from_env()?, &servers_from_env()?)?;
-            let engine = atp.engine();
-            Box::new(Threaded::new(format!("{engine}, parameter servers"), Box::new(atp))?)
+            let mut engine = String::new();
+            let lanes = each(0..lanes, |lane| {
+                // All lanes together have the slots of one job, of which there is a power of two.
+                let settings = settings(lane)?;
+                let slots = (Atp::slots_of(&settings) / lanes as u32).max(2);
+                let atp = Atp::connect(settings.slots(1 << slots.ilog2()), &servers()?)?;
+                engine = atp.engine();
+                Ok(atp)
+            })?;
+            (format!("{engine}, parameter servers"), lanes)
         }
-    })
+    };
+    Ok(Box::new(Threaded::new(algorithm, lanes)?))
 }
 
-/// Rings inside the regions of `XDP_AGG_TOPOLOGY` and across them, or those of the hosts.
-fn har() -> Result<Har> {
-    let mut mesh = xdp_agg_mesh::Builder::from_env()?.deadline(deadline()?);
-    if let Some(file) = std::env::var_os("XDP_AGG_TOPOLOGY") {
-        let topology = read(Path::new(&file))?.inferred();
-        let racks = racks(&topology, &Lost::default());
-        let groups = Groups::new(topology.world() as u16, racks).map_err(|text| anyhow!(text))?;
-        mesh = mesh.groups(groups);
+type Lanes = Vec<Box<dyn Collective>>;
+
+/// A collective of each of these.
+fn each<T, C: Collective + 'static>(
+    of: impl IntoIterator<Item = T>,
+    mut open: impl FnMut(T) -> Result<C>,
+) -> Result<Lanes> {
+    of.into_iter().map(|of| Ok(Box::new(open(of)?) as Box<dyn Collective>)).collect()
+}
+
+/// That many meshes of the same ranks. They meet once: in the first mesh all tell where they listen
+/// for the others.
+fn meshes(groups: Option<Groups>, count: usize) -> Result<Vec<Mesh>> {
+    let builder = || -> Result<xdp_agg_mesh::Builder> {
+        let builder = xdp_agg_mesh::Builder::from_env()?.deadline(deadline()?);
+        Ok(match &groups {
+            Some(groups) => builder.groups(groups.clone()),
+            None => builder,
+        })
+    };
+    let mut meshes = vec![builder()?.open()?];
+    let Some(own) = meshes[0].local_address() else { return Ok(meshes) };
+    let IpAddr::V4(own) = own else { bail!("{own}: meshes beside the first want IPv4") };
+    for lane in 1..count {
+        let listener = TcpListener::bind((own, 0)).context("listening for another mesh")?;
+        let port = u32::from(listener.local_addr()?.port());
+        let (rank, world) = (usize::from(meshes[0].rank()), usize::from(meshes[0].world_size()));
+        let mut told = vec![0_u32; world * 2];
+        told[rank * 2..][..2].copy_from_slice(&[own.to_bits(), port]);
+        meshes[0].all_gather(&mut told)?;
+        let address = |told: &[u32; 2]| (Ipv4Addr::from_bits(told[0]), told[1] as u16).into();
+        let addresses: Vec<SocketAddr> = told.as_chunks().0.iter().map(address).collect();
+        // All know it, and nobody else needs to be kept away in a network of a test.
+        let cookie =
+            told.iter().fold(lane as u64, |all, word| all.rotate_left(7) ^ u64::from(*word));
+        let mesh = builder()?.addresses(addresses).listener(listener).cookie(cookie);
+        meshes.push(mesh.occasion(format!("lane {lane}")).open()?);
     }
-    Ok(Har::new(mesh.open()?))
+    Ok(meshes)
+}
+
+/// The regions of `XDP_AGG_TOPOLOGY`, if it is set.
+fn regions() -> Result<Option<Groups>> {
+    let Some(file) = std::env::var_os("XDP_AGG_TOPOLOGY") else { return Ok(None) };
+    let topology = read(Path::new(&file))?.inferred();
+    let racks = racks(&topology, &Lost::default());
+    Ok(Some(Groups::new(topology.world() as u16, racks).map_err(|text| anyhow!(text))?))
 }
 
 /// The topology of a file.
@@ -161,25 +217,28 @@ impl Replay for Aggregated {
     }
 }
 
-/// A blocking collective on a thread of its own, so that its caller computes meanwhile. Buckets are
-/// summed one after the other.
+/// Blocking collectives, each on a thread of its own, so that their caller computes meanwhile.
+/// Buckets go to these lanes in turn, so as many as there are lanes are summed at a time.
 pub(crate) struct Threaded {
     rank: u16,
     world_size: u16,
     algorithm: String,
+    lanes: Vec<Lane>,
+    /// Buckets that were started, and those that were waited for.
+    started: usize,
+    waited: usize,
+}
+
+/// A collective and its thread.
+struct Lane {
     /// None when no more shall come.
     buckets: Option<Sender<Vec<f32>>>,
     sums: Receiver<Result<Vec<f32>, BoxError>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Threaded {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The operating system has no more threads.
-    pub(crate) fn new(algorithm: String, mut collective: Box<dyn Collective>) -> Result<Self> {
-        let (rank, world_size) = (collective.rank(), collective.world_size());
+impl Lane {
+    fn new(number: usize, mut collective: Box<dyn Collective>) -> Result<Self> {
         let (buckets, to_sum) = channel::<Vec<f32>>();
         let (summed, sums) = channel();
         let work = move || {
@@ -190,9 +249,22 @@ impl Threaded {
                 }
             }
         };
-        let thread = thread::Builder::new().name("all-reduce".into()).spawn(work)?;
-        let (buckets, thread) = (Some(buckets), Some(thread));
-        Ok(Self { rank, world_size, algorithm, buckets, sums, thread })
+        let thread = thread::Builder::new().name(format!("all-reduce {number}")).spawn(work)?;
+        Ok(Self { buckets: Some(buckets), sums, thread: Some(thread) })
+    }
+}
+
+impl Threaded {
+    /// Starts a thread for each of the collectives, which are of the same ranks.
+    ///
+    /// # Errors
+    /// The operating system has no more threads, or there is no collective.
+    pub(crate) fn new(algorithm: String, lanes: Lanes) -> Result<Self> {
+        let first = lanes.first().context("a strategy has at least one lane")?;
+        let (rank, world_size) = (first.rank(), first.world_size());
+        let lanes = (0..).zip(lanes).map(|(number, lane)| Lane::new(number, lane));
+        let lanes = lanes.collect::<Result<_>>()?;
+        Ok(Self { rank, world_size, algorithm, lanes, started: 0, waited: 0 })
     }
 }
 
@@ -210,12 +282,19 @@ impl Replay for Threaded {
     }
 
     fn start(&mut self, bucket: Vec<f32>) -> Result<()> {
-        let sender = self.buckets.as_ref().context("the strategy has ended")?;
+        let lane = &self.lanes[self.started % self.lanes.len()];
+        self.started += 1;
+        let sender = lane.buckets.as_ref().context("the strategy has ended")?;
         sender.send(bucket).context("the thread that sums has ended")
     }
 
     fn wait(&mut self) -> Result<Vec<f32>> {
-        let sum = self.sums.recv().context("the thread that sums has ended")?;
+        if self.waited == self.started {
+            bail!("no bucket is in flight");
+        }
+        let lane = &self.lanes[self.waited % self.lanes.len()];
+        self.waited += 1;
+        let sum = lane.sums.recv().context("the thread that sums has ended")?;
         sum.map_err(|error| anyhow!(error))
     }
 
@@ -224,7 +303,7 @@ impl Replay for Threaded {
     }
 }
 
-impl Drop for Threaded {
+impl Drop for Lane {
     fn drop(&mut self) {
         drop(self.buckets.take());
         if let Some(thread) = self.thread.take() {
@@ -236,6 +315,8 @@ impl Drop for Threaded {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::{Arc, Barrier};
+
     use super::*;
 
     /// A world of `world` processes of which all others contribute what this one does, plus the
@@ -271,10 +352,56 @@ pub(crate) mod tests {
         }
     }
 
+    /// A replay of one lane.
+    pub(crate) fn one_lane(collective: impl Collective + 'static) -> Threaded {
+        Threaded::new("alone".to_owned(), vec![Box::new(collective)]).expect("a thread")
+    }
+
+    /// Sums when another one sums as well, and not before.
+    struct Meeting(Alone, Arc<Barrier>);
+
+    impl Collective for Meeting {
+        fn rank(&self) -> u16 {
+            self.0.rank()
+        }
+
+        fn world_size(&self) -> u16 {
+            self.0.world_size()
+        }
+
+        fn system(&self) -> &'static str {
+            self.0.system()
+        }
+
+        fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
+            self.1.wait();
+            self.0.all_reduce_f32(data, op)
+        }
+
+        fn all_reduce_i32(&mut self, data: &mut [i32], op: Op) -> Result<(), BoxError> {
+            self.0.all_reduce_i32(data, op)
+        }
+    }
+
+    /// With one lane this never ends: the first bucket waits for the third.
+    #[test]
+    fn as_many_buckets_as_lanes_are_summed_at_a_time() {
+        let meeting = Arc::new(Barrier::new(3));
+        let lane = |_| Meeting(Alone { world: 2, offset: 0.0 }, Arc::clone(&meeting));
+        let lanes = each(0..3, |number| Ok(lane(number))).expect("they open");
+        let mut replay = Threaded::new("alone".to_owned(), lanes).expect("threads");
+        for value in [1.0, 2.0, 3.0] {
+            replay.start(vec![value; 2]).expect("it runs");
+        }
+        for sum in [3.0, 6.0, 9.0] {
+            assert_eq!(replay.wait().expect("it sums"), [sum; 2]);
+        }
+        assert!(replay.wait().is_err(), "none is in flight");
+    }
+
     #[test]
     fn buckets_come_back_in_order_and_errors_are_told() {
-        let alone = Box::new(Alone { world: 2, offset: 0.0 });
-        let mut replay = Threaded::new("alone".to_owned(), alone).expect("a thread");
+        let mut replay = one_lane(Alone { world: 2, offset: 0.0 });
         replay.start(vec![1.0; 2]).expect("it runs");
         replay.start(vec![2.0; 3]).expect("it runs");
         assert_eq!(replay.wait().expect("it sums"), [3.0; 2]);

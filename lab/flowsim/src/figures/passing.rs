@@ -7,8 +7,10 @@ use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
 use xdp_agg_workloads::Network as Model;
-use xdp_agg_workloads::claims::{EFFICIENCIES, Efficiency, SAVINGS, Saving, compute_in_transfers};
-use xdp_agg_workloads::model::{Setting, System, in_host_seconds};
+use xdp_agg_workloads::claims::{
+    Efficiency, Saving, all_efficiencies, all_savings, compute_seconds,
+};
+use xdp_agg_workloads::model::{self, Setting, System, in_host_seconds};
 
 use crate::engine::{Options, simulate};
 use crate::fabric::{Costs, Fabric};
@@ -66,7 +68,7 @@ fn times(bench: &Bench, (hosts, processes): (usize, u16), bytes: f64, gbits: u32
     let setting = Setting {
         hosts: hosts as u16,
         processes,
-        servers: 1,
+        servers: model::Servers::Apart(1),
         link: Rate::gbit(gbits).bytes(),
         in_host: IN_HOST,
     };
@@ -92,12 +94,6 @@ impl Times {
 /// The systems of figures 14 to 17. (ATP's blocks never collide here, so it would be SwitchML.)
 const SYSTEMS: [System; 4] = [System::Ps, System::Psring, System::Switchml, System::Passing];
 
-/// Seconds of an iteration's computation: the same whatever the links are.
-fn computing(model: Model) -> f64 {
-    let bytes = model.gradient_bytes() as f64;
-    compute_in_transfers(model) * bytes / Rate::gbit(LINK).bytes()
-}
-
 /// Figures 14 to 17: an iteration by setting.
 pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let figures = [
@@ -109,7 +105,7 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     figures
         .into_iter()
         .map(|(model, gbits, name, title)| {
-            let computing = computing(model);
+            let computing = compute_seconds(model);
             let (mut rows, mut groups) = (Vec::new(), Vec::new());
             for setting in [(2, 2), (2, 4), (4, 2), (4, 4)] {
                 let times = times(bench, setting, model.gradient_bytes() as f64, gbits)?;
@@ -120,7 +116,7 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 rows.push(row);
                 groups.push((place, all.to_vec()));
             }
-            let claims = SAVINGS.iter().filter(|claim| {
+            let claims = all_savings().iter().filter(|claim| {
                 (claim.network, u32::from(claim.gbits)) == (model, gbits) && !is_origin(claim)
             });
             Ok(Figure {
@@ -128,9 +124,8 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 title,
                 assumptions: vec![
                 format!(
-                    "an iteration computes for {computing:.3} s at either rate: what PASSING's \
-                     saving over SwitchML implies at 10 Gbit/s with 4 x 4 \
-                     (lab/workloads/src/claims.rs), so that this saving is not compared"
+                    "an iteration computes for {computing:.3} s at either rate, fitted to figures \
+                     18 and 19 (lab/workloads/src/claims.rs)"
                 ),
                 "seconds of an iteration; one server on a host of its own; both directions of a \
                  link at once; processes of a host at 12 GB/s; ATP would be as SwitchML, because \
@@ -152,15 +147,14 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// Whether the time of computation is derived from this claim.
+/// Whether the time of computation is fitted to this claim: it is figure 18's in other words.
 fn is_origin(claim: &Saving) -> bool {
-    let of = (claim.hosts, claim.processes, claim.gbits);
-    of == (4, 4, 10) && (claim.system, claim.over) == (System::Passing, System::Switchml)
+    claim.figure.starts_with("18")
 }
 
 /// A saving of the text beside what came out; None if a system is not simulated.
 fn saved(bench: &Bench, claim: &Saving) -> Result<Option<Claim>> {
-    let computing = computing(claim.network);
+    let computing = compute_seconds(claim.network);
     let bytes = claim.network.gradient_bytes() as f64;
     let setting = (usize::from(claim.hosts), claim.processes);
     let times = times(bench, setting, bytes, claim.gbits.into())?;
@@ -202,7 +196,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
     let mut made = Vec::new();
     for (model, name, title) in figures {
         let bytes = model.gradient_bytes() as f64;
-        let computing = computing(model);
+        let computing = compute_seconds(model);
         // Speed-up over one process, divided by the number of processes.
         let efficiency = |sync: f64| computing / (computing + sync);
         let mut rows = Vec::new();
@@ -223,7 +217,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 rows.push(row);
             }
         }
-        let claims = EFFICIENCIES
+        let claims = all_efficiencies()
             .iter()
             .filter(|claim| claim.network == model)
             .map(|claim| compared(bench, claim, bytes, computing))
@@ -234,9 +228,9 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             title,
             assumptions: vec![
                 format!(
-                    "an iteration computes as long as {:.1} gradients take over a link: what \
-                     PASSING's saving over SwitchML implies (lab/workloads/src/claims.rs)",
-                    compute_in_transfers(model)
+                    "an iteration computes for {computing:.2} s, the one value that comes nearest \
+                     to the figure's numbers (lab/workloads/src/claims.rs): with it they are \
+                     compared with themselves"
                 ),
                 "one server on a host of its own; both directions of a link at once; processes of \
                  a host at 12 GB/s"

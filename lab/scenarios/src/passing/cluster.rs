@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use xdp_agg_testbed::{Direction, Process, Sink, program};
-use xdp_agg_workloads::model::System;
+use xdp_agg_workloads::model::{Servers, System};
 
 use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_server};
 
@@ -21,8 +21,8 @@ pub(crate) struct Size {
     pub(crate) hosts: u16,
     /// Worker processes on each.
     pub(crate) processes: u16,
-    /// Hosts with a parameter server.
-    pub(crate) servers: u16,
+    /// Parameter servers.
+    pub(crate) servers: Servers,
 }
 
 impl Size {
@@ -32,8 +32,8 @@ impl Size {
     }
 }
 
-/// A network with hosts, servers behind links of the same kind, and the aggregator as the switch.
-/// Hosts are the first links, servers the rest.
+/// A network with hosts, servers behind links of the same kind or on the hosts, and the aggregator
+/// as the switch. Hosts are the first links, servers with hosts of their own the rest.
 pub(crate) struct Cluster {
     lab: Lab,
     size: Size,
@@ -58,7 +58,7 @@ pub(crate) struct Services<'a> {
 impl Cluster {
     /// Builds the network. `plan` is for one of its links; its number of workers is replaced.
     pub(crate) fn build(plan: Plan, size: Size) -> Result<Self> {
-        let lab = Lab::build(Plan { workers: size.hosts + size.servers, ..plan })?;
+        let lab = Lab::build(Plan { workers: size.hosts + size.servers.apart(), ..plan })?;
         Ok(Self { lab, size })
     }
 
@@ -76,7 +76,7 @@ impl Cluster {
             services.daemon = Some(self.lab.start_daemon_on(&interfaces, &[])?);
         }
         if system.uses_servers() {
-            for server in 0..self.size.servers {
+            for server in 0..self.size.servers.count(self.size.hosts) {
                 services.servers.push(self.start_server(server)?);
             }
         }
@@ -84,19 +84,25 @@ impl Cluster {
     }
 
     fn start_server(&self, server: u16) -> Result<Process> {
-        let host = self.lab.topology().worker(usize::from(self.size.hosts + server));
+        let host = self.lab.topology().worker(self.server_host(server));
         start_server(host, format!("server {server}"), &self.server_address(server))
     }
 
     fn server_address(&self, server: u16) -> String {
-        let host = usize::from(self.size.hosts + server);
-        format!("{}:{SERVER_PORT}", self.lab.topology().worker_addr(host))
+        format!("{}:{SERVER_PORT}", self.lab.topology().worker_addr(self.server_host(server)))
+    }
+
+    /// The number of the host that a server is on.
+    fn server_host(&self, server: u16) -> usize {
+        let first = if self.size.servers == Servers::Hosts { 0 } else { self.size.hosts };
+        (first + server).into()
     }
 
     /// The environment of one process, in the words of launchers. Ranks go through the hosts one
     /// after the other, so in a ring only one connection of a host leaves it.
     fn environment(&self, rank: u16, job: &str) -> Vec<(&'static str, String)> {
-        let Size { processes, servers, .. } = self.size;
+        let Size { hosts, processes, servers } = self.size;
+        let servers = servers.count(hosts);
         let addresses: Vec<_> = (0..servers).map(|server| self.server_address(server)).collect();
         vec![
             ("RANK", rank.to_string()),

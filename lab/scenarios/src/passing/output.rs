@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use xdp_agg_workloads::model::System;
 use xdp_agg_workloads::{Workload, claims};
 
 use super::super::files::write_json;
 use super::super::machine::Facts;
-use super::row::{Kind, Row};
+use super::row::{Kind, Row, SLOWEST};
 use super::table::{self, Table, aligned};
 use super::{Args, Bench, Failure};
 use xdp_agg_report::Report;
@@ -31,11 +30,10 @@ impl Output {
     pub(crate) fn new(args: &Args, bench: &Bench<'_>, facts: Facts) -> Self {
         let in_host = bench.settings.first().map_or(0.0, |setting| setting.in_host);
         let title = format!(
-            "{} a link and direction, {} parameter server{}, one aggregator, MTU {}{}; equation \
+            "{} a link and direction, parameter servers: {}, one aggregator, MTU {}{}; equation \
              (1) with {:.1} GB/s, at which one process copies memory",
             args.rate,
-            args.servers,
-            if args.servers == 1 { "" } else { "s" },
+            args.servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             args.mtu,
             if args.no_offloads { ", no offloads" } else { "" },
             in_host / 1e9,
@@ -51,11 +49,12 @@ impl Output {
         let Workload { network, fraction, buckets, .. } = workload;
         let note = format!(
             "{network}, fraction {fraction} of {} parameters: K = {} bytes in {} buckets; the \
-             paper's computation of an iteration is {:.1} K/B; about {seconds:.0} s by the models",
+             paper's computation of an iteration is {:.2} s, fitted to its figures 18 and 19; \
+             about {seconds:.0} s by the models",
             network.parameters(),
             workload.bytes(),
             buckets.len(),
-            claims::compute_in_transfers(*network),
+            claims::compute_seconds(*network),
         );
         println!("# {note}\n{}", aligned(table::HEADING));
         self.notes.push(note);
@@ -108,7 +107,8 @@ impl Output {
     fn complaints(&self) -> Vec<String> {
         let mut complaints: Vec<String> = Vec::new();
         for row in &self.rows {
-            let Row { system, workload, hosts, processes, .. } = row;
+            let Row { workload, hosts, processes, .. } = row;
+            let system = row.label();
             let mut complain = |what: &str| {
                 let text = format!("{system}, {workload}, {hosts}x{processes}: {what}");
                 if !complaints.contains(&text) {
@@ -120,6 +120,13 @@ impl Output {
             }
             if row.caps_kept == Some(false) {
                 complain("a link carried more than its rate");
+            }
+            if let Some(times) = row.times_bound().filter(|times| *times > SLOWEST) {
+                complain(&format!(
+                    "{times:.2} times what its links allow, and {SLOWEST} is the most; take fewer \
+                     processes, a lower --rate or a larger --fraction, on a machine that does \
+                     nothing else"
+                ));
             }
         }
         let failed = self.failures.iter().map(|failure| {
@@ -211,21 +218,21 @@ fn draw(
     if rows.is_empty() {
         return Ok(None);
     }
-    let systems: Vec<System> = distinct(rows.iter().map(|row| row.system));
+    let systems: Vec<String> = distinct(rows.iter().map(|row| row.label()));
     let settings = distinct(rows.iter().map(|row| (row.hosts, row.processes)));
     let group = |&(hosts, processes): &(u16, u16)| {
-        let of = |system: &System| {
-            let here =
-                |row: &&&Row| (row.system, row.hosts, row.processes) == (*system, hosts, processes);
+        let of = |system: &String| {
+            let here = |row: &&&Row| {
+                row.label() == *system && (row.hosts, row.processes) == (hosts, processes)
+            };
             rows.iter().find(here).and_then(|row| bar(row))
         };
         Group { name: format!("{hosts} x {processes}"), bars: systems.iter().map(of).collect() }
     };
-    let series: Vec<String> = systems.iter().map(|system| system.name().to_owned()).collect();
     let x = "hosts x processes on each";
     let labels = Labels { title: &plot.shows, x, y };
     let all: Vec<Group> = settings.iter().map(group).collect();
-    groups(&directory.join(&plot.file), &labels, &series, &all)?;
+    groups(&directory.join(&plot.file), &labels, &systems, &all)?;
     Ok(Some(plot))
 }
 

@@ -17,19 +17,30 @@ const COPIES: f64 = 6.0;
 pub(crate) enum Compute {
     /// This number of seconds.
     Seconds(f64),
-    /// The paper's, for this gradient and this rate.
-    Paper,
+    /// The paper's ([`claims::compute_seconds`]), as it compares with links of this number of
+    /// Gbit/s. For a scaled gradient over links of another rate it is scaled alike.
+    Paper(u16),
 }
 
 impl std::str::FromStr for Compute {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "paper" {
-            return Ok(Self::Paper);
+        let expected = || {
+            format!(
+                "{text:?} is no time; expected paper, paper@1 (the paper's links of 1 Gbit/s), or \
+                 seconds such as 0.5"
+            )
+        };
+        if let Some(rate) = text.strip_prefix("paper") {
+            let rate = if rate.is_empty() {
+                Some(claims::EFFICIENCY_GBITS)
+            } else {
+                rate.strip_prefix('@').and_then(|gbits| gbits.parse().ok())
+            };
+            return rate.filter(|gbits| *gbits > 0).map(Self::Paper).ok_or_else(expected);
         }
         let seconds = text.parse().ok().filter(|seconds| (0.0..=3600.0).contains(seconds));
-        let expected = || format!("{text:?} is no time; expected paper, or seconds such as 0.5");
         seconds.map(Self::Seconds).ok_or_else(expected)
     }
 }
@@ -39,7 +50,19 @@ impl Compute {
     pub(crate) fn seconds(self, network: Network, bytes: f64, link: f64) -> f64 {
         match self {
             Self::Seconds(seconds) => seconds,
-            Self::Paper => claims::compute_in_transfers(network) * bytes / link,
+            Self::Paper(gbits) => {
+                let paper = claims::paper_setting(1, 1, gbits).link;
+                let transfer = network.gradient_bytes() as f64 / paper;
+                claims::compute_seconds(network) / transfer * (bytes / link)
+            }
+        }
+    }
+
+    /// The rate of the paper's links that it compares with, in Gbit/s, if it is the paper's.
+    pub(crate) const fn paper_gbits(self) -> Option<u16> {
+        match self {
+            Self::Seconds(_) => None,
+            Self::Paper(gbits) => Some(gbits),
         }
     }
 }
@@ -85,10 +108,19 @@ impl Run<'_> {
         START_S + VERIFICATIONS * communication + phases.sum::<f64>()
     }
 
+    /// Whether a system is run in a setting. One without servers has nothing to do with where they
+    /// are: it is run once.
+    pub(crate) fn is_run(&self, system: System, setting: &Setting) -> bool {
+        let like =
+            |other: &&Setting| (other.hosts, other.processes) == (setting.hosts, setting.processes);
+        let first = self.settings.iter().find(like);
+        system.uses_servers() || first.is_none_or(|first| first.servers == setting.servers)
+    }
+
     /// Seconds of all systems in all settings.
     pub(crate) fn seconds(&self, network: Network, bytes: f64) -> f64 {
         let of = |setting: &Setting| -> f64 {
-            let systems = self.systems.iter();
+            let systems = self.systems.iter().filter(|system| self.is_run(**system, setting));
             systems.map(|system| self.cell_seconds(network, bytes, *system, setting)).sum()
         };
         self.settings.iter().map(of).sum()
@@ -124,10 +156,12 @@ fn two_digits(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use xdp_agg_workloads::model::Servers;
+
     use super::*;
 
     const SETTING: Setting =
-        Setting { hosts: 4, processes: 4, servers: 1, link: 1e7, in_host: 1e10 };
+        Setting { hosts: 4, processes: 4, servers: Servers::Apart(1), link: 1e7, in_host: 1e10 };
 
     #[test]
     fn a_cell_is_its_start_its_checks_and_its_iterations() {
@@ -142,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_fraction_uses_the_time_and_no_more() {
-        let phases = [Phase { iters: 3, compute: Compute::Paper, overlap: true }];
+        let phases = [Phase { iters: 3, compute: Compute::Paper(10), overlap: true }];
         let run = Run { systems: &System::ALL, settings: &[SETTING], phases: &phases };
         let fraction = run.fraction(Network::Vgg19, 120.0, 1e12).expect("it is long enough");
         let bytes = fraction * Network::Vgg19.gradient_bytes() as f64;
@@ -164,10 +198,18 @@ mod tests {
 
     #[test]
     fn computation_is_read() {
-        assert_eq!("paper".parse(), Ok(Compute::Paper));
+        assert_eq!("paper".parse(), Ok(Compute::Paper(10)));
+        assert_eq!("paper@1".parse(), Ok(Compute::Paper(1)));
+        for text in ["-1", "paper@", "paper@0", "paper1"] {
+            assert!(text.parse::<Compute>().is_err(), "{text}");
+        }
         assert_eq!("0.5".parse(), Ok(Compute::Seconds(0.5)));
-        assert!("-1".parse::<Compute>().is_err());
-        let paper = Compute::Paper.seconds(Network::Vgg19, 1e6, 1e7);
-        assert!((paper - 2.9).abs() < 0.01, "{paper}");
+        // The whole gradient over the paper's links; a tenth of both gives the same.
+        let bytes = Network::Vgg19.gradient_bytes() as f64;
+        let of = |gbits| Compute::Paper(gbits).seconds(Network::Vgg19, bytes, 1e9 / 8.0);
+        let whole = claims::compute_seconds(Network::Vgg19);
+        assert!((of(1) / whole - 1.0).abs() < 1e-9);
+        // As long as it takes ten times as many transfers over links that are ten times as fast.
+        assert!((of(10) / whole - 10.0).abs() < 1e-9);
     }
 }

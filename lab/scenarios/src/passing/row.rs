@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use xdp_agg_testbed::LinkReport;
 use xdp_agg_workloads::Framing;
 use xdp_agg_workloads::Workload;
-use xdp_agg_workloads::model::{self, Setting, System};
+use xdp_agg_workloads::model::{self, Servers, Setting, System};
 
 use super::super::bound::aggregated_wire_bytes;
 use super::cluster::{Mark, Size};
@@ -15,6 +15,9 @@ const IDLE_SHARE: f64 = 0.1;
 /// From this share of its rate on, the busiest link is the limit: for certain, and where the
 /// machine is not.
 const LINK_SHARES: [f64; 2] = [0.9, 0.8];
+/// A system that takes longer than this times what its own links allow is no baseline, but a bad
+/// one: nothing that is compared with it counts.
+pub(crate) const SLOWEST: f64 = 1.15;
 /// Computation hides all communication that adds less than this share to it.
 const HIDDEN_SHARE: f64 = 0.05;
 
@@ -66,12 +69,14 @@ pub(crate) struct Row {
     pub(crate) hosts: u16,
     /// `n`.
     pub(crate) processes: u16,
-    /// `p`.
-    pub(crate) servers: u16,
+    /// `p`: a number of them on hosts of their own, or one on every host.
+    pub(crate) servers: Servers,
     /// Rate of every link in each direction.
     pub(crate) rate: String,
     /// Computation of an iteration in seconds.
     pub(crate) compute_s: f64,
+    /// Where that is the paper's: with which rate of its links it compares, in Gbit/s.
+    pub(crate) paper_gbits: Option<u16>,
     /// Whether buckets are summed during the backward pass.
     pub(crate) overlap: bool,
     /// Timed iterations.
@@ -95,7 +100,8 @@ pub(crate) struct Row {
     pub(crate) one_copy_bytes: f64,
     /// Equations (1) to (4) and their like: nothing at once.
     pub(crate) paper_s: Option<f64>,
-    /// The busiest direction of any link at its rate.
+    /// The busiest direction of any link at its rate. What finds no slot with ATP is not known
+    /// beforehand: its bound has what its servers' links carried.
     pub(crate) bound_s: Option<f64>,
     /// Share of its rate that the busiest direction of any link carried during iterations; where
     /// communication comes after computation, during the former.
@@ -189,6 +195,7 @@ impl Ran<'_> {
             servers: self.size.servers,
             rate: self.rate.to_string(),
             compute_s: measured.compute_s,
+            paper_gbits: None,
             overlap: measured.overlap,
             iters: measured.iters,
             time_s,
@@ -261,6 +268,12 @@ impl Row {
         self.host_in_bytes = most(hosts, 1);
         self.server_bytes = most(servers, 0).max(most(servers, 1));
         let busiest = self.host_out_bytes.max(self.host_in_bytes).max(self.server_bytes);
+        if let (System::Atp, Some(bits)) = (self.system, ran.rate.bits) {
+            let on_hosts = ran.size.servers == Servers::Hosts;
+            let served = if on_hosts { busiest } else { self.server_bytes };
+            let served_s = served * 8.0 / bits as f64;
+            self.bound_s = self.bound_s.map(|bound| bound.max(served_s));
+        }
         let mean = self.times_s.iter().sum::<f64>() / iters;
         let spent = match self.kind() {
             Kind::After => mean - self.compute_s,
@@ -280,6 +293,25 @@ impl Row {
             _ if link(LINK_SHARES[1]) => "link",
             _ => "neither",
         };
+    }
+
+    /// Its system, and where its servers are if not where the paper has them.
+    pub(crate) fn label(&self) -> String {
+        match self.servers {
+            Servers::Hosts => format!("{}@hosts", self.system),
+            Servers::Apart(_) => self.system.to_string(),
+        }
+    }
+
+    /// Whether it has servers where the paper has them, or none.
+    pub(crate) fn is_papers(&self) -> bool {
+        self.servers != Servers::Hosts
+    }
+
+    /// How many times as long as its links allow it took; none where it computed, too.
+    pub(crate) fn times_bound(&self) -> Option<f64> {
+        let bound = self.bound_s.filter(|_| self.kind() == Kind::Communication)?;
+        Some(self.time_s / bound)
     }
 
     /// Whether two rows differ in their system alone.
@@ -383,7 +415,7 @@ pub(crate) mod tests {
         let ran = Ran {
             system,
             workload: &workload,
-            size: Size { hosts: 2, processes: 1, servers: 1 },
+            size: Size { hosts: 2, processes: 1, servers: Servers::Apart(1) },
             rate: Rate { bits: Some(8_000_000) },
             mtu: 1500,
             in_host: 1e9,
@@ -439,6 +471,22 @@ pub(crate) mod tests {
         (hidden.overlap, hidden.exposed_s) = (true, 0.01);
         hidden.judge();
         assert_eq!(hidden.limit, "compute");
+    }
+
+    #[test]
+    fn the_bound_of_atp_has_its_servers_load() {
+        let bound = |system| example(system).bound_s.expect("a rate");
+        // 400 kB an iteration over 1 MB/s, where the gradient takes 4 ms.
+        assert!((bound(System::Atp) - 0.4).abs() < 1e-9);
+        assert!(bound(System::Switchml) < 0.01);
+    }
+
+    #[test]
+    fn only_communication_is_compared_with_its_bound() {
+        let mut row = example(System::Ps);
+        assert_eq!(row.times_bound(), None);
+        (row.compute_s, row.bound_s, row.time_s) = (0.0, Some(0.5), 0.6);
+        assert!((row.times_bound().expect("it has one") - 1.2).abs() < 1e-9);
     }
 
     #[test]
