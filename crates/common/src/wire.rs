@@ -13,7 +13,7 @@
 //! | 4..12  | cookie  | random number of the job's epoch, told only to its members |
 //! | 12..14 | epoch   | membership of the job; never 0 |
 //! | 14..20 | block   | block number within the epoch, 48 bits, never reused |
-//! | 20..22 | tag     | digest of the call (sequence number, length, type): a mismatch is an error |
+//! | 20..22 | tag     | 16 bits of the digest of the call: a mismatch is an error |
 //!
 //! Version 1 had a 32-bit cookie: too short for a secret that a flood may guess at.
 
@@ -179,7 +179,7 @@ pub struct Header {
     pub epoch: u16,
     /// Block number in the epoch, below 2^48.
     pub block: u64,
-    /// Digest of the call that the block belongs to.
+    /// Bits of the digest of the call that the block belongs to.
     pub tag: u16,
 }
 

@@ -1,7 +1,9 @@
 //! One all-reduce in flight: its blocks, and what is left of it.
 
+use std::hash::Hasher;
 use std::time::Duration;
 
+use siphasher::sip::SipHasher24;
 use xdp_agg_common::control::{self, Held};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{Reduction, flags};
@@ -12,6 +14,9 @@ use super::blocks::Blocks;
 use super::error::Error;
 use super::layout::{Layout, Part, group_of};
 use super::report::{Path, Report};
+
+/// 16-bit tags that make a digest: a call of fewer blocks has a seal.
+const TAGS: u64 = 4;
 
 /// A call in flight, or just finished.
 ///
@@ -24,12 +29,15 @@ pub struct Call {
     /// The same among all calls of this worker, also those that do not go through the aggregator.
     pub(crate) position: u64,
     pub(crate) first_block: JobBlock,
-    pub(crate) tag: u16,
+    /// Of its arguments: see [`digest`].
+    pub(crate) digest: u64,
     pub(crate) report: Report,
     /// Nobody waits for it: it is dropped when it is done.
     pub(crate) abandoned: bool,
     blocks: Box<dyn Blocks>,
     layout: Layout,
+    /// The block, counted from the call's first, that ends with the call's seal.
+    seal: Option<u64>,
     /// The agreed key of each data block, where its group's keys are known.
     keys: Vec<u16>,
     /// By group: its keys are known.
@@ -46,6 +54,14 @@ pub struct Call {
     unusual: Vec<Held>,
     /// Data blocks that are finished.
     data_done: u64,
+}
+
+/// What salts the digests of a job's calls: the same at all its members, and in all its epochs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Job<'a> {
+    pub(crate) name: &'a str,
+    /// The daemon refuses workers of another run.
+    pub(crate) run: Option<&'a str>,
 }
 
 /// What a block's packet says in its header besides its number.
@@ -69,17 +85,18 @@ impl Report {
 }
 
 impl Call {
-    /// A call that has not begun.
-    pub(crate) fn new(sequence: u64, blocks: Box<dyn Blocks>) -> Self {
+    /// A call that has not begun, of the job with this name and run.
+    pub(crate) fn new(job: Job<'_>, sequence: u64, blocks: Box<dyn Blocks>) -> Self {
         let mut call = Self {
             sequence,
             position: sequence,
             first_block: JobBlock(0),
-            tag: 0,
+            digest: 0,
             report: Report::default(),
             abandoned: false,
             blocks,
             layout: Layout::new(0, 0),
+            seal: None,
             keys: Vec::new(),
             known: Vec::new(),
             released: 0,
@@ -90,8 +107,14 @@ impl Call {
             unusual: Vec::new(),
             data_done: 0,
         };
-        call.tag = digest(&call.describe());
+        call.digest = digest(job, &call.describe());
         call
+    }
+
+    /// What a block's packets say of the call: the 16-bit parts of its digest in turn. So each four
+    /// blocks in a row say all of it. A call of fewer blocks has a seal.
+    pub(crate) fn tag(&self, block: JobBlock) -> u16 {
+        (self.digest >> (16 * ((block.0 - self.first_block.0) % TAGS))) as u16
     }
 
     /// Cuts the call into blocks of `chunks` chunks, numbered from `first_block`. `members` are
@@ -112,7 +135,11 @@ impl Call {
         self.keys = vec![0; if group > 0 { data as usize } else { 0 }];
         self.known = vec![false; self.layout.groups() as usize];
         self.first_block = first_block;
-        self.report.blocks = self.layout.blocks();
+        self.seal = self.sealed(chunks);
+        self.report.blocks = match self.seal {
+            Some(alone) if alone == self.layout.blocks() => alone + 1,
+            _ => self.layout.blocks(),
+        };
         self.report.exponent_blocks = self.layout.groups();
         self.report.contributors = members;
         self.left = self.report.blocks;
@@ -121,6 +148,23 @@ impl Call {
             self.settle();
         }
         Ok(())
+    }
+
+    /// Where the seal stands: behind the keys, or behind the last elements. A block of its own has
+    /// it where that one is full.
+    fn sealed(&self, chunks: u16) -> Option<u64> {
+        let blocks = self.layout.blocks();
+        if !(1..TAGS).contains(&blocks) {
+            return None;
+        }
+        let usual = if self.layout.groups() > 0 { 0 } else { blocks - 1 };
+        let room = usize::from(chunks) * CHUNK_LEN;
+        Some(if self.lanes_len(usual) < room { usual } else { blocks })
+    }
+
+    /// Whether a block ends with the seal.
+    pub(crate) fn is_sealed(&self, block: JobBlock) -> bool {
+        self.seal == Some(block - self.first_block)
     }
 
     /// All blocks are finished.
@@ -270,17 +314,18 @@ impl Call {
     }
 
     fn is_ready(&self, index: u64, scanned: DataBlock, staged: DataBlock) -> bool {
-        self.knows(self.first_block + index)
-            && match self.layout.part(index) {
-                Part::Keys(group) => self.layout.group_range(group).1 <= scanned.0,
-                Part::Data(data) => data < staged,
-            }
+        index == self.layout.blocks()
+            || self.knows(self.first_block + index)
+                && match self.layout.part(index) {
+                    Part::Keys(group) => self.layout.group_range(group).1 <= scanned.0,
+                    Part::Data(data) => data < staged,
+                }
     }
 
     /// Everything that the workers must agree on before this block is known.
     pub(crate) fn knows(&self, block: JobBlock) -> bool {
         match self.part(block) {
-            Part::Data(data) if !self.known.is_empty() => {
+            Some(Part::Data(data)) if !self.known.is_empty() => {
                 self.known[self.layout.group_of(data) as usize]
             }
             _ => true,
@@ -294,12 +339,19 @@ impl Call {
 
     /// Payload bytes of a block.
     pub(crate) fn payload_len(&self, block: JobBlock) -> usize {
-        let chunks = match self.part(block) {
-            Part::Keys(group) => {
+        let index = block - self.first_block;
+        self.lanes_len(index) + if self.is_sealed(block) { CHUNK_LEN } else { 0 }
+    }
+
+    /// The same without the seal, of a block counted from the call's first.
+    fn lanes_len(&self, index: u64) -> usize {
+        let chunks = match self.part(self.first_block + index) {
+            None => 0,
+            Some(Part::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
                 ((to - from) as usize).div_ceil(KEYS_PER_CHUNK)
             }
-            Part::Data(data) => {
+            Some(Part::Data(data)) => {
                 let lanes = self.blocks.format().lanes_per_chunk();
                 self.blocks.elements(data).div_ceil(lanes)
             }
@@ -315,36 +367,57 @@ impl Call {
         first_time: bool,
         payload: &mut [u8],
     ) -> Marks {
+        let reduction = self.reduction(block);
+        let (lanes, seal) = payload.split_at_mut(self.lanes_len(block - self.first_block));
+        if let Some(seal) = seal.first_chunk_mut() {
+            *seal = sealing(self.digest, reduction);
+        }
         let data = match self.part(block) {
-            Part::Data(data) => data,
-            Part::Keys(group) => {
+            None => return Marks { flags: 0, reduction },
+            Some(Part::Data(data)) => data,
+            Some(Part::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
                 let keys: Vec<u16> =
                     (from..to).map(|data| self.blocks.key(DataBlock(data))).collect();
-                encode_keys(&keys, payload);
-                return Marks { flags: 0, reduction: Reduction::Max16 };
+                encode_keys(&keys, lanes);
+                return Marks { flags: 0, reduction };
             }
         };
-        let encoded = self.blocks.encode(data, self.key(data), payload);
+        let encoded = self.blocks.encode(data, self.key(data), lanes);
         // A block that is summed again in a later epoch has been counted.
         if first_time && block >= self.counted {
             self.counted = block + 1;
             self.report.saturated += u64::from(encoded.saturated);
         }
         let flags = if encoded.non_finite { flags::NON_FINITE } else { 0 };
-        Marks { flags, reduction: self.blocks.format().reduction() }
+        Marks { flags, reduction }
     }
 
     /// How the aggregator makes one of a block's contributions.
     pub(crate) fn reduction(&self, block: JobBlock) -> Reduction {
         match self.part(block) {
-            Part::Keys(_) => Reduction::Max16,
-            Part::Data(_) => self.blocks.format().reduction(),
+            Some(Part::Keys(_)) => Reduction::Max16,
+            _ => self.blocks.format().reduction(),
         }
     }
 
+    /// Whether a block's result comes of this call at all its members, as far as the seal tells.
+    /// `payload` has the length of [`Self::payload_len`].
+    pub(crate) fn is_of_all(&self, block: JobBlock, payload: &[u8], members: u64) -> bool {
+        if !self.is_sealed(block) {
+            return true;
+        }
+        let seal = &payload[self.lanes_len(block - self.first_block)..];
+        let reduction = self.reduction(block);
+        let own = sealing(self.digest, reduction);
+        // A root's contribution alone may be the result.
+        let alone = reduction != Reduction::Add || self.root().is_some();
+        alone && seal == own
+            || reduction == Reduction::Add && seal == times(own, members.count_ones())
+    }
+
     /// Takes in the result of a block over these members: `payload` has the length of
-    /// [`Self::payload_len`].
+    /// [`Self::payload_len`], and [`Self::is_of_all`] is asked before.
     pub(crate) fn decode(
         &mut self,
         block: JobBlock,
@@ -353,18 +426,20 @@ impl Call {
         members: u64,
     ) {
         let part = self.part(block);
-        self.note_contributors(block, members, matches!(part, Part::Data(_)));
+        let lanes = &payload[..self.lanes_len(block - self.first_block)];
+        self.note_contributors(block, members, matches!(part, Some(Part::Data(_))));
         self.left -= 1;
         match part {
-            Part::Keys(group) => {
+            None => {}
+            Some(Part::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
-                decode_keys(payload, &mut self.keys[from as usize..to as usize]);
+                decode_keys(lanes, &mut self.keys[from as usize..to as usize]);
                 self.known[group as usize] = true;
             }
-            Part::Data(data) => {
+            Some(Part::Data(data)) => {
                 let finite = result_flags & flags::NON_FINITE == 0;
                 self.report.non_finite_blocks += u64::from(!finite);
-                let lanes = finite.then_some(payload);
+                let lanes = finite.then_some(lanes);
                 self.blocks.decode(data, self.key(data), lanes, members.count_ones());
             }
         }
@@ -413,8 +488,10 @@ impl Call {
         }
     }
 
-    fn part(&self, block: JobBlock) -> Part {
-        self.layout.part(block - self.first_block)
+    /// What it holds besides the seal.
+    fn part(&self, block: JobBlock) -> Option<Part> {
+        let index = block - self.first_block;
+        (index < self.layout.blocks()).then(|| self.layout.part(index))
     }
 
     fn key(&self, data: DataBlock) -> u16 {
@@ -432,19 +509,48 @@ pub fn numbers(format: &Format) -> String {
     }
 }
 
-/// 16 bits of FNV-1a over a call's arguments.
-fn digest(call: &control::Call) -> u16 {
+/// 64 bits of a call's arguments, on which all members must agree. Two calls that differ have the
+/// same once in 2^64 times. They are salted by the job: calls that are confused in one job are not
+/// in the next one. An epoch's numbers are no salt: a call that begins in one epoch at one member
+/// may begin in the next one at another.
+fn digest(job: Job<'_>, call: &control::Call) -> u64 {
     let control::Call { sequence, count, element, operation, numbers } = call;
-    let bytes = sequence
-        .to_be_bytes()
-        .into_iter()
-        .chain(count.to_be_bytes())
-        .chain(element.bytes())
-        .chain(operation.bytes())
-        .chain(numbers.bytes());
-    let hash = bytes
-        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    (hash >> 16) as u16 ^ hash as u16
+    let mut hasher = SipHasher24::new();
+    for number in [*sequence, *count] {
+        hasher.write(&number.to_le_bytes());
+    }
+    let run = job.run.unwrap_or_default();
+    for text in [job.name, run, element, operation, numbers] {
+        hasher.write(&(text.len() as u64).to_le_bytes());
+        hasher.write(text.as_bytes());
+    }
+    hasher.finish()
+}
+
+/// A call's seal: lanes of which the aggregator makes something else, if a digest differs.
+///
+/// In sums each lane of 64 bits has a byte of the digest. Of the smallest or largest of lanes, be
+/// they as wide as they may, the digest and its complement come out unchanged if all are the same.
+fn sealing(digest: u64, reduction: Reduction) -> [u8; CHUNK_LEN] {
+    let mut seal = [0; CHUNK_LEN];
+    let (lanes, _) = seal.as_chunks_mut();
+    match reduction {
+        Reduction::Add | Reduction::Copy => {
+            for (lane, byte) in lanes.iter_mut().zip(digest.to_le_bytes()) {
+                *lane = u64::from(byte).to_le_bytes();
+            }
+        }
+        _ => (lanes[0], lanes[1]) = (digest.to_le_bytes(), (!digest).to_le_bytes()),
+    }
+    seal
+}
+
+/// The sum of that many equal seals.
+fn times(mut seal: [u8; CHUNK_LEN], members: u32) -> [u8; CHUNK_LEN] {
+    for lane in seal.as_chunks_mut().0 {
+        *lane = (u64::from_le_bytes(*lane) * u64::from(members)).to_le_bytes();
+    }
+    seal
 }
 
 #[cfg(test)]

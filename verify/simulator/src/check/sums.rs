@@ -1,10 +1,11 @@
 //! What each member has to contribute to a block, and what has to come of that.
 
 use xdp_agg_common::control::RunKind;
+use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
 use super::{Checker, Completion, NONE};
-use crate::reference::{Inputs, Part, Shape, combine};
+use crate::reference::{Inputs, Layout, Part, Shape, combine, seal};
 
 /// A contribution.
 pub(super) struct Due {
@@ -21,7 +22,10 @@ pub(super) struct Place {
     kind: RunKind,
     sequence: u64,
     part: Part,
+    /// It ends with its call's seal.
+    sealed: bool,
     shape: Shape,
+    layout: Layout,
     chunks: u16,
     world: u16,
     /// Its keys, if it has any: the block of the job, and the place in it.
@@ -38,7 +42,8 @@ impl Place {
 
     /// Bytes of the block.
     pub(super) fn payload(&self) -> usize {
-        self.shape.payload(self.part, self.chunks)
+        let seal = if self.sealed { CHUNK_LEN } else { 0 };
+        self.shape.payload(&self.layout, self.part, self.chunks) + seal
     }
 }
 
@@ -65,16 +70,28 @@ impl Checker {
         let (job, chunks) = (self.epochs[epoch].job, self.epochs[epoch].admitted.chunks);
         let shape = self.shape(job, sequence);
         let layout = shape.layout(chunks);
-        let part = layout.part(index);
+        let (part, sealed) = (layout.part(index), layout.is_sealed(index));
         let key = match part {
             Part::Data(data) => layout.key_of(data),
-            Part::Keys(_) => None,
+            Part::Keys(_) | Part::Seal => None,
         };
         let key = key.map(|(at, place)| (job_block - index + at, place));
         let plan = &self.jobs[job].1;
         let world = plan.world;
         let root = shape.root.filter(|_| plan.has_copies() && !block.is_multiple_of(16));
-        Ok(Place { job_block, kind, sequence, part, shape, chunks, world, key, root })
+        Ok(Place {
+            job_block,
+            kind,
+            sequence,
+            part,
+            sealed,
+            shape,
+            layout,
+            chunks,
+            world,
+            key,
+            root,
+        })
     }
 
     /// The result that a process has with the keys of a block that it is about to sum, if that has
@@ -92,7 +109,7 @@ impl Checker {
     /// What a rank has to contribute to a block of an epoch.
     pub(super) fn due(&mut self, epoch: usize, block: u64, rank: u16) -> Result<Due, String> {
         let place = self.place(epoch, block)?;
-        let Place { job_block, part, shape, chunks, .. } = place;
+        let Place { job_block, part, sealed, shape, chunks, .. } = place;
         let Some(life) = self.epochs[epoch].who.get(usize::from(rank)).copied().flatten() else {
             return Err(format!("rank {rank} is no member of this epoch"));
         };
@@ -105,13 +122,17 @@ impl Checker {
                 Ok(Due { payload: lanes.clone(), odd: completion.is_odd(), keys: *keys })
             }
             RunKind::Copy { .. } => {
-                Ok(Due { payload: vec![0; shape.payload(part, chunks)], odd: false, keys: NONE })
+                Ok(Due { payload: vec![0; place.payload()], odd: false, keys: NONE })
             }
             _ => {
                 let keys = self.keys(life, &place)?;
                 let key = place.key.map_or(0, |(_, place)| self.key(keys, place));
                 let inputs = Inputs::new(life, place.world, place.sequence, shape).of(rank);
-                let (payload, odd) = inputs.payload(part, chunks, key)?;
+                let (mut payload, odd) = inputs.payload(part, chunks, key)?;
+                if sealed {
+                    let (job, rule) = (self.epochs[epoch].job, shape.rule(part));
+                    payload.extend(seal(job, place.sequence, &shape, rule));
+                }
                 Ok(Due { payload, odd, keys })
             }
         }
@@ -157,7 +178,7 @@ impl Checker {
     fn count_keys(&mut self, epoch: usize, block: u64) {
         let Ok(place) = self.place(epoch, block) else { return };
         let Part::Keys(group) = place.part else { return };
-        let behind = place.shape.layout(place.chunks).keys_at(group) > group;
+        let behind = place.layout.keys_at(group) > group;
         let plan = self.epochs[epoch].admitted.plan.as_ref();
         let planned = plan.map_or(0, |p| p.from + p.runs.iter().map(|run| run.len).sum::<u64>());
         let counts = &mut self.keys;

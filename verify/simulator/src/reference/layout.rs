@@ -8,6 +8,8 @@
 
 use xdp_agg_common::lanes::CHUNK_LEN;
 
+use super::Seal;
+
 /// Data blocks between keys and what they are for, at least.
 const DISTANCE: u64 = 1024;
 
@@ -18,6 +20,8 @@ pub(crate) enum Part {
     Keys(u64),
     /// A data block.
     Data(u64),
+    /// The call's seal, and nothing else.
+    Seal,
 }
 
 /// The order of a call's blocks.
@@ -26,12 +30,27 @@ pub(crate) struct Layout {
     pub(crate) data: u64,
     /// Data blocks whose keys are in one block, if there are keys.
     group: Option<u64>,
+    seal: Seal,
 }
 
 impl Layout {
     pub(crate) fn new(data: u64, keys: bool, chunks: u16) -> Self {
         let keys_of_a_block = u64::from(chunks) * CHUNK_LEN as u64 / size_of::<u16>() as u64;
-        Self { data, group: keys.then_some(keys_of_a_block) }
+        Self { data, group: keys.then_some(keys_of_a_block), seal: Seal::None }
+    }
+
+    /// The same, sealed.
+    pub(crate) fn with(self, seal: Seal) -> Self {
+        Self { seal, ..self }
+    }
+
+    /// Whether a block ends with the call's seal.
+    pub(crate) fn is_sealed(&self, index: u64) -> bool {
+        match self.seal {
+            Seal::None => false,
+            Seal::Behind(at) => at == index,
+            Seal::Alone => self.part(index) == Part::Seal,
+        }
     }
 
     /// Blocks of keys.
@@ -40,7 +59,7 @@ impl Layout {
     }
 
     pub(crate) fn blocks(&self) -> u64 {
-        self.data + self.groups()
+        self.data + self.groups() + u64::from(self.seal == Seal::Alone)
     }
 
     /// Where the keys of a group are, among the call's blocks.
@@ -52,6 +71,9 @@ impl Layout {
     }
 
     pub(crate) fn part(&self, index: u64) -> Part {
+        if index == self.data + self.groups() {
+            return Part::Seal;
+        }
         let before = (0..self.groups()).take_while(|group| self.keys_at(*group) < index).count();
         let before = before as u64;
         let is_keys = before < self.groups() && self.keys_at(before) == index;

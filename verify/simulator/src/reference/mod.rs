@@ -1,13 +1,14 @@
 //! What the workers call, and the exact results: plain arithmetic that shares nothing with the code
 //! under test.
+//!
 //! Every element is a hash of the job, the *life* of the worker that contributes it, the call and
 //! the index. A life is a process: a worker that was restarted contributes other numbers. So
 //! whatever is counted twice, left out, or taken from another call, epoch or life changes the
 //! result.
-//! counted twice, left out, or taken from another call, epoch or life changes the result.
 
 mod layout;
 mod numbers;
+mod seal;
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
@@ -21,6 +22,7 @@ pub(crate) use numbers::{
     SCALE, Scale, bias, combine, float_of_order, integer_of, integer_of_order, key_of,
     ordered_float, ordered_integer,
 };
+pub(crate) use seal::{Seal, seal};
 
 /// Most that the integer of a float has: sums of all workers stay in range.
 const FLOAT_MAX: u64 = 1 << 20;
@@ -39,6 +41,11 @@ pub(crate) struct Shape {
     pub(crate) odd: bool,
     /// All get the integers of this rank; the others have the smallest ones.
     pub(crate) root: Option<u16>,
+}
+
+/// A job's name.
+pub(crate) fn job_name(job: usize) -> String {
+    format!("job {job}")
 }
 
 /// Mixes bits.
@@ -90,16 +97,22 @@ impl Shape {
 
     pub(crate) fn layout(&self, chunks: u16) -> Layout {
         let data = self.len.div_ceil(usize::from(chunks) * CHUNK_LANES);
-        Layout::new(data as u64, self.has_keys(), chunks)
+        let layout = Layout::new(data as u64, self.has_keys(), chunks);
+        if layout.blocks() >= 4 {
+            return layout;
+        }
+        let parts = (0..layout.blocks()).map(|index| layout.part(index));
+        let lengths: Vec<usize> = parts.map(|part| self.payload(&layout, part, chunks)).collect();
+        layout.with(Seal::new(self.has_keys(), &lengths, usize::from(chunks) * CHUNK_LEN))
     }
 
     /// How contributions to a block become one.
     pub(crate) const fn rule(&self, part: Part) -> Reduction {
         match (part, self.op) {
             (Part::Keys(_), _) => Reduction::Max16,
-            (Part::Data(_), Op::Min) => Reduction::Min32,
-            (Part::Data(_), Op::Max) => Reduction::Max32,
-            (Part::Data(_), _) => Reduction::Add,
+            (_, Op::Min) => Reduction::Min32,
+            (_, Op::Max) => Reduction::Max32,
+            (_, _) => Reduction::Add,
         }
     }
 
@@ -110,11 +123,12 @@ impl Shape {
         (from, (from + block).min(self.len))
     }
 
-    /// Bytes of a block: whole chunks.
-    pub(crate) fn payload(&self, part: Part, chunks: u16) -> usize {
+    /// Bytes of a block without its seal: whole chunks.
+    pub(crate) fn payload(&self, layout: &Layout, part: Part, chunks: u16) -> usize {
         let used = match part {
+            Part::Seal => 0,
             Part::Keys(group) => {
-                let (from, to) = self.layout(chunks).group(group);
+                let (from, to) = layout.group(group);
                 (to - from) as usize * size_of::<u16>()
             }
             Part::Data(data) => {
@@ -253,8 +267,8 @@ impl Inputs {
         key_of(finite.fold(0.0, |most, value| f64::from(value.abs()).max(most)))
     }
 
-    /// What this worker sends as a block, given the agreed key of a data block, and whether it has
-    /// to mark that as not being of numbers.
+    /// What this worker sends as a block, without its seal, given the agreed key of a data block,
+    /// and whether it has to mark that as not being of numbers.
     ///
     /// # Errors
     /// An element does not fit its lane with that key.
@@ -265,12 +279,15 @@ impl Inputs {
         key: u16,
     ) -> Result<(Vec<u8>, bool), String> {
         let (mut payload, mut odd) = (Vec::new(), false);
+        let layout = self.shape.layout(chunks);
+        let len = self.shape.payload(&layout, part, chunks);
         match part {
+            Part::Seal => {}
             Part::Keys(group) => {
-                let (from, to) = self.shape.layout(chunks).group(group);
+                let (from, to) = layout.group(group);
                 let keys = (from..to).flat_map(|d| self.wanted_key(d, chunks).to_le_bytes());
                 payload.extend(keys);
-                payload.resize(self.shape.payload(part, chunks), 0);
+                payload.resize(len, 0);
             }
             Part::Data(data) => {
                 let (from, to) = self.shape.range(data, chunks);
@@ -279,7 +296,7 @@ impl Inputs {
                     odd |= self.is_odd(index);
                     payload.extend(self.lane(index, scale)?.to_le_bytes());
                 }
-                while payload.len() < self.shape.payload(part, chunks) {
+                while payload.len() < len {
                     payload.extend(self.nothing().to_le_bytes());
                 }
             }

@@ -334,5 +334,5 @@ impl CallerError for RingLost {}
 
 /// A member's word on whether its daemon would take it back.
 fn can_return(lanes: &Lanes) -> bool {
-    matches!(lanes.marks.last_chunk(), Some([1, _]))
+    matches!(lanes.marks.last_chunk(), Some([1, _, _]))
 }

@@ -12,6 +12,7 @@ use super::caller::InFlight;
 use super::control::{self, Client, End};
 use super::place::{Cut, Place};
 use super::{Event, World, ring};
+use crate::reference::job_name;
 use crate::time::{MICRO, MILLI, Nanos, SECOND, duration, nanos};
 use crate::trace::{Party, describe};
 
@@ -121,7 +122,7 @@ impl World {
         }
         let port = 20_000 + self.workers[worker].ports;
         let plan = &self.scenario.jobs[job];
-        let mut config = Config::new(format!("job {job}"), rank, plan.world);
+        let mut config = Config::new(job_name(job), rank, plan.world);
         config.slots = Some(plan.slots);
         config.policy = plan.policy;
         config.data_port = port;

@@ -13,7 +13,8 @@ fn of<T: Element>(data: Vec<T>, op: Op, scaling: Scaling, world: u16) -> Box<dyn
 }
 
 fn call(len: usize) -> Call {
-    let mut call = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
+    let mut call =
+        Call::new(Job::default(), 0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
     assert!(!call.is_done());
     call.begin(JobBlock(0), 22, 0b11).expect("it can be cut");
     call
@@ -22,7 +23,7 @@ fn call(len: usize) -> Call {
 #[test]
 fn blocks_cover_the_elements_once() {
     for (len, blocks, last) in
-        [(0, 0, 0), (1, 1, 64), (351, 1, 1408), (352, 1, 1408), (353, 2, 64), (704, 2, 1408)]
+        [(0, 0, 0), (1, 1, 128), (336, 1, 1408), (352, 2, 64), (353, 2, 128), (1408, 4, 1408)]
     {
         let call = call(len);
         assert_eq!(call.report.blocks, blocks, "{len}");
@@ -45,7 +46,7 @@ fn groups_are_of_the_blocks_that_were_agreed_upon() {
     for chunks in [22, 54] {
         let share = Share { index: 1, of: 2 };
         let part = Local::part(Buffer::owned(vec![1.0_f32; elements]), format, share, 22);
-        let mut call = Call::new(0, Box::new(part));
+        let mut call = Call::new(Job::default(), 0, Box::new(part));
         call.begin(JobBlock(0), chunks, 0b11).expect("it can be cut");
         assert_eq!((call.report.blocks, call.report.exponent_blocks), (704 * 2 + 2, 2));
     }
@@ -70,7 +71,8 @@ fn contributors_are_told_by_block() {
 #[test]
 fn a_part_without_blocks_says_nothing_of_contributors() {
     let part = |len, members| {
-        let mut part = Call::new(0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
+        let mut part =
+            Call::new(Job::default(), 0, of(vec![1.0_f32; len], Op::Sum, Scaling::Fixed(1e6), 2));
         part.begin(JobBlock(0), 22, 0b11).expect("it can be cut");
         if len == 0 {
             part.report.contributors = members;
@@ -81,23 +83,24 @@ fn a_part_without_blocks_says_nothing_of_contributors() {
         part
     };
     for empty in [0b01, 0b11] {
-        for parts in [[part(352, 0b11), part(0, empty)], [part(0, empty), part(352, 0b11)]] {
+        for parts in [[part(336, 0b11), part(0, empty)], [part(0, empty), part(336, 0b11)]] {
             let report = Report::of_parts(&parts);
             assert_eq!((report.contributors, report.partial), (0b11, 0), "{empty:b}");
             assert_eq!((report.blocks, report.path), (1, Path::Ring));
         }
     }
     // With blocks in both it is as it was, and a call without any names its members.
-    let report = Report::of_parts(&[part(352, 0b11), part(352, 0b01)]);
+    let report = Report::of_parts(&[part(336, 0b11), part(336, 0b01)]);
     assert_eq!((report.blocks, report.contributors, report.partial), (2, 0b01, 0b10));
     assert_eq!(Report::of_parts(&[part(0, 0b01), part(0, 0b11)]).contributors, 0b01);
     assert_eq!(Report::of_parts(&[]), Report::default());
 }
 
 #[test]
-fn every_argument_changes_the_tag() {
+fn every_argument_changes_the_digest() {
     let make = |sequence, len, op, scale| {
-        Call::new(sequence, of(vec![0.0_f32; len], op, Scaling::Fixed(scale), 2)).tag
+        Call::new(Job::default(), sequence, of(vec![0.0_f32; len], op, Scaling::Fixed(scale), 2))
+            .digest
     };
     let tags = [
         make(0, 10, Op::Sum, 1.0),
@@ -105,11 +108,76 @@ fn every_argument_changes_the_tag() {
         make(0, 11, Op::Sum, 1.0),
         make(0, 10, Op::Average, 1.0),
         make(0, 10, Op::Sum, 2.0),
-        Call::new(0, of(vec![0.0_f32; 10], Op::Sum, Scaling::Block, 2)).tag,
-        Call::new(0, of(vec![0_i32; 10], Op::Sum, Scaling::Fixed(1.0), 2)).tag,
+        Call::new(Job::default(), 0, of(vec![0.0_f32; 10], Op::Sum, Scaling::Block, 2)).digest,
+        Call::new(Job::default(), 0, of(vec![0_i32; 10], Op::Sum, Scaling::Fixed(1.0), 2)).digest,
     ];
     for (i, tag) in tags.iter().enumerate() {
         assert!(!tags[..i].contains(tag), "{i}");
+    }
+}
+
+/// The tags of four blocks in a row are the whole digest, in any order.
+#[test]
+fn four_blocks_say_the_digest() {
+    let call = call(352 * 9);
+    assert_eq!((call.report.blocks, call.seal), (9, None));
+    for first in 0..6 {
+        let mut tags: Vec<u16> = (first..first + 4).map(|b| call.tag(JobBlock(b))).collect();
+        tags.rotate_right(first as usize % 4);
+        let digest = tags.iter().rev().fold(0_u64, |digest, tag| digest << 16 | u64::from(*tag));
+        assert_eq!(digest, call.digest, "{first}");
+    }
+}
+
+/// Of a call with fewer blocks the seal tells what tags cannot: digests that differ in any bits,
+/// whatever the reduction, how many members, and wherever it stands.
+#[test]
+fn a_seal_tells_digests_apart() {
+    let kinds = [
+        (Op::Sum, Scaling::Fixed(1e6), 10),
+        (Op::Sum, Scaling::Fixed(1e6), 352),
+        (Op::Average, Scaling::Block, 10),
+        (Op::Min, Scaling::Block, 700),
+        (Op::Max, Scaling::Block, 1000),
+    ];
+    for ((op, scaling, len), world) in
+        kinds.into_iter().flat_map(|kind| [2, 3, 64].map(|w| (kind, w)))
+    {
+        for bit in [0, 7, 16, 40, 63] {
+            let mut calls: Vec<_> = (0..world)
+                .map(|_| {
+                    let mut call =
+                        Call::new(Job::default(), 0, of(vec![1.0_f32; len], op, scaling, world));
+                    call.begin(JobBlock(0), 22, u64::MAX >> (64 - world)).expect("it can be cut");
+                    call
+                })
+                .collect();
+            let block = JobBlock(calls[0].seal.expect("it is short"));
+            let reduction = calls[0].reduction(block);
+            for odd in [false, true] {
+                calls[0].digest ^= u64::from(odd) << bit;
+                let seals = calls.iter().map(|call| sealing(call.digest, reduction));
+                let seal = seals.reduce(|mut all, seal| {
+                    for (held, word) in all.as_chunks_mut().0.iter_mut().zip(seal.as_chunks().0) {
+                        let (a, b) = (u64::from_le_bytes(*held), u64::from_le_bytes(*word));
+                        *held = match reduction {
+                            Reduction::Add => a.wrapping_add(b),
+                            Reduction::Max16 => extreme::<16>(a, b, Pick::MAX),
+                            Reduction::Max32 => extreme::<32>(a, b, Pick::MAX),
+                            _ => extreme::<32>(a, b, Pick::MIN),
+                        }
+                        .to_le_bytes();
+                    }
+                    all
+                });
+                let mut payload = vec![0; calls[0].lanes_len(block.0)];
+                payload.extend(seal.expect("there are workers"));
+                let agree = calls
+                    .iter()
+                    .filter(|call| call.is_of_all(block, &payload, call.report.contributors));
+                assert_eq!(agree.count(), if odd { 0 } else { calls.len() }, "{op:?} {len} {bit}");
+            }
+        }
     }
 }
 
@@ -124,7 +192,7 @@ fn all_reduce<T: Element>(
     let mut calls: Vec<_> = inputs
         .iter()
         .map(|input| {
-            let mut call = Call::new(0, of(input.clone(), op, scaling, world));
+            let mut call = Call::new(Job::default(), 0, of(input.clone(), op, scaling, world));
             call.begin(JobBlock(0), 1, members).expect("it can be cut");
             call
         })
@@ -153,8 +221,9 @@ fn all_reduce<T: Element>(
         }
         let sum: Vec<u8> = slot.iter().flat_map(|lane| lane.bits().to_le_bytes()).collect();
         for call in &mut calls {
-            let len = call.payload_len(JobBlock(block));
-            call.decode(JobBlock(block), flags, &sum[..len], members);
+            let sum = &sum[..call.payload_len(JobBlock(block))];
+            assert!(call.is_of_all(JobBlock(block), sum, members));
+            call.decode(JobBlock(block), flags, sum, members);
         }
     }
     let ended = calls.into_iter().map(|call| {
@@ -241,7 +310,7 @@ impl Blocks for Fed {
 #[test]
 fn a_call_that_is_done_before_it_begins_is_reported_whole() {
     let format = Format::new(ElementType::F32, Op::Sum, Scaling::Block, None, 3);
-    let mut call = Call::new(0, Box::new(Fed(format.expect("it makes sense"))));
+    let mut call = Call::new(Job::default(), 0, Box::new(Fed(format.expect("it makes sense"))));
     call.begin(JobBlock(7), 1, 0b101).expect("it can be cut");
     assert!(call.is_done());
     assert_eq!(call.report.contributors, 0b111);
@@ -249,13 +318,12 @@ fn a_call_that_is_done_before_it_begins_is_reported_whole() {
 
 #[test]
 fn who_is_in_the_exponents_alone_is_no_contributor() {
-    let mut call = Call::new(0, of(vec![1.0_f32; 32], Op::Sum, Scaling::Block, 3));
+    let mut call = Call::new(Job::default(), 0, of(vec![1.0_f32; 64], Op::Sum, Scaling::Block, 3));
     call.begin(JobBlock(0), 1, 0b111).expect("it can be cut");
     call.decode(JobBlock(0), 0, &[0; 64], 0b111);
-    call.decode(JobBlock(1), 0, &[0; 64], 0b011);
-    call.decode(JobBlock(2), 0, &[0; 64], 0b011);
+    (1..5).for_each(|block| call.decode(JobBlock(block), 0, &[0; 64], 0b011));
     assert_eq!((call.report.contributors, call.report.partial), (0b011, 0));
-    let runs = [Held { from: 0, len: 1, members: 0b111 }, Held { from: 1, len: 2, members: 3 }];
+    let runs = [Held { from: 0, len: 1, members: 0b111 }, Held { from: 1, len: 4, members: 3 }];
     assert_eq!(call.contributors(), runs);
 }
 

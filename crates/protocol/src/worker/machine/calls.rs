@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use xdp_agg_common::control::Admitted;
 
-use super::{Call, Freeze, Machine, NO_CALL, Path, Phase, Report};
+use super::{Call, Config, Freeze, Machine, NO_CALL, Path, Phase, Report};
+use crate::worker::call::Job;
 use crate::worker::flow::Part;
 use crate::worker::{Blocks, Error};
 
@@ -20,7 +21,7 @@ impl Machine {
                 && ours == NO_CALL
             {
                 // The others found out before this worker came to the call.
-                let call = Call::new(self.next_sequence, blocks);
+                let call = self.make(self.next_sequence, blocks);
                 *ours = call.describe().to_string();
             }
             return Err(error);
@@ -36,11 +37,17 @@ impl Machine {
         }
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let mut call = Call::new(sequence, blocks);
+        let mut call = self.make(sequence, blocks);
         call.position = sequence + self.asides;
         self.calls.push_back(call);
         self.begin_calls();
         Ok(sequence)
+    }
+
+    pub(super) fn make(&self, sequence: u64, blocks: Box<dyn Blocks>) -> Call {
+        let Config { job, origin, .. } = &self.config;
+        let run = origin.as_ref().and_then(|origin| origin.run.as_deref());
+        Call::new(Job { name: job, run }, sequence, blocks)
     }
 
     /// Cuts the calls into blocks that may begin now.

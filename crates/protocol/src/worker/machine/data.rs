@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use xdp_agg_common::control::{Admitted, Request, RunKind};
+use xdp_agg_common::control::{self, Admitted, Request, RunKind};
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind, Reduction};
 
 use super::epoch::Epoch;
@@ -13,7 +13,7 @@ use crate::worker::{EpochBlock, Error, rank_bit};
 
 /// Tag of a block that is carried over to a new epoch: its call may be over at some members. The
 /// plan, which is the same at all members, says which blocks these are.
-pub(super) const CARRIED_TAG: u16 = 0;
+const CARRIED_TAG: u16 = 0;
 
 impl Machine {
     /// One UDP payload from the aggregator.
@@ -61,7 +61,24 @@ impl Machine {
         let number = EpochBlock(header.block);
         let (block, kind) = epoch.locate(number);
         let call = self.calls.iter_mut().find(|call| call.holds(block));
-        if let RunKind::Copy { members, .. } = kind {
+        let members = match kind {
+            RunKind::Copy { members, .. } => members,
+            _ => epoch.admitted.members,
+        };
+        let sealed = call.as_deref().filter(|call| call.is_sealed(block));
+        let differing = sealed.filter(|call| {
+            let is_copy = matches!(kind, RunKind::Copy { .. });
+            let tag = if is_copy { CARRIED_TAG } else { call.tag(block) };
+            let is_result = header.kind == Kind::Result && header.tag == tag;
+            let is_whole = is_result && payload.len() == call.payload_len(block);
+            is_whole && !call.is_of_all(block, payload, members)
+        });
+        if let Some(call) = differing {
+            let call = call.describe();
+            self.differs(call);
+            return true;
+        }
+        if matches!(kind, RunKind::Copy { .. }) {
             let ours = handle_carried(epoch, call, header, payload, members, now);
             self.release();
             self.after_a_call();
@@ -70,13 +87,12 @@ impl Machine {
         let Some(call) = call else {
             return true; // a copy of a result whose call is over
         };
-        if header.tag != call.tag {
+        if header.tag != call.tag(block) {
             return false;
         }
         match header.kind {
             Kind::Result if payload.len() == call.payload_len(block) => {
                 if epoch.flow.handle_result(number, now) {
-                    let members = epoch.admitted.members;
                     call.goes_over_aggregator();
                     call.decode(block, header.flags, payload, members);
                     epoch.history.put(number, members, header.flags, payload);
@@ -88,15 +104,21 @@ impl Machine {
                 }
             }
             Kind::Pending => epoch.flow.handle_pending(number, now),
-            Kind::Mismatch if self.mismatch => {}
             Kind::Mismatch => {
-                self.mismatch = true;
                 let call = call.describe();
-                self.say(Request::CallMismatch { call });
+                self.differs(call);
             }
             _ => return false,
         }
         true
+    }
+
+    /// Another worker made another call than this one: said once, for the daemon tells all.
+    fn differs(&mut self, call: control::Call) {
+        if !self.mismatch {
+            self.mismatch = true;
+            self.say(Request::CallMismatch { call });
+        }
     }
 
     fn after_a_call(&mut self) {
@@ -185,7 +207,7 @@ impl Machine {
                 })
             }
             (_, Some(call)) => {
-                fields.tag = call.tag;
+                fields.tag = call.tag(block);
                 let len = call.payload_len(block);
                 let role = epoch.flow.role(number);
                 if role == Role::Listen {

@@ -15,7 +15,7 @@ use xdp_agg_common::lanes::MAX_PAYLOAD;
 use xdp_agg_common::reform::PlanError;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
-use super::data::{CARRIED_TAG, carry};
+use super::data::carry;
 use super::{Freeze, Machine, Phase};
 use crate::worker::{EpochBlock, Error, rank_bit};
 
@@ -44,8 +44,8 @@ pub struct Batch {
     pub reduction: Reduction,
     first: EpochBlock,
     blocks: u64,
-    /// Sum of the blocks' tags.
-    tags: i32,
+    /// Of the calls that they are summed for; 0: all are carried over.
+    digest: u64,
 }
 
 impl Batch {
@@ -62,7 +62,7 @@ pub struct Lanes {
     /// The blocks' payloads, end to end, eight bytes to a word: reduced as the batch says.
     pub words: Vec<u64>,
     /// Summed: what the headers would say, then one if this worker's daemon would take it back,
-    /// then the blocks' tags.
+    /// then the halves of the digest of the blocks' calls.
     pub marks: Vec<i32>,
 }
 
@@ -190,16 +190,19 @@ impl Machine {
         }
         lanes.words.clear();
         lanes.marks.clear();
-        let mut tags = 0_i32;
+        let (mut digest, mut last) = (0, None);
         for number in (0..blocks).map(|index| first + index) {
-            let (flags, tag) = self.ring_block(number, &mut lanes.words)?;
+            let (flags, call) = self.ring_block(number, &mut lanes.words)?;
             lanes.marks.push(i32::from(flags & flags::NON_FINITE));
-            tags = tags.wrapping_add(i32::from(tag));
+            if let Some(call) = call.filter(|call| last.replace(*call) != Some(*call)) {
+                digest = with_next(digest, call);
+            }
         }
         // As long as the plan carries blocks over, members have different results.
         let back = self.back.open && first + blocks >= carried_end;
-        lanes.marks.extend([i32::from(back), tags]);
-        Some(Batch { reduction, first, blocks, tags })
+        lanes.marks.push(back.into());
+        lanes.marks.extend(halves(digest));
+        Some(Batch { reduction, first, blocks, digest })
     }
 
     /// How a block's contributions become one. None: it cannot be sent before an earlier block's
@@ -213,8 +216,13 @@ impl Machine {
         }
     }
 
-    /// Appends a block's lanes; its flags and tag.
-    fn ring_block(&mut self, number: EpochBlock, words: &mut Vec<u64>) -> Option<(u8, u16)> {
+    /// Appends a block's lanes; its flags, and the digest of its call. A block that is carried over
+    /// has none, because its call may be over at some members.
+    fn ring_block(
+        &mut self,
+        number: EpochBlock,
+        words: &mut Vec<u64>,
+    ) -> Option<(u8, Option<u64>)> {
         let mut payload = [0; MAX_PAYLOAD];
         let epoch = self.epoch.as_ref()?;
         let (block, kind) = epoch.locate(number);
@@ -223,20 +231,21 @@ impl Machine {
             (RunKind::Copy { source, .. }, call) => {
                 let source = source == self.config.rank;
                 let carried = carry(epoch, call.as_deref(), number, source, &mut payload);
-                carried.map(|(len, flags)| (len, flags, CARRIED_TAG))
+                carried.map(|(len, flags)| (len, flags, None))
             }
             (_, Some(call)) => {
                 let len = call.payload_len(block);
-                Some((len, call.encode(block, true, &mut payload[..len]).flags, call.tag))
+                let flags = call.encode(block, true, &mut payload[..len]).flags;
+                Some((len, flags, Some(call.digest)))
             }
             (_, None) => None,
         };
-        let Some((len, flags, tag)) = encoded else {
+        let Some((len, flags, call)) = encoded else {
             self.fail(Error::Protocol(format!("block {block} belongs to no call")));
             return None;
         };
         words.extend(payload[..len].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
-        Some((flags, tag))
+        Some((flags, call))
     }
 
     /// The results of a batch.
@@ -247,8 +256,8 @@ impl Machine {
         let members = self.members();
         let (mut words, marks) = (&lanes.words[..], &lanes.marks[..]);
         let count = members.count_ones() as i32;
-        let Some([back, tags]) = marks.last_chunk() else { return };
-        if *tags != batch.tags.wrapping_mul(count) {
+        let Some([back, digest @ ..]) = marks.last_chunk::<3>() else { return };
+        if *digest != halves(batch.digest).map(|half| half.wrapping_mul(count)) {
             return self.calls_differ(batch.first);
         }
         let mut payload = [0; MAX_PAYLOAD];
@@ -271,6 +280,9 @@ impl Machine {
                 *bytes = word.to_le_bytes();
             }
             if let Some(call) = call {
+                if !call.is_of_all(block, &payload[..len], members) {
+                    return self.calls_differ(number);
+                }
                 call.goes_over_ring();
                 let flags = if *mark == 0 { 0 } else { flags::NON_FINITE };
                 call.decode(block, flags, &payload[..len], members);
@@ -294,6 +306,16 @@ impl Machine {
         let theirs = "at least one other worker made another one".into();
         self.fail(Error::CallMismatch { ours, theirs });
     }
+}
+
+/// The digest of some calls and one more. An odd factor loses nothing of those before.
+const fn with_next(digest: u64, call: u64) -> u64 {
+    digest.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(call)
+}
+
+/// A digest as what is summed over a ring: a member's that differs in any bit changes a sum.
+const fn halves(digest: u64) -> [i32; 2] {
+    [digest as i32, (digest >> 32) as i32]
 }
 
 /// Where these members of an epoch meet.

@@ -15,8 +15,8 @@ use super::world::integers;
 use crate::worker::{Buffer, Config, Control, Error, Lanes, Local, Machine, RETRY, State};
 
 pub(super) const NOW: Duration = Duration::from_secs(5);
-/// Elements of a block of one chunk.
-const BLOCK: usize = 16;
+/// Elements of a chunk. A block has two, and the last one of a call has room for its seal.
+const CHUNK: usize = 16;
 
 pub(super) struct Alone {
     pub(super) machine: Machine,
@@ -50,7 +50,7 @@ impl Alone {
             cookie: 1000 + u64::from(epoch),
             epoch,
             members,
-            chunks: 1,
+            chunks: 2,
             slots: 16,
             data: "10.0.0.1:48864".parse().expect("an address"),
             single_packets: false,
@@ -64,7 +64,7 @@ impl Alone {
         self.admit(epoch, 0b111, plan);
         let [probe] = &self.sent()[..] else { panic!("one probe") };
         let (mut header, payload) = parse(probe);
-        assert_eq!((header.kind, header.epoch, payload.len()), (Kind::Probe, epoch, 64));
+        assert_eq!((header.kind, header.epoch, payload.len()), (Kind::Probe, epoch, 128));
         header.kind = Kind::ProbeReply;
         self.deliver(header, payload);
         assert_eq!(self.said(), [Request::Ready]);
@@ -73,7 +73,8 @@ impl Alone {
     }
 
     pub(super) fn call(&mut self, blocks: usize) -> u64 {
-        self.machine.start(integers(vec![1_i32; blocks * BLOCK], 3)).expect("it runs")
+        let len = (2 * blocks).saturating_sub(1) * CHUNK;
+        self.machine.start(integers(vec![1_i32; len], 3)).expect("it runs")
     }
 
     pub(super) fn said(&mut self) -> Vec<Request> {
@@ -176,7 +177,7 @@ fn a_sum_is_handed_on_after_its_call() {
         alone.enter(2, plan(0, &[copy(source)]));
         let [packet] = &alone.sent()[..] else { panic!("one block") };
         let (header, payload) = parse(packet);
-        assert_eq!((header.block, header.tag, payload.len()), (0, 0, 64));
+        assert_eq!((header.block, header.tag, payload.len()), (0, 0, 128));
         let mine = u32::from_le_bytes(*parse(&sent[0]).1.first_chunk().expect("a lane"));
         let lane = u32::from_le_bytes(*payload.first_chunk().expect("a lane"));
         assert_eq!(lane, if tripled { mine.wrapping_mul(3) } else { 0 });
@@ -288,7 +289,7 @@ fn what_a_lost_daemon_asked_for_is_not_told_to_the_next() {
 #[test]
 fn who_has_failed_takes_in_no_result() {
     let mut alone = Alone::running();
-    let mut memory = vec![7_i32; BLOCK];
+    let mut memory = vec![7_i32; CHUNK];
     #[expect(unsafe_code, reason = "memory is lent as a blocking call lends it")]
     // SAFETY: the machine is used no more when the memory is looked at.
     let buffer = unsafe { Buffer::lend(&mut memory) };
@@ -298,7 +299,7 @@ fn who_has_failed_takes_in_no_result() {
     alone.machine.fail(Error::Closed);
     alone.result(&sent[0]);
     drop(alone);
-    assert_eq!(memory, [7; BLOCK]);
+    assert_eq!(memory, [7; CHUNK]);
 }
 
 #[test]
@@ -440,6 +441,36 @@ fn an_absent_daemon_is_named_at_the_deadline() {
     }
 }
 
+/// A member whose call's digest differs in any bit ends the batch, and nothing of it is taken in.
+#[test]
+fn a_ring_tells_calls_apart() {
+    for bit in [None, Some(0), Some(31), Some(32), Some(63)] {
+        let mut alone = Alone::with(AggregatorLoss::Ring);
+        alone.enter(1, None);
+        alone.call(2);
+        alone.machine.handle_disconnected("a test".into(), NOW);
+        let later = NOW + Duration::from_secs(3);
+        alone.machine.handle_timeout(later);
+        let progress = alone.machine.progress();
+        let all = [0, 1, 2].map(|rank| (rank, progress.clone()));
+        alone.machine.handle_ring_formed(&all, later).expect("they fit");
+        let mut lanes = Lanes::default();
+        let batch = alone.machine.poll_ring_batch(&mut lanes).expect("it has one");
+        for word in &mut lanes.words {
+            let [low, high] = [*word as u32, (*word >> 32) as u32].map(|lane| lane.wrapping_mul(3));
+            *word = u64::from(low) | u64::from(high) << 32;
+        }
+        lanes.marks.iter_mut().for_each(|mark| *mark = mark.wrapping_mul(3));
+        if let Some(bit) = bit {
+            let halves: &mut [i32; 2] = lanes.marks.last_chunk_mut().expect("two at least");
+            halves[bit / 32] = halves[bit / 32].wrapping_add(1 << (bit % 32));
+        }
+        alone.machine.handle_ring_result(batch, &lanes, later);
+        let differs = matches!(alone.machine.failure(), Some(Error::CallMismatch { .. }));
+        assert_eq!(differs, bit.is_some(), "{bit:?}: {:?}", alone.machine.failure());
+    }
+}
+
 /// As long as a ring has blocks to hand on, members have different results: no member says that it
 /// could leave. After these blocks the sum of all words decides, not what this worker has learned
 /// since.
@@ -448,7 +479,7 @@ fn a_ring_is_left_behind_what_it_hands_on() {
     let mut alone = Alone::with(AggregatorLoss::Ring);
     alone.enter(1, None);
     let format = Format::new(ElementType::I32, Op::Min, Scaling::Block, None, 3);
-    let local = Local::new(Buffer::owned(vec![1_i32; 4 * BLOCK]), format.expect("it makes sense"));
+    let local = Local::new(Buffer::owned(vec![1_i32; 8 * CHUNK]), format.expect("it makes sense"));
     alone.machine.start(Box::new(local)).expect("it runs");
     let sent = alone.sent();
     let (header, lanes) = parse(&sent[1]);
@@ -475,10 +506,12 @@ fn a_ring_is_left_behind_what_it_hands_on() {
     for (blocks, says, sum) in [(0..1, 0, 3), (1..2, 1, 2), (2..4, 1, 3)] {
         let batch = alone.machine.poll_ring_batch(&mut lanes).expect("it has one");
         assert_eq!(batch.blocks(), blocks);
-        let [back, tags] = lanes.marks.last_chunk_mut().expect("two at least");
-        assert_eq!(*back, says);
+        let marks: &mut [i32; 3] = lanes.marks.last_chunk_mut().expect("three at least");
+        let [back, digest @ ..] = *marks;
+        assert_eq!(back, says);
         // Nobody can say it of the first.
-        (*back, *tags) = (if says == 0 { 0 } else { sum }, tags.wrapping_mul(3));
+        let [low, high] = digest.map(|half| half.wrapping_mul(3));
+        *marks = [if says == 0 { 0 } else { sum }, low, high];
         if blocks == (2..4) {
             alone.machine.handle_disconnected("again".into(), soon);
             alone.call(2);

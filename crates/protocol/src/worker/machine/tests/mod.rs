@@ -3,6 +3,7 @@
 mod breaking;
 mod by_hand;
 mod daemon;
+mod differing;
 mod waits;
 mod world;
 
@@ -145,7 +146,7 @@ fn a_rank_comes_back() {
             world.call(2, if sequence == 1 { 9 * BLOCK } else { 2 * BLOCK });
         }
         world.finish();
-        let last = world.call_all(BLOCK);
+        let last = world.call_all(BLOCK / 2);
         world.finish();
         assert_eq!(world.outcomes[&(last, 2)].0, [0b111]);
         assert_eq!(world.at(2).members(), 0b111);

@@ -118,7 +118,7 @@ fn heartbeats_say_what_a_worker_does() {
     alone.sent();
     let busy = beat(&mut alone).expect("it is news");
     assert_eq!((busy.sent, busy.next_sequence, busy.aside), (2, 1, false));
-    assert!(busy.call.is_some_and(|call| call.starts_with("call 0: sum of 32 i32")));
+    assert!(busy.call.is_some_and(|call| call.starts_with("call 0: sum of 48 i32")));
     alone.machine.turn_aside(Some("a broadcast".into()));
     assert_eq!(beat(&mut alone), None, "the call through the aggregator comes first");
 }

@@ -289,7 +289,10 @@ impl World {
     /// got the same.
     pub(super) fn check(&self) {
         for ((sequence, rank), (contributors, sums)) in &self.outcomes {
-            assert_eq!(contributors.len(), sums.len().div_ceil(BLOCK));
+            let data = sums.len().div_ceil(BLOCK);
+            // The seal of a short call has a block of its own where the last one is full.
+            let alone = (1..4).contains(&data) && sums.len().div_ceil(16) == 2 * data;
+            assert_eq!(contributors.len(), data + usize::from(alone));
             for (i, sum) in sums.iter().enumerate() {
                 let members = contributors[i / BLOCK];
                 let ranks = (0..64_u16).filter(|rank| members & (1 << rank) != 0);
