@@ -1,9 +1,9 @@
 //! `cargo xtask setup`: what is missing, and how it gets here.
 //!
 //! The demo needs a C linker and nothing else: the compiled kernel programs are checked in, and the
-//! test network speaks netlink itself. The tests of the XDP engine build their hosts with `ip`,
-//! `ethtool` and `nft`, as its users do. (Without a linker, cargo could not even build this program:
-//! `xtask/linker.sh` installs it at that moment. So the check here rarely finds it missing.)
+//! test network speaks netlink itself. The tests build their hosts with `ip`, `ethtool` and `nft`,
+//! as users do. (Without a linker, cargo could not even build this program: `xtask/linker.sh`
+//! installs it at that moment. So the check here rarely finds it missing.)
 
 use std::path::Path;
 use std::process::Command;
