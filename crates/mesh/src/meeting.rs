@@ -35,7 +35,6 @@ use xdp_agg_forks::own;
 use crate::callers::{FIRST_WORDS, Until};
 use crate::error::Error;
 use crate::meet::{MAX_WORLD, RETRY, connect_until, listen, random, wait};
-use crate::open::MAX_DEADLINE;
 
 /// Of these messages.
 const VERSION: u32 = 3;
@@ -154,19 +153,19 @@ pub struct Meeting {
 struct Tell {
     since: Instant,
     every: Duration,
-    at: Instant,
+    /// None: beyond what the clock can express.
+    at: Option<Instant>,
 }
 
 impl Tell {
     fn new(since: Instant, every: Duration) -> Self {
-        let every = every.min(MAX_DEADLINE);
-        Self { since, every, at: since + every }
+        Self { since, every, at: since.checked_add(every) }
     }
 
     /// How many seconds it has taken, when that is to be told.
     fn is_long(&mut self, now: Instant) -> Option<u64> {
-        (now >= self.at).then(|| {
-            self.at = now + self.every;
+        self.at.is_some_and(|at| now >= at).then(|| {
+            self.at = now.checked_add(self.every);
             now.saturating_duration_since(self.since).as_secs()
         })
     }
@@ -438,7 +437,8 @@ impl Visitor<'_> {
     /// Until the holder says something, or this moment.
     fn wait_for_others(&mut self, stream: &TcpStream, until: Instant) {
         loop {
-            let next = if self.holds { until } else { until.min(self.tell.at) };
+            let tell = self.tell.at.filter(|_| !self.holds);
+            let next = tell.map_or(until, |at| until.min(at));
             let mut fds = [PollFd::new(stream, PollFlags::IN)];
             // What the system has against waiting, it has against reading.
             if wait(&mut fds, next.saturating_duration_since(Instant::now())).is_err()
