@@ -12,6 +12,7 @@ use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
 use crate::grouped::{self, Feed, Grouped};
 use crate::handle::{Begun, Owned, Patience, given_back, globally};
+use crate::joining;
 use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
 use xdp_agg_quantize::Op;
 
@@ -150,22 +151,15 @@ impl Communicator {
         self.lanes.filter(|_| chooses)
     }
 
-    /// The next call's number. All aggregators count alike, unless this worker has come to a
-    /// running job between two calls' beginnings.
+    /// The next call's number. All aggregators count alike: [`joining`] sees to it.
     fn agreed_sequence(&self) -> Result<u64, Error> {
-        let mut all =
-            self.stripes.iter().map(|stripe| stripe.shared.lock().machine.next_sequence());
-        let first = all.next().unwrap_or_default();
-        if all.all(|next| next == first) {
-            return Ok(first);
-        }
-        let error = Error::Job(JobError::Protocol(
-            "the aggregators are at different calls: a worker cannot join a running job over \
-             several aggregators while calls begin; connect again"
-                .into(),
-        ));
-        self.fail(&error);
-        Err(error)
+        joining::next_call(&self.stripes).ok_or_else(|| {
+            let error = Error::Job(JobError::Protocol(
+                "the aggregators are at different calls; connect again".into(),
+            ));
+            self.fail(&error);
+            error
+        })
     }
 
     /// A vector in this process's own memory, in a part for each aggregator.

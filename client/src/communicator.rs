@@ -18,8 +18,8 @@ use crate::driver::engine::Engine;
 use crate::driver::shared::Shared;
 use crate::driver::{Stripe, drive};
 use crate::error::Error;
-use crate::handle::{Handle, Patience, fail, globally};
-use crate::intranode;
+use crate::handle::{Handle, Patience, fail};
+use crate::joining::{self, Joined};
 use crate::meeting;
 use crate::name::Name;
 use crate::settings::{Builder, Chosen, Place};
@@ -98,19 +98,7 @@ impl Communicator {
         settings.chosen = settings.settle(&place);
         let explain = |error| settings.explain(error);
         let side = Side::new(&settings, until).map_err(explain)?;
-        let stripes = Stripe::open_all(&settings, &place, until).map_err(explain)?;
-        let mut mode = ResultMode::Ports;
-        let mut chunks = u16::MAX;
-        for stripe in &*stripes {
-            let joined = stripe.shared.wait_until_joined();
-            mode = joined.map_err(|error| explain(globally(error, &place)))?;
-            let admitted = stripe.shared.lock().machine.admitted().map(|admitted| admitted.chunks);
-            chunks = chunks.min(admitted.unwrap_or(u16::MAX));
-        }
-        let group = match place.local_size {
-            1 => None,
-            _ => Some(intranode::join(&settings, &place, chunks)?),
-        };
+        let Joined { stripes, group, mode, chunks } = joining::join(&settings, &place, until)?;
         for stripe in &*stripes {
             if let Some(group) = &group {
                 stripe.shared.watch(group)?;

@@ -63,6 +63,7 @@ mod fallback;
 mod grouped;
 mod handle;
 mod intranode;
+mod joining;
 pub mod lent;
 pub mod log;
 mod meeting;

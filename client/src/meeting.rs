@@ -162,6 +162,7 @@ fn find_hosts(
         run: builder.run.clone(),
         secret: builder.token.as_ref().map_or(Secret::NONE, |token| Secret::token(&token.0)),
         within: until.saturating_duration_since(Instant::now()),
+        warn_after: builder.warn_after,
     };
     let minutes = meeting.attend(words)?;
     // The processes of a host have one daemon.

@@ -12,7 +12,7 @@ use xdp_agg_client::{
     bf16, f16,
 };
 use xdp_agg_testbed::at_once;
-use xdp_agg_testbed::steady::{Line, Steady, judge};
+use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 
 /// How long the others may take to say, or to go on, after a process was killed.
 const PROMISED: Duration = Duration::from_secs(3);
@@ -251,6 +251,52 @@ fn a_killed_process_is_a_lost_host() {
             }
         }
         assert_eq!(verdict.wrong, 0, "{policy} {verdict:?}");
+    }
+}
+
+/// All processes of a host are killed, and started again: they begin with one call and take part in
+/// the next ones. Their slices' jobs may be at different calls when they come.
+#[test]
+fn a_killed_host_comes_back_whole() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink")];
+    // Short calls: the jobs are rarely at the same one.
+    let work = Work { longest: 20_000, ..Work::default() };
+    let start = |rank: u16| lab.steady_of("whole", (rank, 6), (rank % 2, 2), &settings, &work);
+    let mut workers = watched::all_begin((0..6).map(start));
+    for _ in 0..5 {
+        let gone: Vec<_> = workers.drain(2..4).collect();
+        let since = Instant::now();
+        let mut said: Vec<_> = gone.iter().map(Steady::said).collect();
+        drop(gone);
+        watched::calls_of(&workers, since, 0b11_0011, LIMIT);
+        let since = Instant::now();
+        workers.splice(2..2, [2, 3].map(start));
+        watched::calls_of(&workers, since, 0b11_1111, LIMIT);
+        said.extend(workers.iter().map(Steady::said));
+        watched::check(&said);
+    }
+}
+
+/// The same of a worker whose vectors go over two aggregators.
+#[test]
+fn a_killed_worker_of_two_aggregators_comes_back() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let (_daemon, second) = second_daemon(&lab);
+    let both = format!("{},{second}", lab.control());
+    let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink"), ("XDP_AGG_ADDR", &*both)];
+    let work = Work { longest: 20_000, ..Work::default() };
+    let mut workers = lab.steady_job("both", 3, &settings, &work);
+    for _ in 0..5 {
+        let since = Instant::now();
+        let said = workers.remove(1).said();
+        watched::calls_of(&workers, since, 0b101, LIMIT);
+        let since = Instant::now();
+        workers.insert(1, lab.steady("both", 1, 3, &settings, &work));
+        watched::calls_of(&workers, since, 0b111, LIMIT);
+        watched::check(&[watched::all_said(&workers), vec![said]].concat());
     }
 }
 

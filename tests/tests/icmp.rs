@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::net::UdpSocket;
 use std::ops::RangeInclusive;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use xdp_agg_client::{Communicator, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::Namespace;
 use xdp_agg_testbed::icmp::{IcmpStorm, Lie, all_kinds};
+use xdp_agg_testbed::traffic::tell_all_errors;
 
 /// The few ports that workers' sockets get here: an attacker tries all of them.
 const PORTS: RangeInclusive<u16> = 40_000..=40_015;
@@ -174,8 +176,59 @@ fn command(host: &Namespace, line: &str) {
     assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
+/// What a host refuses for a moment.
+struct Refusal {
+    there: String,
+    back: String,
+    /// What a program that sends is told meanwhile: one of these.
+    errors: &'static [i32],
+}
+
+fn refusals(lab: &Lab) -> Vec<Refusal> {
+    let aggregator = lab.topology.aggregator_addr();
+    let own = lab.topology.worker_addr(0);
+    let route = |kind: &str, errors| Refusal {
+        there: format!("ip route add {kind} {aggregator}/32"),
+        back: format!("ip route del {kind} {aggregator}/32"),
+        errors,
+    };
+    let mut all = vec![
+        route("prohibit", &[libc::EACCES]),
+        route("blackhole", &[libc::EINVAL]),
+        route("unreachable", &[libc::EHOSTUNREACH]),
+        Refusal {
+            there: format!("ip addr del {own}/24 dev eth0"),
+            back: format!("ip addr add {own}/24 dev eth0"),
+            // The latter by newer kernels.
+            errors: &[libc::EINVAL, libc::ENETUNREACH],
+        },
+    ];
+    let firewall = Refusal {
+        there: format!(
+            "nft add table ip off ; \
+             add chain ip off out {{ type filter hook output priority 0 ; }} ; \
+             add rule ip off out udp dport {DATA_PORT} drop"
+        ),
+        back: "nft delete table ip off".into(),
+        errors: &[libc::EPERM],
+    };
+    // The program, and a kernel that has the rules.
+    let works = |line: &str| {
+        let words = line.split_whitespace();
+        let mut command = lab.topology.worker(0).command("nft");
+        command.args(words.skip(1)).output().is_ok_and(|done| done.status.success())
+    };
+    if works(&firewall.there) {
+        command(lab.topology.worker(0), &firewall.back);
+        all.push(firewall);
+    } else {
+        eprintln!("left out: a firewall; `nft` of the package nftables, or its kernel, is missing");
+    }
+    all
+}
+
 /// A route that prohibits, a source address that is gone, a firewall that drops what leaves: each
-/// for a moment, while calls run. None ends the job, whatever its policy.
+/// for a moment, while calls run. Each refuses something, and none ends the job.
 #[test]
 fn what_passes_at_one_host_is_survived() {
     need_root!();
@@ -183,40 +236,76 @@ fn what_passes_at_one_host_is_survived() {
         let lab = lab(engine);
         let workers = lab.connect("passing", 2, |settings| settings);
         let host = lab.topology.worker(0);
-        let aggregator = lab.topology.aggregator_addr();
-        let own = lab.topology.worker_addr(0);
-        let changes = [
-            (
-                format!("ip route add prohibit {aggregator}/32"),
-                format!("ip route del prohibit {aggregator}/32"),
-            ),
-            (
-                format!("ip route add blackhole {aggregator}/32"),
-                format!("ip route del blackhole {aggregator}/32"),
-            ),
-            (
-                format!("ip route add unreachable {aggregator}/32"),
-                format!("ip route del unreachable {aggregator}/32"),
-            ),
-            (format!("ip addr del {own}/24 dev eth0"), format!("ip addr add {own}/24 dev eth0")),
-        ];
-        for (there, back) in changes {
+        let (from, to) = (lab.topology.worker_addr(0), lab.topology.aggregator_addr());
+        // A socket such as the worker's.
+        let own = host.run(move || {
+            let socket = UdpSocket::bind((from, 0))?;
+            socket.connect((to, DATA_PORT)).map(|()| socket)
+        });
+        let own = own.expect("entering the host").expect("a socket");
+        let send = || own.send(&[0; 64]).err().and_then(|error| error.raw_os_error());
+        for Refusal { there, back, errors: all } in refusals(&lab) {
+            let before = errors(&workers);
             std::thread::scope(|scope| {
                 let change = scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(30));
                     command(host, &there);
-                    std::thread::sleep(Duration::from_millis(200));
+                    let refused = send();
+                    // Until a worker has met it, too.
+                    let since = Instant::now();
+                    while since.elapsed() < Duration::from_millis(200)
+                        || errors(&workers) == before && since.elapsed() < LIMIT / 3
+                    {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
                     command(host, &back);
+                    refused
                 });
                 let start = Instant::now();
                 while !change.is_finished() || start.elapsed() < Duration::from_millis(300) {
                     check_sums(&workers, 20_000);
                     assert!(start.elapsed() < LIMIT, "{engine}, {there}: no end");
                 }
-                change.join().expect("no panic");
+                let told = change.join().expect("no panic").expect("something is refused");
+                assert!(all.contains(&told), "{engine}, {there}: {told}");
             });
             check_sums(&workers, 20_000);
+            assert!(errors(&workers) > before, "{engine}, {there}: no worker was refused anything");
         }
-        assert!(errors(&workers) > 0, "{engine}: nothing was refused");
+    }
+}
+
+/// A queue of the host that is full is loss, and no error: the kernel says `ENOBUFS` only to
+/// sockets that ask for all errors (`IP_RECVERR`), and ours do not.
+#[test]
+fn a_full_queue_is_loss_only() {
+    need_root!();
+    for engine in ENGINES {
+        let lab = lab(engine);
+        let workers = lab.connect("queue", 2, |settings| settings);
+        let host = lab.topology.worker(0);
+        let (from, to) = (lab.topology.worker_addr(0), lab.topology.aggregator_addr());
+        command(host, "tc qdisc add dev eth0 root tbf rate 20mbit burst 4kb limit 8kb");
+        let flood = |tells: bool| {
+            let socket = UdpSocket::bind((from, 0)).expect("a socket");
+            // Nobody listens there, and nobody is told.
+            socket.connect((to, 9)).expect("a route");
+            if tells {
+                tell_all_errors(&socket).expect("an option");
+            }
+            (0..200).filter_map(|_| socket.send(&[0; 1400]).err()?.raw_os_error()).collect()
+        };
+        let [told, untold]: [Vec<i32>; 2] =
+            [true, false].map(|tells| host.run(|| flood(tells)).expect("entering the host"));
+        assert!(told.contains(&libc::ENOBUFS), "{told:?}");
+        assert!(!untold.contains(&libc::ENOBUFS), "{untold:?}");
+        let before = errors(&workers);
+        for _ in 0..5 {
+            check_sums(&workers, 20_000);
+        }
+        assert_eq!(errors(&workers), before, "{engine}");
+        let shown = host.command("tc").args(["-s", "qdisc", "show", "dev", "eth0"]).output();
+        let shown = String::from_utf8(shown.expect("it runs").stdout).expect("text");
+        assert!(shown.contains("tbf") && !shown.contains("(dropped 0,"), "{shown}");
     }
 }

@@ -4,15 +4,16 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{ENGINES, LIMIT, Lab, check_sums, log, network};
-use xdp_agg_client::Builder;
-use xdp_agg_testbed::program;
+use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_testbed::steady::{Line, Steady, Work};
+use xdp_agg_testbed::{at_once, program};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -70,6 +71,33 @@ fn a_worker_may_come_late() {
             log::wait(&[&job, "rank=0", "waiting for rank 1 to join", after], SECOND);
         }
     }
+}
+
+/// Where no aggregator is named, too, a worker says what it waits for, as often as its setting
+/// wants.
+#[test]
+fn who_meets_without_a_daemon_says_what_it_waits_for() {
+    need_root!();
+    log::keep();
+    let topology = network(2, "ports");
+    let master = SocketAddr::from((topology.worker_addr(0), 29_600));
+    let join = |rank: u16, job: &'static str| {
+        let settings = Communicator::builder().rank(rank).world_size(3).master(master).job(job);
+        let settings = settings.warn_after(SECOND).join_deadline(3 * SECOND);
+        let host = topology.worker(rank.into());
+        let joined = host.run(move || settings.connect().map(drop)).expect("entering the host");
+        joined.expect_err("nobody else comes").to_string()
+    };
+    let alone = join(1, "empty");
+    assert!(alone.contains("cannot be reached"), "{alone}");
+    let said = log::wait(&["rank=1", "no meeting after 1 s"], SECOND);
+    assert!(said.contains(&master.to_string()), "{said}");
+
+    let both = at_once(0..2, |rank| join(rank, "short"));
+    assert!(both.iter().all(|error| error.contains("missing 2")), "{both:?}");
+    log::wait(&["waiting for ranks [2]", "the meeting", ", 1 s"], SECOND);
+    log::wait(&["waiting for ranks [2]", "the meeting", ", 2 s"], SECOND);
+    log::wait(&["rank=1", "at the meeting", "others are missing"], SECOND);
 }
 
 /// Whose limit ends the wait is said, and what raises it.

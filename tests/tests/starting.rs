@@ -3,8 +3,10 @@
 
 mod support;
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -502,4 +504,48 @@ fn mpirun_starts_it() {
     let end = end.expect("it starts").wait(LIMIT).expect("it ends");
     assert!(!end.status.success());
     assert!(end.stderr.contains("MASTER_ADDR"), "{}", end.stderr);
+}
+
+/// Real mpirun over two hosts, two ranks on the first and one on the second.
+#[test]
+fn mpirun_starts_it_on_two_hosts() {
+    need_root!();
+    let Some(bin) = python().filter(|bin| bin.join("mpirun").exists()) else {
+        eprintln!("skipped: no mpirun; `cargo xtask setup --python` installs it");
+        return;
+    };
+    let fabric = hosts(2);
+    let program = program("xdp-agg-bench").expect("the tests' programs are built");
+    let directory = tempfile::tempdir().expect("a directory");
+    // In the place of ssh. Hosts have names of their own: mpirun tells them apart by these.
+    let address = |host: usize| fabric.address(Spot::Worker(host)).to_string();
+    let place = |host: usize| {
+        let enter = fabric.topology.worker(host).nsenter();
+        format!("{}) name=node{host} enter=\"{enter}\" ;;\n", address(host))
+    };
+    let agent = directory.path().join("agent");
+    let script = format!(
+        "#!/bin/sh\nwhile case \"$1\" in -*) true ;; *) false ;; esac; do shift; done\n\
+         host=$1\nshift\ncase $host in\n{}{}*) echo \"no host $host\" >&2; exit 1 ;;\nesac\n\
+         exec $enter unshare --uts sh -c \"hostname $name; $*\"\n",
+        place(0),
+        place(1)
+    );
+    std::fs::write(&agent, script).expect("written");
+    std::fs::set_permissions(&agent, Permissions::from_mode(0o755)).expect("it is ours");
+    for work in WORKS {
+        let mut command = fabric.topology.worker(0).command("unshare");
+        command.args(["--uts", "sh", "-c", "hostname node0 && exec \"$@\"", "sh"]);
+        command.arg(bin.join("mpirun")).args(["--allow-run-as-root", "--bind-to", "none"]);
+        command.args(["-np", "3", "--host", &format!("{}:2,{}:1", address(0), address(1))]);
+        command.args(["--prtemca", "plm_ssh_agent"]).arg(&agent);
+        // As `mpirun` names its variables; its servers find each other by this interface.
+        command.args(["--prtemca", "plm_ssh_no_tree_spawn", "1"]);
+        command.args(["--prtemca", "prte_if_include", "eth0"]);
+        command.args(["-x", &format!("MASTER_ADDR={}", address(0))]);
+        command.args(["-x", &format!("MASTER_PORT={AGENT_PORT}")]);
+        command.arg(&program).args(work);
+        command.env("XDP_AGG_JOIN_DEADLINE", "60").env("XDP_AGG_DEADLINE", "60");
+        all_succeed(vec![command]);
+    }
 }

@@ -1,9 +1,9 @@
 //! `cargo xtask setup`: what is missing, and how it gets here.
 //!
 //! The demo needs a C linker and nothing else: the compiled kernel programs are checked in, and the
-//! test network speaks netlink itself. The tests of the XDP engine build their hosts with `ip` and
-//! `ethtool`, as its users do. (Without a linker, cargo could not even build this program:
-//! `xtask/linker.sh` installs it at that moment. So the check here rarely finds it missing.)
+//! test network speaks netlink itself. The tests build their hosts with `ip`, `ethtool` and `nft`,
+//! as users do. (Without a linker, cargo could not even build this program: `xtask/linker.sh`
+//! installs it at that moment. So the check here rarely finds it missing.)
 
 use std::path::Path;
 use std::process::Command;
@@ -71,7 +71,7 @@ pub(crate) fn ensure_tests() -> Result<()> {
         // Tests that make network namespaces say so and are left out.
         return Ok(());
     }
-    let tools = [("ip", "iproute2"), ("ethtool", "ethtool")];
+    let tools = [("ip", "iproute2"), ("ethtool", "ethtool"), ("nft", "nftables")];
     let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
     let needs: Vec<_> =
         missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();

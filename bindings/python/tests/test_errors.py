@@ -79,6 +79,15 @@ def test_a_wrong_setting_is_named(name: str, settings: dict[str, object]) -> Non
     assert raised.value.name == name, str(raised.value)
 
 
+@pytest.mark.parametrize("address", ["::1", "[::1]", "[::1]:9870", "fe80::1%eth0", "10.0.0.1,::1"])
+def test_an_ipv6_address_is_refused_by_one_sentence(address: str) -> None:
+    with pytest.raises(xdp_agg.Config) as raised:
+        xdp_agg.Communicator(address, rank=0, world_size=1)
+    said = str(raised.value)
+    assert "is an IPv6 address; expected an IPv4 address" in said, said
+    assert "\n" not in said and said.count("IPv6") == 1, said
+
+
 def test_arguments_of_a_wrong_type() -> None:
     with pytest.raises(TypeError):
         xdp_agg.Communicator(rank="0", world_size=1)  # type: ignore[arg-type]

@@ -103,6 +103,13 @@ impl Engine {
         self.session = None;
     }
 
+    /// Ends the connection without a word. The others go on without this member at once: one that
+    /// says farewell is missed only when somebody waits for it.
+    pub(crate) fn vanish(&mut self) {
+        self.session = None;
+        self.leave();
+    }
+
     /// Ends the membership with an error, and tells the daemon, if that is possible.
     pub(crate) fn give_up(&mut self, error: Error) {
         self.machine.fail(error);

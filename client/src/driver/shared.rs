@@ -253,8 +253,17 @@ impl Shared {
 
     /// Leaves the job. True if the progress thread ends now; false if it is busy, and ends later.
     pub(crate) fn close(&self) -> bool {
+        self.close_with(Engine::leave)
+    }
+
+    /// The same, as one that is lost.
+    pub(crate) fn vanish(&self) {
+        self.close_with(Engine::vanish);
+    }
+
+    fn close_with(&self, leave: impl FnOnce(&mut Engine)) -> bool {
         self.closing.store(true, Ordering::Release);
-        self.lock().leave();
+        leave(&mut self.lock());
         self.nudge.ring();
         !self.busy.load(Ordering::Acquire)
     }

@@ -122,7 +122,7 @@ impl Default for Builder {
             deadline: Duration::from_secs(30 * 60),
             join_deadline: Duration::from_secs(60),
             stall_deadline: Duration::from_secs(30),
-            warn_after: Duration::from_secs(10),
+            warn_after: xdp_agg_mesh::DEFAULT_WARN_AFTER,
             mtu: None,
             slots: None,
             result_mode: None,

@@ -224,6 +224,12 @@ fn wrong_settings_are_named() {
     fails(&run(&["serve", "--mtu", "100"]), 2, &["mtu = 100", "114"]);
     fails(&run(&["serve", "--log", "a=b=c"]), 2, &["log = a=b=c"]);
     fails(&run(&["serve", "--engine", "magic"]), 2, &["magic", "userspace"]);
+    for address in ["::1", "[::1]", "fe80::1%eth0"] {
+        let words = [address, "this is an IPv6 address; expected an IPv4 address"];
+        for option in ["--data-addr", "--local-addr"] {
+            fails(&run(&["serve", option, address]), 2, &words);
+        }
+    }
     fails(&run(&["fly"]), 2, &["fly", "--help"]);
 }
 

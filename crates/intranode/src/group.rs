@@ -120,6 +120,21 @@ impl Group {
         let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         self.core.pass(self.core.arrive())
     }
+
+    /// Waits until all processes have come here; whether all have brought the same number.
+    ///
+    /// # Errors
+    /// As [`Self::barrier`].
+    pub fn all_alike(&self, number: u64) -> Result<bool, Error> {
+        let Core { segment, rank, size, .. } = &*self.core;
+        let of = |rank: usize| segment.counter(layout::Slot::of(rank).compared());
+        of(*rank).store(number, Ordering::Release);
+        self.barrier()?;
+        let alike = (0..*size).all(|rank| of(rank).load(Ordering::Acquire) == number);
+        // Nobody brings another number before all have read this one.
+        self.barrier()?;
+        Ok(alike)
+    }
 }
 
 impl Drop for Group {
@@ -127,5 +142,30 @@ impl Drop for Group {
         // Said before the connections close, so that it is not taken for a death.
         self.core.leave();
         drop(self.watch.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each of three processes brings, one after the other: all know whether it is the same.
+    #[test]
+    fn processes_compare_their_numbers() {
+        let file = crate::segment::create(&crate::Place::Memory, 1 << 20).expect("memory");
+        let all = [[5, 6, 7, 7, 0], [5, 5, 7, 8, 0], [5, 6, 7, 9, 0]];
+        std::thread::scope(|scope| {
+            for (rank, numbers) in all.into_iter().enumerate() {
+                let segment = Segment::map(&file, 1 << 20).expect("a mapping");
+                let options = Options::new("unit", rank, all.len());
+                let core = Arc::new(Core::new(segment, options, Vec::new()));
+                let (turn, areas) = (Mutex::new(()), AtomicU64::new(0));
+                let group = Group { core, turn, areas, watch: None };
+                scope.spawn(move || {
+                    let alike = numbers.map(|number| group.all_alike(number).expect("all come"));
+                    assert_eq!(alike, [true, false, true, false, true], "{rank}");
+                });
+            }
+        });
     }
 }

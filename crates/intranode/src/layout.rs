@@ -51,6 +51,11 @@ impl Slot {
         self.0 + 2 * LINE + 4
     }
 
+    /// The number that it compares with the others'.
+    pub(crate) fn compared(self) -> usize {
+        self.0 + 2 * LINE + 8
+    }
+
     /// What this process brings to the collective's piece of this parity: a digest of what it calls
     /// and how long that is.
     pub(crate) fn brings(self, parity: usize) -> usize {

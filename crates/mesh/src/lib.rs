@@ -39,7 +39,8 @@ pub use meet::MAX_WORLD;
 pub use mesh::Mesh;
 pub use onlooker::Onlooker;
 pub use open::{
-    Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, MAX_DEADLINE,
+    Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, DEFAULT_WARN_AFTER,
+    MAX_DEADLINE,
 };
 pub use schedule::{Algorithm, Groups};
 pub use xdp_agg_quantize::Op;

@@ -27,13 +27,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ring::hmac;
+use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 use xdp_agg_common::control::{read_message, write_message};
 use xdp_agg_forks::own;
 
 use crate::callers::{FIRST_WORDS, Until};
 use crate::error::Error;
-use crate::meet::{MAX_WORLD, RETRY, connect_until, listen, random};
+use crate::meet::{MAX_WORLD, RETRY, connect_until, listen, random, wait};
 
 /// Of these messages.
 const VERSION: u32 = 3;
@@ -144,6 +145,30 @@ pub struct Meeting {
     pub secret: Secret,
     /// The longest that it may take.
     pub within: Duration,
+    /// A rank that waits says what for after this time, and every time that it has passed again.
+    pub warn_after: Duration,
+}
+
+/// When to say again what a wait is for.
+struct Tell {
+    since: Instant,
+    every: Duration,
+    /// None: beyond what the clock can express.
+    at: Option<Instant>,
+}
+
+impl Tell {
+    fn new(since: Instant, every: Duration) -> Self {
+        Self { since, every, at: since.checked_add(every) }
+    }
+
+    /// How many seconds it has taken, when that is to be told.
+    fn is_long(&mut self, now: Instant) -> Option<u64> {
+        self.at.is_some_and(|at| now >= at).then(|| {
+            self.at = now.checked_add(self.every);
+            now.saturating_duration_since(self.since).as_secs()
+        })
+    }
 }
 
 /// What came of a meeting; the same at all ranks.
@@ -263,7 +288,9 @@ impl Meeting {
         thread::scope(|scope| {
             let hold = |hall: TcpListener| scope.spawn(|| self.hold(hall, &stop, end));
             let mut holder = hall.map(hold);
-            let mut visitor = Visitor { meeting: self, words, own, listens, end };
+            let tell = Tell::new(Instant::now(), self.warn_after);
+            let mut visitor =
+                Visitor { meeting: self, words, own, listens, end, tell, holds: false };
             let mut pause = RETRY;
             let outcome = loop {
                 let address = self.address();
@@ -277,6 +304,7 @@ impl Meeting {
                     holder =
                         open_hall((any(address.ip()), address.port()).into(), None).ok().map(hold);
                 }
+                visitor.holds = holder.as_ref().is_some_and(|holder| !holder.is_finished());
                 let attempt = address.map_err(Failure::Passing);
                 match attempt.and_then(|address| visitor.visit(address)) {
                     Ok(minutes) => break Ok(minutes),
@@ -284,7 +312,13 @@ impl Meeting {
                     Err(Failure::Passing(error)) if Instant::now() + pause >= end => {
                         break Err(error);
                     }
-                    Err(Failure::Passing(error)) => tracing::debug!("{error}"),
+                    Err(Failure::Passing(error)) => match visitor.tell.is_long(Instant::now()) {
+                        Some(waited) => tracing::warn!(
+                            rank = self.rank,
+                            "no meeting after {waited} s, trying on until it says: {error}"
+                        ),
+                        None => tracing::debug!("{error}"),
+                    },
                 }
                 thread::sleep(pause);
                 if may_hold {
@@ -328,6 +362,9 @@ struct Visitor<'a> {
     own: Option<TcpListener>,
     listens: bool,
     end: Instant,
+    tell: Tell,
+    /// It holds the meeting, too: the holder says who is missing.
+    holds: bool,
 }
 
 impl Visitor<'_> {
@@ -370,6 +407,7 @@ impl Visitor<'_> {
         write_message(stream, &visit).map_err(|error| silent(&error))?;
         // The holder gives up at its own deadline and then says who is missing.
         let told = self.end.max(Instant::now()) + FIRST_WORDS;
+        self.wait_for_others(stream, told);
         match read_message(&mut Until { stream, end: told }).map_err(|error| silent(&error))? {
             Outcome::Held { seats, number, proof } if seats.len() == usize::from(world_size) => {
                 let nonces = (greeting.nonce, visit.nonce);
@@ -393,6 +431,31 @@ impl Visitor<'_> {
                 Err(Failure::Final(self.meeting.missing(ranks, refused)))
             }
             Outcome::Held { .. } => Err(silent(&"not a meeting's answer")),
+        }
+    }
+
+    /// Until the holder says something, or this moment.
+    fn wait_for_others(&mut self, stream: &TcpStream, until: Instant) {
+        loop {
+            let tell = self.tell.at.filter(|_| !self.holds);
+            let next = tell.map_or(until, |at| until.min(at));
+            let mut fds = [PollFd::new(stream, PollFlags::IN)];
+            // What the system has against waiting, it has against reading.
+            if wait(&mut fds, next.saturating_duration_since(Instant::now())).is_err()
+                || !fds[0].revents().is_empty()
+                || Instant::now() >= until
+            {
+                return;
+            }
+            if !self.holds
+                && let Some(waited) = self.tell.is_long(Instant::now())
+            {
+                let Meeting { rank, place, .. } = self.meeting;
+                tracing::warn!(
+                    rank,
+                    "at the meeting at {place} for {waited} s: others are missing"
+                );
+            }
         }
     }
 

@@ -20,6 +20,8 @@ use crate::schedule::Groups;
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Deadline of opening, where none is given.
 pub const DEFAULT_JOIN_DEADLINE: Duration = Duration::from_secs(60);
+/// After how long a rank that waits for the others says so, where no time is given.
+pub const DEFAULT_WARN_AFTER: Duration = Duration::from_secs(10);
 /// Longer deadlines count as this one, a year: the clock cannot express every later time.
 pub const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Vectors up to that many bytes are all-reduced whole, where nothing else is said.
@@ -37,6 +39,7 @@ pub struct Builder {
     pub(crate) deadline: Duration,
     /// How long opening may take.
     join_deadline: Option<Duration>,
+    pub(crate) warn_after: Duration,
     onlooker: Arc<dyn Onlooker>,
     pub(crate) groups: Option<Groups>,
     /// The processes of a host are a group: this number of them, as its launcher says.
@@ -58,6 +61,7 @@ impl Default for Builder {
             world_size: 1,
             deadline: DEFAULT_DEADLINE,
             join_deadline: None,
+            warn_after: DEFAULT_WARN_AFTER,
             onlooker: Arc::new(Alone),
             groups: None,
             local_size: None,
@@ -78,9 +82,10 @@ impl Builder {
     /// one rank, they meet where [`Launch::meeting`] says: at `MASTER_ADDR`, a host of any rank,
     /// and a port of their own, which follows from `MASTER_PORT`.
     ///
-    /// Optional: `XDP_AGG_DEADLINE` and `XDP_AGG_JOIN_DEADLINE` in seconds, [`DEFAULT_DEADLINE`]
-    /// and [`DEFAULT_JOIN_DEADLINE`] by default; `XDP_AGG_RING_SHORT_BYTES`, see
-    /// [`Self::short_bytes`]; `XDP_AGG_TOKEN` or `XDP_AGG_TOKEN_FILE`, which all have to know then.
+    /// Optional: `XDP_AGG_DEADLINE`, `XDP_AGG_JOIN_DEADLINE` and `XDP_AGG_WARN_AFTER` in seconds,
+    /// [`DEFAULT_DEADLINE`], [`DEFAULT_JOIN_DEADLINE`] and [`DEFAULT_WARN_AFTER`] by default;
+    /// `XDP_AGG_RING_SHORT_BYTES`, see [`Self::short_bytes`]; `XDP_AGG_TOKEN` or
+    /// `XDP_AGG_TOKEN_FILE`, which all have to know then.
     ///
     /// # Errors
     /// A variable that is missing or cannot be understood.
@@ -114,6 +119,9 @@ impl Builder {
         }
         if let Some(deadline) = time("XDP_AGG_JOIN_DEADLINE")? {
             builder = builder.join_deadline(deadline);
+        }
+        if let Some(time) = time("XDP_AGG_WARN_AFTER")? {
+            builder = builder.warn_after(time);
         }
         if let Some(bytes) = text("XDP_AGG_RING_SHORT_BYTES")? {
             let wrong = |_| wrong("XDP_AGG_RING_SHORT_BYTES", &bytes, "a number of bytes");
@@ -162,6 +170,14 @@ impl Builder {
     #[must_use]
     pub const fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = Some(deadline);
+        self
+    }
+
+    /// After how long a rank that waits for the others says so, and again; [`DEFAULT_WARN_AFTER`]
+    /// by default.
+    #[must_use]
+    pub const fn warn_after(mut self, time: Duration) -> Self {
+        self.warn_after = time;
         self
     }
 

@@ -113,6 +113,7 @@ impl Builder {
             run: self.run.take(),
             secret: self.cookie.map_or_else(|| self.secret.clone(), Secret::cookie),
             within: self.join_time(),
+            warn_after: self.warn_after,
         };
         let words = format!("{} {}", this_host(), self.local_size.unwrap_or(0));
         let (minutes, own) = meeting.meet(&words, self.listener.take(), true)?;

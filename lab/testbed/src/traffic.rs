@@ -28,6 +28,13 @@ pub fn send_trains(socket: &UdpSocket, payload: u16) -> Result<(), Error> {
         .map_err(Error::os("turning on UDP_SEGMENT"))
 }
 
+/// Has the kernel say what it knows of a socket's packets: also that a queue was full, which a
+/// socket is not told otherwise.
+pub fn tell_all_errors(socket: &UdpSocket) -> Result<(), Error> {
+    sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)
+        .map_err(Error::os("turning on IP_RECVERR"))
+}
+
 /// Keeps 128 packets under way from a worker to an aggregator that reflects them (a
 /// [`crate::Probe::Reflect`] on its interfaces), in trains, for this time; how many came back.
 pub fn echo_trains(net: &Topology, worker: usize, time: Duration) -> Result<u64, Error> {

@@ -6,8 +6,6 @@ use crate::meet::is_gone;
 
 /// How often the holder looks whether it is still wanted.
 const GLANCE: Duration = Duration::from_millis(50);
-/// After so long the ranks that are waited for are named, again and again.
-const SILENCE: Duration = Duration::from_secs(10);
 /// Longest time that a guest may take to be told.
 const TELL: Duration = Duration::from_secs(2);
 
@@ -31,7 +29,7 @@ impl Meeting {
         let seats = (0..self.world_size).map(|_| None).collect();
         let mut guests = Guests { meeting: self, nonce, seats, refused: Vec::new() };
         let mut callers = Callers::new(&hall, length).greeted(greeting);
-        let mut silence = Instant::now() + SILENCE;
+        let mut tell = Tell::new(Instant::now(), self.warn_after);
         while !guests.are_here() {
             if stop.load(Ordering::Relaxed) {
                 return;
@@ -40,10 +38,11 @@ impl Meeting {
             if now >= end {
                 return guests.tell_missing();
             }
-            if now >= silence {
-                silence = now + SILENCE;
+            if let Some(waited) = tell.is_long(now) {
                 let (place, missing) = (&self.place, guests.absent());
-                tracing::warn!("waiting for ranks {missing:?} to come to the meeting at {place}");
+                tracing::warn!(
+                    "waiting for ranks {missing:?} to come to the meeting at {place}, {waited} s"
+                );
             }
             if let Some((stream, words)) = callers.next(end.min(now + GLANCE))
                 && let Ok(visit) = read_message(&mut &*words)

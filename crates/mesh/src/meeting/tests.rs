@@ -161,6 +161,7 @@ fn who_holds_the_meeting_proves_that_it_may() {
                 run: None,
                 secret,
                 within: Duration::from_millis(300),
+                warn_after: LIMIT,
             };
             let error = meeting.attend("words").unwrap_err();
             assert!(matches!(&error, Error::Unreachable { rank: 0, .. }), "{error}");
@@ -178,6 +179,7 @@ fn named(port: u16, (rank, world_size): (u16, u16), job: &str, run: &str) -> Mee
         run: Some(run.into()),
         secret: Secret::token("swordfish"),
         within: LIMIT,
+        warn_after: LIMIT,
     }
 }
 
@@ -234,6 +236,17 @@ fn who_is_missing_at_a_named_place_is_told() {
     let error = rank.attend("").unwrap_err().to_string();
     assert!(error.contains("MASTER_ADDR") && error.contains("XDP_AGG_PORT"), "{error}");
     drop(taken);
+}
+
+/// Whoever waits says so as often as its setting wants, and a year is not too long for that.
+#[test]
+fn what_a_wait_is_for_is_told_now_and_then() {
+    let since = std::time::Instant::now();
+    let after = |tenths: u32| since + Duration::from_millis(100) * tenths;
+    let mut tell = Tell::new(since, Duration::from_secs(1));
+    let said: Vec<_> = (0..35).filter_map(|at| tell.is_long(after(at))).collect();
+    assert_eq!(said, [1, 2, 3]);
+    assert_eq!(Tell::new(since, Duration::MAX).is_long(after(600)), None);
 }
 
 /// A ring that no daemon knows of has no cookie, and takes none.

@@ -19,7 +19,7 @@ impl Patience {
     /// How often the other ends are looked after.
     #[must_use]
     pub fn tick(self) -> Duration {
-        (self.least() / 8).clamp(Duration::from_millis(10), Duration::from_millis(500))
+        (self.least() / 16).clamp(Duration::from_millis(10), Duration::from_millis(500))
     }
 
     /// With members of a job.
