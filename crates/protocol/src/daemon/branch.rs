@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use tracing::{info, warn};
 use xdp_agg_common::control::{
     BranchReply, BranchRequest, BranchSetup, ErrorCode, LocalMembers, Reply,
 };
@@ -107,7 +106,7 @@ impl Jobs {
         let job_id = self.free_entry().ok_or_else(|| checks::no_entry(&name))?;
         let slot_base =
             self.pool.take(slots).ok_or_else(|| checks::no_slots(&name, slots, &self.pool))?;
-        info!(job = name, job_id, world_size, slots, "serves as a branch");
+        note!(self, info, job = name, job_id, world_size, slots, "serves as a branch");
         let served = Served {
             conn,
             name,
@@ -182,9 +181,9 @@ impl Jobs {
         let job = JobSetup { uplink, forwarders, ..JobSetup::new(job_id, conf, members) };
         if !job.is_consistent() || setup.chunks == 0 || setup.chunks > self.limits.max_chunks {
             let message = format!(
-                "an epoch that cannot be: members {:?} of a world of {}, blocks of {} chunks (at \
+                "an epoch that cannot be: {} members of a world of {}, blocks of {} chunks (at \
                  most {} here), up to {} as rank {}",
-                setup.members,
+                setup.members.len(),
                 served.world_size,
                 setup.chunks,
                 self.limits.max_chunks,
@@ -226,7 +225,7 @@ impl Jobs {
     pub(super) fn root_lost(&mut self, job_id: u16) {
         self.silence_served(job_id);
         if let Some(served) = self.served.remove(&job_id) {
-            info!(job = served.name, job_id, "its root has gone: serves it no more");
+            note!(self, info, job = served.name, job_id, "its root has gone: serves it no more");
             self.pool.give_back(served.slot_base);
         }
     }
@@ -245,13 +244,20 @@ impl Jobs {
                 BranchReply::Prepared { epoch, local }
             }
             (Ok(Done::Started(Started { mode, group })), Step::Starting) => {
-                info!(job = served.name, epoch, mode = mode.name(), "running, as a branch");
+                note!(
+                    self,
+                    info,
+                    job = served.name,
+                    epoch,
+                    mode = mode.name(),
+                    "running, as a branch"
+                );
                 served.step = Step::Running;
                 served.mode = Some(mode);
                 BranchReply::Started { epoch, mode, group }
             }
             (Err(reason), _) => {
-                warn!(job = served.name, "the engine failed: {reason}");
+                note!(self, warn, job = served.name, "the engine failed: {reason}");
                 BranchReply::Failed { epoch, reason }
             }
             _ => return,

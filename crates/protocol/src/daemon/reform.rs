@@ -1,7 +1,6 @@
 //! From one epoch of a job to the next.
 
 use rand::Rng;
-use tracing::info;
 use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Plan, Progress, Reply};
 use xdp_agg_common::reform::PlanError;
 
@@ -35,7 +34,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
+        note!(self, info, job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
         // Members that had come to the call of RunTo have said it already, once for this epoch.
         let all_said = matches!(job.phase(), Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
@@ -148,7 +147,7 @@ impl Jobs {
         }
         let waiting = std::mem::take(&mut job.life.waiting);
         for (rank, member) in waiting {
-            info!(job = job.name, rank, "joins a running job");
+            note!(self, info, job = job.name, rank, "joins a running job");
             job.life.lost.remove(&rank);
             job.life.left.remove(&rank);
             job.life.members.insert(rank, member);

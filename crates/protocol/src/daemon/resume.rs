@@ -3,7 +3,6 @@
 use std::mem;
 use std::net::SocketAddrV4;
 
-use tracing::info;
 use xdp_agg_common::control::{AbortReason, ErrorCode, Join, Reply, Resume};
 use xdp_agg_common::reform::SPAN_MAX;
 
@@ -57,7 +56,7 @@ impl Jobs {
             Phase::Collecting(_)
                 if known && (is_member || job.life.epoch_members >> rank & 1 == 1) =>
             {
-                info!(job = job.name, rank, "is back while the job reforms");
+                note!(self, info, job = job.name, rank, "is back while the job reforms");
                 self.take_place(conn, job_id, rank, back);
             }
             // It may have more than it said over its last connection: another plan.
@@ -103,7 +102,9 @@ impl Jobs {
             ..Life::default()
         };
         job.enter(Phase::Returning(end));
-        info!(
+        note!(
+            self,
+            info,
             job = job.name,
             epoch = resume.epoch,
             "waiting for the members of another daemon's job"
@@ -166,7 +167,7 @@ impl Jobs {
             if !job.life.identities.contains(&identity) {
                 job.life.identities.push(identity);
             }
-            info!(job = job.name, rank, epoch = resume.epoch, "is back");
+            note!(self, info, job = job.name, rank, epoch = resume.epoch, "is back");
         } else {
             expelled.push(conn);
         }
@@ -217,7 +218,7 @@ impl Jobs {
         let Some(old) = job.life.members.get(&rank).cloned() else {
             return;
         };
-        info!(job = job.name, rank, "is back, over a new connection");
+        note!(self, info, job = job.name, rank, "is back, over a new connection");
         if old.data != back.data {
             // The data path knows it by its address: that changes with the epoch only.
             self.take_place(conn, job_id, rank, back);
