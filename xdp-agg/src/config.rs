@@ -138,8 +138,8 @@ pub struct Partial {
     /// Most slots that a job may ask for [default: all]
     #[arg(long, env = "XDP_AGG_JOB_SLOTS_MAX", value_name = "N")]
     pub job_slots_max: Option<u32>,
-    /// Packets a second that a job may send; what is more is dropped and counted; 0: no limit
-    /// [default: 0]
+    /// Packets a second that a job may send; a packet with copies for all members counts as many;
+    /// what is more is dropped and counted; 0: no limit [default: 0]
     #[arg(long, env = "XDP_AGG_JOB_PACKET_RATE", value_name = "N")]
     pub job_packet_rate: Option<u64>,
     /// Directory in a BPF file system where the data path is pinned: it goes on while the daemon is
