@@ -9,6 +9,7 @@ use xdp_agg_common::reform::SPAN_MAX;
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
 use super::phase::Phase;
+use super::reform::kept;
 use super::trunk::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
@@ -27,11 +28,12 @@ impl Jobs {
             return Err(checks::no_entry(&join.job));
         };
         checks::same_job(join, job)?;
+        checks::progress(join.rank, &resume.progress, job)?;
         // A member's data address is its own, but a rank that comes back may have its old one.
         checks::own_address(join.rank, data, job)?;
         let local = checks::local_addr(join.rank, &session.peer, &self.limits, job)?;
         let back = Member {
-            progress: Some(resume.progress.clone()),
+            progress: Some(kept(resume.progress.clone())),
             ..Member::new(conn, data, local, join)
         };
         let rank = join.rank;
