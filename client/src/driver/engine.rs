@@ -154,7 +154,8 @@ impl Engine {
         let again = self.socket.group() == Some(group);
         self.group_heard = Instant::now();
         self.group_is_deaf = false;
-        if let Err(error) = self.socket.join(group) {
+        let Some(Endpoint { data, .. }) = self.machine.endpoint() else { return };
+        if let Err(error) = self.socket.join(group, data) {
             let what = "joining the multicast group";
             // The address may come back, on another interface even.
             let noted = if again { self.note(what, error) } else { Err(Error::io(what)(error)) };
