@@ -149,10 +149,11 @@ impl Jobs {
         setup: BranchSetup,
     ) -> Result<(), Refusal> {
         self.silence_served(job_id);
-        let last_epoch = self.last_epoch;
+        // Numbers of this job alone: its slots are its own, and empty when it gets them. Otherwise
+        // whoever may be a root could use up the numbers of all others.
+        let last_epoch = self.served.get(&job_id).map_or(0, Served::epoch);
         let is_used = last_epoch != 0 && !is_later(setup.epoch, last_epoch);
         if setup.epoch == 0 || is_used {
-            // Slots may hold what was summed under this number.
             self.branch_reply(conn, BranchReply::Used { epoch: setup.epoch, last_epoch });
             return Ok(());
         }
@@ -193,7 +194,6 @@ impl Jobs {
             return Err((ErrorCode::Invalid, message));
         }
         let formation = Formation { job_id, epoch: setup.epoch };
-        self.last_epoch = setup.epoch;
         served.step = Step::Preparing;
         served.setup = Some(setup);
         self.effects.push_back(Effect::Prepare(Prepare { formation, setup: job }));
