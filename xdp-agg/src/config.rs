@@ -111,8 +111,8 @@ pub struct Partial {
     #[arg(long, env = "XDP_AGG_TLS_CLIENT_CA", value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
     /// The daemons below this one in a job's tree are reached over TLS: their certificates must be
-    /// signed by this authority (PEM). Without it these connections are plain. This daemon shows
-    /// its own certificate.
+    /// signed by this authority (PEM). This daemon shows its own certificate. Without it these
+    /// connections are plain; a daemon that speaks TLS itself makes none then.
     #[arg(long, value_name = "FILE", env = "XDP_AGG_TLS_BRANCH_CA")]
     pub tls_branch_ca: Option<PathBuf>,
     /// How long the members of a job may take to come back after the daemon's restart [default: 10]

@@ -56,6 +56,8 @@ pub(super) enum LinkEvent {
 pub(super) struct Links {
     patience: Patience,
     tls: ClientFiles,
+    /// This daemon's own connections run over TLS.
+    speaks_tls: bool,
     /// Each is kept until its last event.
     all: BTreeMap<LinkId, Link>,
     events: (mpsc::Sender<LinkEvent>, mpsc::Receiver<LinkEvent>),
@@ -76,8 +78,8 @@ struct Open {
 }
 
 impl Links {
-    pub(super) fn new(patience: Patience, tls: ClientFiles) -> Self {
-        Self { patience, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
+    pub(super) fn new(patience: Patience, tls: ClientFiles, speaks_tls: bool) -> Self {
+        Self { patience, tls, speaks_tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
     /// The next event.
@@ -102,6 +104,10 @@ impl Links {
         may_dial: impl FnOnce() -> bool,
     ) {
         match effect {
+            // The token, and the cookies of jobs, are for those that TLS knows.
+            LinkEffect::Dial(link, ..) if self.speaks_tls && self.tls.ca.is_none() => {
+                self.refuse(link, PLAIN.into());
+            }
             LinkEffect::Dial(link, daemon, policy) => match self.no_room(by) {
                 Some(why) => self.refuse(link, why),
                 None if !may_dial() => self.refuse(
@@ -180,6 +186,10 @@ impl Links {
     }
 }
 
+/// Why a daemon that speaks TLS has no connections to branches.
+const PLAIN: &str = "the daemon of the job's root speaks TLS (--tls-cert) and was not told how to \
+                     know its branches, and it says its token to nobody in plain: start it with \
+                     --tls-branch-ca (XDP_AGG_TLS_BRANCH_CA), the authority of their certificates";
 const NEEDED_NO_MORE: &str = "it is needed no more";
 
 /// A connection to a branch.

@@ -182,7 +182,7 @@ impl Server {
             long: Arc::new(LongFrames::new()),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
-            links: Links::new(config.patience, config.branch_tls.clone()),
+            links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
             asking: None,
         };
         server.take_over();
