@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg_common::control::{
-    AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, MAX_RUN_NAME, Meet, Progress, Resume,
+    AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, MAX_RUN_NAME, Meet, Origin, Progress, Resume,
 };
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
@@ -261,6 +261,22 @@ pub(super) fn same_job(join: &Join, job: &Job) -> Result<(), Refusal> {
         ));
     }
     agrees(join, job)
+}
+
+/// Checks that a worker that comes back is of the same start as those that have joined anew. All
+/// processes of theirs have met, so the others of the one before will not come back.
+pub(super) fn same_meeting(join: &Join, job: &Job) -> Result<(), Refusal> {
+    let number = |origin: &Option<Box<Origin>>| origin.as_ref().map(|origin| origin.number);
+    let anew = !job.life.members.is_empty();
+    if !anew || number(&job.life.origin) == number(&join.origin) {
+        return Ok(());
+    }
+    let message = format!(
+        "rank {} wants to go on with what job {:?} was before all its processes were started \
+         again: end this one, which is left over",
+        join.rank, job.name
+    );
+    Err((ErrorCode::Busy, message))
 }
 
 /// Checks that a progress has no more to tell than its job's pool allows: results with a gap after

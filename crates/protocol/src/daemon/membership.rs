@@ -1,5 +1,6 @@
 //! How ranks become members and cease to be members, and what follows for the job.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::time::Instant;
 
@@ -228,7 +229,11 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        let waiting = mem::take(&mut job.life.waiting);
+        // Members of an epoch before did not come back in time. Those that have joined anew did
+        // nothing wrong, and form without them.
+        let stay = matches!(job.phase(), Phase::Returning(_))
+            && matches!(reason, AbortReason::Timeout { .. });
+        let waiting = if stay { BTreeMap::new() } else { mem::take(&mut job.life.waiting) };
         if !job.life.members.is_empty() {
             note!(self, warn, job = job.name, "aborted: {reason}");
         }

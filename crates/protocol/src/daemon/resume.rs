@@ -28,6 +28,9 @@ impl Jobs {
             return Err(checks::no_entry(&join.job));
         };
         checks::same_job(join, job)?;
+        if let Phase::Forming(_) = job.phase() {
+            checks::same_meeting(join, job)?;
+        }
         checks::progress(join.rank, &resume.progress, job)?;
         // A member's data address is its own, but a rank that comes back may have its old one.
         checks::own_address(join.rank, data, job)?;
@@ -202,7 +205,10 @@ impl Jobs {
         checks::own_address(join.rank, data, job)?;
         let life = &job.life;
         let may = match job.phase() {
-            Phase::Forming(_) => true,
+            Phase::Forming(_) => {
+                checks::same_meeting(join, job)?;
+                true
+            }
             Phase::Returning(_) => {
                 checks::same_return(join.rank, resume, job)?;
                 life.order(resume).is_ge()
