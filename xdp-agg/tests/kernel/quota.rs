@@ -1,6 +1,7 @@
 //! A job's quota of packets, and which members were heard.
 
 use std::net::SocketAddrV4;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -130,4 +131,25 @@ fn copies_count_as_many_packets_as_go_out() {
     assert!(copies >= 1 && copies <= most, "{copies} blocks to two members, {most} at most");
     let refused = counters(&mut engine, &job).0.rejects[Reject::Quota as usize];
     assert_eq!(refused - before.rejects[Reject::Quota as usize], 20 - copies);
+}
+
+/// A daemon in a container that came from another host reads another monotonic clock than the
+/// kernel's programs.
+#[test]
+fn a_member_is_heard_in_time_in_any_time_namespace() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--time", "--monotonic", "100000", "--fork"]);
+        command
+    };
+    let may = unshare().arg("true").output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: time namespaces need root, and a kernel and util-linux that have them");
+        return;
+    }
+    let own = std::env::current_exe().expect("Linux tells");
+    let name = "quota::a_member_is_heard_when_its_contribution_counts";
+    let output = unshare().arg(own).args(["--exact", name]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -281,7 +281,7 @@ pub(super) fn wait_for_running_programs() {
     }
 }
 
-/// The time of the clock that the kernel program stamps members with.
+/// The monotonic clock as this process's time namespace has it.
 pub(super) fn monotonic() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes `now`. It cannot fail: every Linux has this clock.
