@@ -281,6 +281,7 @@ impl Waiting {
                 session.send(&Request::Meet(self.meet.clone())).map_err(passing)?;
                 ask_at = now + ASK;
             }
+            session.flush().map_err(passing)?;
             session.look().map_err(passing)?;
             match session.poll().map_err(passing)? {
                 Some(reply) => {
@@ -291,7 +292,8 @@ impl Waiting {
                 None => {
                     let left = patience.saturating_sub(self.start.elapsed());
                     let time = left.min(ask_at.min(tell_at).saturating_duration_since(now));
-                    let mut interest = [Interest::read(session.fd())];
+                    let interest = Interest::read(session.fd());
+                    let mut interest = [interest.also_write(session.has_unsent())];
                     let waited = sys::wait(&mut interest, time.max(Duration::from_millis(1)));
                     waited.map_err(|error| Failure::Final(Error::io("waiting")(error)))?;
                 }

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_spin_lock, bpf_spin_unlock};
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
-use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::admission::{Request, Source, check_job, check_member, cost};
 use xdp_agg_common::frame::{ETH_LEN, ETHERTYPE_IPV4, IP_LEN, IP_OVERHEAD};
 use xdp_agg_common::maps::{
     Event, JobConf, JobCounters, MAX_JOBS, Member, Phase, Reject, member_index,
@@ -112,7 +112,7 @@ pub fn receive(ctx: &XdpContext) -> Result<u32, Refusal> {
         Ok(admitted) => admitted,
         Err(reason) => return Err(Refusal { reason, ..refusal }),
     };
-    if !within_quota(conf, header.job) {
+    if !within_quota(conf, &header) {
         return Err(Refusal { reason: Reject::Quota, ..refusal });
     }
     // From here on the frame is as long as its packet: what pads it does not come back.
@@ -181,18 +181,19 @@ fn admit(
 
 /// Whether the job's quota has room for one more packet of its members.
 #[inline(always)]
-fn within_quota(conf: &JobConf, job: u16) -> bool {
+fn within_quota(conf: &JobConf, header: &Header) -> bool {
     if conf.packet_interval == 0 {
         return true;
     }
-    let Some(quota) = QUOTAS.get_ptr_mut(job.into()) else { return false };
+    let Some(quota) = QUOTAS.get_ptr_mut(header.job.into()) else { return false };
+    let cost = cost(conf, header);
     // SAFETY: the helper takes nothing. Not the coarse clock: its steps are longer than bursts.
     let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: a live map value, whose pace is touched under its lock alone while the job is not
     // off. Nothing is called inside.
     unsafe {
         bpf_spin_lock(&raw mut (*quota).lock);
-        let admitted = (*quota).pace.admit(conf, now);
+        let admitted = (*quota).pace.admit(conf, cost, now);
         bpf_spin_unlock(&raw mut (*quota).lock);
         admitted
     }

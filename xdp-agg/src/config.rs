@@ -111,8 +111,8 @@ pub struct Partial {
     #[arg(long, env = "XDP_AGG_TLS_CLIENT_CA", value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
     /// The daemons below this one in a job's tree are reached over TLS: their certificates must be
-    /// signed by this authority (PEM). Without it these connections are plain. This daemon shows
-    /// its own certificate.
+    /// signed by this authority (PEM). This daemon shows its own certificate. Without it these
+    /// connections are plain; a daemon that speaks TLS itself makes none then.
     #[arg(long, value_name = "FILE", env = "XDP_AGG_TLS_BRANCH_CA")]
     pub tls_branch_ca: Option<PathBuf>,
     /// How long the members of a job may take to come back after the daemon's restart [default: 10]
@@ -138,8 +138,8 @@ pub struct Partial {
     /// Most slots that a job may ask for [default: all]
     #[arg(long, env = "XDP_AGG_JOB_SLOTS_MAX", value_name = "N")]
     pub job_slots_max: Option<u32>,
-    /// Packets a second that a job may send; what is more is dropped and counted; 0: no limit
-    /// [default: 0]
+    /// Packets a second that a job may send; a packet with copies for all members counts as many;
+    /// what is more is dropped and counted; 0: no limit [default: 0]
     #[arg(long, env = "XDP_AGG_JOB_PACKET_RATE", value_name = "N")]
     pub job_packet_rate: Option<u64>,
     /// Directory in a BPF file system where the data path is pinned: it goes on while the daemon is

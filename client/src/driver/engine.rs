@@ -161,7 +161,8 @@ impl Engine {
         let again = self.socket.group() == Some(group);
         self.group_heard = Instant::now();
         self.group_is_deaf = false;
-        if let Err(error) = self.socket.join(group) {
+        let Some(Endpoint { data, .. }) = self.machine.endpoint() else { return };
+        if let Err(error) = self.socket.join(group, data) {
             let what = "joining the multicast group";
             // The address may come back, on another interface even.
             let noted = if again { self.note(what, error) } else { Err(Error::io(what)(error)) };
@@ -238,7 +239,8 @@ impl Engine {
         let (first, second) = self.socket.sockets();
         [
             Interest::read(wake),
-            Interest::read(self.session.as_ref().map_or(wake, Session::fd)),
+            Interest::read(self.session.as_ref().map_or(wake, Session::fd))
+                .also_write(self.session.as_ref().is_some_and(Session::has_unsent)),
             Interest::read(first).also_write(self.unsent > 0),
             Interest::read(second.unwrap_or(first)),
             Interest::read(self.waker.as_ref().map_or(wake, Waker::fd)),
@@ -387,6 +389,11 @@ impl Engine {
 
     /// Does what the machine wants of the control connection.
     fn control(&mut self) {
+        if let Some(session) = self.session.as_mut().filter(|session| session.has_unsent())
+            && let Err(error) = session.flush()
+        {
+            self.hang_up(error);
+        }
         while let Some(control) = self.machine.poll_control(self.now()) {
             match control {
                 Control::Connect => self.connect = true,

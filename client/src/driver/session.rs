@@ -18,12 +18,10 @@ use crate::driver::route;
 use crate::driver::sys;
 use crate::error::{Error, JobError};
 
-/// Pause between two attempts.
-const RETRY: Duration = Duration::from_millis(100);
 /// Longest time for TLS on top of that: the daemon may have many workers to welcome at once.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Longest time that the daemon may take no bytes: its buffer is larger than what is ever said.
-const SEND: Duration = Duration::from_secs(5);
+/// Most bytes that wait for a daemon that takes none, before one more message: hours of questions.
+const UNSENT_MAX: usize = 1 << 18;
 
 /// How to reach the daemon.
 #[derive(Clone, Debug)]
@@ -42,6 +40,8 @@ pub(crate) struct Dial {
 pub(crate) struct Session {
     stream: ControlStream,
     received: Vec<u8>,
+    /// What the daemon has not taken yet.
+    unsent: Vec<u8>,
     /// For a thread that sleeps on it without holding the session.
     watched: Arc<OwnedFd>,
     liveness: Liveness,
@@ -58,30 +58,45 @@ impl Session {
         stream.set_nonblocking(true).map_err(OpenError::Io)?;
         let watched = own(|| stream.as_fd().try_clone_to_owned()).map_err(OpenError::Io)?;
         let watched = Arc::new(watched);
-        Ok(Self { stream, received: Vec::new(), watched, liveness })
+        Ok(Self { stream, received: Vec::new(), unsent: Vec::new(), watched, liveness })
     }
 
-    /// Sends a message; these are short, so a full buffer means a daemon that reads no more.
+    /// Sends a message, or what of it the daemon takes now; [`Self::flush`] sends the rest. Nobody
+    /// waits for the daemon here: while it is stopped, data goes on.
     pub(crate) fn send(&mut self, message: &Request) -> Result<(), Error> {
         let frame = control::encode(message)?;
-        let mut rest = &frame[..];
-        let give_up = Instant::now() + SEND;
-        while !rest.is_empty() || self.stream.wants_write() {
-            let done = match rest {
+        if self.unsent.len() > UNSENT_MAX {
+            let waiting = self.unsent.len();
+            let reason = format!("it takes nothing that is said to it: {waiting} bytes wait");
+            return Err(Error::Job(JobError::AggregatorLost(reason)));
+        }
+        self.unsent.extend_from_slice(&frame);
+        self.flush()
+    }
+
+    /// Sends what waits, as far as the daemon takes it.
+    pub(crate) fn flush(&mut self) -> Result<(), Error> {
+        let mut sent = 0;
+        let done = loop {
+            let done = match &self.unsent[sent..] {
+                [] if !self.stream.wants_write() => break Ok(()),
                 [] => self.stream.flush(),
-                _ => self.stream.write(rest).map(|sent| rest = &rest[sent..]),
+                rest => self.stream.write(rest).map(|count| sent += count),
             };
             match done {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < give_up => {
-                    let fd = self.stream.as_fd();
-                    let mut interest = [sys::Interest::read(fd).also_write(true)];
-                    sys::wait(&mut interest, RETRY).map_err(Error::io("waiting"))?;
-                }
-                Err(error) => return Err(lost(&error)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(lost(&error)),
             }
-        }
-        Ok(())
+        };
+        self.unsent.drain(..sent);
+        done
+    }
+
+    /// Whether something waits until the daemon takes it.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty() || self.stream.wants_write()
     }
 
     /// The next message that has arrived whole, without waiting.
@@ -201,5 +216,66 @@ pub(crate) fn path(
             problem: format!("{used} bytes leave no room for a payload; at least 114 are needed"),
         }),
         chunks => Ok((*local.ip(), chunks)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use xdp_agg_common::control::MAX_FRAME;
+
+    use super::*;
+
+    fn abort(letter: u8, len: usize) -> Request {
+        Request::Abort { reason: char::from(letter).to_string().repeat(len), cause: None }
+    }
+
+    /// A stopped daemon has full windows in the end. The engine of the data path, which speaks to
+    /// it, goes on all the same, and what was said arrives in order once the daemon goes on.
+    #[test]
+    fn a_daemon_that_takes_nothing_holds_nobody_up() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let dead_after = Duration::from_secs(600);
+        let dial = Dial { address, name: None, dead_after, tls: None };
+        let mut session = Session::open(&dial).expect("it listens");
+        let (mut daemon, _) = listener.accept().expect("it connects");
+        let mut said = 0;
+        while !session.has_unsent() {
+            let start = Instant::now();
+            session.send(&abort(b'a' + said % 26, MAX_FRAME / 2)).expect("there is room");
+            assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+            said += 1;
+        }
+        let waiting = session.unsent.len();
+        // What would be too much is the daemon's loss, and no memory's.
+        let mut others = 0_u32;
+        let error = loop {
+            match session.send(&Request::Missing { block: 7, of: None }) {
+                Ok(()) => others += 1,
+                Err(error) => break error,
+            }
+            assert!(session.unsent.len() <= waiting.max(UNSENT_MAX) + 100);
+        };
+        assert!(matches!(error, Error::Job(JobError::AggregatorLost(_))), "{error}");
+        // It goes on.
+        let reader = std::thread::spawn(move || {
+            for number in 0..said {
+                let request: Request = control::read_message(&mut daemon).expect("a message");
+                let Request::Abort { reason, .. } = request else { panic!("another message") };
+                assert!(reason.starts_with(char::from(b'a' + number % 26)), "{number}");
+            }
+            for _ in 0..others {
+                let request: Request = control::read_message(&mut daemon).expect("a message");
+                assert_eq!(request, Request::Missing { block: 7, of: None });
+            }
+        });
+        while !reader.is_finished() {
+            session.flush().expect("it reads again");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reader.join().expect("all arrived, in order");
+        assert!(!session.has_unsent());
     }
 }

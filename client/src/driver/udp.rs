@@ -75,8 +75,9 @@ impl DataSocket {
         Ok(())
     }
 
-    /// Receives results that are sent to a group, too.
-    pub(crate) fn join(&mut self, group: SocketAddrV4) -> io::Result<()> {
+    /// Receives results that this aggregator sends to a group, too. What others send there, which
+    /// any host may, does not come in.
+    pub(crate) fn join(&mut self, group: SocketAddrV4, from: SocketAddrV4) -> io::Result<()> {
         let std::net::SocketAddr::V4(local) = self.socket.local_addr()? else {
             return Err(ErrorKind::AddrNotAvailable.into());
         };
@@ -85,7 +86,11 @@ impl DataSocket {
         // Several workers of a host may be members.
         socket.set_reuse_address(true)?;
         socket.bind(&group.into())?;
-        socket.join_multicast_v4(group.ip(), local.ip())?;
+        // Not those that come by interfaces where another socket of the host is a member.
+        socket.set_multicast_all_v4(false)?;
+        socket.join_ssm_v4(from.ip(), group.ip(), local.ip())?;
+        // The sender's port, too.
+        socket.connect(&from.into())?;
         self.group = Some((group, socket.into()));
         Ok(())
     }

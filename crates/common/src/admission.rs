@@ -10,7 +10,7 @@
 //! has counted already.
 
 use crate::lanes::CHUNK_LEN;
-use crate::maps::{JobConf, Member, Pace, Phase, Reject, Uplink};
+use crate::maps::{JobConf, Member, Pace, Phase, Reject, ResultMode, Uplink};
 use crate::slot::Contribution;
 use crate::wire::{Header, HeaderError, Kind, Reduction};
 
@@ -185,11 +185,25 @@ fn packet_of(header: &Header, chunks: u16) -> Contribution {
     }
 }
 
+/// How many packets of the job's quota an admitted packet costs: as many as may go out for it. A
+/// contribution to a sum is one of those that the sum's copies go back to. A broadcast's root makes
+/// all copies of its block by itself, whether it sends the block for the first time or again.
+#[inline(always)]
+#[must_use]
+pub fn cost(conf: &JobConf, header: &Header) -> u32 {
+    match (header.kind, header.reduction) {
+        (Kind::Contribution, Reduction::Copy) if conf.mode != ResultMode::Multicast as u16 => {
+            conf.members.count_ones()
+        }
+        _ => 1,
+    }
+}
+
 impl Pace {
-    /// Takes in a packet at the time `now`, by a clock that does not go back. False: it is beyond
-    /// the quota of `conf`, and changes nothing.
+    /// Takes in a packet of this [`cost`] at the time `now`, by a clock that does not go back.
+    /// False: it is beyond the quota of `conf`, and changes nothing.
     #[inline(always)]
-    pub const fn admit(&mut self, conf: &JobConf, now: u64) -> bool {
+    pub const fn admit(&mut self, conf: &JobConf, cost: u32, now: u64) -> bool {
         if conf.packet_interval == 0 {
             return true;
         }
@@ -197,7 +211,7 @@ impl Pace {
         if due - now > conf.packet_burst as u64 {
             return false;
         }
-        self.due = due.wrapping_add(conf.packet_interval as u64);
+        self.due = due.wrapping_add(conf.packet_interval as u64 * cost as u64);
         true
     }
 }
@@ -400,12 +414,32 @@ mod tests {
     fn a_quota_lets_its_rate_through_and_no_more() {
         let conf = JobConf { packet_interval: 1000, packet_burst: 10_000, ..CONF };
         let mut pace = Pace::default();
-        let at_once = (0..100).filter(|_| pace.admit(&conf, 5_000_000)).count();
+        let at_once = (0..100).filter(|_| pace.admit(&conf, 1, 5_000_000)).count();
         assert_eq!(at_once, 11, "the burst, and the one that is due");
         // Ten times the rate, for a second: a tenth of it passes, whatever was refused.
-        let passed = (0..10_000_000_u64).filter(|i| pace.admit(&conf, 5_000_000 + i * 100)).count();
+        let passed =
+            (0..10_000_000_u64).filter(|i| pace.admit(&conf, 1, 5_000_000 + i * 100)).count();
         assert!((999_990..=1_000_010).contains(&passed), "{passed}");
         let mut free = Pace::default();
-        assert!((0..1000).all(|_| free.admit(&CONF, 0)));
+        assert!((0..1000).all(|_| free.admit(&CONF, 64, 0)));
+    }
+
+    #[test]
+    fn a_packet_costs_what_it_makes() {
+        let copy = Header { reduction: Reduction::Copy, ..HEADER };
+        let of_all = JobConf { members: u64::MAX, packet_interval: 10, packet_burst: 0, ..CONF };
+        assert_eq!((cost(&CONF, &HEADER), cost(&of_all, &HEADER)), (1, 1));
+        assert_eq!((cost(&CONF, &copy), cost(&of_all, &copy)), (2, 64));
+        let others = [Kind::Ask, Kind::Probe].map(|kind| cost(&of_all, &Header { kind, ..copy }));
+        assert_eq!(others, [1, 1], "one answer goes out");
+        let group = JobConf { mode: ResultMode::Multicast as u16, ..of_all };
+        assert_eq!(cost(&group, &copy), 1, "the switch makes the copies");
+        // At any rate of packets in, a broadcast to 64 sends no more than the quota.
+        let mut pace = Pace::default();
+        let out: u32 = (0..1_000_000)
+            .filter(|now| pace.admit(&of_all, cost(&of_all, &copy), 1 + now))
+            .map(|_| 64)
+            .sum();
+        assert!((100_000 - 64..=100_000 + 64).contains(&out), "{out}");
     }
 }

@@ -6,9 +6,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
+use xdp_agg_common::control::words::clean;
 
 use crate::error::Error;
-use crate::wire::{HEADER_LEN, Header};
+use crate::wire::{HEADER_LEN, Header, MAX_NOTICE};
 
 /// Bytes that are read ahead of their use, at most: a short message with its header, or a notice.
 const BUFFER: usize = 16 << 10;
@@ -155,7 +156,7 @@ impl Link {
                 return Ok(None);
             }
             let text = &self.buffer[self.ahead.start..][..len];
-            let reason = String::from_utf8_lossy(text).into_owned();
+            let reason = clean(&String::from_utf8_lossy(text), MAX_NOTICE);
             return Err(Error::Stopped { by, culprit, reason });
         }
         Ok(self.current.map(|header| (header, placed)))

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use ring::hmac;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
+use xdp_agg_common::control::words::{self, SENTENCE_MAX, clean};
 use xdp_agg_common::control::{read_message, write_message};
 use xdp_agg_forks::own;
 
@@ -222,9 +223,17 @@ pub(crate) enum Outcome {
     /// All have come: where each one is and what it said; [`vouched`], proved by the secret.
     Held { seats: Vec<Seat>, number: u64, proof: Vec<u8> },
     /// This caller cannot take part. `passing`: now.
-    Refused { reason: String, passing: bool },
+    Refused {
+        #[serde(deserialize_with = "words::sentence")]
+        reason: String,
+        passing: bool,
+    },
     /// Others did not come in time.
-    Missing { ranks: Vec<u16>, refused: Vec<String> },
+    Missing {
+        ranks: Vec<u16>,
+        #[serde(deserialize_with = "words::sentences")]
+        refused: Vec<String>,
+    },
 }
 
 /// A rank, as all are told of it.

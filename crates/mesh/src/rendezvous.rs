@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
+use xdp_agg_common::control::words::{self, SENTENCE_MAX, clean};
 use xdp_agg_common::control::{read_message, write_message};
 
 use crate::callers::{Callers, Until, length, other_version, other_world};
@@ -51,7 +52,10 @@ pub(crate) enum Answer {
     /// The connection is the two ranks' from now on. [`welcome`], proved by the job's cookie.
     Welcome { proof: u64 },
     /// This caller cannot take part.
-    Refused { reason: String },
+    Refused {
+        #[serde(deserialize_with = "words::sentence")]
+        reason: String,
+    },
 }
 
 impl Hello {
@@ -232,6 +236,8 @@ impl Builder {
 
 fn refuse(stream: &mut TcpStream, hello: &Hello, reason: String, refused: &mut Vec<String>) {
     let from = stream.peer_addr().map_or_else(|_| "a stranger".into(), |a| a.ip().to_string());
+    // It may quote the caller.
+    let reason = clean(&reason, SENTENCE_MAX);
     tracing::warn!(rank = hello.rank, from, reason, "turned away");
     // Strangers may come in any number; the first ones are told of.
     if refused.len() < 8 {

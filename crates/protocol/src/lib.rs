@@ -3,6 +3,7 @@
 //! * [`worker`]: a worker's membership, calls and blocks.
 //! * [`daemon`]: jobs and their members.
 //! * [`sum`]: what a packet does to the sums, where no kernel program does it.
+//! * [`bucket`]: how much of something there may be in a time.
 //! * [`engine`]: what a daemon's jobs and whatever sums for them tell each other.
 //!
 //! # How a machine is driven
@@ -28,6 +29,7 @@
 //! behind it, and not before: a `handle_timeout` that comes early or late does no harm.
 #![deny(unsafe_code)]
 
+pub mod bucket;
 pub mod daemon;
 pub mod engine;
 pub mod sum;

@@ -5,6 +5,7 @@
 //! phase still runs, so a packet never meets half a job.
 
 mod attach;
+mod clocks;
 mod events;
 mod interface;
 mod local;
@@ -33,6 +34,7 @@ use xdp_agg_protocol::sum::{self, since, uplink};
 use super::uplink::Prober;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
 use crate::link::features::SwitchedOff;
+use clocks::KernelClock;
 use events::EventLog;
 use interface::Interface;
 use local::Local;
@@ -66,6 +68,7 @@ pub struct XdpEngine {
     max_chunks: u16,
     /// Where probes of parents are sent from.
     prober: Prober,
+    clock: KernelClock,
     /// How workers of this host are served.
     local: Local,
     // Dropped last: the next daemon finds everything gone, or free.
@@ -170,6 +173,7 @@ impl XdpEngine {
             slots: config.slots,
             max_chunks: chunks_for_mtu(mtu_of(config, interfaces, vlan)),
             prober: Prober::new(config),
+            clock: KernelClock::of_this_process(),
             local,
             _lock: lock,
         })
@@ -381,7 +385,7 @@ impl Engine for XdpEngine {
         let heard = |rank| {
             let member = self.object.member(job_id, rank)?;
             // The clock is read after the entry: no member was heard later than that.
-            Ok((rank, since(member.heard, sys::monotonic())))
+            Ok((rank, since(member.heard, self.clock.now())))
         };
         members.map(heard).collect()
     }

@@ -10,8 +10,9 @@ use tokio::net::TcpStream;
 use tracing::{error, info, warn};
 use xdp_agg_common::control::{ControlCounters, ErrorCode, Reply, encode};
 
-use super::limits::{Lines, Source, Sources};
+use super::limits::{Source, Sources, refusals};
 use crate::state::StateError;
+use xdp_agg_protocol::bucket::Lines;
 use xdp_agg_protocol::daemon::ConnId;
 
 /// Most connections that are not members': tools, workers about to join, strangers.
@@ -30,7 +31,7 @@ impl Guard {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             sources: Sources::default(),
-            lines: Lines::new(now),
+            lines: refusals(now),
             counters: ControlCounters::default(),
         }
     }

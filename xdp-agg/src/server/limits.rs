@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use xdp_agg_protocol::bucket::{Allowance, Bucket, Lines};
 
 /// Connections that one address may open, a second and at once. All workers of a few jobs may run
 /// on one host and start together; those that are refused try again.
@@ -20,46 +22,14 @@ const LINES: Allowance = Allowance { rate: 2, burst: 20 };
 /// Addresses that have an allowance each. All further addresses share one.
 const SOURCES_MAX: usize = 4096;
 
-/// `rate` a second, and `burst` at once.
-#[derive(Clone, Copy, Debug)]
-struct Allowance {
-    rate: u32,
-    burst: u32,
+/// The requests of a new connection.
+pub(super) const fn requests(now: Instant) -> Bucket {
+    Bucket::new(REQUESTS, now)
 }
 
-/// A token bucket.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
-    allowance: Allowance,
-    /// When it is full (again). Everything taken moves this on.
-    full: Instant,
-}
-
-impl Bucket {
-    const fn new(allowance: Allowance, now: Instant) -> Self {
-        Self { allowance, full: now }
-    }
-
-    /// The requests of a new connection.
-    pub(super) const fn requests(now: Instant) -> Self {
-        Self::new(REQUESTS, now)
-    }
-
-    /// Takes one, if there is one.
-    pub(super) fn take(&mut self, now: Instant) -> bool {
-        let Allowance { rate, burst } = self.allowance;
-        let one = Duration::from_secs(1) / rate;
-        let full = self.full.max(now) + one;
-        let allowed = full - now <= one * burst;
-        if allowed {
-            self.full = full;
-        }
-        allowed
-    }
-
-    fn is_full(&self, now: Instant) -> bool {
-        self.full <= now
-    }
+/// Refusals for the log.
+pub(super) const fn refusals(now: Instant) -> Lines {
+    Lines::new(LINES, now)
 }
 
 /// Where connections come from. An IPv6 host has a whole /64 of addresses to itself.
@@ -131,50 +101,11 @@ impl Sources {
     }
 }
 
-/// Lets some lines of a flood through.
-#[derive(Debug)]
-pub(super) struct Lines {
-    bucket: Bucket,
-    left_out: u64,
-}
-
-impl Lines {
-    pub(super) const fn new(now: Instant) -> Self {
-        Self { bucket: Bucket::new(LINES, now), left_out: 0 }
-    }
-
-    /// Whether to write a line now, and how many were left out before it.
-    pub(super) fn write(&mut self, now: Instant) -> Option<u64> {
-        if self.bucket.take(now) {
-            return Some(std::mem::take(&mut self.left_out));
-        }
-        self.left_out += 1;
-        None
-    }
-
-    /// How many were left out since the last line, if no flood hides them any more.
-    pub(super) fn rest(&mut self, now: Instant) -> Option<u64> {
-        let told = self.left_out > 0 && self.bucket.take(now);
-        told.then(|| std::mem::take(&mut self.left_out))
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn a_bucket_gives_its_burst_and_then_its_rate() {
-        let start = Instant::now();
-        let mut bucket = Bucket::new(Allowance { rate: 10, burst: 5 }, start);
-        let mut taken =
-            |at: Duration, tries: u32| (0..tries).filter(|_| bucket.take(start + at)).count();
-        assert_eq!(taken(Duration::ZERO, 100), 5);
-        assert_eq!(taken(Duration::from_millis(99), 100), 0);
-        assert_eq!(taken(Duration::from_millis(100), 100), 1);
-        assert_eq!(taken(Duration::from_millis(450), 100), 3);
-        assert_eq!(taken(Duration::from_secs(3600), 100), 5);
-    }
+    use super::*;
 
     #[test]
     fn one_address_does_not_use_up_what_another_has() {
@@ -211,17 +142,5 @@ mod tests {
         let later = now + Duration::from_secs(60);
         assert!(sources.may_connect(Source::new([99, 0, 0, 1].into()), later));
         assert!(sources.all.len() <= 2, "{}", sources.all.len());
-    }
-
-    #[test]
-    fn a_flood_of_lines_is_summed_up() {
-        let start = Instant::now();
-        let mut lines = Lines::new(start);
-        let written = (0..1000).filter(|_| lines.write(start) == Some(0)).count();
-        assert_eq!(written, LINES.burst as usize);
-        assert_eq!(lines.rest(start), None);
-        let later = start + Duration::from_secs(1);
-        assert_eq!(lines.rest(later), Some(1000 - u64::from(LINES.burst)));
-        assert_eq!((lines.rest(later), lines.write(later)), (None, Some(0)));
     }
 }

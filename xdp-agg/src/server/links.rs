@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tracing::debug;
@@ -39,6 +39,10 @@ const SOURCE_LINKS_MAX: usize = 512;
 const WAITING_MAX: usize = 256;
 /// Bytes of one read.
 const READ_LEN: usize = 4096;
+/// Longest reply of a branch: a sentence, or what it has heard of each of its members.
+const REPLY_MAX: usize = 1 << 14;
+/// How long one may take, from its first byte to its last.
+const REPLY: Duration = Duration::from_secs(5);
 
 /// What a connection reports. `Lost` is its last event.
 #[derive(Debug)]
@@ -52,6 +56,8 @@ pub(super) enum LinkEvent {
 pub(super) struct Links {
     patience: Patience,
     tls: ClientFiles,
+    /// This daemon's own connections run over TLS.
+    speaks_tls: bool,
     /// Each is kept until its last event.
     all: BTreeMap<LinkId, Link>,
     events: (mpsc::Sender<LinkEvent>, mpsc::Receiver<LinkEvent>),
@@ -72,8 +78,8 @@ struct Open {
 }
 
 impl Links {
-    pub(super) fn new(patience: Patience, tls: ClientFiles) -> Self {
-        Self { patience, tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
+    pub(super) fn new(patience: Patience, tls: ClientFiles, speaks_tls: bool) -> Self {
+        Self { patience, tls, speaks_tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
     /// The next event.
@@ -98,6 +104,10 @@ impl Links {
         may_dial: impl FnOnce() -> bool,
     ) {
         match effect {
+            // The token, and the cookies of jobs, are for those that TLS knows.
+            LinkEffect::Dial(link, ..) if self.speaks_tls && self.tls.ca.is_none() => {
+                self.refuse(link, PLAIN.into());
+            }
             LinkEffect::Dial(link, daemon, policy) => match self.no_room(by) {
                 Some(why) => self.refuse(link, why),
                 None if !may_dial() => self.refuse(
@@ -176,6 +186,10 @@ impl Links {
     }
 }
 
+/// Why a daemon that speaks TLS has no connections to branches.
+const PLAIN: &str = "the daemon of the job's root speaks TLS (--tls-cert) and was not told how to \
+                     know its branches, and it says its token to nobody in plain: start it with \
+                     --tls-branch-ca (XDP_AGG_TLS_BRANCH_CA), the authority of their certificates";
 const NEEDED_NO_MORE: &str = "it is needed no more";
 
 /// A connection to a branch.
@@ -315,22 +329,96 @@ async fn read_replies(
     events: &mpsc::Sender<LinkEvent>,
 ) -> String {
     let mut buffer = Vec::new();
+    // Of the reply that has begun.
+    let mut end = None;
     loop {
+        let announced = buffer.first_chunk().map_or(0, |prefix| u32::from_be_bytes(*prefix));
+        if announced as usize > REPLY_MAX {
+            return format!(
+                "it says {announced} bytes at once, and a branch has {REPLY_MAX} to say at most: \
+                 is `xdp-agg serve` running there, of the same release?"
+            );
+        }
         match decode(&mut buffer) {
             Ok(Some(reply)) => {
+                end = None;
                 if events.send(LinkEvent::Said(link, Box::new(reply))).await.is_err() {
                     return "this daemon is going".into();
                 }
             }
             Ok(None) => {
+                if end.is_none() && !buffer.is_empty() {
+                    end = Some(Instant::now() + REPLY);
+                }
                 let mut chunk = [0; READ_LEN];
-                match read.read(&mut chunk).await {
+                let reading = read.read(&mut chunk);
+                let read = match end {
+                    Some(end) => timeout_at(end, reading).await,
+                    None => Ok(reading.await),
+                };
+                let Ok(read) = read else {
+                    return format!("it took over {} s for one reply", REPLY.as_secs());
+                };
+                match read {
                     Ok(0) => return "its connection ended".into(),
                     Ok(len) => buffer.extend_from_slice(&chunk[..len]),
                     Err(error) => return format!("its connection failed ({error})"),
                 }
             }
             Err(error) => return error.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_all(said: Vec<u8>) -> (String, usize) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(async {
+            // The other end stays open.
+            let (mut branch, mut root) = tokio::io::duplex(2 * REPLY_MAX);
+            branch.write_all(&said).await.expect("there is room");
+            let (events, mut heard) = mpsc::channel(WAITING_MAX);
+            let why = read_replies(LinkId(0), &mut root, &events).await;
+            let mut count = 0;
+            while heard.try_recv().is_ok() {
+                count += 1;
+            }
+            (why, count)
+        })
+    }
+
+    /// A branch costs the root no more memory than its longest reply, and for no longer than that
+    /// may take.
+    #[test]
+    fn half_a_reply_is_not_kept_for_long() {
+        let heartbeat = encode(&Reply::Heartbeat).expect("it is short");
+        let long = (REPLY_MAX as u32 + 1).to_be_bytes().to_vec();
+        let (why, count) = read_all([&heartbeat[..], &long].concat());
+        assert!(why.contains("16385 bytes") && count == 1, "{why}");
+        let mut half = (REPLY_MAX as u32).to_be_bytes().to_vec();
+        half.resize(100, b' ');
+        let (why, count) = read_all([&heartbeat[..], &heartbeat, &half].concat());
+        assert!(why.contains("over 5 s for one reply") && count == 2, "{why}");
+    }
+
+    /// The longest that a branch has to say: all members that one can have, and a sentence.
+    #[test]
+    fn an_honest_reply_has_room() {
+        use xdp_agg_common::control::words::SENTENCE_MAX;
+        use xdp_agg_common::control::{BranchReply, ErrorCode};
+
+        let ranks = (0..64).map(|rank| (rank, Some(u64::MAX))).collect();
+        let heard = BranchReply::Heard { number: u64::MAX, epoch: u16::MAX, ranks };
+        let reason = "\"".repeat(4 * SENTENCE_MAX);
+        let message = reason.clone();
+        let failed = BranchReply::Failed { epoch: u16::MAX, reason };
+        let error = Reply::Error { code: ErrorCode::Unauthorised, message };
+        for reply in [Reply::Branch(heard), Reply::Branch(failed), error] {
+            assert!(encode(&reply).expect("it fits").len() <= REPLY_MAX);
         }
     }
 }

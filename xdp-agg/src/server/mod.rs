@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
+use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
@@ -39,10 +40,11 @@ use crate::link::watch::Changes;
 use crate::state::StateFile;
 use connection::{Event, Line, serve_connection};
 use guard::Guard;
-use limits::{Bucket, Source};
+use limits::Source;
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
+use xdp_agg_protocol::bucket::Bucket;
 use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare};
 
 /// How long a connection that is not a member's may be silent.
@@ -180,7 +182,7 @@ impl Server {
             long: Arc::new(LongFrames::new()),
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
-            links: Links::new(config.patience, config.branch_tls.clone()),
+            links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
             asking: None,
         };
         server.take_over();
@@ -312,7 +314,7 @@ impl Server {
         self.next += 1;
         debug!(conn = conn.0, %from, "connected");
         let (replies, waiting) = mpsc::channel(REPLIES_MAX);
-        let requests = Bucket::requests(now);
+        let requests = limits::requests(now);
         let backlog = Arc::new(AtomicUsize::new(0));
         let is_member = Arc::new(AtomicBool::new(false));
         let connection = Connection {
@@ -354,6 +356,9 @@ impl Server {
         while self.tasks.try_join_next().is_some() {}
         let now = Instant::now();
         self.guard.sweep(now);
+        if let Some(count) = self.jobs.left_out(now) {
+            info!("{count} more lines about jobs and their members; `xdp-agg jobs` shows them");
+        }
         for (conn, connection) in &self.connections {
             let silent = now.saturating_duration_since(connection.heard);
             if silent > SILENCE_MAX && !self.jobs.is_member(*conn) {
@@ -401,6 +406,8 @@ impl Server {
             }
             Event::Untrusted(conn, why) => {
                 if let Some(Connection { from, .. }) = self.connections.get(&conn) {
+                    // It may quote a certificate.
+                    let why = clean(&why, SENTENCE_MAX);
                     self.guard.untrusted(conn, *from, &why, now);
                 }
             }

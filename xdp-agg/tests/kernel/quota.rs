@@ -1,16 +1,19 @@
 //! A job's quota of packets, and which members were heard.
 
 use std::net::SocketAddrV4;
+use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, JobSetup};
 use xdp_agg_common::maps::Reject;
-use xdp_agg_common::wire::Header;
+use xdp_agg_common::wire::{Header, Reduction};
 
 use crate::frames::{Frame, payload, worker_mac};
-use crate::setup::{AGGREGATOR, DROP, PORT, REDIRECT, counters, engine, header, job, start};
+use crate::setup::{
+    AGGREGATOR, DROP, PORT, REDIRECT, counters, engine, header, job, start, worker,
+};
 
 /// Four packets at once, then one in 1.4 seconds: longer than this test takes.
 fn limited(epoch: u16) -> JobSetup {
@@ -102,4 +105,51 @@ fn a_member_is_heard_when_its_contribution_counts() {
     start(&mut engine, &crate::setup::job(2, 2), None);
     let all = engine.heard(job.job_id).expect("the job is there");
     assert!(all.iter().all(|(_, since)| since.is_none()), "a new epoch: {all:?}");
+}
+
+/// A broadcast's root makes the copies of a block by itself, and they go where its members' packets
+/// came from, as these say: to a neighbor, too. So they are what its packet costs.
+#[test]
+fn copies_count_as_many_packets_as_go_out() {
+    let Some(mut engine) = engine(32) else { return };
+    let mut job = job(2, 1);
+    (job.conf.packet_interval, job.conf.packet_burst) = (1_000_000_000, 4_200_000_000);
+    let began = Instant::now();
+    start(&mut engine, &job, None); // two probes
+    let before = counters(&mut engine, &job).0;
+    let to = SocketAddrV4::new(AGGREGATOR, PORT);
+    let neighbor = [2, 0, 0, 0, 9, 9];
+    let mut copies = 0;
+    for block in 0..20 {
+        let copy = Header { reduction: Reduction::Copy, ..header(&job, 0, block % 8) };
+        let mut frame =
+            Frame::new(neighbor, worker(0), to, &copy, &payload(0, copy.block, 2)).bytes;
+        copies += u64::from(engine.test_run(&mut frame, 1).expect("it runs").action == REDIRECT);
+    }
+    // The packet that is just within the burst passes whole.
+    let most = (began.elapsed().as_millis() as u64 + 4200 - 2000) / 2000 + 1;
+    assert!(copies >= 1 && copies <= most, "{copies} blocks to two members, {most} at most");
+    let refused = counters(&mut engine, &job).0.rejects[Reject::Quota as usize];
+    assert_eq!(refused - before.rejects[Reject::Quota as usize], 20 - copies);
+}
+
+/// A daemon in a container that came from another host reads another monotonic clock than the
+/// kernel's programs.
+#[test]
+fn a_member_is_heard_in_time_in_any_time_namespace() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--time", "--monotonic", "100000", "--fork"]);
+        command
+    };
+    let may = unshare().arg("true").output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: time namespaces need root, and a kernel and util-linux that have them");
+        return;
+    }
+    let own = std::env::current_exe().expect("Linux tells");
+    let name = "quota::a_member_is_heard_when_its_contribution_counts";
+    let output = unshare().arg(own).args(["--exact", name]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -5,6 +5,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::Dispatch;
+use tracing::dispatcher::with_default;
 use xdp_agg::config::Partial;
 use xdp_agg::engine::{self, EngineError, EngineKind};
 use xdp_agg::server::{Listener, Server, ServerError};
@@ -44,6 +46,11 @@ impl Daemon {
     }
 
     pub(crate) fn with(settings: Partial) -> Result<Self, Refused> {
+        Self::logging(settings, Dispatch::none())
+    }
+
+    /// Its lines go to `log`.
+    pub(crate) fn logging(settings: Partial, log: Dispatch) -> Result<Self, Refused> {
         let settings = settings.complete().expect("the settings are right");
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -56,7 +63,8 @@ impl Daemon {
         let (control, data_port) = (server.control_addr(), server.data_port());
         let (shutdown, wait) = oneshot::channel();
         let end = async { wait.await.unwrap_or_else(|_| "the test is over".into()) };
-        let thread = std::thread::spawn(move || runtime.block_on(server.run(end)));
+        let run = move || with_default(&log, || runtime.block_on(server.run(end)));
+        let thread = std::thread::spawn(run);
         Ok(Self { control, data_port, shutdown: Some(shutdown), thread: Some(thread) })
     }
 

@@ -7,4 +7,5 @@ mod membership;
 mod strangers;
 mod sums;
 mod tls;
+mod words;
 mod worker;

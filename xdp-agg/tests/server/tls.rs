@@ -1,19 +1,21 @@
 //! The daemon over TLS, with and without certificates of its clients.
 
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use xdp_agg::config::Partial;
-use xdp_agg_common::control::{ErrorCode, Reply, Token, read_message, write_message};
+use xdp_agg_common::control::{
+    AbortReason, Branch, ErrorCode, Join, Reply, Token, Tree, read_message, write_message,
+};
 use xdp_agg_tls::testing::{Authority, Identity, Valid};
 use xdp_agg_tls::{ClientFiles, ClientTls, ControlStream, OpenError};
 
 use crate::daemon::{Daemon, PATIENCE, settings};
 use crate::strangers::{last_words, still_sums};
-use crate::worker::{Client, Door, Worker, connect_from, wish};
+use crate::worker::{Client, Door, Joining, Worker, connect_from, wish};
 
 /// Its certificate is for 127.0.0.1.
 fn daemon(authority: &Authority, asking: bool) -> Daemon {
@@ -195,4 +197,27 @@ fn a_handshake_that_does_not_come_or_makes_no_sense_is_ended() {
     still_sums(&workers, 1);
     let counters = Client::connect(door).stats().control;
     assert_eq!((counters.tls_failures, counters.slow), (3, 1), "{counters:?}");
+}
+
+/// A branch is told the token. A daemon that speaks TLS and cannot know its branches tells nobody.
+#[test]
+fn a_daemon_with_tls_says_its_token_to_no_branch_in_plain() {
+    let certificates = Authority::new("ours");
+    let daemon = daemon(&certificates, false);
+    let branch = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let Ok(SocketAddr::V4(address)) = branch.local_addr() else { panic!("it is IPv4") };
+    let tree = Tree { branches: vec![Branch { daemon: address, parent: None, ranks: vec![0] }] };
+    let door = door(&daemon, &certificates.trusting());
+    let mut worker = Joining::new(door, Join { tree, ..wish("train", 0, 1) });
+    let reason = match worker.client.hear() {
+        Reply::Aborted(reason) => reason,
+        other => panic!("{other:?}"),
+    };
+    let text = reason.to_string();
+    let AbortReason::Branch { daemon: named, .. } = reason else { panic!("{text}") };
+    assert_eq!(named, address);
+    assert!(text.contains("in plain") && text.contains("--tls-branch-ca"), "{text}");
+    branch.set_nonblocking(true).expect("it is possible");
+    let error = branch.accept().expect_err("nobody has connected");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::MAX_FRAME;
+use super::words::{NAME_MAX, clean};
 
 /// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +20,15 @@ pub enum FrameError {
          the peer does not speak the xdp-agg control protocol; check the address and port"
     )]
     TooLong(usize),
-    /// Not the JSON that was expected.
+    /// Not the JSON that was expected. The error quotes the peer.
     #[error("a control frame that cannot be understood ({0}); are both sides of one version?")]
-    Json(#[from] serde_json::Error),
+    Json(String),
+}
+
+impl From<serde_json::Error> for FrameError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Json(clean(&error.to_string(), NAME_MAX))
+    }
 }
 
 /// A message as the bytes of a frame.

@@ -5,6 +5,7 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 
 use super::Policy;
+use super::words::clean;
 use crate::maps::{JobCounters, ResultMode};
 
 /// One job, for people and tools.
@@ -65,32 +66,19 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    /// Most bytes of the reason that a daemon keeps.
+    /// Most characters of the reason that a daemon keeps.
     pub const MAX_REASON: usize = 1024;
-    /// Most bytes of the name that a daemon keeps.
+    /// Most characters of the name that a daemon keeps.
     pub const MAX_NAME: usize = 32;
 
     /// The same, no longer than a daemon keeps, and without characters that steer terminals.
     #[must_use]
     pub fn clipped(&self) -> Self {
         Self {
-            strategy: clip(&self.strategy, Self::MAX_NAME),
-            reason: clip(&self.reason, Self::MAX_REASON),
+            strategy: clean(&self.strategy, Self::MAX_NAME),
+            reason: clean(&self.reason, Self::MAX_REASON),
         }
     }
-}
-
-/// No more than this many bytes of a text, without characters that steer terminals.
-pub(super) fn clip(text: &str, most: usize) -> String {
-    let shown = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    let mut room = most;
-    shown
-        .take_while(|c| {
-            let fits = c.len_utf8() <= room;
-            room = room.saturating_sub(c.len_utf8());
-            fits
-        })
-        .collect()
 }
 
 /// An aggregator that forwards sums to this one, or to another one below it.

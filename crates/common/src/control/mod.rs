@@ -33,6 +33,7 @@ mod policy;
 mod reason;
 mod standing;
 mod tree;
+pub mod words;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -71,6 +72,7 @@ pub enum Request {
         /// [`CONTROL_VERSION`] of the sender.
         version: u32,
         /// Name and version of the program, for logs.
+        #[serde(deserialize_with = "words::name")]
         agent: String,
         /// The secret that the operator gave out, where the daemon asks for one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,6 +110,7 @@ pub enum Request {
     /// I cannot go on; end the job and tell the others why.
     Abort {
         /// One sentence for people.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
         /// What made it give up, for programs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -280,11 +283,14 @@ pub struct Call {
     /// Elements.
     pub count: u64,
     /// Type of the elements: `f32`, `i32`, …
+    #[serde(deserialize_with = "words::name")]
     pub element: String,
     /// `sum`, `average`, `min` or `max`.
+    #[serde(deserialize_with = "words::name")]
     pub operation: String,
     /// How the numbers travel: scaling, width of the lanes, and where several aggregators or
     /// processes of a host have parts of the vector, which part this is.
+    #[serde(deserialize_with = "words::name")]
     pub numbers: String,
 }
 
@@ -304,8 +310,10 @@ pub enum Reply {
         /// [`CONTROL_VERSION`] of the daemon.
         version: u32,
         /// Name and version of the program.
+        #[serde(deserialize_with = "words::name")]
         agent: String,
         /// `xdp (native)`, `xdp (generic)` or `userspace`.
+        #[serde(deserialize_with = "words::name")]
         engine: String,
     },
     /// Answer to [`Request::Meet`]: not all have come yet.
@@ -313,6 +321,7 @@ pub enum Reply {
         /// Those that have not.
         missing: Vec<u16>,
         /// Where such ranks wait instead, in words: under another name of a job.
+        #[serde(deserialize_with = "words::sentences")]
         elsewhere: Vec<String>,
     },
     /// All have come, and said this, in order of rank.
@@ -343,6 +352,7 @@ pub enum Reply {
         /// The ranks that are lost.
         lost: Vec<u16>,
         /// Why, in words.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
     },
     /// Answer to [`Request::Join`] with [`Resume`]: the epoch goes on as it is.
@@ -380,6 +390,7 @@ pub enum Reply {
         /// For programs.
         code: ErrorCode,
         /// For people: what was wrong, what was expected, what to do.
+        #[serde(deserialize_with = "words::sentence")]
         message: String,
     },
 }

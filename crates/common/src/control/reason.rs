@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 
-use super::Call;
+use super::{Call, words};
 
 /// What makes a member give up. The daemon hands it on as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,7 @@ pub enum AbortReason {
         /// Its rank.
         rank: u16,
         /// Its words.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
         /// What made it do so, as far as that is not its own doing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,11 +50,13 @@ pub enum AbortReason {
         /// Its control address.
         daemon: SocketAddrV4,
         /// Why, in words.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
     },
     /// `Delete`, or the daemon is shutting down.
     Operator {
         /// Why.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
     },
     /// A rank did not join or did not get ready in time.
@@ -61,6 +64,7 @@ pub enum AbortReason {
         /// The ranks that were awaited.
         ranks: Vec<u16>,
         /// `join`, `probe`, `resume`, `pause`, `report its progress` or `contribute`.
+        #[serde(deserialize_with = "words::name")]
         step: String,
     },
     /// The job went on without this worker, whose connection was lost for too long.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::info::clip;
+use super::words::{NAME_MAX, clean, maybe_name};
 
 /// What a member is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct Doing {
     /// How many calls it has made, through the aggregator or not.
     pub made: u64,
     /// The oldest call that it is in, in words. None: it is in none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "maybe_name")]
     pub call: Option<String>,
     /// That call does not go through the aggregator.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -28,15 +28,15 @@ pub struct Doing {
 }
 
 impl Doing {
-    /// Most bytes of a call's words that a daemon keeps.
-    pub const MAX_CALL: usize = 256;
+    /// Most characters of a call's words that a daemon keeps.
+    pub const MAX_CALL: usize = NAME_MAX;
     /// Most fellows that a daemon keeps.
     const MAX_FELLOWS: usize = 64;
 
     /// The same, no longer than a daemon keeps, and without characters that steer terminals.
     #[must_use]
     pub fn clipped(mut self) -> Self {
-        self.call = self.call.map(|call| clip(&call, Self::MAX_CALL));
+        self.call = self.call.map(|call| clean(&call, Self::MAX_CALL));
         self.fellows.truncate(Self::MAX_FELLOWS);
         self
     }

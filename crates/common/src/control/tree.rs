@@ -10,6 +10,7 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 
+use super::words;
 use crate::maps::ResultMode;
 use crate::wire::MAX_WORKERS;
 
@@ -308,6 +309,7 @@ pub enum BranchReply {
         /// The epoch.
         epoch: u16,
         /// Why, in words.
+        #[serde(deserialize_with = "words::sentence")]
         reason: String,
     },
     /// Answer to [`BranchRequest::Missing`].

@@ -115,6 +115,8 @@ impl Guests<'_> {
             return;
         };
         let from = stream.peer_addr().map_or_else(|_| "a stranger".into(), |a| a.ip().to_string());
+        // It may quote the visitor.
+        let reason = clean(&reason, SENTENCE_MAX);
         let text = format!("{from}: {reason}");
         // One that tries again is told of once; strangers may come in any number.
         if !self.refused.contains(&text) && self.refused.len() < 8 {

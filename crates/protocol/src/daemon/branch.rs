@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-use tracing::{info, warn};
 use xdp_agg_common::control::{
     BranchReply, BranchRequest, BranchSetup, ErrorCode, LocalMembers, Reply,
 };
@@ -107,7 +106,7 @@ impl Jobs {
         let job_id = self.free_entry().ok_or_else(|| checks::no_entry(&name))?;
         let slot_base =
             self.pool.take(slots).ok_or_else(|| checks::no_slots(&name, slots, &self.pool))?;
-        info!(job = name, job_id, world_size, slots, "serves as a branch");
+        note!(self, info, job = name, job_id, world_size, slots, "serves as a branch");
         let served = Served {
             conn,
             name,
@@ -150,10 +149,11 @@ impl Jobs {
         setup: BranchSetup,
     ) -> Result<(), Refusal> {
         self.silence_served(job_id);
-        let last_epoch = self.last_epoch;
+        // Numbers of this job alone: its slots are its own, and empty when it gets them. Otherwise
+        // whoever may be a root could use up the numbers of all others.
+        let last_epoch = self.served.get(&job_id).map_or(0, Served::epoch);
         let is_used = last_epoch != 0 && !is_later(setup.epoch, last_epoch);
         if setup.epoch == 0 || is_used {
-            // Slots may hold what was summed under this number.
             self.branch_reply(conn, BranchReply::Used { epoch: setup.epoch, last_epoch });
             return Ok(());
         }
@@ -182,9 +182,9 @@ impl Jobs {
         let job = JobSetup { uplink, forwarders, ..JobSetup::new(job_id, conf, members) };
         if !job.is_consistent() || setup.chunks == 0 || setup.chunks > self.limits.max_chunks {
             let message = format!(
-                "an epoch that cannot be: members {:?} of a world of {}, blocks of {} chunks (at \
+                "an epoch that cannot be: {} members of a world of {}, blocks of {} chunks (at \
                  most {} here), up to {} as rank {}",
-                setup.members,
+                setup.members.len(),
                 served.world_size,
                 setup.chunks,
                 self.limits.max_chunks,
@@ -194,7 +194,6 @@ impl Jobs {
             return Err((ErrorCode::Invalid, message));
         }
         let formation = Formation { job_id, epoch: setup.epoch };
-        self.last_epoch = setup.epoch;
         served.step = Step::Preparing;
         served.setup = Some(setup);
         self.effects.push_back(Effect::Prepare(Prepare { formation, setup: job }));
@@ -226,7 +225,7 @@ impl Jobs {
     pub(super) fn root_lost(&mut self, job_id: u16) {
         self.silence_served(job_id);
         if let Some(served) = self.served.remove(&job_id) {
-            info!(job = served.name, job_id, "its root has gone: serves it no more");
+            note!(self, info, job = served.name, job_id, "its root has gone: serves it no more");
             self.pool.give_back(served.slot_base);
         }
     }
@@ -245,13 +244,20 @@ impl Jobs {
                 BranchReply::Prepared { epoch, local }
             }
             (Ok(Done::Started(Started { mode, group })), Step::Starting) => {
-                info!(job = served.name, epoch, mode = mode.name(), "running, as a branch");
+                note!(
+                    self,
+                    info,
+                    job = served.name,
+                    epoch,
+                    mode = mode.name(),
+                    "running, as a branch"
+                );
                 served.step = Step::Running;
                 served.mode = Some(mode);
                 BranchReply::Started { epoch, mode, group }
             }
             (Err(reason), _) => {
-                warn!(job = served.name, "the engine failed: {reason}");
+                note!(self, warn, job = served.name, "the engine failed: {reason}");
                 BranchReply::Failed { epoch, reason }
             }
             _ => return,

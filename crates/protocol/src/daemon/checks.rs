@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use xdp_agg_common::control::{
-    AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, MAX_RUN_NAME, Meet, Resume,
+    AggregatorLoss, ErrorCode, Join, MAX_JOB_NAME, MAX_RUN_NAME, Meet, Origin, Progress, Resume,
 };
 use xdp_agg_common::frame::IP_OVERHEAD;
 use xdp_agg_common::lanes::CHUNK_LEN;
@@ -15,6 +15,12 @@ use super::effect::{Limits, Peer};
 use super::job::{Job, Wish};
 use super::phase::Phase;
 use super::slots::SlotRanges;
+
+/// Most stretches of results in a progress, for each slot of the job: half of them are gaps of a
+/// window, and an earlier plan has up to two for each block in flight. Some are left over.
+const HELD_PER_SLOT: usize = 4;
+/// The same of the smallest pools.
+const HELD_BESIDE: usize = 64;
 
 /// A refusal: for programs and for people.
 pub(super) type Refusal = (ErrorCode, String);
@@ -255,6 +261,40 @@ pub(super) fn same_job(join: &Join, job: &Job) -> Result<(), Refusal> {
         ));
     }
     agrees(join, job)
+}
+
+/// Checks that a worker that comes back is of the same start as those that have joined anew. All
+/// processes of theirs have met, so the others of the one before will not come back.
+pub(super) fn same_meeting(join: &Join, job: &Job) -> Result<(), Refusal> {
+    let number = |origin: &Option<Box<Origin>>| origin.as_ref().map(|origin| origin.number);
+    let anew = !job.life.members.is_empty();
+    if !anew || number(&job.life.origin) == number(&join.origin) {
+        return Ok(());
+    }
+    let message = format!(
+        "rank {} wants to go on with what job {:?} was before all its processes were started \
+         again: end this one, which is left over",
+        join.rank, job.name
+    );
+    Err((ErrorCode::Busy, message))
+}
+
+/// Checks that a progress has no more to tell than its job's pool allows: results with a gap after
+/// each come from a window, and a plan tells of no more than a pool's blocks and the gaps between.
+/// So what the daemon keeps of a job is bounded by the slots that the job has.
+pub(super) fn progress(rank: u16, progress: &Progress, job: &Job) -> Result<(), Refusal> {
+    let most = HELD_PER_SLOT * job.slots as usize + HELD_BESIDE;
+    if progress.held.len() <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "rank {rank}'s progress is impossible: {} stretches of results, where the {} slots of job \
+         {:?} allow {most} at most",
+        progress.held.len(),
+        job.slots,
+        job.name
+    );
+    Err((ErrorCode::Invalid, message))
 }
 
 /// Checks that workers that come back remember the same.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use subtle::ConstantTimeEq;
-use tracing::{info, warn};
+use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 use xdp_agg_common::control::{
     AbortReason, BranchReply, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, LocalMembers,
     Reply, Request, Stats, Token,
@@ -17,9 +17,6 @@ use super::phase::Phase;
 use super::served::Served;
 use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
 use crate::engine::Started;
-
-/// Longest reason of `Abort` that is passed on, in characters.
-const REASON_MAX: usize = 1000;
 
 impl Jobs {
     /// One request of a connection that is there.
@@ -153,7 +150,6 @@ impl Jobs {
                 // The member itself knows; what it gets is the answer to its request.
                 self.detach(job_id, rank);
                 self.reply(conn, Reply::Done);
-                let reason = reason.chars().take(REASON_MAX).collect();
                 self.abort(job_id, &AbortReason::Member { rank, reason, cause });
             }
             Request::Missing { block, of } => self.missing(conn, job_id, (block, of)),
@@ -180,7 +176,7 @@ impl Jobs {
             Answer::Started(formation, Ok(started)) => self.engine_started(formation, started),
             Answer::Prepared(formation, Err(why)) | Answer::Started(formation, Err(why)) => {
                 if self.current(formation).is_some() {
-                    warn!(job_id = formation.job_id, "the engine failed: {why}");
+                    note!(self, warn, job_id = formation.job_id, "the engine failed: {why}");
                     let reason = format!("the aggregator's engine failed: {why}");
                     self.abort(formation.job_id, &AbortReason::Operator { reason });
                 }
@@ -208,7 +204,7 @@ impl Jobs {
                         served.base = base;
                     }
                 }
-                Err(why) => warn!(job_id, "counters cannot be read: {why}"),
+                Err(why) => note!(self, warn, job_id, "counters cannot be read: {why}"),
             },
             Answer::Counters(Purpose::Stats(conn), counters) => {
                 let reply = counters.map(|counters| Reply::Stats(self.stats(&counters)));
@@ -276,7 +272,15 @@ impl Jobs {
         job.life.trunk.contests = 0;
         job.life.identities = vec![(job.life.epoch, job.life.cookie, 0)];
         let members = job.life.members.len();
-        info!(job = job.name, epoch = job.life.epoch, members, mode = mode.name(), "running");
+        note!(
+            self,
+            info,
+            job = job.name,
+            epoch = job.life.epoch,
+            members,
+            mode = mode.name(),
+            "running"
+        );
         self.changed = true;
         let told = job.life.members.iter().filter_map(|(rank, member)| {
             let Started { mode, group } = job.life.trunk.started_for(*rank)?;
@@ -346,6 +350,8 @@ impl Jobs {
     }
 
     pub(super) fn refuse(&mut self, conn: ConnId, (code, message): Refusal) {
+        // It may quote what was asked for.
+        let message = clean(&message, SENTENCE_MAX);
         self.reply(conn, Reply::Error { code, message });
     }
 

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddrV4;
 
-use tracing::info;
 use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME};
 use xdp_agg_common::maps::JobCounters;
 
@@ -72,10 +71,11 @@ impl Jobs {
             let own = self.clock + self.limits.join_time(&member);
             job.life.members.insert(join.rank, member);
             job.enter(Phase::Forming(Some(end.map_or(own, |end| end.max(own)))));
-            info!(job = join.job, rank = join.rank, %data, "joined");
+            note!(self, info, job = join.job, rank = join.rank, %data, "joined");
         } else {
             job.life.waiting.insert(join.rank, member);
-            info!(job = join.job, rank = join.rank, %data, "waits to join a running job");
+            let (job, rank) = (&join.job, join.rank);
+            note!(self, info, job, rank, %data, "waits to join a running job");
         }
         self.enrol(conn, job_id, join.rank);
         self.advance(job_id);
@@ -97,7 +97,7 @@ impl Jobs {
         let job_id = self.free_entry().ok_or_else(|| checks::no_entry(&name))?;
         let slot_base =
             self.pool.take(slots).ok_or_else(|| checks::no_slots(&name, slots, &self.pool))?;
-        info!(job = name, job_id, world_size, slots, reserved, "created");
+        note!(self, info, job = name, job_id, world_size, slots, reserved, "created");
         let job = Job {
             name,
             job_id,

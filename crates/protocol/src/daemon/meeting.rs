@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
-use tracing::info;
 use xdp_agg_common::control::{ErrorCode, Meet, Reply};
 
 use super::checks::{self, Refusal};
@@ -103,7 +102,7 @@ impl Jobs {
             return Ok(());
         }
         let seats = self.meetings.remove(&job).map(|meeting| meeting.seats).unwrap_or_default();
-        info!(job, world_size, "all processes have come");
+        note!(self, info, job, world_size, "all processes have come");
         let seats = seats.into_values().map(|seat| (seat.conn, seat.words));
         let (conns, words): (Vec<_>, Vec<_>) = seats.unzip();
         let number = self.rng.random();

@@ -1,9 +1,9 @@
 //! How ranks become members and cease to be members, and what follows for the job.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::time::Instant;
 
-use tracing::{info, warn};
 use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Reply};
 
 use super::job::{Job, Life, Member};
@@ -66,7 +66,7 @@ impl Jobs {
         }
         job.enter(Phase::Pausing(self.clock));
         let joining: Vec<_> = job.life.waiting.keys().copied().collect();
-        info!(job = job.name, ?joining, "pausing for ranks that want to join");
+        note!(self, info, job = job.name, ?joining, "pausing for ranks that want to join");
         self.tell_members(job_id, &Reply::Pause { joining });
     }
 
@@ -97,7 +97,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.is_member(rank, conn)) else {
             return;
         };
-        info!(job = job.name, rank, "left");
+        note!(self, info, job = job.name, rank, "left");
         let (phase, shrinks) = (job.phase(), job.shrinks());
         self.detach(job_id, rank);
         match phase {
@@ -132,7 +132,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id).filter(|job| job.is_member(rank, conn)) else {
             return;
         };
-        info!(job = job.name, rank, "connection lost");
+        note!(self, info, job = job.name, rank, "connection lost");
         match job.phase() {
             // It may come (back) as long as the job waits for others anyway.
             Phase::Forming(_) | Phase::Returning(_) => {
@@ -158,7 +158,7 @@ impl Jobs {
         if !job.shrinks() {
             return self.abort(job_id, &AbortReason::MemberLost { rank: *first });
         }
-        warn!(job = job.name, ?ranks, "lost: {reason}");
+        note!(self, warn, job = job.name, ?ranks, "lost: {reason}");
         job.life.lost.extend(ranks);
         self.go_on_without(job_id, ranks, reason);
     }
@@ -190,7 +190,7 @@ impl Jobs {
         };
         match job.life.waiting.get(&rank) {
             Some(member) if member.conn == Some(conn) => {
-                info!(job = job.name, rank, "waits no more");
+                note!(self, info, job = job.name, rank, "waits no more");
                 job.life.waiting.remove(&rank);
                 self.discharge(Some(conn));
                 true
@@ -229,9 +229,13 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        let waiting = mem::take(&mut job.life.waiting);
+        // Members of an epoch before did not come back in time. Those that have joined anew did
+        // nothing wrong, and form without them.
+        let stay = matches!(job.phase(), Phase::Returning(_))
+            && matches!(reason, AbortReason::Timeout { .. });
+        let waiting = if stay { BTreeMap::new() } else { mem::take(&mut job.life.waiting) };
         if !job.life.members.is_empty() {
-            warn!(job = job.name, "aborted: {reason}");
+            note!(self, warn, job = job.name, "aborted: {reason}");
         }
         self.tell_members(job_id, &Reply::Aborted(reason.clone()));
         for conn in waiting.into_values().filter_map(|member| member.conn) {
@@ -264,7 +268,7 @@ impl Jobs {
             return;
         };
         if !waiting.is_empty() {
-            info!(job = job.name, "forms again, of the ranks that waited");
+            note!(self, info, job = job.name, "forms again, of the ranks that waited");
             let times = waiting.values().map(|member| self.limits.join_time(member));
             let end = times.max().map(|time| self.clock + time);
             job.enter(Phase::Forming(end));
@@ -279,7 +283,7 @@ impl Jobs {
     pub(super) fn forget(&mut self, job_id: u16) {
         if let Some(job) = self.jobs.remove(&job_id) {
             self.changed = true;
-            info!(job = job.name, job_id, "gone");
+            note!(self, info, job = job.name, job_id, "gone");
             self.pool.give_back(job.slot_base);
         }
     }

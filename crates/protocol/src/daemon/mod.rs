@@ -27,6 +27,16 @@
 //! counts from the first `Progress` on. Before that a member may have calls to make, and members
 //! that wait for its contributions to them say so.
 
+/// Writes a line about a job or its members, unless a flood of them is running.
+macro_rules! note {
+    ($jobs:ident, $level:ident, $($line:tt)*) => {
+        if let Some(left_out) = $jobs.lines.$level.write($jobs.clock) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::$level!(left_out, $($line)*);
+        }
+    };
+}
+
 mod branch;
 mod checks;
 mod effect;
@@ -63,6 +73,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use xdp_agg_common::control::{ErrorCode, Request};
 
+use crate::bucket::{Allowance, Lines};
 use crate::engine::Lasting;
 use job::Job;
 use meeting::Meeting;
@@ -103,6 +114,18 @@ impl Session {
     }
 }
 
+/// Lines about jobs and members: four for each that comes and goes.
+const INFO: Allowance = Allowance { rate: 5, burst: 500 };
+/// Of these, what went wrong.
+const WARN: Allowance = Allowance { rate: 5, burst: 100 };
+
+/// What may be written to the log.
+#[derive(Debug)]
+struct Log {
+    info: Lines,
+    warn: Lines,
+}
+
 /// All jobs of a daemon. See the module's text for the order of calls.
 #[derive(Debug)]
 pub struct Jobs {
@@ -131,6 +154,8 @@ pub struct Jobs {
     pool: SlotRanges,
     last_epoch: u16,
     effects: VecDeque<Effect>,
+    /// What may be written to the log.
+    lines: Log,
     /// What keeps members from the data path.
     troubles: Vec<Lasting>,
     /// What a snapshot shows may have changed since the last [`Effect::Persist`].
@@ -161,6 +186,7 @@ impl Jobs {
             pool,
             last_epoch: 0,
             effects: VecDeque::new(),
+            lines: Log { info: Lines::new(INFO, now), warn: Lines::new(WARN, now) },
             troubles: Vec::new(),
             changed: false,
         }
@@ -255,6 +281,14 @@ impl Jobs {
                 self.wait_is_over(job_id);
             }
         }
+    }
+
+    /// How many lines about jobs and members were left out of the log, if no flood hides that any
+    /// more. To be asked every second or so.
+    pub fn left_out(&mut self, now: Instant) -> Option<u64> {
+        let Log { info, warn } = &mut self.lines;
+        let counts = [info.rest(now), warn.rest(now)];
+        counts.into_iter().flatten().reduce(|a, b| a + b)
     }
 
     /// Ends all jobs here, reserved ones too: the daemon is going. Members whose policy is to go on

@@ -1,10 +1,10 @@
 //! From one epoch of a job to the next.
 
 use rand::Rng;
-use tracing::info;
 use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Plan, Progress, Reply};
 use xdp_agg_common::reform::PlanError;
 
+use super::checks;
 use super::numbers::latest;
 use super::phase::Phase;
 use super::setup::group_of;
@@ -35,7 +35,7 @@ impl Jobs {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
-        info!(job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
+        note!(self, info, job = job.name, epoch = job.life.epoch, ?lost, "reforming: {reason}");
         // Members that had come to the call of RunTo have said it already, once for this epoch.
         let all_said = matches!(job.phase(), Phase::RunningTo(..));
         let reply = Reply::Reform { lost, reason: reason.into() };
@@ -64,8 +64,11 @@ impl Jobs {
                 if let Phase::RunningTo(call, None) = job.phase() {
                     job.enter(Phase::RunningTo(call, Some(self.clock)));
                 }
+                if let Err(refusal) = checks::progress(rank, &progress, job) {
+                    return self.lose_liar(job_id, rank, &refusal.1);
+                }
                 if let Some(member) = job.life.members.get_mut(&rank) {
-                    member.progress = Some(progress);
+                    member.progress = Some(kept(progress));
                 }
                 self.advance(job_id);
             }
@@ -109,19 +112,26 @@ impl Jobs {
                 self.form(job_id);
             }
             Err(error @ PlanError::Impossible { rank }) => {
-                // It does not get another chance to say something else.
-                job.life.epoch_members &= !(1 << rank);
-                let conn = job.life.members.get(&rank).and_then(|member| member.conn);
-                self.detach(job_id, rank);
-                if let Some(conn) = conn {
-                    self.protocol_error(conn, &error.to_string());
-                }
-                self.lose(job_id, &[rank], "what it said of its progress is impossible");
+                self.lose_liar(job_id, rank, &error.to_string());
             }
             Err(PlanError::NoSource(block)) => {
                 self.abort(job_id, &AbortReason::Unrecoverable { block });
             }
         }
+    }
+
+    /// A member's progress cannot be true. It does not get another chance to say something else.
+    fn lose_liar(&mut self, job_id: u16, rank: u16, why: &str) {
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        job.life.epoch_members &= !(1 << rank);
+        let conn = job.life.members.get(&rank).and_then(|member| member.conn);
+        self.detach(job_id, rank);
+        if let Some(conn) = conn {
+            self.protocol_error(conn, why);
+        }
+        self.lose(job_id, &[rank], "what it said of its progress is impossible");
     }
 
     /// The epoch that the engine prepares is another one. Nobody was told of it yet; ranks that
@@ -148,7 +158,7 @@ impl Jobs {
         }
         let waiting = std::mem::take(&mut job.life.waiting);
         for (rank, member) in waiting {
-            info!(job = job.name, rank, "joins a running job");
+            note!(self, info, job = job.name, rank, "joins a running job");
             job.life.lost.remove(&rank);
             job.life.left.remove(&rank);
             job.life.members.insert(rank, member);
@@ -215,4 +225,10 @@ impl Jobs {
     pub(super) fn protocol_error(&mut self, conn: ConnId, why: &str) {
         self.refuse_and_close(conn, ErrorCode::Protocol, why);
     }
+}
+
+/// A progress in no more memory than it needs: it may be kept for long.
+pub(super) fn kept(mut progress: Progress) -> Progress {
+    progress.held.shrink_to_fit();
+    progress
 }

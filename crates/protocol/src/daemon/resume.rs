@@ -3,13 +3,13 @@
 use std::mem;
 use std::net::SocketAddrV4;
 
-use tracing::info;
 use xdp_agg_common::control::{AbortReason, ErrorCode, Join, Reply, Resume};
 use xdp_agg_common::reform::SPAN_MAX;
 
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
 use super::phase::Phase;
+use super::reform::kept;
 use super::trunk::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
@@ -28,11 +28,15 @@ impl Jobs {
             return Err(checks::no_entry(&join.job));
         };
         checks::same_job(join, job)?;
+        if let Phase::Forming(_) = job.phase() {
+            checks::same_meeting(join, job)?;
+        }
+        checks::progress(join.rank, &resume.progress, job)?;
         // A member's data address is its own, but a rank that comes back may have its old one.
         checks::own_address(join.rank, data, job)?;
         let local = checks::local_addr(join.rank, &session.peer, &self.limits, job)?;
         let back = Member {
-            progress: Some(resume.progress.clone()),
+            progress: Some(kept(resume.progress.clone())),
             ..Member::new(conn, data, local, join)
         };
         let rank = join.rank;
@@ -57,7 +61,7 @@ impl Jobs {
             Phase::Collecting(_)
                 if known && (is_member || job.life.epoch_members >> rank & 1 == 1) =>
             {
-                info!(job = job.name, rank, "is back while the job reforms");
+                note!(self, info, job = job.name, rank, "is back while the job reforms");
                 self.take_place(conn, job_id, rank, back);
             }
             // It may have more than it said over its last connection: another plan.
@@ -103,7 +107,9 @@ impl Jobs {
             ..Life::default()
         };
         job.enter(Phase::Returning(end));
-        info!(
+        note!(
+            self,
+            info,
             job = job.name,
             epoch = resume.epoch,
             "waiting for the members of another daemon's job"
@@ -166,7 +172,7 @@ impl Jobs {
             if !job.life.identities.contains(&identity) {
                 job.life.identities.push(identity);
             }
-            info!(job = job.name, rank, epoch = resume.epoch, "is back");
+            note!(self, info, job = job.name, rank, epoch = resume.epoch, "is back");
         } else {
             expelled.push(conn);
         }
@@ -199,7 +205,10 @@ impl Jobs {
         checks::own_address(join.rank, data, job)?;
         let life = &job.life;
         let may = match job.phase() {
-            Phase::Forming(_) => true,
+            Phase::Forming(_) => {
+                checks::same_meeting(join, job)?;
+                true
+            }
             Phase::Returning(_) => {
                 checks::same_return(join.rank, resume, job)?;
                 life.order(resume).is_ge()
@@ -217,7 +226,7 @@ impl Jobs {
         let Some(old) = job.life.members.get(&rank).cloned() else {
             return;
         };
-        info!(job = job.name, rank, "is back, over a new connection");
+        note!(self, info, job = job.name, rank, "is back, over a new connection");
         if old.data != back.data {
             // The data path knows it by its address: that changes with the epoch only.
             self.take_place(conn, job_id, rank, back);

@@ -8,11 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
 
-use tracing::{info, warn};
 use xdp_agg_common::control::{
     AbortReason, AggregatorLoss, BranchReply, BranchRequest, BranchSetup, CONTROL_VERSION, Reply,
     Request, Tree, Uplink,
 };
+
+use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 
 use super::handle::agent_name;
 use super::job::Job;
@@ -225,7 +226,7 @@ impl Jobs {
                 let id = LinkId(self.next_link);
                 self.next_link += 1;
                 self.links.insert(id, (job_id, daemon));
-                info!(job = job.name, %daemon, "connecting to a branch");
+                note!(self, info, job = job.name, %daemon, "connecting to a branch");
                 self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon, policy)));
                 Link {
                     id,
@@ -289,13 +290,14 @@ impl Jobs {
 
     /// A branch is lost, or is of no use.
     pub(super) fn lose_branch(&mut self, job_id: u16, daemon: SocketAddrV4, why: &str) {
+        let why = &*clean(why, SENTENCE_MAX);
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
         let Some(link) = job.life.trunk.links.remove(&daemon) else {
             return;
         };
-        warn!(job = job.name, %daemon, "a branch is lost: {why}");
+        note!(self, warn, job = job.name, %daemon, "a branch is lost: {why}");
         let goes_on = job.life.ran && job.policy().aggregator_loss != AggregatorLoss::Fail;
         job.life.trunk.dead.insert(daemon);
         let phase = job.phase();

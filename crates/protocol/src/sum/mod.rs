@@ -12,7 +12,7 @@ pub mod uplink;
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
-use xdp_agg_common::admission::{Request, Source, check_job, check_member};
+use xdp_agg_common::admission::{Request, Source, check_job, check_member, cost};
 use xdp_agg_common::answer::Reaction;
 use xdp_agg_common::lanes::{self, CHUNK_LEN, Chunk};
 use xdp_agg_common::maps::{
@@ -284,7 +284,7 @@ impl Sums {
         let admitted = check_job(&job.conf, &header).and_then(|()| {
             let member = &job.members[usize::from(header.rank)];
             let request = check_member(&job.conf, member, &header, source, len)?;
-            let paced = job.pace.admit(&job.conf, nanos(now));
+            let paced = job.pace.admit(&job.conf, cost(&job.conf, &header), nanos(now));
             if paced { Ok(request) } else { Err(Reject::Quota) }
         });
         let counter = usize::from(header.job);

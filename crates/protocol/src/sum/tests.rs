@@ -274,3 +274,34 @@ fn beyond_the_quota_nothing_changes() {
     let later = sums.handle_packet(source(1), &mut last, NOW + Duration::from_micros(9));
     assert!(matches!(later, Answer::Members { .. }));
 }
+
+/// What goes out for the packets of a broadcast's root counts, and not that it is one packet in.
+#[test]
+fn copies_count_as_many_packets_as_go_out() {
+    let mut sums = Sums::new(8, 2);
+    let mut limited = setup(1);
+    (limited.conf.packet_interval, limited.conf.packet_burst) = (1000, 4000);
+    sums.prepare(&limited).expect("it fits");
+    for rank in 0..2 {
+        send(&mut sums, Kind::Probe, rank, 0, 0);
+    }
+    sums.start(3, None).expect("both were heard");
+    let later = NOW + Duration::from_secs(1);
+    let mut out = |block| {
+        let mut packet = bytes(Kind::Contribution, 0, block, 1);
+        let mut header =
+            Header::parse(packet.first_chunk().expect("a header")).expect("it is ours");
+        header.reduction = Reduction::Copy;
+        header.emit(packet.first_chunk_mut().expect("a header"));
+        match sums.handle_packet(source(0), &mut packet, later) {
+            Answer::Members { .. } => 2,
+            Answer::Nothing => 0,
+            other => panic!("{other:?}"),
+        }
+    };
+    let blocks: Vec<u32> = (0..4).map(&mut out).collect();
+    // The burst of four, and the one that is due.
+    assert_eq!(blocks, [2, 2, 2, 0]);
+    assert_eq!(sums.counters()[3].rejects[Reject::Quota as usize], 1);
+    assert_eq!(sums.counters()[3].copies, 6);
+}

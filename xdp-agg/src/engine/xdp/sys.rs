@@ -69,6 +69,8 @@ const _: () = assert!(size_of::<Stamp>() == 48 + 5 * MAX_PORTS);
 // SAFETY: as above.
 unsafe impl aya::Pod for Stamp {}
 
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -77,6 +79,8 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 const BPF_XDP: u32 = 37;
 const MEMBARRIER_CMD_GLOBAL: libc::c_long = 1;
 
@@ -89,7 +93,18 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// The fields of `union bpf_attr` that `BPF_MAP_DELETE_ELEM` reads.
+/// The fields of `union bpf_attr` that `BPF_MAP_CREATE` reads.
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    entries: u32,
+    flags: u32,
+    inner_map_fd: u32,
+}
+
+/// The fields of `union bpf_attr` that `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
 #[repr(C)]
 struct MapElement {
     map_fd: u32,
@@ -275,13 +290,56 @@ pub(super) fn delete_entry(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
 pub(super) fn wait_for_running_programs() {
     // SAFETY: takes no memory. It waits for an RCU grace period, and programs run inside RCU
     // read-side sections.
-    if unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } != 0 {
-        // Not offered on kernels with tick-less CPUs. No packet takes that long.
+    if unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } == 0 {
+        return;
+    }
+    // Not offered on kernels with tick-less CPUs, nor by some profiles of seccomp.
+    if let Err(error) = wait_by_map() {
+        tracing::warn!(
+            "the kernel offers no way to wait until its programs are done ({error}): waiting \
+             50 ms, which no packet takes unless its CPU is stopped meanwhile"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The time of the clock that the kernel program stamps members with.
+/// The same without `membarrier`: since Linux 4.20 user space that replaces an entry of a map of
+/// maps comes back when all programs that may use the old one have ended.
+///
+/// # Errors
+/// The system's.
+fn wait_by_map() -> io::Result<()> {
+    let create = |kind, value_size, inner_map_fd: u32| {
+        let attr = MapCreate { kind, key_size: 4, value_size, entries: 1, flags: 0, inner_map_fd };
+        // SAFETY: the call reads `attr`, whose size is given.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw const attr, size_of::<MapCreate>())
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    let inner = create(BPF_MAP_TYPE_ARRAY, 4, 0)?;
+    let inner_fd = inner.as_raw_fd() as u32;
+    let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, 4, inner_fd)?;
+    let key = 0_u32;
+    let attr = MapElement {
+        map_fd: outer.as_raw_fd() as u32,
+        pad: 0,
+        key: ptr::from_ref(&key) as u64,
+        value: ptr::from_ref(&inner_fd) as u64,
+        flags: 0,
+    };
+    // SAFETY: the call reads `attr`, whose size is given, and the key and value that it points to.
+    let done = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const attr, size_of::<MapElement>())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The monotonic clock as this process's time namespace has it.
 pub(super) fn monotonic() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes `now`. It cannot fail: every Linux has this clock.
@@ -323,5 +381,22 @@ pub(super) fn ifindex(name: &str) -> Option<u32> {
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
         0 => None,
         index => Some(index),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without `membarrier` a real grace period is waited for, too. That the kernel waits cannot be
+    /// seen from here; that it takes the map can.
+    #[test]
+    fn there_is_another_way_to_wait_for_programs() {
+        match wait_by_map() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("skipped: maps need CAP_BPF");
+            }
+            waited => waited.expect("Linux has maps of maps since 4.12"),
+        }
     }
 }

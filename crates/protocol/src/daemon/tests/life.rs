@@ -1,5 +1,7 @@
 //! From the first join to the last leave.
 
+use xdp_agg_common::control::{decode, encode};
+
 use super::*;
 
 #[test]
@@ -263,6 +265,36 @@ fn what_the_first_worker_says_of_its_strategy_is_shown() {
     let Some(shown) = world.infos()[0].chosen.clone() else { panic!("nothing is shown") };
     assert_eq!(shown.strategy, "rat");
     assert!(shown.reason.starts_with("be cause ä"), "{shown:?}");
-    // Half of an umlaut does not fit.
-    assert_eq!(shown.reason.len(), Chosen::MAX_REASON - 1);
+    assert_eq!(shown.reason.chars().count(), Chosen::MAX_REASON);
+}
+
+/// As they come from a connection: cleaned where they are decoded.
+#[test]
+fn the_words_of_a_member_reach_the_others_clean_and_clipped() {
+    let mut world = World::new();
+    let members = world.run("train", 2);
+    let reason = "x\n\u{1b}[2J2026-01-01 INFO shutting down".repeat(20_000);
+    let mut frame = encode(&Request::Abort { reason, cause: None }).expect("it fits");
+    let abort = decode(&mut frame).expect("it is one").expect("it is whole");
+    assert_eq!(world.say(members[0], abort), [Reply::Done]);
+    let AbortReason::Member { rank: 0, reason, .. } = aborted(&world.hear(members[1])) else {
+        panic!("another reason")
+    };
+    assert!(reason.starts_with("x  [2J2026") && !reason.contains(char::is_control), "{reason}");
+    assert_eq!(reason.chars().count(), 1000);
+}
+
+#[test]
+fn lines_about_members_are_bounded() {
+    let mut world = World::new();
+    let conn = world.connect();
+    for _ in 0..1000 {
+        world.say(conn, Request::Join(wish("train", 0, 2)));
+        world.say(conn, Request::Leave);
+    }
+    // Created, joined, left and gone.
+    let later = world.now + Duration::from_secs(1);
+    let left_out = world.jobs.left_out(later).expect("a flood");
+    assert!((3400..=3500).contains(&left_out), "{left_out}");
+    assert_eq!(world.jobs.left_out(later + Duration::from_secs(1)), None);
 }

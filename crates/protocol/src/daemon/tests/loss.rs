@@ -220,6 +220,21 @@ fn impossible_progress_is_the_loss_of_who_says_it() {
     assert_eq!(refused(&heard, &["impossible"]), ErrorCode::Protocol);
 }
 
+/// Kept for as long as another member says nothing, by as many members as there can be.
+#[test]
+fn progress_is_bounded_by_the_slots_of_its_job() {
+    let stretches = |count: u64| {
+        let held = (0..count).map(|i| Held { from: 10 + 2 * i, len: 1, members: 0b111 });
+        Progress { base: 10, next_sequence: 3, held: held.collect() }
+    };
+    let (mut world, members) = reforming();
+    let slots = u64::from(world.infos()[0].slots);
+    assert_eq!(world.say(members[0], Request::Progress(stretches(4 * slots + 64))), []);
+    let heard = world.say(members[1], Request::Progress(stretches(4 * slots + 65)));
+    assert_eq!(refused(&heard, &["progress is impossible", "slots"]), ErrorCode::Protocol);
+    assert!(world.closed.contains(&members[1]), "at once, while the third has said nothing");
+}
+
 #[test]
 fn progress_that_nobody_asked_for_is_refused() {
     let mut world = World::new();

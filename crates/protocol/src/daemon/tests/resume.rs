@@ -1,5 +1,7 @@
 //! Workers come back.
 
+use xdp_agg_common::control::Origin;
+
 use super::*;
 
 fn resume(rank: u16, epoch: u16, members: u64) -> Join {
@@ -408,6 +410,54 @@ fn the_epoch_after_the_last_number_is_the_later_one() {
             let goes_on = admitted(&world.hear(heard[&0]));
             assert_eq!((goes_on.members, goes_on.epoch), (0b0111, new + 1));
         }
+    }
+}
+
+/// Daemon and job are restarted together, and one process of the job before lives on.
+#[test]
+fn a_process_that_is_left_over_takes_no_newcomers_with_it() {
+    let origin = |number| {
+        let (name, run) = ("train".into(), None);
+        Some(Box::new(Origin { name, run, world_size: 4, local_size: 1, number }))
+    };
+    // All processes of the new start have met, and those of the one before had.
+    let mut world = World::new();
+    let anew = |rank| Join { policy: RESUME, origin: origin(2), ..wish("train", rank, 4) };
+    let (first, _) = world.come(anew(0));
+    let over = Join { policy: RESUME, origin: origin(1), ..resume(3, 7, 0b1111) };
+    let (_, heard) = world.come(over.clone());
+    assert_eq!(refused(&heard, &["left over", "started again"]), ErrorCode::Busy);
+    let conn = world.connect();
+    let heard = world.say(conn, Request::Offer(over));
+    assert_eq!(refused(&heard, &["left over"]), ErrorCode::Busy);
+    let rest: Vec<_> = (1..4).map(|rank| world.come(anew(rank)).0).collect();
+    assert_eq!(admitted(&world.hear(first)).members, 0b1111);
+    drop(rest);
+    // Nothing tells them apart, or it comes first: they form when nobody else comes back.
+    for over_first in [false, true] {
+        let mut world = World::new();
+        let anew = |rank| Join { policy: RESUME, ..wish("train", rank, 4) };
+        let over = Join { policy: RESUME, ..resume(3, 7, 0b1111) };
+        let mut conns = Vec::new();
+        let early = if over_first { 0..0 } else { 0..2 };
+        conns.extend(early.clone().map(|rank| world.come(anew(rank)).0));
+        let (stray, heard) = world.come(over);
+        assert_eq!(heard, []);
+        assert_eq!(world.phase("train"), "resuming");
+        conns.extend((early.end..3).map(|rank| world.come(anew(rank)).0));
+        world.wait(10);
+        let reason = AbortReason::Timeout { ranks: vec![0, 1, 2], step: "resume".into() };
+        assert_eq!(aborted(&world.hear(stray)), reason);
+        assert!(conns.iter().all(|conn| world.hear(*conn).is_empty()), "not with it");
+        let (last, heard) = world.come(anew(3));
+        assert_eq!(admitted(&heard).members, 0b1111);
+        conns.push(last);
+        world.ready(&conns);
+        assert_eq!(world.phase("train"), "running");
+        // An operator ends them all.
+        let conn = world.connect();
+        world.say(conn, Request::Delete { job: "train".into() });
+        assert!(matches!(world.hear(conns[0])[..], [.., Reply::Aborted(_)]));
     }
 }
 

@@ -263,6 +263,39 @@ fn a_new_branch_takes_any_number() {
     }
 }
 
+/// A root that takes the farthest number there is, again and again, keeps no other root's number
+/// from being taken.
+#[test]
+fn a_root_uses_up_no_numbers_of_others() {
+    let mut world = World::new();
+    let mut serve = |job: &str| {
+        let conn = world.connect();
+        let serve = BranchRequest::Serve { job: job.into(), world_size: 2, slots: 16 };
+        let heard = world.say(conn, Request::Branch(serve));
+        let [Reply::Branch(BranchReply::Serving { last_epoch, .. })] = heard[..] else {
+            panic!("{heard:?}")
+        };
+        assert_eq!(last_epoch, 0, "{job}");
+        conn
+    };
+    let (honest, greedy) = (serve("honest"), serve("greedy"));
+    let mut wants = |conn, epoch| {
+        let setup = BranchSetup { epoch, ..far(5, 22) };
+        let heard = world.say(conn, Request::Branch(BranchRequest::Prepare(setup)));
+        let [Reply::Branch(reply)] = &heard[..] else { panic!("{heard:?}") };
+        reply.clone()
+    };
+    let prepared = |epoch| BranchReply::Prepared { epoch, local: None };
+    for (number, epoch) in (1..).zip([32_767, 65_534, 32_765, 65_532]) {
+        assert_eq!(wants(greedy, epoch), prepared(epoch));
+        assert_eq!(wants(honest, number), prepared(number), "after {epoch}");
+    }
+    // Of its own job a number is taken once.
+    assert_eq!(wants(honest, 4), BranchReply::Used { epoch: 4, last_epoch: 4 });
+    assert_eq!(wants(greedy, 1000), prepared(1000));
+    assert_eq!(wants(greedy, 65_532), BranchReply::Used { epoch: 65_532, last_epoch: 1000 });
+}
+
 /// A daemon has several addresses; the tree is over daemons.
 #[test]
 fn a_daemon_in_two_places_of_a_tree_is_refused() {

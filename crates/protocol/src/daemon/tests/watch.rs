@@ -53,7 +53,7 @@ fn members_are_told_how_others_do() {
     assert_eq!((alive.rank, alive.presence, alive.heartbeat_ms), (1, Presence::Alive, Some(0)));
     let doing = alive.doing.as_ref().expect("it has said it");
     let call = doing.call.as_ref().expect("it is in one");
-    assert!(call.len() == Doing::MAX_CALL && !call.contains('\n'), "{call:?}");
+    assert!(call.chars().count() == Doing::MAX_CALL && !call.contains('\n'), "{call:?}");
     assert_eq!((silent.rank, silent.presence), (2, Presence::Silent));
     assert_eq!((left.rank, left.presence), (3, Presence::Left));
     // It was only stopped.
