@@ -19,7 +19,7 @@ use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
 use xdp_agg_protocol::daemon::Patience;
-use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
+use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, ServerTls, TlsError, read_token};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -217,6 +217,23 @@ pub enum ConfigError {
     /// The token cannot be read.
     #[error(transparent)]
     Token(#[from] SecretError),
+}
+
+impl Settings {
+    /// A sentence, if every host that reaches the control port may use it.
+    #[must_use]
+    pub fn openness(&self) -> Option<String> {
+        let server = &self.server;
+        let shown = server.tls.as_ref().is_some_and(ServerTls::asks_for_certificates);
+        let closed = shown || server.token.is_some() || self.control.ip().is_loopback();
+        (!closed).then(|| {
+            format!(
+                "CONTROL IS OPEN: every host that reaches {} may join, list and end jobs; set \
+                 --token-file or --tls-client-ca, or bind --control to a loopback address",
+                self.control
+            )
+        })
+    }
 }
 
 impl Partial {

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, Partial, Settings};
+use xdp_agg::confined::confine;
 use xdp_agg::doctor;
 use xdp_agg::engine;
 use xdp_agg::process::raise_file_limit;
@@ -20,6 +21,9 @@ use xdp_agg::server::{Listener, Server};
 /// The file is TOML; its keys are named like the flags, without the dashes in front.
 /// When workers may connect, one line goes to standard output:
 /// `ready control=ADDR:PORT data_port=PORT engine=ENGINE`. Logs go to standard error.
+///
+/// Once the engine is open, the daemon keeps CAP_BPF and CAP_NET_ADMIN of its capabilities with
+/// XDP, and none in user space.
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
@@ -67,6 +71,14 @@ async fn serve(settings: Settings) -> Result<()> {
         for doubt in doctor::doubts(&settings.engine.interfaces).await {
             warn!("{doubt}");
         }
+    }
+    let confined = confine(engine.describe() != USERSPACE);
+    info!("capabilities that are left: {confined}");
+    for refusal in &confined.refused {
+        warn!("the daemon keeps more rights than it needs: {refusal}");
+    }
+    if let Some(warning) = settings.openness() {
+        warn!("{warning}");
     }
     let server = Server::new(listener, engine, &settings.server);
     let (control, data_port) = (server.control_addr(), server.data_port());
