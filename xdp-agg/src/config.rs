@@ -286,6 +286,23 @@ impl Partial {
         }
     }
 
+    /// Whether something differs in `now` that only a restart changes.
+    #[must_use]
+    pub fn needs_restart(&self, now: &Self) -> bool {
+        let fixed = |all: &Self| Self {
+            tls_cert: None,
+            tls_key: None,
+            tls_client_ca: None,
+            tls_branch_ca: None,
+            token_file: None,
+            job_slots: None,
+            job_slots_max: None,
+            job_packet_rate: None,
+            ..all.clone()
+        };
+        fixed(self) != fixed(now)
+    }
+
     /// Fills in the defaults and checks everything. Reads the token's file, and makes the
     /// directory of the state file.
     ///

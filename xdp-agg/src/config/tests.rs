@@ -117,3 +117,15 @@ fn an_open_control_port_is_told_of() {
     let asks = format!("{tls}tls-client-ca = '{}'\n", authority.ca.display());
     assert_eq!(openness(&asks), None);
 }
+
+#[test]
+fn what_only_a_restart_changes_is_known() {
+    let of = |text: &str| file(text).expect("it is right");
+    let before = of("slots = 64\njob-slots = 8\ntoken-file = 'old'");
+    let anew = "token-file = 'new'\ntls-cert = 'c'\ntls-key = 'k'\ntls-client-ca = 'a'\n\
+                tls-branch-ca = 'b'\njob-slots = 4\njob-slots-max = 8\njob-packet-rate = 9\n";
+    assert!(!before.needs_restart(&of(&format!("slots = 64\n{anew}"))));
+    for other in ["slots = 128", "slots = 64\ncontrol = '127.0.0.1:1'", "slots = 64\nmtu = 1500"] {
+        assert!(before.needs_restart(&of(&format!("{other}\n{anew}"))), "{other}");
+    }
+}

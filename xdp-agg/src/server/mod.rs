@@ -43,7 +43,9 @@ use limits::{Bucket, Source};
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare};
+use xdp_agg_protocol::daemon::{
+    Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare, Terms,
+};
 
 /// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -119,6 +121,8 @@ pub struct Server {
     accept_after: Instant,
     events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
     links: Links,
+    /// Where settings come from that were read again.
+    configs: Option<mpsc::Receiver<ServerConfig>>,
     /// Source of the event that is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
@@ -181,10 +185,18 @@ impl Server {
             accept_after: now,
             events: mpsc::channel(EVENTS_MAX),
             links: Links::new(config.patience, config.branch_tls.clone()),
+            configs: None,
             asking: None,
         };
         server.take_over();
         server
+    }
+
+    /// Takes settings over that come from here while it runs: token, TLS, and the limits of jobs.
+    /// They hold for new connections and new jobs.
+    #[must_use]
+    pub fn with_configs(self, configs: mpsc::Receiver<ServerConfig>) -> Self {
+        Self { configs: Some(configs), ..self }
     }
 
     /// Where workers and tools connect.
@@ -231,6 +243,7 @@ impl Server {
                     }
                 }
                 event = self.links.next() => self.link(event),
+                config = next_of(&mut self.configs) => self.take_config(config),
                 () = wait => self.jobs.handle_timeout(Instant::now()),
                 // Changes come in bursts.
                 () = changes.next() => look_at = look_at.or(Some(time::Instant::now() + SETTLED)),
@@ -281,6 +294,19 @@ impl Server {
             drop(SockRef::from(&socket).set_linger(Some(Duration::ZERO)));
             self.jobs.handle_closed(conn);
         }
+    }
+
+    /// Goes on with settings that were read again.
+    fn take_config(&mut self, config: ServerConfig) {
+        let ServerConfig { token, job_slots, job_slots_max, job_packet_rate, .. } = config;
+        info!(
+            token = token.is_some(),
+            tls = config.tls.is_some(),
+            "token, certificates and limits were read again: they hold for new connections and jobs"
+        );
+        self.tls = config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
+        self.links.set_tls(config.branch_tls);
+        self.jobs.handle_terms(Terms { token, job_slots, job_slots_max, job_packet_rate });
     }
 
     /// Looks after what the data path stands on.
@@ -511,6 +537,17 @@ impl Server {
         self.connections.remove(&conn);
         self.jobs.handle_closed(conn);
     }
+}
+
+/// The next settings; for ever none, if there is nowhere that they could come from.
+async fn next_of(configs: &mut Option<mpsc::Receiver<ServerConfig>>) -> ServerConfig {
+    if let Some(some) = configs
+        && let Some(config) = some.recv().await
+    {
+        return config;
+    }
+    *configs = None;
+    std::future::pending().await
 }
 
 async fn sleep_until(at: Option<time::Instant>) {
