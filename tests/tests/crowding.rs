@@ -26,9 +26,9 @@ const CONNECTIONS: u16 = 2;
 const SLOTS: u32 = 1024;
 /// Round trips that are looked at together: the crowd may hear of its jobs late, and many at once.
 const TRIPS: u64 = 10;
-/// Most jobs of the crowd that begin while somebody else waits for these. An event of each host goes
-/// before one in a round, and a round may be under way: 2 to 7 jobs. In one queue for all there are
-/// 100 and more.
+/// Most jobs of the crowd that begin while somebody else waits for these. An event of each host
+/// goes before one in a round, and a round may be under way: 2 to 7 jobs. In one queue for all
+/// there are 100 and more.
 const JOBS: u64 = 40 * TRIPS;
 /// The same for a join, which is several questions and answers, one after the other.
 const JOIN: u64 = 300;

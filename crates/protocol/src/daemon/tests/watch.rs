@@ -249,7 +249,7 @@ fn a_token_is_asked_for_where_one_is_set() {
 fn other_terms_hold_for_newcomers() {
     let token = |text: &str| Some(Token(text.into()));
     let mut world = World::with(Limits { token: token("old"), ..limits() });
-    let mut greet = |world: &mut World, id, token| {
+    let greet = |world: &mut World, id, token| {
         world.jobs.handle_connected(ConnId(id), PEER);
         matches!(world.say(ConnId(id), hello(Some(token)))[..], [Reply::Welcome { .. }])
     };
