@@ -19,7 +19,7 @@ use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
 use xdp_agg_protocol::daemon::Patience;
-use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, TlsError, read_token};
+use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, ServerTls, TlsError, read_token};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -219,6 +219,23 @@ pub enum ConfigError {
     Token(#[from] SecretError),
 }
 
+impl Settings {
+    /// A sentence, if every host that reaches the control port may use it.
+    #[must_use]
+    pub fn openness(&self) -> Option<String> {
+        let server = &self.server;
+        let shown = server.tls.as_ref().is_some_and(ServerTls::asks_for_certificates);
+        let closed = shown || server.token.is_some() || self.control.ip().is_loopback();
+        (!closed).then(|| {
+            format!(
+                "CONTROL IS OPEN: every host that reaches {} may join, list and end jobs; set \
+                 --token-file or --tls-client-ca, or bind --control to a loopback address",
+                self.control
+            )
+        })
+    }
+}
+
 impl Partial {
     /// Reads a TOML file.
     ///
@@ -267,6 +284,23 @@ impl Partial {
             keep_on_exit: self.keep_on_exit || below.keep_on_exit,
             log: self.log.or(below.log),
         }
+    }
+
+    /// Whether something differs in `now` that only a restart changes.
+    #[must_use]
+    pub fn needs_restart(&self, now: &Self) -> bool {
+        let fixed = |all: &Self| Self {
+            tls_cert: None,
+            tls_key: None,
+            tls_client_ca: None,
+            tls_branch_ca: None,
+            token_file: None,
+            job_slots: None,
+            job_slots_max: None,
+            job_packet_rate: None,
+            ..all.clone()
+        };
+        fixed(self) != fixed(now)
     }
 
     /// Fills in the defaults and checks everything. Reads the token's file, and makes the

@@ -5,10 +5,12 @@
 //! * [`state`]: the file in which a daemon leaves its running jobs to the next one.
 //! * [`config`]: the daemon's settings and where they come from.
 //! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.
+//! * [`confined`]: what the daemon gives up once it runs.
 //! * [`link`], [`process`]: questions to the kernel.
 #![deny(unsafe_code)]
 
 pub mod config;
+pub mod confined;
 pub mod doctor;
 mod drivers;
 pub mod engine;

@@ -90,3 +90,42 @@ fn a_small_pool_shrinks_the_default_of_a_job() {
     let settings = file("slots = 100").and_then(Partial::complete).expect("it is right");
     assert_eq!(settings.server.job_slots, 64);
 }
+
+#[test]
+fn an_open_control_port_is_told_of() {
+    let openness = |text: &str| {
+        let settings = file(text).and_then(Partial::complete).expect("it is right");
+        settings.openness()
+    };
+    let told = openness("").expect("it listens everywhere");
+    assert!(told.contains("0.0.0.0:9870") && told.contains("--token-file"), "{told}");
+    assert!(openness("control = '10.0.0.254:9000'").is_some());
+    assert_eq!(openness("control = '127.0.0.1:9000'"), None);
+    assert_eq!(openness("control = '[::1]:9000'"), None);
+    let dir = tempfile::tempdir().expect("a directory");
+    let token = dir.path().join("token");
+    std::fs::write(&token, "s3cret").expect("written");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&token, private).expect("it is ours");
+    assert_eq!(openness(&format!("token-file = '{}'", token.display())), None);
+    // A certificate of the daemon's own keeps nobody out; that of its clients does.
+    let authority = xdp_agg_tls::testing::Authority::new("openness");
+    let server = authority.issue("localhost", xdp_agg_tls::testing::Valid::Now);
+    let (certificate, key) = (server.certificate.display(), server.key.display());
+    let tls = format!("tls-cert = '{certificate}'\ntls-key = '{key}'\n");
+    assert!(openness(&tls).is_some());
+    let asks = format!("{tls}tls-client-ca = '{}'\n", authority.ca.display());
+    assert_eq!(openness(&asks), None);
+}
+
+#[test]
+fn what_only_a_restart_changes_is_known() {
+    let of = |text: &str| file(text).expect("it is right");
+    let before = of("slots = 64\njob-slots = 8\ntoken-file = 'old'");
+    let anew = "token-file = 'new'\ntls-cert = 'c'\ntls-key = 'k'\ntls-client-ca = 'a'\n\
+                tls-branch-ca = 'b'\njob-slots = 4\njob-slots-max = 8\njob-packet-rate = 9\n";
+    assert!(!before.needs_restart(&of(&format!("slots = 64\n{anew}"))));
+    for other in ["slots = 128", "slots = 64\ncontrol = '127.0.0.1:1'", "slots = 64\nmtu = 1500"] {
+        assert!(before.needs_restart(&of(&format!("{other}\n{anew}"))), "{other}");
+    }
+}

@@ -75,6 +75,18 @@ pub trait Engine: Send {
     /// The engine's.
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError>;
 
+    /// Does all of these, each as if it were alone, and answers in their order. A job may be
+    /// stopped and then prepared; nothing else is to happen to it twice. Stops come first. An
+    /// engine that has to wait does so once for all.
+    fn change(&mut self, changes: &[Change]) -> Vec<Result<Changed, EngineError>> {
+        let one = |change: &Change| match change {
+            Change::Stop { job_id } => self.stop(*job_id).map(|()| Changed::Stopped),
+            Change::Prepare(job) => self.prepare(job).map(Changed::Prepared),
+            Change::Start { job_id, wanted } => self.start(*job_id, *wanted).map(Changed::Started),
+        };
+        changes.iter().map(one).collect()
+    }
+
     /// Counters of every job index since the engine started; at index `MAX_JOBS` those of packets
     /// that belong to no job.
     ///
@@ -117,6 +129,36 @@ pub trait Engine: Send {
 
     /// What is pinned stays when the engine is dropped: the data path goes on.
     fn keep(&mut self) {}
+}
+
+/// One call of [`Engine::prepare`], [`Engine::start`] or [`Engine::stop`].
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Of `stop`.
+    Stop {
+        /// Index of the job.
+        job_id: u16,
+    },
+    /// Of `prepare`.
+    Prepare(Box<JobSetup>),
+    /// Of `start`.
+    Start {
+        /// Index of the job.
+        job_id: u16,
+        /// The mode that it asked for.
+        wanted: Option<ResultMode>,
+    },
+}
+
+/// What came of a [`Change`].
+#[derive(Clone, Debug)]
+pub enum Changed {
+    /// The job is over here.
+    Stopped,
+    /// What `prepare` returned.
+    Prepared(Option<LocalMembers>),
+    /// What `start` returned.
+    Started(Started),
 }
 
 /// Why an engine could not start or could not do what was asked.

@@ -21,6 +21,7 @@ use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
 use super::uplink::send_probe;
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
+use crate::confined::confine_helper;
 use crate::link::{Links, addresses};
 
 /// Room for packets that wait: half of the default pool from eight workers at 1500 bytes.
@@ -174,6 +175,8 @@ struct Server {
 
 impl Server {
     fn run(mut self) {
+        // Its socket is open.
+        confine_helper();
         let mut inbox = Inbox::new();
         let mut outbox = Outbox::new();
         let mut failures = 0_u64;

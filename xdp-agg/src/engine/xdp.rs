@@ -5,6 +5,7 @@
 //! phase still runs, so a packet never meets half a job.
 
 mod attach;
+mod change;
 mod clocks;
 mod events;
 mod interface;
@@ -19,20 +20,19 @@ mod tend;
 #[doc(hidden)]
 pub mod testing;
 
-use std::net::SocketAddrV4;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use tracing::info;
 use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::frame::chunks_for_mtu;
-use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, ResultMode, copy_index};
+use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, ResultMode, copy_index};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
+use super::{Change, Changed, Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
 use crate::link::features::SwitchedOff;
 use clocks::KernelClock;
 use events::EventLog;
@@ -295,16 +295,10 @@ impl Engine for XdpEngine {
     }
 
     fn prepare(&mut self, job: &JobSetup) -> Result<Option<LocalMembers>, EngineError> {
-        let pool = self.check_setup(job)?;
-        let members = self.local.members(job)?;
-        let local = members.map_or(0, |members| members.ranks);
-        let (group, group_port) = plan::group(job.job_id, &job.conf);
-        let forwards = job.uplink.is_some().into();
-        let conf = JobConf { group, group_port, forwards, ..job.conf };
-        self.jobs[usize::from(job.job_id)] = None;
-        let conf = phases::prepare(&mut self.object, &JobSetup { conf, local, ..job.clone() })?;
-        self.jobs[usize::from(job.job_id)] = Some(Job::new(conf, pool, job.forwarders));
-        Ok(members)
+        match self.change_one(Change::Prepare(Box::new(job.clone())))? {
+            Changed::Prepared(local) => Ok(local),
+            other => Err(mixed_up(&other)),
+        }
     }
 
     fn probe_uplink(&mut self, job_id: u16) -> Result<bool, EngineError> {
@@ -318,33 +312,18 @@ impl Engine for XdpEngine {
     }
 
     fn start(&mut self, job_id: u16, wanted: Option<ResultMode>) -> Result<Started, EngineError> {
-        let Job { conf, forwarders, .. } = *self.job(job_id)?;
-        if conf.phase != Phase::Probing as u16 {
-            return Err(wrong(format!("job {job_id} is running already")));
+        match self.change_one(Change::Start { job_id, wanted })? {
+            Changed::Started(started) => Ok(started),
+            other => Err(mixed_up(&other)),
         }
-        let members = self.learned(job_id, &conf)?;
-        let up = self.object.uplink(job_id)?;
-        uplink::check(&conf, &up, |up| self.port_of(up.ifindex).is_some())?;
-        let plan = self.plan(&members, wanted)?;
-        uplink::check_mode(plan.mode, forwarders)?;
-        self.check_forwarders(forwarders)?;
-        self.write_plan(job_id, &plan)?;
-        let conf = phases::start(&mut self.object, job_id, &conf, plan.mode as u16)?;
-        let mode = plan.mode;
-        let counters = self.object.counters(job_id.into())?;
-        if let Some(job) = &mut self.jobs[usize::from(job_id)] {
-            (job.conf, job.plan, job.members, job.counters) = (conf, Some(plan), members, counters);
-        }
-        let group = SocketAddrV4::new(conf.group.into(), conf.group_port);
-        let group = (mode == ResultMode::Multicast).then_some(group);
-        Ok(Started { mode, group })
     }
 
     fn stop(&mut self, job_id: u16) -> Result<(), EngineError> {
-        let Some(job) = self.jobs.get_mut(usize::from(job_id)) else { return Ok(()) };
-        *job = None;
-        phases::silence(&mut self.object, job_id)?;
-        self.object.set_ports(job_id, &[])
+        self.change_one(Change::Stop { job_id }).map(drop)
+    }
+
+    fn change(&mut self, changes: &[Change]) -> Vec<Result<Changed, EngineError>> {
+        self.change_all(changes)
     }
 
     fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
@@ -400,6 +379,10 @@ impl Job {
     fn slot_of(&self, block: u64) -> u32 {
         self.conf.slot_base + self.pool.slot_of(block)
     }
+}
+
+fn mixed_up(changed: &Changed) -> EngineError {
+    wrong(format!("another change was made: {changed:?}"))
 }
 
 /// The largest packet that all interfaces take in one buffer.

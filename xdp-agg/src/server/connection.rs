@@ -62,7 +62,10 @@ pub(super) struct Line {
     pub(super) long: Arc<LongFrames>,
     /// Whether it is a member's.
     pub(super) is_member: Arc<AtomicBool>,
-    pub(super) events: mpsc::Sender<Event>,
+    /// Each connection has at most one message in it, and word of its end.
+    pub(super) events: mpsc::UnboundedSender<Event>,
+    /// Told when the last message was dealt with.
+    pub(super) dealt: Arc<Notify>,
     /// Bytes of replies that wait.
     pub(super) backlog: Arc<AtomicUsize>,
 }
@@ -112,18 +115,18 @@ pub(super) async fn serve_connection(
             }
             Ok(Opening::Failed(error, mut stream)) => {
                 let why = explain(&error, Side::Daemon);
-                drop(line.events.send(Event::Untrusted(conn, why)).await);
+                drop(line.events.send(Event::Untrusted(conn, why)));
                 drop(stream.shutdown().await);
                 drain(&mut stream).await;
             }
             Ok(Opening::Closed) => {}
             Err(_) => {
                 let why = format!("no TLS handshake in {} s", HELLO_TIME.as_secs());
-                drop(line.events.send(Event::Untrusted(conn, why)).await);
+                drop(line.events.send(Event::Untrusted(conn, why)));
             }
         },
     }
-    drop(line.events.send(Event::Closed(conn)).await);
+    drop(line.events.send(Event::Closed(conn)));
 }
 
 /// TLS, if the peer begins with it.
@@ -180,7 +183,7 @@ async fn converse(
                 End::Slow(why) => Event::Slow(line.conn, why),
             };
             // If the loop has gone, nobody needs to know.
-            if line.events.send(event).await.is_ok() && writing.await.is_ok() {
+            if line.events.send(event).is_ok() && writing.await.is_ok() {
                 drain(&mut read).await;
             }
         }
@@ -201,9 +204,11 @@ async fn read_requests(
             Ok(request) => request,
             Err(end) => return end,
         };
-        if line.events.send(Event::Said(line.conn, request)).await.is_err() {
+        if line.events.send(Event::Said(line.conn, request)).is_err() {
             return End::Closed;
         }
+        // What is not read waits in the kernel, and with the peer.
+        line.dealt.notified().await;
         if first.take().is_some() {
             // A peer that is not welcome gets no memory beyond this.
             answered.notified().await;

@@ -82,6 +82,11 @@ impl Links {
         Self { patience, tls, speaks_tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
+    /// Connections that are opened from now on use these files.
+    pub(super) fn set_tls(&mut self, tls: ClientFiles) {
+        self.tls = tls;
+    }
+
     /// The next event.
     pub(super) async fn next(&mut self) -> LinkEvent {
         let event = match self.events.1.recv().await {

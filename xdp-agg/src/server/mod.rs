@@ -1,8 +1,8 @@
 //! The control server: TCP connections around a [`Jobs`] and an [`Engine`], on one thread.
 //!
 //! A connection is a task that turns bytes into messages and back; one loop owns jobs and engine
-//! and does what the jobs ask for. Nothing that a peer does or omits stops the loop: frames,
-//! queues, connections, requests and times are bounded, for each address separately.
+//! and does what the jobs ask for, in rounds (`turns`). Nothing that a peer does or omits stops the
+//! loop: frames, queues, connections, requests and times are bounded, for each address separately.
 
 mod connection;
 mod guard;
@@ -11,6 +11,7 @@ mod limits;
 mod links;
 mod listener;
 mod long;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -25,8 +26,8 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
@@ -44,8 +45,9 @@ use limits::Source;
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
+use turns::{AT_A_TURN, Turns, Wish, Work, is_question, is_work};
 use xdp_agg_protocol::bucket::Bucket;
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Prepare};
+use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Terms};
 
 /// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -53,8 +55,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(120);
 const REPLIES_MAX: usize = 64;
 /// Bytes that may wait for such a peer before one more reply, which may be as long as a frame.
 const BACKLOG_MAX: usize = 1 << 18;
-/// Events that may wait for the loop.
-const EVENTS_MAX: usize = 256;
+/// A round that took longer kept the connections from being read.
+const LONG_ROUND: Duration = Duration::from_millis(1);
+/// How often all else may run then, until what came in meanwhile is known.
+const CATCH_UP: usize = 3;
 /// How long connections get to take their last reply when the daemon goes.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// How often strangers are looked at, and the refusals that a flood kept out of the log are told.
@@ -119,9 +123,16 @@ pub struct Server {
     tasks: JoinSet<()>,
     long: Arc<LongFrames>,
     accept_after: Instant,
-    events: (mpsc::Sender<Event>, mpsc::Receiver<Event>),
+    events: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
+    turns: Turns<Event>,
+    /// What the jobs want done, and the address that asked for it.
+    effects: Vec<Wish>,
+    /// What a snapshot shows may have changed.
+    unsaved: bool,
     links: Links,
-    /// Source of the event that is being dealt with, if it came from a connection.
+    /// Where settings come from that were read again.
+    configs: Option<mpsc::Receiver<ServerConfig>>,
+    /// Source of what is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
 
@@ -139,6 +150,7 @@ struct Connection {
     backlog: Arc<AtomicUsize>,
     /// For its task.
     is_member: Arc<AtomicBool>,
+    dealt: Arc<Notify>,
 }
 
 impl Server {
@@ -181,12 +193,23 @@ impl Server {
             tasks: JoinSet::new(),
             long: Arc::new(LongFrames::new()),
             accept_after: now,
-            events: mpsc::channel(EVENTS_MAX),
+            events: mpsc::unbounded_channel(),
+            turns: Turns::new(),
+            effects: Vec::new(),
+            unsaved: false,
             links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
+            configs: None,
             asking: None,
         };
         server.take_over();
         server
+    }
+
+    /// Takes settings over that come from here while it runs: token, TLS, and the limits of jobs.
+    /// They hold for new connections and new jobs.
+    #[must_use]
+    pub fn with_configs(self, configs: mpsc::Receiver<ServerConfig>) -> Self {
+        Self { configs: Some(configs), ..self }
     }
 
     /// Where workers and tools connect.
@@ -218,22 +241,20 @@ impl Server {
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let reason = loop {
             let due = self.jobs.poll_timeout().map(time::Instant::from_std);
-            let wait = sleep_until(due);
             let accept = async {
                 time::sleep_until(self.accept_after.into()).await;
                 self.listener.accept().await
             };
+            let more = !self.turns.is_empty();
             tokio::select! {
                 reason = &mut shutdown => break reason,
                 accepted = accept => self.accepted(accepted),
-                event = self.events.1.recv() => {
-                    if let Some(event) = event {
-                        self.asking = self.source_of(&event);
-                        self.event(event);
-                    }
-                }
+                Some(event) = self.events.1.recv() => self.queue(event),
+                () = std::future::ready(()), if more => {}
                 event = self.links.next() => self.link(event),
-                () = wait => self.jobs.handle_timeout(Instant::now()),
+                config = next_of(&mut self.configs) => self.take_config(config),
+                // The round below looks at the time.
+                () = sleep_until(due) => {}
                 // Changes come in bursts.
                 () = changes.next() => look_at = look_at.or(Some(time::Instant::now() + SETTLED)),
                 () = sleep_until(look_at) => {
@@ -246,8 +267,13 @@ impl Server {
                     self.tend();
                 }
             }
-            self.settle();
-            self.asking = None;
+            let start = Instant::now();
+            self.round();
+            if start.elapsed() > LONG_ROUND {
+                for _ in 0..CATCH_UP {
+                    tokio::task::yield_now().await;
+                }
+            }
         };
         info!("shutting down: {reason}");
         if self.keep_on_exit && self.state.is_some() {
@@ -283,6 +309,19 @@ impl Server {
             drop(SockRef::from(&socket).set_linger(Some(Duration::ZERO)));
             self.jobs.handle_closed(conn);
         }
+    }
+
+    /// Goes on with settings that were read again.
+    fn take_config(&mut self, config: ServerConfig) {
+        let ServerConfig { token, job_slots, job_slots_max, job_packet_rate, .. } = config;
+        info!(
+            token = token.is_some(),
+            tls = config.tls.is_some(),
+            "token, certificates and limits were read again: they hold for new connections and jobs"
+        );
+        self.tls = config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
+        self.links.set_tls(config.branch_tls);
+        self.jobs.handle_terms(Terms { token, job_slots, job_slots_max, job_packet_rate });
     }
 
     /// Looks after what the data path stands on.
@@ -327,12 +366,14 @@ impl Server {
             heard: now,
             backlog: Arc::clone(&backlog),
             is_member: Arc::clone(&is_member),
+            dealt: Arc::new(Notify::new()),
         };
+        let dealt = Arc::clone(&connection.dealt);
         self.connections.insert(conn, connection);
         self.jobs.handle_connected(conn, Peer::new(local.ip(), from.ip()));
         let events = self.events.0.clone();
         let (tls, long) = (self.tls.clone(), Arc::clone(&self.long));
-        let line = Line { conn, from, source, tls, long, is_member, events, backlog };
+        let line = Line { conn, from, source, tls, long, is_member, events, dealt, backlog };
         self.tasks.spawn(serve_connection(stream, line, waiting));
     }
 
@@ -385,6 +426,7 @@ impl Server {
                     return;
                 };
                 connection.heard = now;
+                connection.dealt.notify_one();
                 let allowed = connection.requests.take(now)
                     && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
                 if allowed {
@@ -418,16 +460,95 @@ impl Server {
         }
     }
 
+    fn queue(&mut self, event: Event) {
+        let source = self.source_of(&event);
+        self.turns.push(source, event);
+    }
+
+    /// Gives each address that has said something its turn, and does what the jobs ask for.
+    fn round(&mut self) {
+        self.collect();
+        let now = Instant::now();
+        while let Ok(event) = self.events.1.try_recv() {
+            self.queue(event);
+        }
+        for source in self.turns.sources() {
+            self.asking = source;
+            for _ in 0..AT_A_TURN {
+                let Some(event) = self.turns.next_of(source) else { break };
+                self.event(event);
+                if self.collect() {
+                    break;
+                }
+            }
+        }
+        self.asking = None;
+        // What had come in by then is dealt with, so that nobody is late who was in time.
+        if self.jobs.poll_timeout().is_some_and(|due| due <= now) {
+            self.jobs.handle_timeout(now);
+        }
+        self.settle();
+    }
+
+    /// Notes what the jobs ask for. True: the engine has work.
+    fn collect(&mut self) -> bool {
+        let mut work = false;
+        while let Some(effect) = self.jobs.poll_effect() {
+            match effect {
+                Effect::Persist => self.unsaved = true,
+                effect => {
+                    work |= is_work(&effect);
+                    self.effects.push((self.asking, effect));
+                }
+            }
+        }
+        work
+    }
+
     /// Does what the jobs ask for, until they ask for nothing more.
     fn settle(&mut self) {
-        while let Some(effect) = self.jobs.poll_effect() {
-            if let Some(answer) = self.effect(effect) {
-                self.jobs.handle_answer(answer, Instant::now());
+        loop {
+            self.collect();
+            let effects = std::mem::take(&mut self.effects);
+            if effects.is_empty() {
+                break;
             }
+            for (by, answer) in self.perform(effects) {
+                self.asking = by;
+                self.jobs.handle_answer(answer, Instant::now());
+                self.collect();
+            }
+            self.asking = None;
+        }
+        if std::mem::take(&mut self.unsaved) {
+            self.save();
         }
     }
 
-    fn effect(&mut self, effect: Effect) -> Option<Answer> {
+    /// First what is asked of the data path as it is, then its changes, then all else. So nothing
+    /// is said before the data path is what it says.
+    fn perform(&mut self, mut effects: Vec<Wish>) -> Vec<(Option<Source>, Answer)> {
+        let mut answers = Vec::new();
+        let questions = effects.extract_if(.., |(_, effect)| is_question(effect));
+        for (by, effect) in questions.collect::<Vec<_>>() {
+            answers.extend(self.effect(by, effect).map(|answer| (by, answer)));
+        }
+        let work = Work::of(&mut effects);
+        if !work.changes.is_empty() {
+            let done = self.engine.change(&work.changes);
+            let (changed, failed) = work.answers(done);
+            answers.extend(changed);
+            for error in failed {
+                error!("the engine could not end a job: {error}");
+            }
+        }
+        for (by, effect) in effects {
+            answers.extend(self.effect(by, effect).map(|answer| (by, answer)));
+        }
+        answers
+    }
+
+    fn effect(&mut self, by: Option<Source>, effect: Effect) -> Option<Answer> {
         let words = |error: EngineError| error.to_string();
         match effect {
             Effect::Reply(conn, Reply::Stats(mut stats)) => {
@@ -436,27 +557,14 @@ impl Server {
             }
             Effect::Reply(conn, reply) => self.reply(conn, &reply),
             Effect::Close(conn) => drop(self.connections.remove(&conn)),
-            Effect::Prepare(Prepare { formation, setup }) => {
-                let result = self.engine.prepare(&setup).map_err(words);
-                return Some(Answer::Prepared(formation, result));
-            }
             Effect::ProbeUplink(formation) => {
                 let open = self.engine.probe_uplink(formation.job_id).map_err(words);
                 return Some(Answer::Uplink(formation, open));
             }
             Effect::Link(effect) => {
-                let (guard, by) = (&mut self.guard, self.asking);
+                let guard = &mut self.guard;
                 let may_dial = || by.is_none_or(|by| guard.may_dial(by, Instant::now()));
                 self.links.act(effect, by, may_dial);
-            }
-            Effect::Start(formation, wanted) => {
-                let result = self.engine.start(formation.job_id, wanted).map_err(words);
-                return Some(Answer::Started(formation, result));
-            }
-            Effect::Stop { job_id } => {
-                if let Err(error) = self.engine.stop(job_id) {
-                    error!(job_id, "the engine could not end a job: {error}");
-                }
             }
             Effect::Missing { conn, job_id, block, of } => {
                 let missing = self.engine.missing(job_id, block).map_err(words);
@@ -467,7 +575,6 @@ impl Server {
                 let counters = self.engine.counters().map_err(words);
                 return Some(Answer::Counters(purpose, counters));
             }
-            Effect::Persist => self.save(),
             Effect::Heard { look, jobs } => {
                 let heard = jobs.into_iter().filter_map(|job_id| match self.engine.heard(job_id) {
                     Ok(heard) => Some((job_id, heard)),
@@ -478,6 +585,8 @@ impl Server {
                 });
                 return Some(Answer::Heard { look, heard: heard.collect() });
             }
+            // Taken out before.
+            Effect::Prepare(_) | Effect::Start(..) | Effect::Stop { .. } | Effect::Persist => {}
         }
         None
     }
@@ -518,6 +627,17 @@ impl Server {
         self.connections.remove(&conn);
         self.jobs.handle_closed(conn);
     }
+}
+
+/// The next settings; for ever none, if there is nowhere that they could come from.
+async fn next_of(configs: &mut Option<mpsc::Receiver<ServerConfig>>) -> ServerConfig {
+    if let Some(some) = configs
+        && let Some(config) = some.recv().await
+    {
+        return config;
+    }
+    *configs = None;
+    std::future::pending().await
 }
 
 async fn sleep_until(at: Option<time::Instant>) {

@@ -104,6 +104,20 @@ pub struct Limits {
     pub job_packet_rate: Option<u64>,
 }
 
+/// What an operator may change while the daemon runs: of [`Limits`] those of the same names. A job
+/// that is there keeps its slots, and its rate until its next epoch.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// What a connection has to know.
+    pub token: Option<Token>,
+    /// Slots of a job that asks for none in particular.
+    pub job_slots: u32,
+    /// Most slots of a job.
+    pub job_slots_max: Option<u32>,
+    /// Packets a second that a job may send.
+    pub job_packet_rate: Option<u64>,
+}
+
 /// Why counters are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {

@@ -83,7 +83,7 @@ use slots::SlotRanges;
 
 pub use effect::{
     Answer, ConnId, Effect, Formation, Heard, Limits, LinkEffect, LinkId, Look, Peer, Prepare,
-    Purpose,
+    Purpose, Terms,
 };
 pub use patience::Patience;
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
@@ -190,6 +190,14 @@ impl Jobs {
             troubles: Vec::new(),
             changed: false,
         }
+    }
+
+    /// The operator has changed the terms. Connections that said the token of before stay.
+    pub fn handle_terms(&mut self, terms: Terms) {
+        let Terms { token, job_slots, job_slots_max, job_packet_rate } = terms;
+        let limits = &mut self.limits;
+        (limits.token, limits.job_slots) = (token, job_slots);
+        (limits.job_slots_max, limits.job_packet_rate) = (job_slots_max, job_packet_rate);
     }
 
     /// A connection came in.

@@ -10,6 +10,7 @@ use xdp_agg_common::maps::Event;
 
 use super::object::other;
 use super::sys;
+use crate::confined::confine_helper;
 use crate::engine::{EngineError, events};
 
 /// A thread that logs events until this is dropped.
@@ -40,6 +41,8 @@ impl Drop for EventLog {
 }
 
 fn log(mut ring: RingBuf<MapData>, stopped: &PipeReader) {
+    // It reads memory that is mapped already.
+    confine_helper();
     loop {
         while let Some(item) = ring.next() {
             match event_of(&item) {

@@ -28,43 +28,82 @@ pub(super) trait Tables {
     fn wait(&mut self);
 }
 
+/// What becomes of a job.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// Its packets are refused, and those are done that were let in before.
+    Silence,
+    /// It is what this says, and its members' probes are answered. `conf` has the phase and mode
+    /// that the caller likes.
+    Prepare(Box<JobSetup>),
+    /// Its contributions are summed in this mode. The entry is what [`change`] returned for
+    /// `Prepare`, and where the results go is written already.
+    Start(JobConf, u16),
+}
+
+/// Changes jobs, each one as if it were alone, and returns what their entries are then. Waits that
+/// several need are one, as each of them is for all running programs. A job may be silenced and
+/// then prepared; nothing else happens to it twice.
+pub(super) fn change<T: Tables>(
+    tables: &mut T,
+    changes: &[(u16, Change)],
+) -> Vec<Result<JobConf, T::Error>> {
+    let mut done = Vec::with_capacity(changes.len());
+    done.extend(changes.iter().map(|(job_id, change)| match change {
+        Change::Silence | Change::Prepare(_) => off(tables, *job_id),
+        Change::Start(conf, mode) => write(tables, *job_id, JobConf { mode: *mode, ..*conf }),
+    }));
+    let mut next = |then: fn(&mut T, u16, &Change, JobConf) -> Written<T::Error>| {
+        if done.iter().any(|written| matches!(written, Ok((_, true)))) {
+            tables.wait();
+        }
+        for (written, (job_id, change)) in done.iter_mut().zip(changes) {
+            if let Ok((conf, _)) = *written {
+                *written = then(tables, *job_id, change, conf);
+            }
+        }
+    };
+    next(|tables, job_id, change, conf| match change {
+        Change::Silence => Ok((conf, false)),
+        Change::Prepare(job) => {
+            tables.write_rest(job)?;
+            let silent = JobConf { phase: Phase::Off as u16, mode: 0, ..job.conf };
+            write(tables, job_id, silent)
+        }
+        Change::Start(..) => {
+            let (conf, _) =
+                write(tables, job_id, JobConf { phase: Phase::Running as u16, ..conf })?;
+            Ok((conf, false))
+        }
+    });
+    next(|tables, job_id, change, conf| match change {
+        Change::Silence | Change::Start(..) => Ok((conf, false)),
+        Change::Prepare(_) => {
+            write(tables, job_id, JobConf { phase: Phase::Probing as u16, ..conf })
+        }
+    });
+    done.into_iter().map(|written| written.map(|(conf, _)| conf)).collect()
+}
+
+/// A job's entry as it is, and whether running programs may have seen another one.
+type Written<E> = Result<(JobConf, bool), E>;
+
+fn write<T: Tables>(tables: &mut T, job_id: u16, conf: JobConf) -> Written<T::Error> {
+    tables.write_conf(job_id, &conf)?;
+    Ok((conf, true))
+}
+
+fn off<T: Tables>(tables: &mut T, job_id: u16) -> Written<T::Error> {
+    let conf = tables.conf(job_id)?;
+    if conf.phase == Phase::Off as u16 {
+        return Ok((conf, false));
+    }
+    write(tables, job_id, JobConf { phase: Phase::Off as u16, ..conf })
+}
+
 /// Refuses the job's packets from now on, and waits for those that were let in before.
 pub(super) fn silence<T: Tables>(tables: &mut T, job_id: u16) -> Result<(), T::Error> {
-    let conf = tables.conf(job_id)?;
-    if conf.phase != Phase::Off as u16 {
-        tables.write_conf(job_id, &JobConf { phase: Phase::Off as u16, ..conf })?;
-        tables.wait();
-    }
-    Ok(())
-}
-
-/// Makes the job what `job` says, and answers its members' probes from now on. `job.conf` has the
-/// phase and mode that the caller likes; what is written is returned.
-pub(super) fn prepare<T: Tables>(tables: &mut T, job: &JobSetup) -> Result<JobConf, T::Error> {
-    silence(tables, job.job_id)?;
-    tables.write_rest(job)?;
-    let silent = JobConf { phase: Phase::Off as u16, mode: 0, ..job.conf };
-    tables.write_conf(job.job_id, &silent)?;
-    tables.wait();
-    let conf = JobConf { phase: Phase::Probing as u16, ..silent };
-    tables.write_conf(job.job_id, &conf)?;
-    Ok(conf)
-}
-
-/// Sums the job's contributions from now on. `conf` is what [`prepare`] returned, and where the
-/// results go is written already.
-pub(super) fn start<T: Tables>(
-    tables: &mut T,
-    job_id: u16,
-    conf: &JobConf,
-    mode: u16,
-) -> Result<JobConf, T::Error> {
-    let conf = JobConf { mode, ..*conf };
-    tables.write_conf(job_id, &conf)?;
-    tables.wait();
-    let conf = JobConf { phase: Phase::Running as u16, ..conf };
-    tables.write_conf(job_id, &conf)?;
-    Ok(conf)
+    change(tables, &[(job_id, Change::Silence)]).into_iter().try_for_each(|done| done.map(drop))
 }
 
 #[cfg(test)]
@@ -82,6 +121,12 @@ mod tests {
     use xdp_agg_common::wire::{Header, Kind, Reduction};
 
     use super::*;
+
+    fn alone(tables: &mut Daemon, change: Change) -> JobConf {
+        let mut done = super::change(tables, &[(1, change)]);
+        let Some(Ok(conf)) = done.pop() else { unreachable!("one, which cannot fail") };
+        conf
+    }
 
     /// What must not be left out.
     #[derive(Clone, Copy, PartialEq, Eq)]
@@ -264,8 +309,8 @@ mod tests {
                 })
                 .collect();
             let mut daemon = Daemon { maps: Arc::clone(&maps), last: first, first: true, care };
-            let Ok(conf) = prepare(&mut daemon, &setup(2));
-            let Ok(_) = start(&mut daemon, 3, &conf, MODE);
+            let conf = alone(&mut daemon, Change::Prepare(Box::new(setup(2))));
+            alone(&mut daemon, Change::Start(conf, MODE));
             cpus.into_iter().for_each(|cpu| cpu.join().expect("no panic"));
             let held = maps.slot.lock().expect("nobody panics").seen;
             assert!(held == 0 || epoch == 2, "an old packet is in a new epoch's slot");
@@ -300,5 +345,91 @@ mod tests {
     #[should_panic]
     fn a_job_that_is_not_off_first_is_met_half_written() {
         change_of_epoch(Care::NeverOff, 1);
+    }
+
+    /// What is done to several jobs, in order.
+    #[derive(Default)]
+    struct Recorder {
+        confs: BTreeMap<u16, JobConf>,
+        log: Vec<String>,
+        /// Its entry cannot be written.
+        broken: Option<u16>,
+    }
+
+    impl Tables for Recorder {
+        type Error = u16;
+
+        fn conf(&self, job_id: u16) -> Result<JobConf, u16> {
+            Ok(self.confs.get(&job_id).copied().unwrap_or_default())
+        }
+
+        fn write_conf(&mut self, job_id: u16, conf: &JobConf) -> Result<(), u16> {
+            if self.broken == Some(job_id) {
+                return Err(job_id);
+            }
+            self.log.push(format!("{job_id}:{}", conf.phase));
+            self.confs.insert(job_id, *conf);
+            Ok(())
+        }
+
+        fn write_rest(&mut self, job: &JobSetup) -> Result<(), u16> {
+            self.log.push(format!("{} rest", job.job_id));
+            Ok(())
+        }
+
+        fn wait(&mut self) {
+            self.log.push("wait".into());
+        }
+    }
+
+    /// Job 1 ends, and job 2, which may get its slots, is prepared; job 4 starts meanwhile.
+    #[test]
+    fn jobs_that_change_together_wait_together() {
+        let job = |job_id| Box::new(JobSetup { job_id, ..setup(2) });
+        let mut tables = Recorder::default();
+        let ready =
+            change(&mut tables, &[(1, Change::Prepare(job(1))), (4, Change::Prepare(job(4)))]);
+        let [Ok(one), Ok(four)] = ready[..] else { panic!("{ready:?}") };
+        let running = change(&mut tables, &[(1, Change::Start(one, MODE))]);
+        assert!(running.iter().all(Result::is_ok));
+        tables.log.clear();
+        let changes = [
+            (1, Change::Silence),
+            (2, Change::Prepare(job(2))),
+            (4, Change::Start(four, MODE)),
+            // The index of a job that ended may be another one's at once.
+            (1, Change::Prepare(job(1))),
+        ];
+        let done = change(&mut tables, &changes);
+        assert!(done.iter().all(Result::is_ok), "{done:?}");
+        let (off, probing, running) =
+            (Phase::Off as u16, Phase::Probing as u16, Phase::Running as u16);
+        let expected = [
+            format!("1:{off}"),
+            format!("4:{probing}"),
+            "wait".into(),
+            "2 rest".into(),
+            format!("2:{off}"),
+            format!("4:{running}"),
+            "1 rest".into(),
+            format!("1:{off}"),
+            "wait".into(),
+            format!("2:{probing}"),
+            format!("1:{probing}"),
+        ];
+        assert_eq!(tables.log, expected);
+        let phases = [1, 2, 4].map(|job| tables.confs[&job].phase);
+        assert_eq!(phases, [probing, probing, running]);
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_written_is_alone_with_its_error() {
+        let job = |job_id| Change::Prepare(Box::new(JobSetup { job_id, ..setup(2) }));
+        let mut tables = Recorder { broken: Some(2), ..Recorder::default() };
+        let done = change(&mut tables, &[(1, job(1)), (2, job(2)), (4, job(4))]);
+        let ok: Vec<_> = done.iter().map(|done| done.as_ref().map(|conf| conf.phase)).collect();
+        let probing = Phase::Probing as u16;
+        assert_eq!(ok, [Ok(probing), Err(&2), Ok(probing)]);
+        assert!(!tables.log.iter().any(|line| line.starts_with("2:")), "{:?}", tables.log);
     }
 }

@@ -246,6 +246,32 @@ fn a_token_is_asked_for_where_one_is_set() {
 }
 
 #[test]
+fn other_terms_hold_for_newcomers() {
+    let token = |text: &str| Some(Token(text.into()));
+    let mut world = World::with(Limits { token: token("old"), ..limits() });
+    let greet = |world: &mut World, id, token| {
+        world.jobs.handle_connected(ConnId(id), PEER);
+        matches!(world.say(ConnId(id), hello(Some(token)))[..], [Reply::Welcome { .. }])
+    };
+    assert!(greet(&mut world, 100, "old"));
+    let (job_slots, job_slots_max, job_packet_rate) = (8, Some(16), Some(100_000));
+    world.jobs.handle_terms(Terms {
+        token: token("new"),
+        job_slots,
+        job_slots_max,
+        job_packet_rate,
+    });
+    assert!(greet(&mut world, 101, "new") && !greet(&mut world, 102, "old"));
+    // A connection that said the token of before is as good as before.
+    let greedy = Join { slots: Some(32), ..wish("greedy", 0, 1) };
+    let heard = world.say(ConnId(100), Request::Join(greedy));
+    assert_eq!(refused(&heard, &["at most 16"]), ErrorCode::NoRoom);
+    world.say(ConnId(100), Request::Join(wish("train", 0, 1)));
+    let conf = world.engine[&0].conf;
+    assert_eq!((conf.slots, conf.packet_interval), (8, 10_000));
+}
+
+#[test]
 fn quotas_are_given_to_the_data_path_and_refused_in_words() {
     let quotas = Limits { job_slots_max: Some(16), job_packet_rate: Some(100_000), ..limits() };
     let mut world = World::with(quotas);
