@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{ENGINES, LIMIT, Lab, check_sums, element, network, on_all};
+use support::{ENGINES, LIMIT, Lab, check_sums, element, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Op, ResultMode};
 use xdp_agg_testbed::Topology;
 

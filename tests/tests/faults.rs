@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, Lab, check_sums, network, on_all};
+use support::{ENGINES, Lab, check_sums, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;

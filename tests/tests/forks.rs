@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, at_all, check_sums, network, second_daemon};
+use support::{LIMIT, Lab, at_all, check_sums, need_root, network, second_daemon};
 use xdp_agg_client::collectives::{Choice, Way};
 use xdp_agg_client::{AggregatorLoss, Builder, Communicator, Error, Op, State};
 use xdp_agg_testbed::fork::{in_child, is_mapped, kept, take_sockets};
@@ -83,26 +83,6 @@ fn meet(lab: &Lab, workers: &[Communicator]) {
     });
 }
 
-/// A whole job of this many hosts with this many processes each.
-fn connect(
-    lab: &Lab,
-    job: &str,
-    (hosts, size): (u16, u16),
-    tune: impl Fn(Builder) -> Builder + Sync,
-) -> Vec<Communicator> {
-    let connect = |rank: u16| {
-        let settings = lab.worker(job, rank, hosts * size).local(rank % size, size);
-        let connected = lab.connect_one(rank / size, tune(settings));
-        connected.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-    };
-    thread::scope(|scope| {
-        let connect = &connect;
-        let all: Vec<_> =
-            (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-    })
-}
-
 #[test]
 fn a_child_of_an_idle_worker_changes_nothing() {
     need_root!();
@@ -110,8 +90,8 @@ fn a_child_of_an_idle_worker_changes_nothing() {
     let lab = Lab::start(network(2, "ports"), "userspace");
     for size in [1, 2] {
         let before = kept("self");
-        let mut workers = connect(&lab, "first", (2, size), |settings| settings);
-        let second = connect(&lab, "second", (2, size), |settings| settings);
+        let mut workers = lab.connect_hosts("first", (2, size), |settings, _| settings);
+        let second = lab.connect_hosts("second", (2, size), |settings, _| settings);
         fork_and_sum(&mut workers, &before);
         // Connections among the workers themselves, too.
         meet(&lab, &workers);
@@ -133,7 +113,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
     let lab = Lab::start(network(2, "ports"), "userspace");
     for size in [1, 2] {
         let before = kept("self");
-        let mut workers = connect(&lab, "busy", (2, size), |settings| settings);
+        let mut workers = lab.connect_hosts("busy", (2, size), |settings, _| settings);
         let over = AtomicBool::new(false);
         let handles: Vec<_> = workers
             .iter()
@@ -218,11 +198,11 @@ fn a_child_of_any_moment_has_no_descriptor() {
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
-                let tune = |settings: Builder| match round % 3 {
+                let tune = |settings: Builder, _| match round % 3 {
                     0 => settings.on_aggregator_loss(AggregatorLoss::Ring),
                     _ => settings,
                 };
-                let workers = connect(&lab, &format!("{round}"), (2, 1 + round % 2), tune);
+                let workers = lab.connect_hosts(&format!("{round}"), (2, 1 + round % 2), tune);
                 meet(&lab, &workers);
                 check_sums(&workers, 5000);
             }
@@ -247,8 +227,8 @@ fn an_executed_program_has_no_descriptor() {
     let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let before = kept("self");
-    let ring = |settings: Builder| settings.on_aggregator_loss(AggregatorLoss::Ring);
-    let workers = connect(&lab, "exec", (2, 2), ring);
+    let ring = |settings: Builder, _| settings.on_aggregator_loss(AggregatorLoss::Ring);
+    let workers = lab.connect_hosts("exec", (2, 2), ring);
     meet(&lab, &workers);
     let theirs = &kept("self") - &before;
     let mut child = Command::new("sleep").arg("30").spawn().expect("a program");
@@ -263,12 +243,12 @@ fn a_child_on_the_ring_changes_nothing() {
     let _alone = alone();
     let lab = Lab::start(network(2, "ports"), "userspace");
     let (daemon, second) = second_daemon(&lab);
-    let tune = |settings: Builder| {
+    let tune = |settings: Builder, _| {
         let settings = settings.aggregators([second]).on_aggregator_loss(AggregatorLoss::Ring);
         settings.fallback_after(Duration::from_millis(300))
     };
     let before = kept("self");
-    let mut workers = connect(&lab, "ring", (2, 1), tune);
+    let mut workers = lab.connect_hosts("ring", (2, 1), tune);
     daemon.kill().expect("it was running");
     check_sums(&workers, 1000);
     assert!(workers.iter().all(|worker| worker.state() == State::OnRing));
@@ -288,7 +268,7 @@ fn a_child_over_tls_changes_nothing() {
     let extra = ["--tls-cert", &path(&own.certificate), "--tls-key", &path(&own.key)];
     let lab = Lab::start_with(topology, "userspace", &extra);
     let before = kept("self");
-    let mut workers = connect(&lab, "tls", (2, 1), |settings| settings.tls_ca(&ca));
+    let mut workers = lab.connect_hosts("tls", (2, 1), |settings, _| settings.tls_ca(&ca));
     for _ in 0..3 {
         fork_and_sum(&mut workers, &before);
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, Failure, call_of, failure_of, work};
-use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
+use support::{LIMIT, Lab, check_sums, need_root, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
     bf16, f16,
@@ -297,17 +297,12 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     check_sums(&ordered, 10_000);
     drop(ordered);
     let refused = |job: &str, size: u16, tune: &(dyn Fn(Builder, u16) -> Builder + Sync)| {
-        thread::scope(|scope| {
-            let connect = |rank: u16| {
-                let settings = lab.worker(job, rank, 2 * size).local(rank % size, size);
-                let settings = tune(settings, rank / size).join_deadline(Duration::from_secs(4));
-                let lab = &lab;
-                scope.spawn(move || lab.connect_one(rank / size, settings).map(drop))
-            };
-            let threads: Vec<_> = (0..2 * size).map(connect).collect();
-            let ends = threads.into_iter().map(|thread| thread.join().expect("no panic"));
-            ends.map(|end| end.expect_err("it differs").to_string()).collect::<Vec<_>>()
-        })
+        let hosts: Vec<u16> = (0..2 * size).map(|rank| rank / size).collect();
+        let ends = lab.try_connect(job, &hosts, |settings, rank| {
+            let settings = tune(settings.local(rank % size, size), rank / size);
+            settings.join_deadline(Duration::from_secs(4))
+        });
+        ends.into_iter().map(|end| end.expect_err("it differs").to_string()).collect::<Vec<_>>()
     };
     // They meet at the first one.
     let reversed = refused("reversed", 1, &|settings, host| {

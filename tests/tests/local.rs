@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network};
+use support::{LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT};
 use xdp_agg_common::maps::Reject;

@@ -6,7 +6,7 @@ mod support;
 use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
-use support::{LIMIT, Lab, check_sums, network, on_all};
+use support::{LIMIT, Lab, check_sums, need_root, network, on_all};
 use xdp_agg_client::{Error, JobError, Op};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_common::maps::Reject;

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, check_sums, log, network};
+use support::{ENGINES, LIMIT, Lab, check_sums, log, need_root, network};
 use xdp_agg_client::Builder;
 use xdp_agg_testbed::program;
 use xdp_agg_testbed::steady::{Line, Steady, Work};

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{all_said, first};
-use support::{LIMIT, Lab, check_sums, expected, input, network, on_all, second_daemon};
+use support::{LIMIT, Lab, check_sums, expected, input, need_root, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Error, Handle, JobError, Op, Path, WorkerLoss,
 };

@@ -6,12 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, RING, Said};
-use support::{ENGINES, LIMIT, at_all, check_sums};
+use support::{ENGINES, LIMIT, at_all, check_sums, need_root};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_common::control::{JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
 use xdp_agg_testbed::steady::{Line, Steady, Work};
-use xdp_agg_testbed::{Direction, Fabric, Faults, Process, Spot, Topology, at_once, program};
+use xdp_agg_testbed::{Fabric, Faults, Process, Spot, Topology, at_once, program};
 use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
 
 /// In what time the others go on.
@@ -220,11 +220,7 @@ fn loss_anywhere_in_a_tree_is_survived() {
         (on_hosts(), Strategy::Colocated),
     ] {
         let faults = Faults { loss: 0.02, duplicate: 0.02, ..Faults::NONE }.only_udp(48864);
-        for link in 0..fabric.topology.link_count() {
-            for direction in Direction::BOTH {
-                fabric.topology.set_faults(link, direction, &faults).expect("faults");
-            }
-        }
+        fabric.topology.set_all_faults(&faults).expect("faults");
         let workers = connect(&fabric, strategy, |settings| settings);
         for _ in 0..3 {
             check_sums(&workers, 50_000);

@@ -10,6 +10,8 @@ pub mod lent;
 pub mod log;
 pub mod watched;
 
+pub use xdp_agg_testbed::need_root;
+
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
 use std::process::Command;
@@ -26,17 +28,6 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// The engines that every collective is tested on.
 pub const ENGINES: [&str; 2] = ["xdp", "userspace"];
-
-/// Ends the test here, saying so, where the process may not make networks and load programs.
-#[macro_export]
-macro_rules! need_root {
-    () => {
-        if !xdp_agg_testbed::is_root() {
-            eprintln!("skipped: {} needs root for namespaces and XDP", module_path!());
-            return;
-        }
-    };
-}
 
 /// A network with a daemon in it.
 pub struct Lab {
@@ -151,6 +142,19 @@ impl Lab {
         })
     }
 
+    /// A whole job, if it comes to be: `hosts` has the host of each rank; settings may depend on
+    /// the rank.
+    pub fn try_connect(
+        &self,
+        job: &str,
+        hosts: &[u16],
+        tune: impl Fn(Builder, u16) -> Builder + Sync,
+    ) -> Vec<Result<Communicator, Error>> {
+        at_once((0..).zip(hosts), |(rank, host)| {
+            self.connect_one(*host, tune(self.worker(job, rank, hosts.len() as u16), rank))
+        })
+    }
+
     /// A whole job of `hosts` hosts with `size` processes each, in order of rank; settings may
     /// depend on the host.
     pub fn connect_hosts(
@@ -159,11 +163,9 @@ impl Lab {
         (hosts, size): (u16, u16),
         tune: impl Fn(Builder, u16) -> Builder + Sync,
     ) -> Vec<Communicator> {
-        at_once(0..hosts * size, |rank| {
-            let settings = self.worker(job, rank, hosts * size).local(rank % size, size);
-            self.connect_one(rank / size, tune(settings, rank / size))
-                .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-        })
+        let hosts: Vec<u16> = (0..hosts * size).map(|rank| rank / size).collect();
+        let tune = |settings: Builder, rank| tune(settings.local(rank % size, size), rank / size);
+        all_join(self.try_connect(job, &hosts, tune))
     }
 
     /// A worker process whose every sum is checked. `settings` are further variables.
@@ -241,6 +243,14 @@ impl Lab {
         let found = stats.jobs.iter().find(|stats| stats.info.job == job).cloned();
         found.unwrap_or_else(|| panic!("no job {job} in {stats:?}"))
     }
+}
+
+/// All of them have joined.
+pub fn all_join(workers: Vec<Result<Communicator, Error>>) -> Vec<Communicator> {
+    let joined = |(rank, worker): (usize, Result<_, Error>)| {
+        worker.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
+    };
+    workers.into_iter().enumerate().map(joined).collect()
 }
 
 /// The command of a daemon on the aggregator's host.
