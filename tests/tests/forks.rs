@@ -23,9 +23,15 @@ use xdp_agg_tls::testing::{Authority, Valid};
 const PROMISED: Duration = Duration::from_secs(3);
 
 /// Held by a test that looks at this process's descriptors: another test would make some.
-fn alone() -> impl Drop {
+fn turn() -> impl Drop {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same, and two hosts with a daemon; None, with a message, without root.
+fn alone() -> Option<(impl Drop, Lab)> {
+    need_root!(None);
+    Some((turn(), Lab::start(network(2, "ports"), "userspace")))
 }
 
 /// Set at the end of the test, also of one that fails: the threads of a scope are waited for.
@@ -85,9 +91,7 @@ fn meet(lab: &Lab, workers: &[Communicator]) {
 
 #[test]
 fn a_child_of_an_idle_worker_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let before = kept("self");
         let mut workers = lab.connect_hosts("first", (2, size), |settings, _| settings);
@@ -108,9 +112,7 @@ fn a_child_of_an_idle_worker_changes_nothing() {
 
 #[test]
 fn a_child_of_a_worker_in_a_call_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let before = kept("self");
         let mut workers = lab.connect_hosts("busy", (2, size), |settings, _| settings);
@@ -160,9 +162,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
 /// left.
 #[test]
 fn a_child_gets_nothing_of_a_call_in_flight() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let mut workers = lab.connect("flight", 2, |settings| settings);
     let start = |worker: &Communicator| {
         worker.all_reduce_async(vec![1_i32; 100], Op::Sum).expect("it starts")
@@ -187,9 +187,7 @@ fn a_child_gets_nothing_of_a_call_in_flight() {
 /// calls, while it leaves. None of them has a descriptor of it.
 #[test]
 fn a_child_of_any_moment_has_no_descriptor() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let before = kept("self");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -223,9 +221,7 @@ fn a_child_of_any_moment_has_no_descriptor() {
 /// A program that is executed has nothing either: all descriptors are close-on-exec.
 #[test]
 fn an_executed_program_has_no_descriptor() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let before = kept("self");
     let ring = |settings: Builder, _| settings.on_aggregator_loss(AggregatorLoss::Ring);
     let workers = lab.connect_hosts("exec", (2, 2), ring);
@@ -239,9 +235,7 @@ fn an_executed_program_has_no_descriptor() {
 
 #[test]
 fn a_child_on_the_ring_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let (daemon, second) = second_daemon(&lab);
     let tune = |settings: Builder, _| {
         let settings = settings.aggregators([second]).on_aggregator_loss(AggregatorLoss::Ring);
@@ -258,7 +252,7 @@ fn a_child_on_the_ring_changes_nothing() {
 #[test]
 fn a_child_over_tls_changes_nothing() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let authority = Authority::new("forks");
     let ca = authority.trusting().ca.expect("it trusts the authority");
     let topology = network(2, "ports");
@@ -277,9 +271,7 @@ fn a_child_over_tls_changes_nothing() {
 /// Children may have communicators of their own, and the parents go on beside them.
 #[test]
 fn children_join_a_job_of_their_own() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let parents = lab.connect("parents", 2, |settings| settings);
     let child = |rank: u16| {
         let settings = lab.worker("children", rank, 2);
@@ -324,7 +316,7 @@ fn is_failure(since: Instant) -> impl Fn(Instant, &Line) -> bool {
 #[test]
 fn the_death_of_a_worker_with_children_is_noticed() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let lab = Lab::start(network(3, "ports"), "xdp");
     let mut slowest = Duration::ZERO;
     for round in 0..20_u16 {
@@ -362,9 +354,7 @@ fn the_death_of_a_worker_with_children_is_noticed() {
 /// All processes of a job die, their children live: a new job has its name and its ranks at once.
 #[test]
 fn a_job_starts_again_while_children_of_its_dead_processes_live() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let mut workers = steady(&lab, "again", (2, size), "fail");
         for dying in &mut workers {
@@ -383,7 +373,7 @@ fn a_job_starts_again_while_children_of_its_dead_processes_live() {
 #[test]
 fn who_is_silent_is_given_up_where_a_limit_is_set() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let lab = Lab::start_with(network(3, "ports"), "userspace", &["--silent-timeout", "1"]);
     let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink")];
     for stopped in [true, false] {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, Failure, call_of, failure_of, work};
-use support::{LIMIT, Lab, check_sums, need_root, network, on_all, second_daemon};
+use support::{LIMIT, Lab, check_all, check_sums, need_root, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
     bf16, f16,
@@ -37,9 +37,7 @@ fn processes_of_a_host_sum_as_one_worker() {
             for scaling in [Scaling::Fixed(1024.0), Scaling::Block] {
                 let job = format!("group of {size}, {scaling}");
                 let workers = connect(&lab, &job, 2, size, |settings| settings.scaling(scaling));
-                for len in [1, 352, 353, 5000, 1_000_003] {
-                    check_sums(&workers, len);
-                }
+                check_all(&workers, [1, 352, 353, 5000, 1_000_003]);
                 assert_eq!(workers[0].members().len(), 2 * usize::from(size));
             }
         }
@@ -109,9 +107,7 @@ fn a_vector_is_split_over_aggregators() {
     let (_daemon, second) = second_daemon(&lab);
     let first = lab.control();
     let workers = lab.connect("split", 3, |settings| settings.aggregators([first, second]));
-    for len in [0, 1, 352, 353, 704, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [0, 1, 352, 353, 704, 100_000]);
     on_all(&workers, |worker| {
         let data: Vec<f32> = (0..5000).map(|i| (i + i32::from(worker.rank())) as f32).collect();
         let handles: Vec<_> = (0..4)

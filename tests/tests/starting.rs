@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use support::{Lab, all_join, check_sums, need_root, network, on_all, second_daemon};
+use support::{Lab, all_join, check_all, check_sums, need_root, network, on_all, second_daemon};
 use xdp_agg_client::{Builder, Error, JobError, Op, WorkerLoss};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_testbed::{Fabric, Process, Sink, Spot, Topology, program};
@@ -269,9 +269,7 @@ fn eight_and_two_processes_sum() {
     });
     let workers = all_join(workers);
     assert!(workers.iter().all(|worker| worker.local_size() == 2));
-    for len in [1, 1000, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 1000, 100_000]);
 }
 
 /// Two runs of one user on the same hosts, under one name, at two daemons: their processes never

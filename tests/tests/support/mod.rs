@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a network, a daemon in it, and workers around both.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     clippy::allow_attributes,
     reason = "each test program uses a part of it"
@@ -10,7 +11,7 @@ pub mod lent;
 pub mod log;
 pub mod watched;
 
-pub use xdp_agg_testbed::need_root;
+pub use xdp_agg_testbed::{at_once as on_all, need_root};
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
@@ -295,14 +296,6 @@ pub fn at_all<T: Send>(
     })
 }
 
-/// Does the same on all workers at once.
-pub fn on_all<T: Send>(
-    workers: &[Communicator],
-    work: impl Fn(&Communicator) -> T + Sync,
-) -> Vec<T> {
-    at_once(workers, work)
-}
-
 /// Element `i` of rank `rank`: whole numbers, so that sums are exact in fixed point and in floats.
 pub fn element(rank: u16, i: usize) -> i32 {
     (i32::from(rank) + 1) * (i % 1021) as i32 - 500
@@ -316,6 +309,11 @@ pub fn input(rank: u16, len: usize) -> Vec<i32> {
 /// The sum that every worker must get.
 pub fn expected(world_size: u16, len: usize) -> Vec<i32> {
     (0..len).map(|i| (0..world_size).map(|rank| element(rank, i)).sum()).collect()
+}
+
+/// [`check_sums`] of all these lengths.
+pub fn check_all(workers: &[Communicator], lengths: impl IntoIterator<Item = usize>) {
+    lengths.into_iter().for_each(|len| check_sums(workers, len));
 }
 
 /// All-reduces `len` elements of both types on all workers and checks every bit of the results.
