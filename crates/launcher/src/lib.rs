@@ -379,8 +379,8 @@ impl Launch {
     }
 }
 
-/// A variable's value as text. It may be a secret: the error does not show it. What is not text must
-/// not pass for a variable that is not set, which could turn off a protection.
+/// A variable's value as text. It may be a secret: the error does not show it. What is not text
+/// must not pass for a variable that is not set, which could turn off a protection.
 ///
 /// # Errors
 /// It is not UTF-8.

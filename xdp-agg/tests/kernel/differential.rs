@@ -1,5 +1,5 @@
-//! The kernel program against the sums of the user-space engine: the same packets, the same answers,
-//! slots and counters. What a slot holds is worked out once more, lane by lane.
+//! The kernel program against the sums of the user-space engine: the same packets, the same
+//! answers, slots and counters. What a slot holds is worked out once more, lane by lane.
 
 use std::cell::Cell;
 use std::net::SocketAddrV4;
