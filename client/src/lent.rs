@@ -39,13 +39,14 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::Serialize;
+use xdp_agg_launcher::text;
 use xdp_agg_protocol::worker::{Counters, Report};
 
 #[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::name::Name;
-use crate::settings::{parse, text};
+use crate::settings::parse;
 
 pub use caller::Caller;
 pub use flight::InFlight;

@@ -5,7 +5,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, at_all, element, network};
+use support::{ENGINES, LIMIT, Lab, at_all, element, need_root, network};
 use xdp_agg_client::collectives::{Algorithm, Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, JobError, Op, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;

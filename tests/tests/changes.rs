@@ -5,7 +5,7 @@ mod support;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, network};
+use support::{ENGINES, LIMIT, Lab, need_root, network};
 use xdp_agg_testbed::steady::{Line, Steady, Work, judge};
 use xdp_agg_testbed::{Namespace, Process, Topology, program};
 

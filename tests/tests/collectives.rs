@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{ENGINES, LIMIT, Lab, check_sums, element, network, on_all};
+use support::{ENGINES, LIMIT, Lab, check_all, check_sums, element, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Op, ResultMode};
 use xdp_agg_testbed::Topology;
 
@@ -25,9 +25,7 @@ fn matrix(engine: &'static str, mode: ResultMode) {
         let workers = lab.connect("matrix", world_size, |settings| settings.result_mode(mode));
         assert_eq!(workers[0].result_mode(), mode);
         assert!(workers[0].engine().starts_with(engine), "{}", workers[0].engine());
-        for len in LENGTHS {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, LENGTHS);
         let blocks: usize = LENGTHS.iter().map(|len| 2 * blocks_of(*len)).sum();
         let counters = lab.job_stats("matrix").counters;
         assert_eq!(counters.blocks, blocks as u64);
@@ -76,9 +74,7 @@ fn blocks_follow_the_mtu() {
         let lab = Lab::start(topology, "xdp");
         let workers = lab.connect("mtu", 3, |settings| settings);
         assert_eq!(workers[0].block_bytes(), bytes, "MTU {mtu}");
-        for len in [1, bytes / 4, bytes / 4 + 1, 50_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [1, bytes / 4, bytes / 4 + 1, 50_000]);
     }
 }
 
@@ -225,9 +221,7 @@ fn two_jobs_at_once() {
         let small = lab.connect("small", 2, |settings| settings);
         std::thread::scope(|scope| {
             let rounds = |workers: &[Communicator]| {
-                for len in [1, 50_000, 353, 20_000] {
-                    check_sums(workers, len);
-                }
+                check_all(workers, [1, 50_000, 353, 20_000]);
             };
             scope.spawn(move || rounds(&large));
             scope.spawn(move || rounds(&small));

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use support::watched::{RING, all_said, call_over, check_none_failed, work};
-use support::{LIMIT, Lab, network};
+use support::{LIMIT, Lab, need_root, network};
 use xdp_agg_common::control::{CONTROL_VERSION, ErrorCode, Reply, Request, encode, read_message};
 use xdp_agg_testbed::steady::Steady;
 

@@ -3,6 +3,7 @@
 mod support;
 
 use support::lent::{AVERAGE, SUM, close, everywhere, mixed, sums};
+use support::need_root;
 use xdp_agg_client::lent::{DataType, Outcome, Precision};
 
 /// Both ways to be on a host, both engines, and vectors that take one round trip, two, and several

@@ -1,34 +1,14 @@
 //! The worker library's examples, as a user runs them: with a daemon on loopback, one process a
 //! worker, ranks by the environment.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use xdp_agg_testbed::program;
+use xdp_agg_testbed::Daemon;
 
-/// A daemon that sums in user space, ended with this value.
-struct Daemon(Child, String);
-
-impl Daemon {
-    fn start() -> Self {
-        let mut command = Command::new(program("xdp-agg").expect("it is built"));
-        command.args(["serve", "--engine=userspace", "--control=127.0.0.1:0", "--data-port=0"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut line = String::new();
-        let output = child.stdout.take().expect("piped");
-        BufReader::new(output).read_line(&mut line).expect("it says where it listens");
-        let address = line.split_whitespace().find_map(|word| word.strip_prefix("control="));
-        let address = address.unwrap_or_else(|| panic!("no address in {line:?}")).to_owned();
-        Self(child, address)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A daemon that sums in user space.
+fn daemon() -> Daemon {
+    Daemon::userspace().expect("it gets ready")
 }
 
 /// Cargo builds examples beside the tests' directory: with all tests. Where one test program is
@@ -69,16 +49,16 @@ fn run(name: &str, world_size: u16, daemon: &str, arguments: &[&str]) -> Vec<Str
 
 #[test]
 fn averages_and_counts() {
-    let daemon = Daemon::start();
-    for said in run("all_reduce", 3, &daemon.1, &[]) {
+    let daemon = daemon();
+    for said in run("all_reduce", 3, daemon.control(), &[]) {
         assert!(said.contains("the average is 1 ") && said.contains("3 workers counted"), "{said}");
     }
 }
 
 #[test]
 fn a_lost_worker_is_averaged_without() {
-    let daemon = Daemon::start();
-    let said = run("shrink", 3, &daemon.1, &[]);
+    let daemon = daemon();
+    let said = run("shrink", 3, daemon.control(), &[]);
     for left in &said[..2] {
         assert!(left.contains("call 0: average 1, without []"), "{left}");
         assert!(left.contains("call 19: average 0.5, without [2]"), "{left}");
@@ -88,15 +68,15 @@ fn a_lost_worker_is_averaged_without() {
 
 #[test]
 fn processes_of_a_host_sum_first() {
-    let daemon = Daemon::start();
-    for said in run("processes", 4, &daemon.1, &[&daemon.1, "RANK", "4", "4"]) {
+    let daemon = daemon();
+    for said in run("processes", 4, daemon.control(), &[daemon.control(), "RANK", "4", "4"]) {
         assert!(said.contains("4 processes, 4 a host, summed"), "{said}");
     }
 }
 
 #[test]
 fn a_topology_names_the_daemons() {
-    let daemon = Daemon::start();
+    let daemon = daemon();
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("rack.toml");
     let host = |rank: u16| {
@@ -104,7 +84,7 @@ fn a_topology_names_the_daemons() {
         let keys = "region = \"r\"\ndaemon = false\nrate = \"10gbit\"";
         format!("[[host]]\nname = \"h{rank}\"\nrank = {rank}\n{address}\n{keys}\n")
     };
-    let region = format!("[[region]]\nname = \"r\"\naggregator = \"{}\"\n", daemon.1);
+    let region = format!("[[region]]\nname = \"r\"\naggregator = \"{}\"\n", daemon.control());
     let job = "name = \"a rack\"\n[job]\nstrategy = \"rat\"\n";
     let text = [job, &region, &host(0), &host(1)].concat();
     std::fs::write(&file, text).expect("it can be written");

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, Lab, check_sums, network, on_all};
+use support::{ENGINES, Lab, check_all, check_sums, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
@@ -23,9 +23,7 @@ fn sums_survive_loss() {
         for loss in [0.01, 0.10] {
             let lab = Lab::start(lossy(Faults { loss, ..Faults::NONE }), engine);
             let workers = lab.connect("loss", 4, |settings| settings);
-            for len in [1, 353, 60_000] {
-                check_sums(&workers, len);
-            }
+            check_all(&workers, [1, 353, 60_000]);
             let counters = lab.job_stats("loss").counters;
             assert!(counters.duplicates > 0, "nothing was lost? {counters:?}");
             assert_eq!(counters.contributions, counters.blocks * 4, "{counters:?}");
@@ -42,9 +40,7 @@ fn sums_cross_long_paths() {
     let topology = Topology::builder().workers(4).delay(delay).build().expect("a network");
     let lab = Lab::start(topology, "xdp");
     let workers = lab.connect("far", 4, |settings| settings);
-    for len in [1, 353, 353, 353, 200_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 353, 353, 353, 200_000]);
     for worker in &workers {
         let counters = worker.counters();
         let flow = counters.flow;
@@ -72,9 +68,7 @@ fn sums_survive_duplicates_and_reordering() {
     ] {
         let lab = Lab::start(lossy(faults), "xdp");
         let workers = lab.connect("reorder", 4, |settings| settings);
-        for len in [353, 60_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [353, 60_000]);
         let counters = lab.job_stats("reorder").counters;
         assert_eq!(counters.contributions, counters.blocks * 4, "{faults:?}: {counters:?}");
     }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, at_all, check_sums, network, second_daemon};
+use support::{LIMIT, Lab, at_all, check_sums, need_root, network, second_daemon};
 use xdp_agg_client::collectives::{Choice, Way};
 use xdp_agg_client::{AggregatorLoss, Builder, Communicator, Error, Op, State};
 use xdp_agg_testbed::fork::{in_child, is_mapped, kept, take_sockets};
@@ -23,9 +23,15 @@ use xdp_agg_tls::testing::{Authority, Valid};
 const PROMISED: Duration = Duration::from_secs(3);
 
 /// Held by a test that looks at this process's descriptors: another test would make some.
-fn alone() -> impl Drop {
+fn turn() -> impl Drop {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same, and two hosts with a daemon; None, with a message, without root.
+fn alone() -> Option<(impl Drop, Lab)> {
+    need_root!(None);
+    Some((turn(), Lab::start(network(2, "ports"), "userspace")))
 }
 
 /// Set at the end of the test, also of one that fails: the threads of a scope are waited for.
@@ -83,35 +89,13 @@ fn meet(lab: &Lab, workers: &[Communicator]) {
     });
 }
 
-/// A whole job of this many hosts with this many processes each.
-fn connect(
-    lab: &Lab,
-    job: &str,
-    (hosts, size): (u16, u16),
-    tune: impl Fn(Builder) -> Builder + Sync,
-) -> Vec<Communicator> {
-    let connect = |rank: u16| {
-        let settings = lab.worker(job, rank, hosts * size).local(rank % size, size);
-        let connected = lab.connect_one(rank / size, tune(settings));
-        connected.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-    };
-    thread::scope(|scope| {
-        let connect = &connect;
-        let all: Vec<_> =
-            (0..hosts * size).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it connects")).collect()
-    })
-}
-
 #[test]
 fn a_child_of_an_idle_worker_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let before = kept("self");
-        let mut workers = connect(&lab, "first", (2, size), |settings| settings);
-        let second = connect(&lab, "second", (2, size), |settings| settings);
+        let mut workers = lab.connect_hosts("first", (2, size), |settings, _| settings);
+        let second = lab.connect_hosts("second", (2, size), |settings, _| settings);
         fork_and_sum(&mut workers, &before);
         // Connections among the workers themselves, too.
         meet(&lab, &workers);
@@ -128,12 +112,10 @@ fn a_child_of_an_idle_worker_changes_nothing() {
 
 #[test]
 fn a_child_of_a_worker_in_a_call_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let before = kept("self");
-        let mut workers = connect(&lab, "busy", (2, size), |settings| settings);
+        let mut workers = lab.connect_hosts("busy", (2, size), |settings, _| settings);
         let over = AtomicBool::new(false);
         let handles: Vec<_> = workers
             .iter()
@@ -180,9 +162,7 @@ fn a_child_of_a_worker_in_a_call_changes_nothing() {
 /// left.
 #[test]
 fn a_child_gets_nothing_of_a_call_in_flight() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let mut workers = lab.connect("flight", 2, |settings| settings);
     let start = |worker: &Communicator| {
         worker.all_reduce_async(vec![1_i32; 100], Op::Sum).expect("it starts")
@@ -207,9 +187,7 @@ fn a_child_gets_nothing_of_a_call_in_flight() {
 /// calls, while it leaves. None of them has a descriptor of it.
 #[test]
 fn a_child_of_any_moment_has_no_descriptor() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let before = kept("self");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -218,11 +196,11 @@ fn a_child_of_any_moment_has_no_descriptor() {
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
-                let tune = |settings: Builder| match round % 3 {
+                let tune = |settings: Builder, _| match round % 3 {
                     0 => settings.on_aggregator_loss(AggregatorLoss::Ring),
                     _ => settings,
                 };
-                let workers = connect(&lab, &format!("{round}"), (2, 1 + round % 2), tune);
+                let workers = lab.connect_hosts(&format!("{round}"), (2, 1 + round % 2), tune);
                 meet(&lab, &workers);
                 check_sums(&workers, 5000);
             }
@@ -243,12 +221,10 @@ fn a_child_of_any_moment_has_no_descriptor() {
 /// A program that is executed has nothing either: all descriptors are close-on-exec.
 #[test]
 fn an_executed_program_has_no_descriptor() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let before = kept("self");
-    let ring = |settings: Builder| settings.on_aggregator_loss(AggregatorLoss::Ring);
-    let workers = connect(&lab, "exec", (2, 2), ring);
+    let ring = |settings: Builder, _| settings.on_aggregator_loss(AggregatorLoss::Ring);
+    let workers = lab.connect_hosts("exec", (2, 2), ring);
     meet(&lab, &workers);
     let theirs = &kept("self") - &before;
     let mut child = Command::new("sleep").arg("30").spawn().expect("a program");
@@ -259,16 +235,14 @@ fn an_executed_program_has_no_descriptor() {
 
 #[test]
 fn a_child_on_the_ring_changes_nothing() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let (daemon, second) = second_daemon(&lab);
-    let tune = |settings: Builder| {
+    let tune = |settings: Builder, _| {
         let settings = settings.aggregators([second]).on_aggregator_loss(AggregatorLoss::Ring);
         settings.fallback_after(Duration::from_millis(300))
     };
     let before = kept("self");
-    let mut workers = connect(&lab, "ring", (2, 1), tune);
+    let mut workers = lab.connect_hosts("ring", (2, 1), tune);
     daemon.kill().expect("it was running");
     check_sums(&workers, 1000);
     assert!(workers.iter().all(|worker| worker.state() == State::OnRing));
@@ -278,7 +252,7 @@ fn a_child_on_the_ring_changes_nothing() {
 #[test]
 fn a_child_over_tls_changes_nothing() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let authority = Authority::new("forks");
     let ca = authority.trusting().ca.expect("it trusts the authority");
     let topology = network(2, "ports");
@@ -288,7 +262,7 @@ fn a_child_over_tls_changes_nothing() {
     let extra = ["--tls-cert", &path(&own.certificate), "--tls-key", &path(&own.key)];
     let lab = Lab::start_with(topology, "userspace", &extra);
     let before = kept("self");
-    let mut workers = connect(&lab, "tls", (2, 1), |settings| settings.tls_ca(&ca));
+    let mut workers = lab.connect_hosts("tls", (2, 1), |settings, _| settings.tls_ca(&ca));
     for _ in 0..3 {
         fork_and_sum(&mut workers, &before);
     }
@@ -297,9 +271,7 @@ fn a_child_over_tls_changes_nothing() {
 /// Children may have communicators of their own, and the parents go on beside them.
 #[test]
 fn children_join_a_job_of_their_own() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     let parents = lab.connect("parents", 2, |settings| settings);
     let child = |rank: u16| {
         let settings = lab.worker("children", rank, 2);
@@ -344,7 +316,7 @@ fn is_failure(since: Instant) -> impl Fn(Instant, &Line) -> bool {
 #[test]
 fn the_death_of_a_worker_with_children_is_noticed() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let lab = Lab::start(network(3, "ports"), "xdp");
     let mut slowest = Duration::ZERO;
     for round in 0..20_u16 {
@@ -382,9 +354,7 @@ fn the_death_of_a_worker_with_children_is_noticed() {
 /// All processes of a job die, their children live: a new job has its name and its ranks at once.
 #[test]
 fn a_job_starts_again_while_children_of_its_dead_processes_live() {
-    need_root!();
-    let _alone = alone();
-    let lab = Lab::start(network(2, "ports"), "userspace");
+    let Some((_alone, lab)) = alone() else { return };
     for size in [1, 2] {
         let mut workers = steady(&lab, "again", (2, size), "fail");
         for dying in &mut workers {
@@ -403,7 +373,7 @@ fn a_job_starts_again_while_children_of_its_dead_processes_live() {
 #[test]
 fn who_is_silent_is_given_up_where_a_limit_is_set() {
     need_root!();
-    let _alone = alone();
+    let _alone = turn();
     let lab = Lab::start_with(network(3, "ports"), "userspace", &["--silent-timeout", "1"]);
     let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink")];
     for stopped in [true, false] {

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::LIMIT;
+use support::{LIMIT, need_root};
 use xdp_agg::engine::{
     self, Engine, EngineConfig, EngineError, EngineKind, JobSetup, LocalAddr, SumError, Uplink,
     XdpMode,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, Failure, call_of, failure_of, work};
-use support::{LIMIT, Lab, check_sums, network, on_all, second_daemon};
+use support::{LIMIT, Lab, check_all, check_sums, need_root, network, on_all, second_daemon};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Element, Error, JobError, LaneWidth, Op, Path, Scaling,
     bf16, f16,
@@ -37,9 +37,7 @@ fn processes_of_a_host_sum_as_one_worker() {
             for scaling in [Scaling::Fixed(1024.0), Scaling::Block] {
                 let job = format!("group of {size}, {scaling}");
                 let workers = connect(&lab, &job, 2, size, |settings| settings.scaling(scaling));
-                for len in [1, 352, 353, 5000, 1_000_003] {
-                    check_sums(&workers, len);
-                }
+                check_all(&workers, [1, 352, 353, 5000, 1_000_003]);
                 assert_eq!(workers[0].members().len(), 2 * usize::from(size));
             }
         }
@@ -109,9 +107,7 @@ fn a_vector_is_split_over_aggregators() {
     let (_daemon, second) = second_daemon(&lab);
     let first = lab.control();
     let workers = lab.connect("split", 3, |settings| settings.aggregators([first, second]));
-    for len in [0, 1, 352, 353, 704, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [0, 1, 352, 353, 704, 100_000]);
     on_all(&workers, |worker| {
         let data: Vec<f32> = (0..5000).map(|i| (i + i32::from(worker.rank())) as f32).collect();
         let handles: Vec<_> = (0..4)
@@ -343,17 +339,12 @@ fn vectors_that_are_cut_otherwise_on_another_host_are_refused() {
     check_sums(&ordered, 10_000);
     drop(ordered);
     let refused = |job: &str, size: u16, tune: &(dyn Fn(Builder, u16) -> Builder + Sync)| {
-        thread::scope(|scope| {
-            let connect = |rank: u16| {
-                let settings = lab.worker(job, rank, 2 * size).local(rank % size, size);
-                let settings = tune(settings, rank / size).join_deadline(Duration::from_secs(4));
-                let lab = &lab;
-                scope.spawn(move || lab.connect_one(rank / size, settings).map(drop))
-            };
-            let threads: Vec<_> = (0..2 * size).map(connect).collect();
-            let ends = threads.into_iter().map(|thread| thread.join().expect("no panic"));
-            ends.map(|end| end.expect_err("it differs").to_string()).collect::<Vec<_>>()
-        })
+        let hosts: Vec<u16> = (0..2 * size).map(|rank| rank / size).collect();
+        let ends = lab.try_connect(job, &hosts, |settings, rank| {
+            let settings = tune(settings.local(rank % size, size), rank / size);
+            settings.join_deadline(Duration::from_secs(4))
+        });
+        ends.into_iter().map(|end| end.expect_err("it differs").to_string()).collect::<Vec<_>>()
     };
     // They meet at the first one.
     let reversed = refused("reversed", 1, &|settings, host| {

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, check_sums, network};
+use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_client::{Communicator, WorkerLoss};
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::Namespace;

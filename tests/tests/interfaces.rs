@@ -8,12 +8,12 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSo
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, on_all, ping};
+use support::{LIMIT, Lab, check_all, check_sums, need_root, on_all, ping};
 use xdp_agg_client::{Communicator, Op};
 use xdp_agg_common::control::CONTROL_PORT;
 use xdp_agg_common::wire::DATA_PORT;
 use xdp_agg_testbed::steady::Work;
-use xdp_agg_testbed::{BpfFs, Namespace, Process, Topology, program};
+use xdp_agg_testbed::{BpfFs, Namespace, Process, Topology, at_once, program};
 
 /// The aggregator's address on the overlay; the workers' begin at 1.
 const OVERLAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 254);
@@ -51,11 +51,7 @@ fn sum(topology: &Topology, addr: Ipv4Addr, job: &str) -> Duration {
         let host = topology.worker(rank.into());
         host.run(move || settings.connect()).expect("its namespace").expect("it joins")
     };
-    let workers: Vec<Communicator> = thread::scope(|scope| {
-        let connect = &connect;
-        let threads = [0, 1].map(|rank| scope.spawn(move || connect(rank)));
-        threads.map(|thread| thread.join().expect("it connects")).into()
-    });
+    let workers = at_once([0, 1], connect);
     check_sums(&workers, 10_000);
     let start = Instant::now();
     on_all(&workers, |worker| {
@@ -151,9 +147,7 @@ fn jumbo_frames_are_served_natively() {
     let workers = lab.connect("jumbo", 2, |settings| settings);
     assert_eq!(workers[0].engine(), "xdp (native)");
     assert_eq!(workers[0].block_bytes(), 3456);
-    for len in [1, 863, 864, 865, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 863, 864, 865, 100_000]);
     drop(workers);
     let aggregator = (lab.topology.aggregator(), lab.topology.aggregator_addr());
     let other = (lab.topology.worker(1), lab.topology.worker_addr(1));
@@ -211,9 +205,7 @@ fn a_vlan_is_served_by_the_interface_that_carries_it() {
     vlan(1, 7, true);
     let workers = lab.connect("tagged", 2, |settings| settings);
     assert_eq!(workers[0].engine(), "xdp (native)");
-    for len in [1, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 100_000]);
     drop(workers);
     assert!(lab.topology.worker(0).run(|| ping(lab.topology.aggregator_addr())).expect("inside"));
     // Without a tag, in another VLAN, and where veth keeps the tag beside the frame.

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use support::lent::{Job, SUM, call, close, everywhere, mixed, sums};
-use support::{LIMIT, Lab, network};
+use support::{LIMIT, Lab, need_root, network};
 use xdp_agg_client::lent::{DataType, Memory, Options, Precision, Reduction, Task};
 use xdp_agg_client::{Builder, Error, JobError, WorkerLoss, bf16, f16};
 use xdp_agg_common::control::AbortReason;

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use xdp_agg_common::control::{Join, Policy, Reply, Request, Tree, read_message, write_message};
+use xdp_agg_common::control::{Join, Reply, Request, read_message, write_message};
 
-use support::{LIMIT, Lab, network};
+use support::{LIMIT, Lab, need_root, network};
 
 mod support;
 
@@ -19,17 +19,8 @@ fn join(lab: &Lab, host: u16, rank: u16) -> TcpStream {
         rank,
         world_size: 8,
         data_port: 7 + rank,
-        data_addr: None,
         max_chunks: 1,
-        slots: None,
-        result_mode: None,
-        policy: Policy::default(),
-        ring_port: None,
-        resume: None,
-        patience_s: None,
-        tree: Tree::default(),
-        chosen: None,
-        origin: None,
+        ..Join::default()
     };
     write_message(&mut stream, &Request::Join(join)).expect("the daemon reads");
     stream

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network};
+use support::{LIMIT, Lab, check_all, check_sums, need_root, network};
 use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_common::control::{AggregatorLoss, CONTROL_PORT};
 use xdp_agg_common::maps::Reject;
@@ -77,9 +77,7 @@ fn workers_beside_the_aggregator_take_part() {
         set(topology.aggregator(), "conf/all/rp_filter", filter);
         let lab = Lab::start(topology, "xdp");
         let workers = connect(&lab, 2, local);
-        for len in [1, 352, 100_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [1, 352, 100_000]);
         let repeated: u64 = workers.iter().map(|w| w.counters().flow.timer_retransmissions).sum();
         assert!(repeated < 1000, "{repeated} repetitions");
     }

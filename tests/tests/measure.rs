@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use support::need_root;
 use xdp_agg_client::collectives::Tuning;
 use xdp_agg_testbed::{Fabric, Process, Sink, Spot, Topology, program};
 use xdp_agg_topology::infer::infer;

@@ -13,7 +13,7 @@ use support::watched::{
     Failure, RING, all_said, any_said, call_of, call_over, calls_of, check, check_none_failed,
     failure_of, work,
 };
-use support::{LIMIT, Lab, network};
+use support::{LIMIT, Lab, need_root, network};
 use xdp_agg_testbed::steady::{Line, Steady, Work};
 
 const FAIL: [(&str, &str); 2] =

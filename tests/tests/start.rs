@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, check_sums, log, network};
+use support::{ENGINES, LIMIT, Lab, check_sums, log, need_root, network};
 use xdp_agg_client::{Builder, Communicator};
 use xdp_agg_testbed::steady::{Line, Steady, Work};
 use xdp_agg_testbed::{at_once, program};

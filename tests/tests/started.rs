@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, at_all, expected, input, network};
+use support::{LIMIT, Lab, at_all, expected, input, need_root, network};
 use xdp_agg_client::collectives::{Choice, Tuning, Way};
 use xdp_agg_client::{Communicator, Error, Handle, JobError, Op, Path, f16};
 

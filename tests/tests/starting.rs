@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use support::{Lab, check_sums, network, on_all, second_daemon};
-use xdp_agg_client::{Builder, Communicator, Error, JobError, Op, WorkerLoss};
+use support::{Lab, all_join, check_all, check_sums, need_root, network, on_all, second_daemon};
+use xdp_agg_client::{Builder, Error, JobError, Op, WorkerLoss};
 use xdp_agg_common::control::ErrorCode;
 use xdp_agg_testbed::{Fabric, Process, Sink, Spot, Topology, program};
 
@@ -259,39 +259,19 @@ fn hosts_may_have_different_numbers_of_processes() {
     }
 }
 
-/// Connects ranks at once; `hosts` has the host of each, `tune` gets each rank's settings.
-fn connect_all(
-    lab: &Lab,
-    hosts: &[u16],
-    tune: impl Fn(Builder, u16) -> Builder + Sync,
-) -> Vec<Result<Communicator, Error>> {
-    thread::scope(|scope| {
-        let tune = &tune;
-        let start = |(rank, host): (u16, &u16)| {
-            let (rank, host) = (rank, *host);
-            let settings = lab.worker("default", rank, hosts.len() as u16);
-            scope.spawn(move || lab.connect_one(host, tune(settings, rank)))
-        };
-        let threads: Vec<_> = (0..).zip(hosts).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
-}
-
 /// Eight processes on one host and two on the other.
 #[test]
 fn eight_and_two_processes_sum() {
     need_root!();
     let lab = Lab::start(network(2, "ports"), "xdp");
     let placed = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1];
-    let workers = connect_all(&lab, &placed, |settings, rank| match rank {
+    let workers = lab.try_connect("default", &placed, |settings, rank| match rank {
         8.. => settings.local(rank - 8, 2),
         _ => settings.local(rank, 8),
     });
-    let workers: Vec<_> = workers.into_iter().map(|worker| worker.expect("it joins")).collect();
+    let workers = all_join(workers);
     assert!(workers.iter().all(|worker| worker.local_size() == 2));
-    for len in [1, 1000, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 1000, 100_000]);
 }
 
 /// Two runs of one user on the same hosts, under one name, at two daemons: their processes never
@@ -305,12 +285,10 @@ fn two_runs_at_two_daemons_never_mix() {
         let run = |number: f32, at| {
             let lab = &lab;
             move || {
-                let workers = connect_all(lab, &[0, 0, 1, 1], |settings, rank| {
+                let workers = lab.try_connect("default", &[0, 0, 1, 1], |settings, rank| {
                     settings.aggregator(at).local(rank % 2, 2)
                 });
-                let workers: Vec<_> =
-                    workers.into_iter().map(|worker| worker.expect("it joins")).collect();
-                on_all(&workers, |worker| {
+                on_all(&all_join(workers), |worker| {
                     let mut data = vec![number; 10_000];
                     worker.all_reduce(&mut data, Op::Sum).expect("it ends");
                     assert!(data.iter().all(|sum| *sum == 4.0 * number), "{number}");
@@ -330,10 +308,10 @@ fn two_runs_at_two_daemons_never_mix() {
 fn another_run_under_the_same_name_is_refused_by_name() {
     need_root!();
     let lab = Lab::start(network(4, "ports"), "xdp");
-    let first = connect_all(&lab, &[0, 1], |settings, _| settings.run("morning"));
-    let first: Vec<_> = first.into_iter().map(|worker| worker.expect("it joins")).collect();
+    let first = lab.try_connect("default", &[0, 1], |settings, _| settings.run("morning"));
+    let first = all_join(first);
     let refused = |other: Option<&str>, code: ErrorCode, words: &[&str]| {
-        let all = connect_all(&lab, &[2, 3], |settings, _| match other {
+        let all = lab.try_connect("default", &[2, 3], |settings, _| match other {
             Some(other) => settings.run(other),
             None => settings,
         });
@@ -357,13 +335,11 @@ fn another_run_under_the_same_name_is_refused_by_name() {
     check_sums(&first, 1000);
     // An elastic restart: the new processes are there before the old ones are gone.
     thread::scope(|scope| {
-        let again =
-            scope.spawn(|| connect_all(&lab, &[0, 1], |settings, _| settings.run("morning")));
+        let again = scope
+            .spawn(|| lab.try_connect("default", &[0, 1], |settings, _| settings.run("morning")));
         thread::sleep(Duration::from_secs(1));
         drop(first);
-        let again = again.join().expect("no panic");
-        let again: Vec<_> = again.into_iter().map(|worker| worker.expect("it is back")).collect();
-        check_sums(&again, 1000);
+        check_sums(&all_join(again.join().expect("no panic")), 1000);
     });
 }
 
@@ -385,7 +361,7 @@ fn settings_of_some_ranks_only_are_named() {
         ("XDP_AGG_SEGMENT: ", |settings| settings.segment(1 << 25)),
     ];
     for (expected, tune) in cases {
-        let all = connect_all(&lab, &[0, 1, 2], |settings, rank| match rank {
+        let all = lab.try_connect("default", &[0, 1, 2], |settings, rank| match rank {
             2 => tune(settings),
             _ => settings,
         });
@@ -394,15 +370,13 @@ fn settings_of_some_ranks_only_are_named() {
         }
     }
     // The MTU is each rank's own, and so are times.
-    let all = connect_all(&lab, &[0, 1, 2], |settings, rank| match rank {
+    let all = lab.try_connect("default", &[0, 1, 2], |settings, rank| match rank {
         2 => settings.mtu(1000).deadline(Duration::from_secs(7)),
         _ => settings,
     });
-    let all: Vec<_> = all.into_iter().map(|worker| worker.expect("it joins")).collect();
-    check_sums(&all, 1000);
-    drop(all);
+    check_sums(&all_join(all), 1000);
     // A job's name that only one has: it is told where the others wait.
-    let all = connect_all(&lab, &[0, 1, 2], |settings, rank| {
+    let all = lab.try_connect("default", &[0, 1, 2], |settings, rank| {
         let settings = settings.join_deadline(Duration::from_secs(3));
         if rank == 2 { settings.job("mine") } else { settings }
     });

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network, on_all};
+use support::{LIMIT, Lab, check_sums, need_root, network, on_all};
 use xdp_agg_client::Communicator;
 use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::DATA_PORT;

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{all_said, first};
-use support::{LIMIT, Lab, check_sums, expected, input, network, on_all, second_daemon};
+use support::{
+    LIMIT, Lab, check_all, check_sums, expected, input, need_root, network, on_all, second_daemon,
+};
 use xdp_agg_client::{
     AggregatorLoss, Builder, Communicator, Error, Handle, JobError, Op, Path, WorkerLoss,
 };
@@ -38,9 +40,7 @@ fn all_sizes_are_summed() {
     let (_daemon, second) = second_daemon(&lab);
     let both = [lab.control(), second];
     let workers = lab.connect("sizes", 3, |settings| settings.aggregators(both));
-    for len in [0, 1, 351, 352, 353, 705, SHORT, 16 << 10, (16 << 10) + 1, LONG] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [0, 1, 351, 352, 353, 705, SHORT, 16 << 10, (16 << 10) + 1, LONG]);
     let workers = lab.connect_hosts("group", (2, 2), |settings, _| settings.aggregators(both));
     for round in 0..20 {
         check_sums(&workers, 1 + round * 600);

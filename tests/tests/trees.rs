@@ -6,12 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, RING, Said};
-use support::{ENGINES, LIMIT, at_all, check_sums};
+use support::{ENGINES, LIMIT, at_all, check_all, check_sums, need_root};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
 use xdp_agg_common::control::{JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
 use xdp_agg_testbed::steady::{Line, Steady, Work};
-use xdp_agg_testbed::{Direction, Fabric, Faults, Process, Spot, Topology, at_once, program};
+use xdp_agg_testbed::{Fabric, Faults, Process, Spot, Topology, at_once, program};
 use xdp_agg_topology::{KnownCosts, Strategy, Topology as Plan};
 
 /// In what time the others go on.
@@ -68,9 +68,7 @@ fn sums_go_through_the_aggregators_of_two_racks() {
     for engine in ENGINES {
         let fabric = fabric(racks(2, 2), &[engine; 2]);
         let workers = connect(&fabric, Strategy::Rat, |settings| settings);
-        for len in [1, 352, 100_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [1, 352, 100_000]);
     }
 }
 
@@ -128,9 +126,7 @@ fn one_aggregator_is_the_root_of_several_trees() {
         fabric.serve(Spot::Worker(worker), "xdp", &[]).expect("a daemon");
     }
     let workers = connect(&fabric, Strategy::Rat, |settings| settings);
-    for len in [1, 100_000] {
-        check_sums(&workers, len);
-    }
+    check_all(&workers, [1, 100_000]);
     let jobs = stats(&fabric, Spot::Rack(0), &["--json"]);
     let jobs: Stats = serde_json::from_str(&jobs).expect("stats");
     let further = |job: &&JobStats| job.info.job == "trees#1";
@@ -178,9 +174,7 @@ fn every_host_sums_a_share() {
         let fabric = hosts(topology.expect("a network"), engine);
         let workers = connect(&fabric, Strategy::Colocated, |settings| settings);
         assert_eq!(workers[0].aggregators(), 4);
-        for len in [1, 352, 100_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [1, 352, 100_000]);
     }
 }
 
@@ -193,9 +187,7 @@ fn every_host_roots_a_tree() {
         let fabric = hosts(racks(2, 2), engine);
         let workers = connect(&fabric, Strategy::Rat, |settings| settings);
         assert_eq!(workers[0].aggregators(), 4);
-        for len in [1, 352, 100_000] {
-            check_sums(&workers, len);
-        }
+        check_all(&workers, [1, 352, 100_000]);
     }
 }
 
@@ -220,11 +212,7 @@ fn loss_anywhere_in_a_tree_is_survived() {
         (on_hosts(), Strategy::Colocated),
     ] {
         let faults = Faults { loss: 0.02, duplicate: 0.02, ..Faults::NONE }.only_udp(48864);
-        for link in 0..fabric.topology.link_count() {
-            for direction in Direction::BOTH {
-                fabric.topology.set_faults(link, direction, &faults).expect("faults");
-            }
-        }
+        fabric.topology.set_all_faults(&faults).expect("faults");
         let workers = connect(&fabric, strategy, |settings| settings);
         for _ in 0..3 {
             check_sums(&workers, 50_000);

@@ -6,12 +6,14 @@ mod support;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, at_all, check_sums, log, network, on_all, second_daemon};
+use support::{
+    ENGINES, LIMIT, Lab, at_all, check_sums, log, need_root, network, on_all, second_daemon,
+};
 use xdp_agg_client::collectives::{Algorithm, Choice, Way};
 use xdp_agg_client::{Builder, Communicator, Error, JobError, Op};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_common::wire::DATA_PORT;
-use xdp_agg_testbed::{Direction, Faults, Process, program};
+use xdp_agg_testbed::{Direction, Faults, Process, at_once, program};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -39,10 +41,7 @@ fn a_first_iteration_of_forty_seconds_is_waited_for() {
                     let connected = lab.connect_one(rank, default_settings(&lab, &job, rank));
                     connected.expect("it joins")
                 };
-                let (patient, slow) = thread::scope(|scope| {
-                    let slow = scope.spawn(|| connect(1));
-                    (connect(0), slow.join().expect("no panic"))
-                });
+                let [patient, slow] = at_once([0, 1], connect).try_into().expect("two");
                 let start = Instant::now();
                 thread::scope(|scope| {
                     scope.spawn(|| {
@@ -219,15 +218,8 @@ fn processes_of_a_host_are_waited_for() {
     need_root!();
     log::keep();
     let lab = Lab::start(network(2, "ports"), "xdp");
-    let connect = |rank: u16| {
-        let settings = lab.worker("hosts", rank, 4).local(rank % 2, 2);
-        let settings = settings.deadline(6 * SECOND).warn_after(2 * SECOND);
-        lab.connect_one(rank / 2, settings).expect("it joins")
-    };
-    let workers: Vec<_> = thread::scope(|scope| {
-        let all: Vec<_> = (0..4).map(|rank| scope.spawn(move || connect(rank))).collect();
-        all.into_iter().map(|thread| thread.join().expect("it joins")).collect()
-    });
+    let tune = |settings: Builder, _| settings.deadline(6 * SECOND).warn_after(2 * SECOND);
+    let workers = lab.connect_hosts("hosts", (2, 2), tune);
     check_sums(&workers, 20_000);
     let errors = on_all(&workers, |worker| {
         let calls = worker.rank() != 3;

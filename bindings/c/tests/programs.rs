@@ -6,27 +6,33 @@ use std::process::Command;
 
 use support::{Daemon, Installed, is_done};
 
-#[test]
-fn every_collective_is_right_in_c() {
+/// A program that says that it is done, as all ranks of worlds of these sizes.
+fn is_done_by_all(source: &str, sizes: &[u16]) {
     let (installed, daemon) = (Installed::new(), Daemon::start());
-    let program = installed.compile("tests/programs/collectives.c");
-    for size in [2, 3] {
-        daemon.all_done(&installed, &program, (&[], size));
+    let program = installed.compile(source);
+    for size in sizes {
+        daemon.all_done(&installed, &program, (&[], *size));
     }
 }
 
 #[test]
-fn a_world_of_one_is_right() {
-    let (installed, daemon) = (Installed::new(), Daemon::start());
-    let program = installed.compile("tests/programs/collectives.c");
-    daemon.all_done(&installed, &program, (&[], 1));
+fn every_collective_is_right_in_c() {
+    is_done_by_all("tests/programs/collectives.c", &[1, 2, 3]);
 }
 
 #[test]
 fn arguments_that_cannot_be_are_refused_by_name() {
-    let (installed, daemon) = (Installed::new(), Daemon::start());
-    let program = installed.compile("tests/programs/arguments.c");
-    daemon.all_done(&installed, &program, (&[], 2));
+    is_done_by_all("tests/programs/arguments.c", &[2]);
+}
+
+#[test]
+fn a_forked_child_is_refused_and_changes_nothing() {
+    is_done_by_all("tests/programs/fork.c", &[2]);
+}
+
+#[test]
+fn cplusplus_takes_the_header() {
+    is_done_by_all("tests/programs/plus.cpp", &[2]);
 }
 
 #[test]
@@ -46,20 +52,6 @@ fn a_deadline_inside_a_host_names_the_rank() {
     let program = installed.compile("tests/programs/ends.c");
     let ranks = daemon.ranks_of_hosts(&installed, &program, (&["deadline_in_host"], 3), 3);
     ranks.into_iter().for_each(is_done);
-}
-
-#[test]
-fn a_forked_child_is_refused_and_changes_nothing() {
-    let (installed, daemon) = (Installed::new(), Daemon::start());
-    let program = installed.compile("tests/programs/fork.c");
-    daemon.all_done(&installed, &program, (&[], 2));
-}
-
-#[test]
-fn cplusplus_takes_the_header() {
-    let (installed, daemon) = (Installed::new(), Daemon::start());
-    let program = installed.compile("tests/programs/plus.cpp");
-    daemon.all_done(&installed, &program, (&[], 2));
 }
 
 #[test]

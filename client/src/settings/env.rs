@@ -11,7 +11,7 @@ use xdp_agg_common::control::{
     AggregatorLoss, CONTROL_PORT, IPV4_ONLY, Token, WorkerLoss, first_ipv4, ipv6,
 };
 use xdp_agg_common::maps::ResultMode;
-use xdp_agg_launcher::{Launch, Number};
+use xdp_agg_launcher::{Launch, Number, text};
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_quantize::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
@@ -20,22 +20,13 @@ use super::{Builder, Target};
 use crate::collectives::Tuning;
 use crate::error::Error;
 
-/// Of a variable's value.
-const NOT_TEXT: &str = "its value is not UTF-8; give it as UTF-8 text, or unset it";
-
 /// The value of an environment variable; None if it is not set.
 ///
 /// # Errors
 /// [`Error::Config`]: it is not UTF-8. Taken for a variable that is not set, it could turn off a
 /// protection that its user has asked for.
 pub fn variable(name: &'static str) -> Result<Option<String>, Error> {
-    text(name, std::env::var_os(name))
-}
-
-/// The value may be a secret: the error does not show it.
-pub(crate) fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
-    let wrong = |_| Error::Config { name, problem: NOT_TEXT.into() };
-    value.map(|value| value.into_string().map_err(wrong)).transpose()
+    Ok(text(name, std::env::var_os(name))?)
 }
 
 /// The longest that a call may take, as `XDP_AGG_DEADLINE` says; None if it is not set.
@@ -65,12 +56,12 @@ impl Builder {
     pub fn from_values(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
         let wrong = Cell::new(None);
         let built = Self::from_lookup(|name| {
-            text(name, lookup(name)).inspect_err(|_| wrong.set(Some(name))).ok().flatten()
+            text(name, lookup(name)).unwrap_or_else(|error| {
+                wrong.set(Some(error));
+                None
+            })
         });
-        match wrong.get() {
-            Some(name) => Err(Error::Config { name, problem: NOT_TEXT.into() }),
-            None => built,
-        }
+        wrong.take().map_or(built, |error| Err(error.into()))
     }
 
     /// The same from any source of names and values.

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, Origin, Policy, Token, Tree, WorkerLoss};
 use xdp_agg_common::maps::ResultMode;
+use xdp_agg_launcher::setters;
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_quantize::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
@@ -24,8 +25,8 @@ use crate::collectives::Tuning;
 use crate::error::Error;
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
+pub(crate) use env::parse;
 pub use env::{addresses, deadline_from_env, variable};
-pub(crate) use env::{parse, text};
 pub use place::Place;
 pub(crate) use source::Source;
 
@@ -141,7 +142,22 @@ impl Default for Builder {
     }
 }
 
+setters! {
 /// # The job and its daemons
+impl Builder {
+    /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
+    /// port. Then every host's own daemon sums a share of the vector.
+    pub fn master(address: SocketAddr) => meeting = Some(xdp_agg_mesh::meeting::Place::At(address));
+
+    /// The run's name, the same at all workers. A process of another run cannot take part in this
+    /// one's job. Default: none; from the environment it is the launcher's.
+    pub fn run(name: impl Into<String>) => run = Some(name.into());
+
+    /// Name of the job; workers of one name sum together. Default `default`.
+    pub fn job(name: impl Into<String>) => job = name.into();
+}
+}
+
 impl Builder {
     /// Control address of the daemon.
     #[must_use]
@@ -167,29 +183,6 @@ impl Builder {
         self
     }
 
-    /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
-    /// port. Then every host's own daemon sums a share of the vector.
-    #[must_use]
-    pub fn master(mut self, address: SocketAddr) -> Self {
-        self.meeting = Some(xdp_agg_mesh::meeting::Place::At(address));
-        self
-    }
-
-    /// The run's name, the same at all workers. A process of another run cannot take part in this
-    /// one's job. Default: none; from the environment it is the launcher's.
-    #[must_use]
-    pub fn run(mut self, name: impl Into<String>) -> Self {
-        self.run = Some(name.into());
-        self
-    }
-
-    /// Name of the job; workers of one name sum together. Default `default`.
-    #[must_use]
-    pub fn job(mut self, name: impl Into<String>) -> Self {
-        self.job = name.into();
-        self
-    }
-
     /// The name of the job.
     #[must_use]
     pub fn get_job(&self) -> &str {
@@ -209,22 +202,30 @@ impl Builder {
     }
 }
 
+setters! {
 /// # This process, in the world and on its host
 impl Builder {
     /// This worker's number, below the world size.
-    #[must_use]
-    pub const fn rank(mut self, rank: u16) -> Self {
-        self.rank = Some(rank);
-        self
-    }
+    pub fn rank(rank: u16) => rank = Some(rank);
 
     /// Number of workers, at most 64.
-    #[must_use]
-    pub const fn world_size(mut self, world_size: u16) -> Self {
-        self.world_size = Some(world_size);
-        self
-    }
+    pub fn world_size(world_size: u16) => world_size = Some(world_size);
 
+    /// False: every process is a worker of its own at the aggregator, as in SwitchML, also where a
+    /// host has several.
+    pub fn in_host(in_host: bool) => in_host = in_host;
+
+    /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
+    /// many processes need it ([`xdp_agg_intranode::Options::good_segment`]).
+    pub fn segment(bytes: usize) => segment = Some(bytes);
+
+    /// Puts the shared segment into a file without a name in this directory, such as `/dev/shm`.
+    /// Default: anonymous memory.
+    pub fn segment_dir(directory: impl Into<PathBuf>) => segment_dir = Some(directory.into());
+}
+}
+
+impl Builder {
     /// This process among those of its host, and how many there are. They sum over shared memory
     /// first, and one copy of the vector leaves the host. Default: one process a host.
     #[must_use]
@@ -233,182 +234,108 @@ impl Builder {
         self.local_size = Some(size);
         self
     }
-
-    /// False: every process is a worker of its own at the aggregator, as in SwitchML, also where a
-    /// host has several.
-    #[must_use]
-    pub const fn in_host(mut self, in_host: bool) -> Self {
-        self.in_host = in_host;
-        self
-    }
-
-    /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
-    /// many processes need it ([`xdp_agg_intranode::Options::good_segment`]).
-    #[must_use]
-    pub const fn segment(mut self, bytes: usize) -> Self {
-        self.segment = Some(bytes);
-        self
-    }
-
-    /// Puts the shared segment into a file without a name in this directory, such as `/dev/shm`.
-    /// Default: anonymous memory.
-    #[must_use]
-    pub fn segment_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.segment_dir = Some(directory.into());
-        self
-    }
 }
 
+setters! {
 /// # Numbers
 impl Builder {
     /// How floats become the integers that are summed (`docs/numerics.md`). Default
     /// [`Scaling::Block`].
-    #[must_use]
-    pub const fn scaling(mut self, scaling: Scaling) -> Self {
-        self.scaling = scaling;
-        self
-    }
+    pub fn scaling(scaling: Scaling) => scaling = scaling;
 
+    /// Width of a lane: 16 bits halve the bytes of 32-bit floats. Default: what loses least.
+    pub fn lanes(width: LaneWidth) => lanes = Some(width);
+}
+}
+
+impl Builder {
     /// As [`Self::scaling`] with [`Scaling::Fixed`]: `round(x * scale)` is summed, so the
     /// resolution is `1 / scale` and every `|x|` must stay below `2^31 / (N * scale)`. As large as
     /// possible without overflow (PASSING uses 1e8 for VGG19 and ResNet50).
     #[must_use]
-    pub const fn scale(self, scale: f64) -> Self {
+    pub fn scale(self, scale: f64) -> Self {
         self.scaling(Scaling::Fixed(scale))
-    }
-
-    /// Width of a lane: 16 bits halve the bytes of 32-bit floats. Default: what loses least.
-    #[must_use]
-    pub const fn lanes(mut self, width: LaneWidth) -> Self {
-        self.lanes = Some(width);
-        self
     }
 }
 
+setters! {
 /// # Times
 impl Builder {
     /// Longest time for one call, which waits for workers that are alive. Default 30 min, as
     /// `torch.distributed` has it.
-    #[must_use]
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
+    pub fn deadline(deadline: Duration) => deadline = deadline;
 
     /// Longest time to wait for the daemon and for the other workers. Default 60 s. The daemon
     /// waits as long, as far as its `--join-timeout-max` lets it.
-    #[must_use]
-    pub const fn join_deadline(mut self, deadline: Duration) -> Self {
-        self.join_deadline = deadline;
-        self
-    }
+    pub fn join_deadline(deadline: Duration) => join_deadline = deadline;
 
     /// Longest time for which a call may stand still although all workers are in it: then the
     /// network, or the daemon, keeps what they send. Default 30 s.
-    #[must_use]
-    pub const fn stall_deadline(mut self, deadline: Duration) -> Self {
-        self.stall_deadline = deadline;
-        self
-    }
+    pub fn stall_deadline(deadline: Duration) => stall_deadline = deadline;
 
     /// After how long a wait is told of in the log, with what it is for. Default 10 s. A call's
     /// further warnings come after longer and longer pauses.
-    #[must_use]
-    pub const fn warn_after(mut self, time: Duration) -> Self {
-        self.warn_after = time;
-        self
-    }
+    pub fn warn_after(time: Duration) => warn_after = time;
+}
 }
 
+setters! {
 /// # Packets on the wire
 impl Builder {
     /// Largest IP packet in bytes, if smaller than what the path allows.
-    #[must_use]
-    pub const fn mtu(mut self, bytes: u32) -> Self {
-        self.mtu = Some(bytes);
-        self
-    }
+    pub fn mtu(bytes: u32) => mtu = Some(bytes);
 
     /// Slots of the job's pool, a power of two; half of them is the largest window.
-    #[must_use]
-    pub const fn slots(mut self, slots: u32) -> Self {
-        self.slots = Some(slots);
-        self
-    }
+    pub fn slots(slots: u32) => slots = Some(slots);
 
     /// How results shall come, if not as the daemon chooses.
-    #[must_use]
-    pub const fn result_mode(mut self, mode: ResultMode) -> Self {
-        self.result_mode = Some(mode);
-        self
-    }
+    pub fn result_mode(mode: ResultMode) => result_mode = Some(mode);
 
     /// Pace in bits per second on the wire. Default: as fast as results come back.
-    #[must_use]
-    pub const fn rate(mut self, bits_per_second: u64) -> Self {
-        self.rate = Some(bits_per_second);
-        self
-    }
+    pub fn rate(bits_per_second: u64) => rate = Some(bits_per_second);
 
     /// Shortest retransmission timeout. Default 4 ms: above the scheduling delays of a busy host.
-    #[must_use]
-    pub const fn rto_min(mut self, timeout: Duration) -> Self {
-        self.rto_min = timeout;
-        self
-    }
+    pub fn rto_min(timeout: Duration) => rto_min = timeout;
+}
 }
 
+setters! {
 /// # Losses
 impl Builder {
     /// What shall happen when a worker is lost; the same at all workers. Default: calls fail.
-    #[must_use]
-    pub const fn on_worker_loss(mut self, action: WorkerLoss) -> Self {
-        self.policy.worker_loss = action;
-        self
-    }
+    pub fn on_worker_loss(action: WorkerLoss) => policy.worker_loss = action;
 
     /// What shall happen when the daemon is lost; the same at all workers. Default: calls fail.
-    #[must_use]
-    pub const fn on_aggregator_loss(mut self, action: AggregatorLoss) -> Self {
-        self.policy.aggregator_loss = action;
-        self
-    }
+    pub fn on_aggregator_loss(action: AggregatorLoss) => policy.aggregator_loss = action;
 
     /// How long no daemon could be reached before the workers go on over a TCP ring, with
     /// [`AggregatorLoss::Ring`]. Default 2 s. When all of them reach it again, they come back.
-    #[must_use]
-    pub const fn fallback_after(mut self, time: Duration) -> Self {
-        self.fallback_after = time;
-        self
-    }
+    pub fn fallback_after(time: Duration) => fallback_after = time;
 
     /// After how long without a sign of life the daemon's host counts as dead. Default 30 s where
     /// its loss ends the job, and 10 s where it does not. A link that is away for up to a
     /// third of that time costs time only.
-    #[must_use]
-    pub const fn dead_after(mut self, time: Duration) -> Self {
-        self.dead_after = Some(time);
-        self
-    }
+    pub fn dead_after(time: Duration) => dead_after = Some(time);
+}
 }
 
+setters! {
 /// # Who may connect
 impl Builder {
     /// The secret that the daemon's operator gave out.
-    #[must_use]
-    pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(Token(token.into()));
-        self
-    }
+    pub fn token(token: impl Into<String>) => token = Some(Token(token.into()));
 
     /// Connects to the daemon over TLS: its certificate must be signed by the authority in this
     /// file (PEM). Without it the connection is plain.
-    #[must_use]
-    pub fn tls_ca(mut self, file: impl Into<PathBuf>) -> Self {
-        self.tls.ca = Some(file.into());
-        self
-    }
+    pub fn tls_ca(file: impl Into<PathBuf>) => tls.ca = Some(file.into());
 
+    /// The name in the daemon's certificate, if it is not the host of `XDP_AGG_ADDR`, or the IP
+    /// address of [`Self::aggregator`].
+    pub fn tls_name(name: impl Into<String>) => tls.name = Some(name.into());
+}
+}
+
+impl Builder {
     /// A certificate and its key (PEM), to be shown to a daemon that asks for one.
     #[must_use]
     pub fn tls_identity(
@@ -418,14 +345,6 @@ impl Builder {
     ) -> Self {
         self.tls.certificate = Some(certificate.into());
         self.tls.key = Some(key.into());
-        self
-    }
-
-    /// The name in the daemon's certificate, if it is not the host of `XDP_AGG_ADDR`, or the IP
-    /// address of [`Self::aggregator`].
-    #[must_use]
-    pub fn tls_name(mut self, name: impl Into<String>) -> Self {
-        self.tls.name = Some(name.into());
         self
     }
 }

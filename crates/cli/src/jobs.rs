@@ -208,18 +208,11 @@ mod tests {
             phase: "forming".into(),
             world_size: 4,
             joined: vec![0, 2],
-            epoch: 0,
             slots: 512,
-            block_bytes: 0,
-            mode: None,
             policy: Some(Policy { worker_loss: WorkerLoss::Shrink, ..Policy::default() }),
-            members: vec![],
             reforms: 3,
-            lost: vec![],
             waiting: vec![3],
-            branches: vec![],
-            parent: None,
-            chosen: None,
+            ..JobInfo::default()
         };
         let text = table(&[info]);
         let line = text.lines().nth(1).expect("a row below the head");

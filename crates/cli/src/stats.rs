@@ -221,22 +221,13 @@ mod tests {
     fn stats(blocks: u64) -> Stats {
         let info = JobInfo {
             job: "train".into(),
-            job_id: 0,
             phase: "running".into(),
             world_size: 2,
             joined: vec![0, 1],
             epoch: 1,
             slots: 512,
             block_bytes: 1408,
-            mode: None,
-            policy: None,
-            members: vec![],
-            reforms: 0,
-            lost: vec![],
-            waiting: vec![],
-            branches: vec![],
-            parent: None,
-            chosen: None,
+            ..JobInfo::default()
         };
         let counters = JobCounters { blocks, contributions: 2 * blocks, ..JobCounters::default() };
         let mut unattributed = JobCounters::default();

@@ -1,24 +1,24 @@
 //! The program as people run it: its output, its exit codes, its signals.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read as _;
 use std::os::unix::ffi::OsStringExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
+use xdp_agg_testbed::{USERSPACE, without_settings};
 use xdp_agg_tls::testing::{Authority, Valid};
+
+/// Signals that end a daemon.
+const TERM: i32 = 15;
+const INT: i32 = 2;
 
 /// The program, with nothing of this machine's settings.
 fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("XDP_AGG_") {
-            command.env_remove(name);
-        }
-    }
-    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    let mut command = without_settings(Command::new(env!("CARGO_BIN_EXE_xdp-agg")));
+    command.stdin(Stdio::null());
     command
 }
 
@@ -44,33 +44,20 @@ fn fails(output: &Output, code: i32, words: &[&str]) {
 }
 
 /// A daemon on free ports of loopback; ends with this.
-struct Daemon {
-    child: Child,
-    ready: String,
-}
+struct Daemon(xdp_agg_testbed::Daemon);
 
 impl Daemon {
     fn start(change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = program();
-        command.args(["serve", "--control", "127.0.0.1:0"]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        change(&mut command);
-        let mut child = command.spawn().expect("the program runs");
-        let mut ready = String::new();
-        let out = child.stdout.as_mut().expect("it is piped");
-        BufReader::new(out).read_line(&mut ready).expect("a line can be read");
-        Self { child, ready }
+        let program = Command::new(env!("CARGO_BIN_EXE_xdp-agg"));
+        Self(xdp_agg_testbed::Daemon::serve(program, change).expect("it gets ready"))
     }
 
     fn userspace() -> Self {
-        Self::start(|command| {
-            command.args(["--engine", "userspace", "--data-port", "0"]);
-        })
+        Self::start(|command| _ = command.args(USERSPACE))
     }
 
     fn control(&self) -> &str {
-        let field = self.ready.split_whitespace().find_map(|w| w.strip_prefix("control="));
-        field.unwrap_or_else(|| panic!("no address in {:?}", self.ready))
+        self.0.control()
     }
 
     fn ask(&self, args: &[&str]) -> Output {
@@ -83,37 +70,17 @@ impl Daemon {
     }
 
     /// Sends a signal and waits for the end: exit code and all of standard error.
-    fn signal(mut self, signal: &str) -> (Option<i32>, String) {
-        let pid = self.child.id().to_string();
-        let kill = Command::new("sh").args(["-c", "kill -s \"$0\" \"$1\"", signal, &pid]).status();
-        assert!(kill.expect("there is a shell").success());
-        let end = Instant::now() + Duration::from_secs(5);
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("it is our child") {
-                break status;
-            }
-            assert!(Instant::now() < end, "it goes on after {signal}");
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let mut text = String::new();
-        let mut err = self.child.stderr.take().expect("it is piped");
-        err.read_to_string(&mut text).expect("logs are text");
-        (status.code(), text)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+    fn signal(self, signal: i32) -> (Option<i32>, String) {
+        let end = self.0.signal(signal, Duration::from_secs(5)).expect("it ends");
+        (end.status.code(), end.stderr)
     }
 }
 
 #[test]
 fn the_daemon_says_when_it_is_ready_and_ends_on_signals() {
-    for signal in ["TERM", "INT"] {
+    for (name, signal) in [("TERM", TERM), ("INT", INT)] {
         let daemon = Daemon::userspace();
-        let words: Vec<_> = daemon.ready.split_whitespace().collect();
+        let words: Vec<_> = daemon.0.ready().split_whitespace().collect();
         assert_eq!(words[0], "ready");
         assert!(words[1].starts_with("control=127.0.0.1:"), "{words:?}");
         let port = words[2].strip_prefix("data_port=").and_then(|port| port.parse::<u16>().ok());
@@ -121,7 +88,7 @@ fn the_daemon_says_when_it_is_ready_and_ends_on_signals() {
         assert_eq!(words[3..], ["engine=userspace"]);
         let (code, log) = daemon.signal(signal);
         assert_eq!(code, Some(0), "{log}");
-        assert!(log.contains(&format!("SIG{signal}")), "{log}");
+        assert!(log.contains(&format!("SIG{name}")), "{log}");
         assert!(!log.contains('\x1b'), "colours in a pipe: {log}");
     }
 }
@@ -192,7 +159,7 @@ fn a_second_daemon_is_refused() {
     let args = ["serve", "--engine", "userspace", "--data-port", "0", "--control"];
     let output = program().args(args).arg(daemon.control()).output().expect("it runs");
     fails(&output, 1, &["in use", daemon.control(), "--control"]);
-    let port = daemon.ready.split_whitespace().find_map(|w| w.strip_prefix("data_port="));
+    let port = daemon.0.ready().split_whitespace().find_map(|w| w.strip_prefix("data_port="));
     let args = ["serve", "--engine", "userspace", "--control", "127.0.0.1:0", "--data-port"];
     let output = program().args(args).args(port).output().expect("it runs");
     fails(&output, 1, &["UDP address", "in use", "--data-port"]);
@@ -242,8 +209,8 @@ fn an_engine_that_cannot_run_is_refused_or_replaced_aloud() {
     let daemon = Daemon::start(|command| {
         command.args(["--data-port", &free_udp_port().to_string()]).env("NO_COLOR", "1");
     });
-    assert!(daemon.ready.trim_end().ends_with("engine=userspace"), "{}", daemon.ready);
-    let (code, log) = daemon.signal("TERM");
+    assert!(daemon.0.ready().trim_end().ends_with("engine=userspace"), "{}", daemon.0.ready());
+    let (code, log) = daemon.signal(TERM);
     assert_eq!(code, Some(0));
     let words = ["WARN", "taking the user-space engine"];
     assert!(words.iter().all(|word| log.contains(word)), "{log}");

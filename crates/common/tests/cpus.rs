@@ -11,10 +11,7 @@ use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, move_lanes, take_in};
 use xdp_agg_common::wire::Reduction;
 
-const POOL: Pool = match Pool::new(8) {
-    Some(pool) => pool,
-    None => panic!("8 is a power of two"),
-};
+const POOL: Pool = Pool::new(8).expect("a power of two");
 
 /// How a CPU goes about it.
 #[derive(Clone, Copy)]

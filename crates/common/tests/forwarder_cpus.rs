@@ -9,10 +9,7 @@ use xdp_agg_common::lanes::{self, Chunk, Lane};
 use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in, take_result};
 use xdp_agg_common::wire::Reduction;
 
-const POOL: Pool = match Pool::new(8) {
-    Some(pool) => pool.forwarding(true),
-    None => panic!("8 is a power of two"),
-};
+const POOL: Pool = Pool::new(8).expect("a power of two").forwarding(true);
 /// Ranks 0 and 1.
 const MEMBERS: u64 = 0b11;
 

@@ -1,33 +1,29 @@
 //! What the processes of a host tell each other over their sockets, and the descriptors that go
-//! with it. One message is one packet (`SOCK_SEQPACKET`).
-
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+//! with it. One message is one packet (`SOCK_SEQPACKET`) of JSON.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
-
+use serde::{Deserialize, Serialize};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use xdp_agg_forks::hold;
 
-use crate::error::MEETING;
 use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
 /// Version of messages and segment.
-pub(crate) const VERSION: u32 = 3;
-const MAGIC: u32 = u32::from_le_bytes(*b"xaH\x01");
+pub(crate) const VERSION: u32 = 4;
 
-/// Bytes of a message at most.
-const LIMIT: usize = 4096;
+/// Bytes of a message at most: two texts that are [`cut`], all of whose characters are escaped.
+const LIMIT: usize = 16 << 10;
 /// Descriptors with a message at most: the segment, and a bell for each process.
 const DESCRIPTORS: usize = MAX_PROCESSES + 1;
 
 /// A message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// To local rank 0, with the sender's bell.
     Hello(Hello),
@@ -38,11 +34,11 @@ pub(crate) enum Message {
     /// To all: all are ready.
     Go,
     /// It will not be: why.
-    Refused(Error),
+    Refused(#[serde(with = "refusal")] Error),
 }
 
 /// Which process comes, and what has to be the same in all.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
     pub(crate) local_rank: u32,
@@ -61,8 +57,8 @@ impl Hello {
         Self {
             version: VERSION,
             local_rank: options.local_rank as u32,
-            job: options.job.clone(),
-            run: options.run.clone(),
+            job: cut(&options.job),
+            run: cut(&options.run),
             local_size: options.local_size as u64,
             segment: options.segment as u64,
             depth: options.depth as u64,
@@ -149,157 +145,77 @@ pub(crate) fn receive(socket: impl AsFd) -> rustix::io::Result<Option<(Message, 
 }
 
 fn encode(message: &Message) -> Vec<u8> {
-    let mut out = Vec::new();
-    let mut number = |value: u64| out.extend(value.to_le_bytes());
-    number(MAGIC.into());
-    match message {
-        Message::Hello(hello) => {
-            number(1);
-            number(hello.local_rank.into());
-            for (_, value) in hello.common() {
-                number(value);
-            }
-            text(&mut out, &hello.job);
-            text(&mut out, &hello.run);
-        }
-        Message::Welcome { segment } => {
-            number(2);
-            number(*segment);
-        }
-        Message::Ready => number(3),
-        Message::Go => number(4),
-        Message::Refused(error) => {
-            number(5);
-            encode_error(&mut out, error);
-        }
-    }
-    out
+    serde_json::to_vec(message).unwrap_or_default()
 }
 
-fn encode_error(out: &mut Vec<u8>, error: &Error) {
-    let number = |out: &mut Vec<u8>, value: u64| out.extend(value.to_le_bytes());
-    match error {
-        Error::Mismatch { ours, theirs } => {
-            number(out, 1);
-            text(out, ours);
-            text(out, theirs);
-        }
-        Error::NameInUse { job, pid } => {
-            number(out, 2);
-            number(out, u64::from(pid.cast_unsigned()));
-            text(out, job);
-        }
-        Error::PeerLost { local_rank, pid, .. } => {
-            number(out, 3);
-            number(out, *local_rank as u64);
-            number(out, u64::from(pid.cast_unsigned()));
-        }
-        Error::Deadline { after, waiting_for, .. } => {
-            number(out, 4);
-            number(out, after.as_millis() as u64);
-            number(out, waiting_for.len() as u64);
-            for rank in waiting_for {
-                number(out, *rank as u64);
-            }
-        }
-        Error::Elsewhere { text: words, .. } => {
-            number(out, 5);
-            text(out, words);
-        }
-        other => {
-            number(out, 5);
-            text(out, &other.to_string());
-        }
-    }
+fn decode(bytes: &[u8]) -> Option<Message> {
+    serde_json::from_slice(bytes).ok()
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
-    let text = &text[..text.floor_char_boundary(1024)];
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+/// The first kibibyte of a text.
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(1024)].to_owned()
 }
 
-/// Reads what `encode` wrote, and nothing else.
-struct Reader<'a>(&'a [u8]);
+/// An error in a message: those that others tell apart, and the words of all others.
+mod refusal {
+    use std::time::Duration;
 
-impl Reader<'_> {
-    fn number(&mut self) -> Option<u64> {
-        let (number, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*number))
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::cut;
+    use crate::Error;
+    use crate::error::MEETING;
+
+    #[derive(Serialize, Deserialize)]
+    enum Refusal {
+        Mismatch { ours: String, theirs: String },
+        NameInUse { job: String, pid: i32 },
+        PeerLost { local_rank: usize, pid: i32 },
+        Deadline { after: Duration, waiting_for: Vec<usize> },
+        Other { text: String },
     }
 
-    fn small(&mut self) -> Option<u32> {
-        u32::try_from(self.number()?).ok()
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let len = usize::try_from(self.number()?).ok()?;
-        let (text, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        String::from_utf8(text.to_vec()).ok()
-    }
-
-    fn error(&mut self) -> Option<Error> {
-        Some(match self.number()? {
-            1 => Error::Mismatch { ours: self.text()?, theirs: self.text()? },
-            2 => {
-                let pid = self.small()?.cast_signed();
-                Error::NameInUse { job: self.text()?, pid }
+    pub(super) fn serialize<S: Serializer>(error: &Error, to: S) -> Result<S::Ok, S::Error> {
+        let refusal = match error {
+            Error::Mismatch { ours, theirs } => {
+                Refusal::Mismatch { ours: cut(ours), theirs: cut(theirs) }
             }
-            3 => Error::PeerLost {
-                local_rank: self.small()? as usize,
-                pid: self.small()?.cast_signed(),
-                how: "its process ended while the group was being made",
-            },
-            4 => {
-                let after = Duration::from_millis(self.number()?);
-                let count = self.number()?.min(MAX_PROCESSES as u64);
-                let waiting_for: Option<_> =
-                    (0..count).map(|_| Some(self.small()? as usize)).collect();
-                Error::Deadline {
-                    what: MEETING,
-                    after,
-                    waiting_for: waiting_for?,
-                    known: String::new(),
-                }
+            Error::NameInUse { job, pid } => Refusal::NameInUse { job: cut(job), pid: *pid },
+            Error::PeerLost { local_rank, pid, .. } => {
+                Refusal::PeerLost { local_rank: *local_rank, pid: *pid }
             }
-            5 => Error::Elsewhere { local_rank: 0, code: 0, text: self.text()? },
-            _ => return None,
+            Error::Deadline { after, waiting_for, .. } => {
+                Refusal::Deadline { after: *after, waiting_for: waiting_for.clone() }
+            }
+            Error::Elsewhere { text, .. } => Refusal::Other { text: cut(text) },
+            other => Refusal::Other { text: cut(&other.to_string()) },
+        };
+        refusal.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Error, D::Error> {
+        Ok(match Refusal::deserialize(from)? {
+            Refusal::Mismatch { ours, theirs } => Error::Mismatch { ours, theirs },
+            Refusal::NameInUse { job, pid } => Error::NameInUse { job, pid },
+            Refusal::PeerLost { local_rank, pid } => {
+                let how = "its process ended while the group was being made";
+                Error::PeerLost { local_rank, pid, how }
+            }
+            Refusal::Deadline { after, waiting_for } => {
+                Error::Deadline { what: MEETING, after, waiting_for, known: String::new() }
+            }
+            Refusal::Other { text } => Error::Elsewhere { local_rank: 0, code: 0, text },
         })
     }
 }
 
-fn decode(bytes: &[u8]) -> Option<Message> {
-    let mut from = Reader(bytes);
-    if from.number()? != MAGIC.into() {
-        return None;
-    }
-    let message = match from.number()? {
-        1 => Message::Hello(Hello {
-            local_rank: from.small()?,
-            version: from.small()?,
-            local_size: from.number()?,
-            segment: from.number()?,
-            depth: from.number()?,
-            slice_blocks: from.number()?,
-            scan_ahead: from.number()?,
-            digest: from.number()?,
-            job: from.text()?,
-            run: from.text()?,
-        }),
-        2 => Message::Welcome { segment: from.number()? },
-        3 => Message::Ready,
-        4 => Message::Go,
-        5 => Message::Refused(from.error()?),
-        _ => return None,
-    };
-    from.0.is_empty().then_some(message)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::error::MEETING;
     use proptest::prelude::*;
 
     fn messages() -> Vec<Message> {
@@ -342,13 +258,27 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_upset_it(
-            bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u64..7,
+            bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_usize..9, at: u8,
         ) {
             let _ = decode(&bytes);
-            let mut framed = u64::from(MAGIC).to_le_bytes().to_vec();
-            framed.extend(kind.to_le_bytes());
-            framed.extend(bytes);
-            let _ = decode(&framed);
+            let mut honest = encode(&messages()[kind]);
+            let at = usize::from(at) % honest.len();
+            honest.splice(at..(at + bytes.len()).min(honest.len()), bytes);
+            let _ = decode(&honest);
+        }
+    }
+
+    #[test]
+    fn the_longest_texts_fit_a_message() {
+        let mut options = Options::new("\u{1}".repeat(5000), 1, 3);
+        options.run = "ä".repeat(5000);
+        for message in [
+            Message::Hello(Hello::new(&options)),
+            Message::Refused(Error::Mismatch { ours: options.job.clone(), theirs: options.run }),
+        ] {
+            let bytes = encode(&message);
+            assert!((6 * 1024..LIMIT).contains(&bytes.len()), "{}", bytes.len());
+            assert!(decode(&bytes).is_some());
         }
     }
 

@@ -20,6 +20,7 @@
 //! the same host at another port, which [`own_port`] derives from it, or at that of [`PORT`]. SLURM
 //! says no such host: there it is the first one of the step's list ([`Launch::meeting`]).
 
+mod setters;
 mod slurm;
 
 use std::ffi::OsString;
@@ -189,11 +190,7 @@ impl Launch {
     /// A value that is not a number, or not text; values that contradict each other.
     pub fn read(lookup: impl Fn(&'static str) -> Option<OsString>) -> Result<Self, Error> {
         let lookup = |name: &'static str| if name.is_empty() { None } else { lookup(name) };
-        let text = |name| match lookup(name).map(OsString::into_string).transpose() {
-            Ok(text) => Ok(text),
-            // A value that is not text must not pass for a variable that is not set.
-            Err(_) => wrong(name, "its value is not UTF-8; give it as UTF-8 text, or unset it"),
-        };
+        let text = |name| text(name, lookup(name));
         let [master_addr, master_port] = MASTER.map(text);
         let mut found = Self {
             master_addr: master_addr?,
@@ -380,6 +377,16 @@ impl Launch {
                        MASTER_ADDR and XDP_AGG_PORT";
         self.meeting()?.map_or_else(|| wrong(missing, problem), Ok)
     }
+}
+
+/// A variable's value as text. It may be a secret: the error does not show it. What is not text
+/// must not pass for a variable that is not set, which could turn off a protection.
+///
+/// # Errors
+/// It is not UTF-8.
+pub fn text(name: &'static str, value: Option<OsString>) -> Result<Option<String>, Error> {
+    let problem = "its value is not UTF-8; give it as UTF-8 text, or unset it";
+    value.map(OsString::into_string).transpose().or_else(|_| wrong(name, problem))
 }
 
 /// Below 10 000.

@@ -81,6 +81,15 @@ pub struct Call {
     pub(crate) algorithm: (u8, u32),
 }
 
+xdp_agg_launcher::setters! {
+impl Call {
+    pub(crate) fn by(algorithm: Algorithm) => algorithm = algorithm.code();
+    pub(crate) fn at(root: u16) => root = root;
+    pub(crate) fn with(op: Op) => op = op as u8 + 1;
+    pub(crate) fn with_words(reduction: Reduction) => op = reduction as u8;
+}
+}
+
 impl Call {
     /// `element`: the name of its elements.
     pub(crate) fn new(collective: Collective, element: &str, count: usize) -> Self {
@@ -94,26 +103,6 @@ impl Call {
             root,
             algorithm,
         }
-    }
-
-    pub(crate) const fn by(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm.code();
-        self
-    }
-
-    pub(crate) const fn at(mut self, root: u16) -> Self {
-        self.root = root;
-        self
-    }
-
-    pub(crate) fn with(mut self, op: Op) -> Self {
-        self.op = Op::ALL.iter().position(|one| *one == op).map_or(0, |at| at as u8 + 1);
-        self
-    }
-
-    pub(crate) const fn with_words(mut self, reduction: Reduction) -> Self {
-        self.op = reduction as u8;
-        self
     }
 
     /// What its elements are reduced by, in words.

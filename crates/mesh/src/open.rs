@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xdp_agg_launcher::Launch;
+use xdp_agg_launcher::{Launch, setters};
 use xdp_agg_tls::{SecretError, read_token};
 
 use crate::error::Error;
@@ -77,6 +77,51 @@ impl Default for Builder {
     }
 }
 
+setters! {
+impl Builder {
+    /// This worker's number, from 0.
+    pub fn rank(rank: u16) => rank = rank;
+
+    /// The number of ranks, at most [`MAX_WORLD`].
+    pub fn world_size(world_size: u16) => world_size = world_size;
+
+    /// How long each call may take; [`DEFAULT_DEADLINE`] by default.
+    pub fn deadline(deadline: Duration) => deadline = deadline;
+
+    /// How long opening may take; [`DEFAULT_JOIN_DEADLINE`] by default, or as long as a call if
+    /// that is shorter.
+    pub fn join_deadline(deadline: Duration) => join_deadline = Some(deadline);
+
+    /// After how long a rank that waits for the others says so, and again; [`DEFAULT_WARN_AFTER`]
+    /// by default.
+    pub fn warn_after(time: Duration) => warn_after = time;
+
+    /// What looks on while calls wait. Default: nothing but the log.
+    pub fn onlooker(onlooker: Arc<dyn Onlooker>) => onlooker = onlooker;
+
+    /// Where rank 0 listens and all others come to, if not all addresses are known.
+    pub fn rendezvous(address: SocketAddr) => rendezvous = Some(Place::At(address));
+
+    /// Where each rank listens, in order of rank. Wants [`Self::cookie`].
+    pub fn addresses(addresses: Vec<SocketAddr>) => addresses = Some(addresses);
+
+    /// This rank's listener, where it is open already; at rank 0 on the rendezvous' address.
+    pub fn listener(listener: TcpListener) => listener = Some(listener);
+
+    /// A number that only the job's ranks know; a caller that does not know it is turned away. At a
+    /// rendezvous rank 0 makes one where none is given.
+    pub fn cookie(cookie: u64) => cookie = Some(cookie);
+
+    /// Which of a job's meshes it is, in a few words; a rank that means another one is turned away.
+    pub fn occasion(occasion: String) => occasion = occasion;
+
+    /// Vectors up to this many bytes are all-reduced whole (the same on all ranks);
+    /// [`DEFAULT_SHORT_BYTES`] by default. On links of 10 Gbit/s and more a larger value is
+    /// faster; 0 means never (but for empty vectors).
+    pub fn short_bytes(bytes: usize) => short_bytes = bytes;
+}
+}
+
 impl Builder {
     /// Settings from the environment, as launchers set it ([`Launch`]). Where there is more than
     /// one rank, they meet where [`Launch::meeting`] says: at `MASTER_ADDR`, a host of any rank,
@@ -99,11 +144,7 @@ impl Builder {
         let mut builder = Self::default().rank(rank).world_size(world_size);
         builder.local_size = launch.local_size.map(|size| size.value);
         builder.run.clone_from(&launch.run);
-        // What is not text may be a secret: the error does not show it.
-        let text = |name| match value(name).map(OsString::into_string).transpose() {
-            Ok(text) => Ok(text),
-            Err(_) => Err(Error::Setting { name, problem: "its value is not UTF-8 text".into() }),
-        };
+        let text = |name| xdp_agg_launcher::text(name, value(name));
         let wrong = |name, value: &str, expected| {
             let problem = format!("{value:?} is not {expected}");
             Error::Setting { name, problem }
@@ -144,54 +185,10 @@ impl Builder {
         Ok(builder)
     }
 
-    /// This worker's number, from 0.
-    #[must_use]
-    pub const fn rank(mut self, rank: u16) -> Self {
-        self.rank = rank;
-        self
-    }
-
-    /// The number of ranks, at most [`MAX_WORLD`].
-    #[must_use]
-    pub const fn world_size(mut self, world_size: u16) -> Self {
-        self.world_size = world_size;
-        self
-    }
-
-    /// How long each call may take; [`DEFAULT_DEADLINE`] by default.
-    #[must_use]
-    pub const fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// How long opening may take; [`DEFAULT_JOIN_DEADLINE`] by default, or as long as a call if
-    /// that is shorter.
-    #[must_use]
-    pub const fn join_deadline(mut self, deadline: Duration) -> Self {
-        self.join_deadline = Some(deadline);
-        self
-    }
-
-    /// After how long a rank that waits for the others says so, and again; [`DEFAULT_WARN_AFTER`]
-    /// by default.
-    #[must_use]
-    pub const fn warn_after(mut self, time: Duration) -> Self {
-        self.warn_after = time;
-        self
-    }
-
     /// How long opening may take.
     pub(crate) fn join_time(&self) -> Duration {
         let default = DEFAULT_JOIN_DEADLINE.min(self.deadline);
         self.join_deadline.unwrap_or(default).min(MAX_DEADLINE)
-    }
-
-    /// What looks on while calls wait. Default: nothing but the log.
-    #[must_use]
-    pub fn onlooker(mut self, onlooker: Arc<dyn Onlooker>) -> Self {
-        self.onlooker = onlooker;
-        self
     }
 
     /// `size` ranks share a host, numbered host by host. Default: 1.
@@ -209,55 +206,10 @@ impl Builder {
         self
     }
 
-    /// Where rank 0 listens and all others come to, if not all addresses are known.
-    #[must_use]
-    pub fn rendezvous(mut self, address: SocketAddr) -> Self {
-        self.rendezvous = Some(Place::At(address));
-        self
-    }
-
-    /// Where each rank listens, in order of rank. Wants [`Self::cookie`].
-    #[must_use]
-    pub fn addresses(mut self, addresses: Vec<SocketAddr>) -> Self {
-        self.addresses = Some(addresses);
-        self
-    }
-
-    /// This rank's listener, where it is open already; at rank 0 on the rendezvous' address.
-    #[must_use]
-    pub fn listener(mut self, listener: TcpListener) -> Self {
-        self.listener = Some(listener);
-        self
-    }
-
     /// Where this rank listens, if its listener is open already.
     #[must_use]
     pub fn listening_at(&self) -> Option<SocketAddr> {
         self.listener.as_ref().and_then(|listener| listener.local_addr().ok())
-    }
-
-    /// A number that only the job's ranks know; a caller that does not know it is turned away. At a
-    /// rendezvous rank 0 makes one where none is given.
-    #[must_use]
-    pub const fn cookie(mut self, cookie: u64) -> Self {
-        self.cookie = Some(cookie);
-        self
-    }
-
-    /// Which of a job's meshes it is, in a few words; a rank that means another one is turned away.
-    #[must_use]
-    pub fn occasion(mut self, occasion: String) -> Self {
-        self.occasion = occasion;
-        self
-    }
-
-    /// Vectors up to this many bytes are all-reduced whole (the same on all ranks);
-    /// [`DEFAULT_SHORT_BYTES`] by default. On links of 10 Gbit/s and more a larger value is
-    /// faster; 0 means never (but for empty vectors).
-    #[must_use]
-    pub const fn short_bytes(mut self, bytes: usize) -> Self {
-        self.short_bytes = bytes;
-        self
     }
 
     /// Connects with all other ranks.

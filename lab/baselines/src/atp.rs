@@ -6,7 +6,7 @@ use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use xdp_agg_client::{Builder, Communicator, Op};
 
-use crate::collective::{BoxError, Collective};
+use crate::collective::{About, BoxError, Collective};
 use crate::error::Error;
 use crate::ps::Ps;
 
@@ -89,16 +89,8 @@ impl Atp {
 }
 
 impl Collective for Atp {
-    fn rank(&self) -> u16 {
-        self.communicator.rank()
-    }
-
-    fn world_size(&self) -> u16 {
-        self.communicator.world_size()
-    }
-
-    fn system(&self) -> &'static str {
-        "atp"
+    fn about(&self) -> About {
+        (self.communicator.rank(), self.communicator.world_size(), "atp")
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

@@ -3,17 +3,29 @@
 use xdp_agg_client::{Communicator, Op};
 use xdp_agg_mesh::Mesh;
 
+/// Rank, number of workers, and name.
+pub type About = (u16, u16, &'static str);
+
 /// An all-reduce among the workers of one job. Blocking, in place; every worker makes the same
 /// calls in the same order with the same lengths.
 pub trait Collective: Send {
+    /// What [`Self::rank`], [`Self::world_size`] and [`Self::system`] say.
+    fn about(&self) -> About;
+
     /// This worker's number, below [`Collective::world_size`].
-    fn rank(&self) -> u16;
+    fn rank(&self) -> u16 {
+        self.about().0
+    }
 
     /// Number of workers.
-    fn world_size(&self) -> u16;
+    fn world_size(&self) -> u16 {
+        self.about().1
+    }
 
     /// `xdp-agg`, `tcp-ring`, …: the name in tables.
-    fn system(&self) -> &'static str;
+    fn system(&self) -> &'static str {
+        self.about().2
+    }
 
     /// What goes through the aggregator, if anything does.
     fn communicator(&self) -> Option<&Communicator> {
@@ -37,16 +49,8 @@ pub trait Collective: Send {
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Collective for Communicator {
-    fn rank(&self) -> u16 {
-        Self::rank(self)
-    }
-
-    fn world_size(&self) -> u16 {
-        Self::world_size(self)
-    }
-
-    fn system(&self) -> &'static str {
-        "xdp-agg"
+    fn about(&self) -> About {
+        (Self::rank(self), Self::world_size(self), "xdp-agg")
     }
 
     fn communicator(&self) -> Option<&Communicator> {
@@ -65,16 +69,8 @@ impl Collective for Communicator {
 }
 
 impl Collective for Mesh {
-    fn rank(&self) -> u16 {
-        Self::rank(self)
-    }
-
-    fn world_size(&self) -> u16 {
-        Self::world_size(self)
-    }
-
-    fn system(&self) -> &'static str {
-        "tcp-ring"
+    fn about(&self) -> About {
+        (Self::rank(self), Self::world_size(self), "tcp-ring")
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

@@ -3,7 +3,7 @@
 use xdp_agg_client::Op;
 use xdp_agg_mesh::{Error, Mesh};
 
-use crate::collective::{BoxError, Collective};
+use crate::collective::{About, BoxError, Collective};
 
 /// All-reduce by rings inside the hosts (or racks) and across them, over TCP.
 ///
@@ -30,16 +30,8 @@ impl Har {
 }
 
 impl Collective for Har {
-    fn rank(&self) -> u16 {
-        self.mesh.rank()
-    }
-
-    fn world_size(&self) -> u16 {
-        self.mesh.world_size()
-    }
-
-    fn system(&self) -> &'static str {
-        "h-ar"
+    fn about(&self) -> About {
+        (self.mesh.rank(), self.mesh.world_size(), "h-ar")
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

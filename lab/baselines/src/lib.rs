@@ -19,7 +19,7 @@ mod ps;
 mod psring;
 
 pub use atp::{Atp, Fate};
-pub use collective::{BoxError, Collective};
+pub use collective::{About, BoxError, Collective};
 pub use error::Error;
 pub use har::Har;
 pub use ps::Ps;

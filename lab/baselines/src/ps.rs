@@ -6,7 +6,7 @@ use xdp_agg_ps::PsClient;
 
 use xdp_agg_client::{Builder, Op};
 
-use crate::collective::{BoxError, Collective};
+use crate::collective::{About, BoxError, Collective};
 use crate::error::Error;
 
 /// Elements of a block, 16 KiB of `f32`: short buckets take several, so that a server sends the
@@ -49,16 +49,8 @@ pub(crate) fn operation(op: Op) -> Result<xdp_agg_ps::Op, BoxError> {
 }
 
 impl Collective for Ps {
-    fn rank(&self) -> u16 {
-        self.client.rank()
-    }
-
-    fn world_size(&self) -> u16 {
-        self.client.world()
-    }
-
-    fn system(&self) -> &'static str {
-        "ps"
+    fn about(&self) -> About {
+        (self.client.rank(), self.client.world(), "ps")
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

@@ -10,7 +10,7 @@ use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Marks, Shape, Waker};
 use xdp_agg_ps::PsClient;
 use xdp_agg_quantize::{Element, Format, Scaling};
 
-use crate::collective::{BoxError, Collective};
+use crate::collective::{About, BoxError, Collective};
 use crate::error::Error;
 use crate::ps::{BLOCK, operation};
 
@@ -160,16 +160,8 @@ impl PsRing {
 }
 
 impl Collective for PsRing {
-    fn rank(&self) -> u16 {
-        self.place.rank
-    }
-
-    fn world_size(&self) -> u16 {
-        self.place.world_size
-    }
-
-    fn system(&self) -> &'static str {
-        "psring"
+    fn about(&self) -> About {
+        (self.place.rank, self.place.world_size, "psring")
     }
 
     fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

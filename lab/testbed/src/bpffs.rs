@@ -28,9 +28,14 @@ impl BpfFs {
         }
     }
 
+    /// Where a data path may be pinned.
+    pub fn pins(&self) -> PathBuf {
+        self.0.join("data-path")
+    }
+
     /// What the daemon is to be told.
     pub fn arguments(&self) -> Vec<String> {
-        let pins = self.0.join("data-path").to_string_lossy().into_owned();
+        let pins = self.pins().to_string_lossy().into_owned();
         // A file system of BPF holds no files.
         let state = self.0.with_extension("state").to_string_lossy().into_owned();
         vec!["--pin".into(), pins, "--state-dir".into(), state]

@@ -15,7 +15,7 @@ use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use socket2::{Domain, Protocol, Socket, Type};
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, Join, Policy, Reply, Request, Tree, read_message, write_message,
+    Admitted, CONTROL_VERSION, Join, Reply, Request, read_message, write_message,
 };
 use xdp_agg_common::frame::HEADER_OFFSET;
 use xdp_agg_common::lanes::CHUNK_LEN;
@@ -261,15 +261,7 @@ impl Rude {
             data_port: port,
             data_addr: Some(address),
             max_chunks: 22,
-            slots: None,
-            result_mode: None,
-            policy: Policy::default(),
-            ring_port: None,
-            resume: None,
-            patience_s: None,
-            tree: Tree::default(),
-            chosen: None,
-            origin: None,
+            ..Join::default()
         }))?;
         Ok(rude)
     }

@@ -76,9 +76,22 @@
 //! Without root, [`enter_user_namespace`] and [`Builder::wire`]`(false)` give the same hosts on
 //! links of one veth pair: rates hold for what the stack sends, there are no faults and no XDP.
 
+/// Ends the test here, saying so, where the process may not make networks and load programs; with
+/// this value, if one is given.
+#[macro_export]
+macro_rules! need_root {
+    ($($otherwise:expr)?) => {
+        if !$crate::is_root() {
+            eprintln!("skipped: {} needs root for namespaces and XDP", module_path!());
+            return $($otherwise)?;
+        }
+    };
+}
+
 mod at_once;
 mod bpffs;
 pub mod cpu;
+mod daemon;
 mod delay;
 mod error;
 pub mod ethtool;
@@ -102,6 +115,7 @@ mod wire;
 pub use at_once::at_once;
 pub use bpffs::BpfFs;
 pub use cpu::{CpuMeter, CpuTime};
+pub use daemon::{Daemon, USERSPACE, without_settings};
 pub use delay::{DelayReport, MAX_DELAY};
 pub use error::Error;
 pub use fabric::{Fabric, Spot};

@@ -19,7 +19,7 @@ const KEPT_LINES: usize = 100_000;
 /// Lines of each stream that an error shows.
 const SHOWN_LINES: usize = 20;
 /// Longest time for a daemon to get ready.
-const READY: Duration = Duration::from_secs(30);
+pub(crate) const READY: Duration = Duration::from_secs(30);
 /// How long a child that was asked to end has for it before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 

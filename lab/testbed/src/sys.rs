@@ -68,19 +68,6 @@ pub(crate) fn set_option(
     checked(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, len) }).map(drop)
 }
 
-/// One `SIOCETHTOOL` request: `data` begins with the command and is as long as that asks for.
-///
-/// # Errors
-/// As the kernel's; `InvalidInput` where the name is too long for an interface.
-pub(crate) fn ethtool(socket: BorrowedFd<'_>, name: &str, data: &mut [u32]) -> io::Result<()> {
-    let mut request = request_for(name)?;
-    request.ifr_ifru.ifru_data = data.as_mut_ptr().cast();
-    let request: *mut c_void = (&raw mut request).cast();
-    // SAFETY: both structures outlive the call; the callers size `data` for what its first word
-    // asks, which is all that the kernel writes to.
-    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, request) }).map(drop)
-}
-
 /// A request about the interface of this name, with nothing else in it; `InvalidInput` where the
 /// name is too long for an interface.
 fn request_for(name: &str) -> io::Result<libc::ifreq> {

@@ -12,21 +12,13 @@ use xdp_agg_testbed::traffic::{
     MAX_TRAIN, echo_trains, ping, send_trains, tcp_transfer, udp_socket,
 };
 use xdp_agg_testbed::{
-    Direction, Faults, LinkReport, MAX_XDP_MTU, Mode, Probe, Seen, Shape, Topology, is_root,
+    Direction, Faults, LinkReport, MAX_XDP_MTU, Mode, Probe, Seen, Shape, Topology, need_root,
 };
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const PORT: u16 = 4000;
-
-/// True, with a word about it, where the test cannot run.
-fn skipped() -> bool {
-    if !is_root() {
-        eprintln!("skipped: building a test network with BPF needs root");
-    }
-    !is_root()
-}
 
 fn at(address: Ipv4Addr) -> SocketAddrV4 {
     SocketAddrV4::new(address, PORT)
@@ -72,9 +64,7 @@ fn check_kept(reports: &[LinkReport]) {
 
 #[test]
 fn everybody_reaches_everybody() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for mode in [Mode::Ports, Mode::OneNic] {
         for wire in [true, false] {
             let net = Topology::builder().workers(3).mode(mode).wire(wire).build()?;
@@ -99,9 +89,7 @@ const RATE: u64 = 100_000_000;
 
 #[test]
 fn rates_hold_for_tcp_in_both_directions() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for (mode, wire) in [(Mode::Ports, true), (Mode::OneNic, true), (Mode::Ports, false)] {
         let net = Topology::builder().mode(mode).wire(wire).rate(Some(RATE)).build()?;
         let meter = net.meter()?;
@@ -127,9 +115,7 @@ fn rates_hold_for_tcp_in_both_directions() -> TestResult {
 
 #[test]
 fn rates_hold_for_what_xdp_emits() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for mode in [Mode::Ports, Mode::OneNic] {
         let net = Topology::builder().mode(mode).rate(Some(RATE)).build()?;
         for interface in net.aggregator_interfaces() {
@@ -152,9 +138,7 @@ fn rates_hold_for_what_xdp_emits() -> TestResult {
 
 #[test]
 fn the_meter_notices_what_goes_around_the_shaper() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().rate(Some(RATE)).build()?;
     let meter = net.meter()?;
     let frames = bypass(&net, 1000)?;
@@ -168,9 +152,7 @@ fn the_meter_notices_what_goes_around_the_shaper() -> TestResult {
 
 #[test]
 fn the_meter_notices_a_link_without_a_shaper() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().build()?;
     assert!(net.meter().is_err(), "there is no rate to measure against");
     let meter = net.meter_against(Shape::new(RATE))?;
@@ -226,9 +208,7 @@ fn packet_address(interface: &str) -> std::io::Result<SockAddr> {
 
 #[test]
 fn trains_cross_the_wire_whole_and_reach_xdp_as_packets() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().build()?;
     net.attach_probe("p0", Probe::Count)?;
     let sender = udp_socket(net.worker(0), at(net.worker_addr(0)), LIMIT)?;
@@ -253,9 +233,7 @@ fn plausible(count: u64, n: u64, p: f64) -> bool {
 
 #[test]
 fn loss_meets_packets_and_not_trains() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for direction in Direction::BOTH {
         let net = Topology::builder().build()?;
         let ends = [
@@ -287,9 +265,7 @@ fn loss_meets_packets_and_not_trains() -> TestResult {
 
 #[test]
 fn packets_come_twice_late_and_out_of_order_but_unchanged() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let faults = Faults {
         duplicate: 0.05,
         hold: 0.05,
@@ -330,9 +306,7 @@ fn packets_come_twice_late_and_out_of_order_but_unchanged() -> TestResult {
 
 #[test]
 fn the_largest_packets_that_xdp_takes_come_back() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for mode in [Mode::Ports, Mode::OneNic] {
         let net = Topology::builder().mode(mode).mtu(MAX_XDP_MTU).build()?;
         net.attach_probe(&net.aggregator_interfaces()[0], Probe::Reflect)?;
@@ -346,9 +320,7 @@ fn the_largest_packets_that_xdp_takes_come_back() -> TestResult {
 
 #[test]
 fn an_unplugged_link_carries_nothing_and_recovers() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for wire in [true, false] {
         let net = Topology::builder().rate(Some(RATE)).wire(wire).build()?;
         ping(net.worker(0), net.aggregator_addr(), LIMIT)?;
@@ -368,9 +340,7 @@ fn an_unplugged_link_carries_nothing_and_recovers() -> TestResult {
 /// Without offloads no packet is larger than the MTU, as on a cable.
 #[test]
 fn without_offloads_only_packets_cross() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for wire in [true, false] {
         let net = Topology::builder().offloads(false).wire(wire).build()?;
         let bytes = 3_000_000;
@@ -386,9 +356,7 @@ fn without_offloads_only_packets_cross() -> TestResult {
 /// TCP cut up for faults arrives at them packet by packet, too, and survives.
 #[test]
 fn tcp_lives_through_faults() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let faults = Faults { loss: 0.01, duplicate: 0.01, ..Faults::NONE };
     let net = Topology::builder().faults(faults).build()?;
     tcp_transfer(net.worker(0), (net.worker(1), net.worker_addr(1)), 3_000_000)?;
@@ -402,9 +370,7 @@ fn tcp_lives_through_faults() -> TestResult {
 
 #[test]
 fn a_network_that_cannot_be_is_refused() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let refused = |error: Result<Topology, _>, text: &str| {
         let error: xdp_agg_testbed::Error = error.expect_err(text);
         assert!(error.to_string().contains(text), "{error}");
@@ -425,9 +391,7 @@ fn a_network_that_cannot_be_is_refused() -> TestResult {
 /// Buffers beyond the system's limit are for the privileged only.
 #[test]
 fn who_has_no_privilege_gets_no_larger_buffers() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().build()?;
     let may = |mut command: std::process::Command| -> Result<bool, Box<dyn std::error::Error>> {
         let output = command.args(["CapEff", "/proc/self/status"]).output()?;
@@ -442,9 +406,7 @@ fn who_has_no_privilege_gets_no_larger_buffers() -> TestResult {
 
 #[test]
 fn the_largest_network_can_be_built() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().workers(64).mode(Mode::OneNic).rate(Some(RATE)).build()?;
     ping(net.worker(63), net.aggregator_addr(), LIMIT)?;
     ping(net.worker(0), net.worker_addr(63), LIMIT)?;

@@ -8,19 +8,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use xdp_agg_testbed::{Namespace, Process, Sink, Topology, is_root};
+use xdp_agg_testbed::{Namespace, Process, Sink, Topology, is_root, need_root};
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const NETLAB: &str = env!("CARGO_BIN_EXE_xdp-agg-netlab");
-
-fn skipped() -> bool {
-    if !is_root() {
-        eprintln!("skipped: making a network namespace needs root");
-    }
-    !is_root()
-}
 
 /// Waits until something holds, or fails.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -47,9 +40,7 @@ fn shell(namespace: &Namespace, script: &str) -> Command {
 /// into a namespace of ours disappears, which happens when the kernel has destroyed the namespace.
 #[test]
 fn a_killed_process_leaves_no_network() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let ours = Namespace::new("observer")?;
     for _ in 0..2 {
         let mut command = Command::new(NETLAB);
@@ -123,9 +114,7 @@ fn readable_copy() -> Result<Directory, std::io::Error> {
 
 #[test]
 fn a_command_runs_in_its_namespace() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let net = Topology::builder().wire(false).build()?;
     let process = Process::spawn("cat", shell(net.worker(1), "cat /proc/net/route /proc/net/dev"))?;
     let finished = process.wait(LIMIT)?.success()?;
@@ -136,9 +125,7 @@ fn a_command_runs_in_its_namespace() -> TestResult {
 
 #[test]
 fn a_failure_shows_what_the_child_said() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let namespace = Namespace::new("failing")?;
     let script = "seq 100; echo the reason >&2; exit 3";
     let finished = Process::spawn("counter", shell(&namespace, script))?.wait(LIMIT)?;
@@ -156,9 +143,7 @@ fn a_failure_shows_what_the_child_said() -> TestResult {
 
 #[test]
 fn waiting_has_an_end() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let namespace = Namespace::new("waiting")?;
     let process = Process::spawn("talker", shell(&namespace, "echo one; echo two; sleep 600"))?;
     let line = process.wait_line("a line with w", LIMIT, |line| line.contains('w'))?;
@@ -178,9 +163,7 @@ fn waiting_has_an_end() -> TestResult {
 
 #[test]
 fn a_dropped_process_and_its_children_are_dead() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let namespace = Namespace::new("parent")?;
     let process = Process::spawn("parent", shell(&namespace, "sleep 600 & echo $!; wait"))?;
     let grandchild: u32 = process.wait_line("a process id", LIMIT, |_| true)?.parse()?;
@@ -194,9 +177,7 @@ fn a_dropped_process_and_its_children_are_dead() -> TestResult {
 
 #[test]
 fn a_child_outlives_the_thread_that_spawned_it() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let namespace = Namespace::new("orphan")?;
     let command = shell(&namespace, "sleep 0.3; echo alive");
     let process = thread::spawn(move || Process::spawn("orphan", command))
@@ -208,9 +189,7 @@ fn a_child_outlives_the_thread_that_spawned_it() -> TestResult {
 
 #[test]
 fn lines_are_handed_on_as_they_come() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     let namespace = Namespace::new("lines")?;
     let (sender, lines) = mpsc::channel();
     let hook = Sink::Lines(Box::new(move |line| drop(sender.send(line.to_owned()))));

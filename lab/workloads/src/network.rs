@@ -1,7 +1,5 @@
 //! Networks by name, and what their tensors are.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::{bert, inception, resnet, vgg};
@@ -85,17 +83,13 @@ impl Network {
 }
 
 /// A name that no network has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no network; expected one of {names}", names = names())]
 pub struct UnknownNetwork(String);
 
-impl fmt::Display for UnknownNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Network::ALL.map(Network::name).join(", ");
-        write!(f, "{:?} is no network; expected one of {names}", self.0)
-    }
+fn names() -> String {
+    Network::ALL.map(Network::name).join(", ")
 }
-
-impl std::error::Error for UnknownNetwork {}
 
 fn no_network(text: &str) -> UnknownNetwork {
     UnknownNetwork(text.to_owned())

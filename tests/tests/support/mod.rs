@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a network, a daemon in it, and workers around both.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     clippy::allow_attributes,
     reason = "each test program uses a part of it"
@@ -9,6 +10,8 @@
 pub mod lent;
 pub mod log;
 pub mod watched;
+
+pub use xdp_agg_testbed::{at_once as on_all, need_root};
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
@@ -26,17 +29,6 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// The engines that every collective is tested on.
 pub const ENGINES: [&str; 2] = ["xdp", "userspace"];
-
-/// Ends the test here, saying so, where the process may not make networks and load programs.
-#[macro_export]
-macro_rules! need_root {
-    () => {
-        if !xdp_agg_testbed::is_root() {
-            eprintln!("skipped: {} needs root for namespaces and XDP", module_path!());
-            return;
-        }
-    };
-}
 
 /// A network with a daemon in it.
 pub struct Lab {
@@ -151,6 +143,19 @@ impl Lab {
         })
     }
 
+    /// A whole job, if it comes to be: `hosts` has the host of each rank; settings may depend on
+    /// the rank.
+    pub fn try_connect(
+        &self,
+        job: &str,
+        hosts: &[u16],
+        tune: impl Fn(Builder, u16) -> Builder + Sync,
+    ) -> Vec<Result<Communicator, Error>> {
+        at_once((0..).zip(hosts), |(rank, host)| {
+            self.connect_one(*host, tune(self.worker(job, rank, hosts.len() as u16), rank))
+        })
+    }
+
     /// A whole job of `hosts` hosts with `size` processes each, in order of rank; settings may
     /// depend on the host.
     pub fn connect_hosts(
@@ -159,11 +164,9 @@ impl Lab {
         (hosts, size): (u16, u16),
         tune: impl Fn(Builder, u16) -> Builder + Sync,
     ) -> Vec<Communicator> {
-        at_once(0..hosts * size, |rank| {
-            let settings = self.worker(job, rank, hosts * size).local(rank % size, size);
-            self.connect_one(rank / size, tune(settings, rank / size))
-                .unwrap_or_else(|error| panic!("rank {rank}: {error}"))
-        })
+        let hosts: Vec<u16> = (0..hosts * size).map(|rank| rank / size).collect();
+        let tune = |settings: Builder, rank| tune(settings.local(rank % size, size), rank / size);
+        all_join(self.try_connect(job, &hosts, tune))
     }
 
     /// A worker process whose every sum is checked. `settings` are further variables.
@@ -243,6 +246,14 @@ impl Lab {
     }
 }
 
+/// All of them have joined.
+pub fn all_join(workers: Vec<Result<Communicator, Error>>) -> Vec<Communicator> {
+    let joined = |(rank, worker): (usize, Result<_, Error>)| {
+        worker.unwrap_or_else(|error| panic!("rank {rank}: {error}"))
+    };
+    workers.into_iter().enumerate().map(joined).collect()
+}
+
 /// The command of a daemon on the aggregator's host.
 pub fn serve(topology: &Topology) -> Command {
     let program = program("xdp-agg").expect("the tests' programs are built");
@@ -285,14 +296,6 @@ pub fn at_all<T: Send>(
     })
 }
 
-/// Does the same on all workers at once.
-pub fn on_all<T: Send>(
-    workers: &[Communicator],
-    work: impl Fn(&Communicator) -> T + Sync,
-) -> Vec<T> {
-    at_once(workers, work)
-}
-
 /// Element `i` of rank `rank`: whole numbers, so that sums are exact in fixed point and in floats.
 pub fn element(rank: u16, i: usize) -> i32 {
     (i32::from(rank) + 1) * (i % 1021) as i32 - 500
@@ -306,6 +309,11 @@ pub fn input(rank: u16, len: usize) -> Vec<i32> {
 /// The sum that every worker must get.
 pub fn expected(world_size: u16, len: usize) -> Vec<i32> {
     (0..len).map(|i| (0..world_size).map(|rank| element(rank, i)).sum()).collect()
+}
+
+/// [`check_sums`] of all these lengths.
+pub fn check_all(workers: &[Communicator], lengths: impl IntoIterator<Item = usize>) {
+    lengths.into_iter().for_each(|len| check_sums(workers, len));
 }
 
 /// All-reduces `len` elements of both types on all workers and checks every bit of the results.

@@ -5,57 +5,6 @@ use crate::random::Random;
 /// Longest input in bytes. Longer ones show nothing that these do not, and take their time.
 pub const MAX_LEN: usize = 4096;
 
-/// Numbers at which programs break.
-const INTERESTING: [u64; 24] = [
-    0,
-    1,
-    2,
-    3,
-    7,
-    16,
-    32,
-    63,
-    64,
-    65,
-    127,
-    128,
-    255,
-    256,
-    1023,
-    1024,
-    32_767,
-    65_535,
-    65_536,
-    1 << 20,
-    (1 << 31) - 1,
-    (1 << 32) - 1,
-    (1 << 48) - 1,
-    u64::MAX,
-];
-/// The same for texts.
-const INTERESTING_TEXT: [&str; 20] = [
-    "0",
-    "1",
-    "-1",
-    "2",
-    "3",
-    "64",
-    "65",
-    "255",
-    "256",
-    "1024",
-    "65535",
-    "65536",
-    "1048576",
-    "4294967295",
-    "281474976710655",
-    "9223372036854775807",
-    "18446744073709551615",
-    "18446744073709551616",
-    "1e308",
-    "0.5",
-];
-
 /// What a target's inputs are made of.
 #[derive(Clone, Debug)]
 pub struct Mutator {
@@ -163,12 +112,29 @@ impl Mutator {
             match random.below(3) {
                 0 => random.below(12).to_string(),
                 1 => random.bits().to_string(),
-                _ => (*random.pick(&INTERESTING_TEXT).unwrap_or(&"0")).to_owned(),
+                _ => interesting_text(random),
             }
         } else {
             (*random.pick(&self.tokens).unwrap_or(&"")).to_owned()
         };
         input.splice(start..start + len, new.bytes());
+    }
+}
+
+/// A number at which programs break: a power of two, or next to one.
+fn interesting(random: &mut Random) -> u64 {
+    ((1_u128 << random.below(65)) + random.below(3) as u128 - 1) as u64
+}
+
+/// The same for texts.
+fn interesting_text(random: &mut Random) -> String {
+    match random.below(16) {
+        0 => "-1".into(),
+        1 => "0.5".into(),
+        2 => "1e308".into(),
+        // One more than the greatest.
+        3 => "18446744073709551616".into(),
+        _ => interesting(random).to_string(),
     }
 }
 
@@ -184,7 +150,7 @@ fn insert(random: &mut Random, input: &mut Vec<u8>, what: &[u8]) {
 }
 
 fn overwrite_with_a_number(random: &mut Random, input: &mut [u8]) {
-    let number = random.pick(&INTERESTING).copied().unwrap_or(0);
+    let number = interesting(random);
     let len = 1 << random.below(4);
     let at = random.below(input.len());
     let (little, big) = (number.to_le_bytes(), number.to_be_bytes());

@@ -225,6 +225,7 @@ pub(super) struct Outgoing {
 }
 
 /// Sends packets; keeps its tables between calls. It holds pointers only during a call.
+#[derive(Default)]
 pub(super) struct Outbox {
     gso: bool,
     /// GSO was given up for a refusal that may have had another reason. The next message, a single
@@ -241,17 +242,7 @@ pub(super) struct Outbox {
 
 impl Outbox {
     pub(super) fn new() -> Self {
-        Self {
-            gso: true,
-            doubt: false,
-            failures: 0,
-            order: Vec::new(),
-            groups: Vec::new(),
-            iovecs: Vec::new(),
-            names: Vec::new(),
-            controls: Vec::new(),
-            headers: Vec::new(),
-        }
+        Self { gso: true, ..Self::default() }
     }
 
     /// Sends all of `packets`, in their order for each receiver. What the system refuses is

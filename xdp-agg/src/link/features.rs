@@ -44,7 +44,8 @@ impl Drop for SwitchedOff {
         let all = std::mem::take(&mut self.all);
         for (interface, names) in all.into_iter().filter(|_| !self.keep) {
             let what = names.join(", ");
-            match Links::open().and_then(|links| links.switch_on(&interface, &names)) {
+            let changes: Vec<_> = names.iter().map(|name| (*name, true)).collect();
+            match Links::open().and_then(|links| links.set_features(&interface, &changes)) {
                 Ok(()) => info!(interface, "switched {what} on again"),
                 Err(error) => warn!(interface, "{what} stays off: {error}"),
             }
@@ -75,19 +76,20 @@ impl Links {
         Ok(names.iter().filter(is_on).copied().collect())
     }
 
-    /// Switches features on. One that the interface does not know is left alone.
+    /// Switches features on or off. One that the interface does not know is left alone.
     ///
     /// # Errors
     /// `NotFound` if there is no such interface, otherwise the system's.
-    pub fn switch_on(&self, interface: &str, names: &[&'static str]) -> io::Result<()> {
+    pub fn set_features(&self, interface: &str, changes: &[(&str, bool)]) -> io::Result<()> {
         let known = self.feature_names(interface)?;
         let words = known.len().div_ceil(32);
         // cmd, size, then per word: which bits are meant, what they shall be.
         let mut data = vec![0; 2 + 2 * words];
         (data[0], data[1]) = (ETHTOOL_SFEATURES, words as u32);
-        for bit in names.iter().filter_map(|name| known.iter().position(|known| known == name)) {
-            for word in [2 + 2 * (bit / 32), 3 + 2 * (bit / 32)] {
-                data[word] |= 1 << (bit % 32);
+        for (name, on) in changes {
+            if let Some(bit) = known.iter().position(|known| known == name) {
+                data[2 + 2 * (bit / 32)] |= 1 << (bit % 32);
+                data[3 + 2 * (bit / 32)] |= u32::from(*on) << (bit % 32);
             }
         }
         self.words(interface, &mut data)

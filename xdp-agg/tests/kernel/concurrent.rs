@@ -6,8 +6,7 @@ use std::thread;
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg_common::wire::MAX_WORKERS;
 
-use crate::frames::{Frame, payload};
-use crate::model::bytes_of;
+use crate::frames::{Frame, bytes_of, payload};
 use crate::setup::{counters, engine, header, job, pin_to_cpu, start};
 
 const ROUNDS: u64 = 200;

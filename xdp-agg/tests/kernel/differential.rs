@@ -1,17 +1,21 @@
-//! The kernel program against the model: the same packets, the same answers, lanes and counters.
+//! The kernel program against the sums of the user-space engine: the same packets, the same
+//! answers, slots and counters. What a slot holds is worked out once more, lane by lane.
 
 use std::cell::Cell;
 use std::net::SocketAddrV4;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use xdp_agg::engine::JobSetup;
 use xdp_agg::engine::xdp::XdpEngine;
+use xdp_agg_common::admission::Source;
 use xdp_agg_common::frame::PAYLOAD_OFFSET;
-use xdp_agg_common::maps::ResultMode;
-use xdp_agg_common::wire::{EVERYBODY, Header, Kind, Reduction};
+use xdp_agg_common::lanes::{Chunk, Lane};
+use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
+use xdp_agg_protocol::sum::{Answer, Sums};
 
-use crate::frames::{Decoded, Frame, OUR_MAC, noise, worker_mac};
-use crate::model::{Model, Reaction, bytes_of};
+use crate::frames::{Decoded, Frame, OUR_MAC, bytes_of, chunks_of, noise, worker_mac};
 use crate::setup::{
     AGGREGATOR, DROP, POOL, PORT, REDIRECT, counters, engine, header, job, start, worker,
 };
@@ -67,6 +71,105 @@ fn packet(job: &JobSetup, step: &Step) -> (Header, SocketAddrV4) {
     (header, from)
 }
 
+/// What goes out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reaction {
+    /// Nothing; the packet is gone.
+    Nothing,
+    /// Nothing; the packet was counted, and has this payload now, which is not sent. Where lanes
+    /// are compared, the packet's lanes change, whether it goes out or not.
+    Counted(Vec<u8>),
+    /// Header and payload, back to the sender.
+    ToSender(Header, Vec<u8>),
+    /// Header (without a rank) and payload, to all members.
+    ToAll(Header, Vec<u8>),
+}
+
+/// The user-space engine's part, beside the program.
+struct Model<'a> {
+    job: &'a JobSetup,
+    sums: Sums,
+}
+
+impl<'a> Model<'a> {
+    /// Running, with all paths open.
+    fn new(job: &'a JobSetup, mode: ResultMode) -> Self {
+        let mut sums = Sums::new(32, job.conf.max_chunks);
+        sums.prepare(job).expect("the job fits");
+        let mut model = Self { job, sums };
+        for rank in 0..job.conf.workers {
+            let probe = Header { kind: Kind::Probe, ..header(job, rank, 0) };
+            model.receive(worker(rank), &probe, &[0; 64]);
+        }
+        model.sums.start(job.job_id, Some(mode)).expect("all paths are open");
+        model
+    }
+
+    /// What has been counted since it runs: of the job, and of packets that belong to no job.
+    fn counters(&self, mode: ResultMode) -> [JobCounters; 2] {
+        let mut own = self.sums.counters()[usize::from(self.job.job_id)];
+        own.probes -= u64::from(self.job.conf.workers);
+        // The program's egress counts those.
+        let copies = if mode == ResultMode::Multicast { 1 } else { self.job.conf.workers };
+        own.copies -= own.blocks * u64::from(copies);
+        [own, self.sums.counters()[MAX_JOBS]]
+    }
+
+    /// A packet to the data port, already read.
+    fn receive(&mut self, from: SocketAddrV4, header: &Header, payload: &[u8]) -> Reaction {
+        let job = self.job.job_id;
+        let source = Source { addr: u32::from(*from.ip()), port: from.port() };
+        let mut packet = vec![0; HEADER_LEN];
+        header.emit(packet.first_chunk_mut().expect("it is that long"));
+        packet.extend(payload);
+        let slot = |sums: &Sums| sums.lanes(job, header.block).expect("it is there").to_vec();
+        let (before, counted) = (slot(&self.sums), self.sums.counters()[usize::from(job)]);
+        let answer = self.sums.handle_packet(source, &mut packet, Duration::ZERO);
+        let out = &packet[HEADER_LEN..];
+        let is_counted =
+            self.sums.counters()[usize::from(job)].contributions > counted.contributions;
+        if is_counted {
+            let state = self.sums.slot(job, header.block).expect("it is there");
+            for ((after, before), packet) in
+                slot(&self.sums).iter().zip(&before).zip(chunks_of(payload))
+            {
+                let is_first = state.seen.is_power_of_two();
+                let sum =
+                    if is_first { packet } else { combined(header.reduction, before, &packet) };
+                assert_eq!(bytes_of(&[*after]), bytes_of(&[sum]), "{header:?}");
+            }
+        }
+        match answer {
+            Answer::Nothing if is_counted => Reaction::Counted(out.to_vec()),
+            Answer::Nothing => Reaction::Nothing,
+            Answer::Sender { header, len } => Reaction::ToSender(header, out[..len].to_vec()),
+            Answer::Members { header, len } => {
+                Reaction::ToAll(Header { rank: 0, ..header }, out[..len].to_vec())
+            }
+            other => panic!("a root has no parent: {other:?}"),
+        }
+    }
+}
+
+/// Lane by lane, not as the engines do it.
+fn combined(reduction: Reduction, slot: &Chunk, packet: &Chunk) -> Chunk {
+    let (bits, pick): (u32, fn(u64, u64) -> u64) = match reduction {
+        Reduction::Add => (64, u64::wrapping_add),
+        Reduction::Min16 => (16, u64::min),
+        Reduction::Min32 => (32, u64::min),
+        Reduction::Min64 => (64, u64::min),
+        Reduction::Max16 => (16, u64::max),
+        Reduction::Max32 => (32, u64::max),
+        Reduction::Max64 => (64, u64::max),
+        Reduction::Copy => panic!("a copy is combined with nothing"),
+    };
+    std::array::from_fn(|i| {
+        let lane = |word: Lane, at: u32| word.bits() >> (at * bits) & u64::MAX >> (64 - bits);
+        let lanes = (0..64 / bits).map(|at| (at, pick(lane(slot[i], at), lane(packet[i], at))));
+        Lane::new(lanes.fold(0, |word, (at, lane)| word | lane << (at * bits)))
+    })
+}
+
 /// What must come out of the program for a reaction of the model.
 fn check(
     out: &Frame,
@@ -118,7 +221,7 @@ fn check(
 fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step]) -> u64 {
     assert_eq!(start(engine, job, Some(mode)), mode);
     let before = counters(engine, job);
-    let mut model = Model::new(job);
+    let mut model = Model::new(job, mode);
     for (at, step) in steps.iter().enumerate() {
         let (header, from) = packet(job, step);
         let data = noise(step.rank, header.block, step.chunks);
@@ -137,17 +240,19 @@ fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step])
         let multicast = mode == ResultMode::Multicast;
         check(&out, action, step, from, reaction, &sent, multicast);
         let (state, lanes) = engine.slot(job.job_id, header.block).expect("the job is there");
-        let (expected, expected_lanes) = model.slot(header.block);
-        assert_eq!(state, expected, "state after packet {at}: {step:?}");
+        let expected = model.sums.slot(job.job_id, header.block).expect("the job is there");
+        let expected_lanes = model.sums.lanes(job.job_id, header.block).expect("the job is there");
+        assert_eq!(state, *expected, "state after packet {at}: {step:?}");
         let held = usize::from(expected.chunks);
         assert_eq!(bytes_of(&lanes[..held]), bytes_of(&expected_lanes[..held]), "packet {at}");
     }
     let after = counters(engine, job);
     let mut expected = (before.0, before.1);
-    expected.0.merge(&model.counters);
-    expected.1.merge(&model.unattributed);
+    let [own, unattributed] = model.counters(mode);
+    expected.0.merge(&own);
+    expected.1.merge(&unattributed);
     assert_eq!(after, expected, "counters");
-    model.counters.blocks
+    own.blocks
 }
 
 #[test]

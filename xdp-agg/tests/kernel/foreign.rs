@@ -9,7 +9,7 @@ use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::{Header, VERSION};
 
 use crate::frames::{Frame, OUR_MAC, worker_mac};
-use crate::setup::{AGGREGATOR, DROP, PASS, PORT, counters, engine, header, job, start, worker};
+use crate::setup::{AGGREGATOR, DROP, PASS, PORT, counters, header, job, running, worker};
 
 /// Frames that a host receives all the time, or that look a little like ours.
 fn foreign() -> Vec<(&'static str, Vec<u8>)> {
@@ -63,9 +63,7 @@ fn foreign() -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn foreign_packets_pass_untouched() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let before = counters(&mut engine, &job);
     for (what, frame) in foreign() {
         for len in 14..=frame.len() {
@@ -81,9 +79,7 @@ fn foreign_packets_pass_untouched() {
 /// their port is the same, and so may their jobs' numbers be.
 #[test]
 fn packets_to_another_aggregator_pass_untouched() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let before = counters(&mut engine, &job);
     let ours = header(&job, 0, 0);
     let of_job = |number| Frame::from_worker(0, &Header { job: number, ..ours }, 2).bytes;
@@ -124,9 +120,7 @@ fn packets_to_another_aggregator_pass_untouched() {
 /// A jumbo frame lies in several buffers, of which the program sees the first.
 #[test]
 fn frames_of_several_buffers_pass_or_are_refused() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let honest = Frame::from_worker(0, &header(&job, 0, 0), 2).bytes;
     let mut padded = honest.clone();
     padded.resize(9000, 7);
@@ -145,9 +139,7 @@ fn frames_of_several_buffers_pass_or_are_refused() {
 
 #[test]
 fn a_packet_of_ours_cut_at_any_length_changes_nothing() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let whole = Frame::from_worker(0, &header(&job, 0, 0), 2).bytes;
     for len in 14..whole.len() {
         let mut out = whole[..len].to_vec();
@@ -165,9 +157,7 @@ fn a_packet_of_ours_cut_at_any_length_changes_nothing() {
 /// Lengths in the headers that do not agree with each other or with the frame.
 #[test]
 fn headers_that_lie_about_lengths_change_nothing() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((engine, job)) = running(2) else { return };
     let honest = Frame::from_worker(0, &header(&job, 0, 0), 2).bytes;
     for (at, value) in [(16, 0xffff), (16, 49), (16, 0), (38, 0), (38, 0xffff), (38, 100)] {
         let mut frame = honest.clone();
@@ -183,9 +173,7 @@ fn headers_that_lie_about_lengths_change_nothing() {
 #[test]
 fn garbage_to_our_port_is_refused() {
     use proptest::prelude::*;
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let before = counters(&mut engine, &job).0;
     let cell = std::cell::RefCell::new(&mut engine);
     let config = ProptestConfig { cases: 512, failure_persistence: None, ..Default::default() };

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use etherparse::{LinkSlice, NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::wire::{HEADER_LEN, Header};
 
 use crate::setup::{AGGREGATOR, PORT, worker};
@@ -49,6 +50,25 @@ pub(crate) fn noise(rank: u16, block: u64, chunks: u16) -> Vec<u8> {
         .map(|lane| lane.wrapping_mul(2_246_822_519) ^ lane >> 15)
         .flat_map(u32::to_le_bytes)
         .collect()
+}
+
+/// A payload's chunks.
+pub(crate) fn chunks_of(bytes: &[u8]) -> Vec<Chunk> {
+    let lane = |bytes: &[u8; 8]| Lane::new(u64::from_le_bytes(*bytes));
+    bytes
+        .as_chunks::<64>()
+        .0
+        .iter()
+        .map(|chunk| {
+            let mut lanes = chunk.as_chunks::<8>().0.iter().map(lane);
+            std::array::from_fn(|_| lanes.next().expect("64 bytes are eight lanes"))
+        })
+        .collect()
+}
+
+/// The bytes of chunks, as they are sent.
+pub(crate) fn bytes_of(chunks: &[Chunk]) -> Vec<u8> {
+    chunks.iter().flatten().flat_map(|lane| lane.bits().to_le_bytes()).collect()
 }
 
 impl Frame {

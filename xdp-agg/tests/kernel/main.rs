@@ -8,7 +8,6 @@ mod foreign;
 mod forwarding;
 mod frames;
 mod local;
-mod model;
 mod quota;
 mod setup;
 mod verdicts;

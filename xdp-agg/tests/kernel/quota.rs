@@ -12,7 +12,7 @@ use xdp_agg_common::wire::{Header, Reduction};
 
 use crate::frames::{Frame, payload, worker_mac};
 use crate::setup::{
-    AGGREGATOR, DROP, PORT, REDIRECT, counters, engine, header, job, start, worker,
+    AGGREGATOR, DROP, PORT, REDIRECT, counters, engine, header, job, running, start, worker,
 };
 
 /// Four packets at once, then one in 1.4 seconds: longer than this test takes.
@@ -81,9 +81,7 @@ fn beyond_the_quota_nothing_changes_and_no_other_job_is_touched() {
 
 #[test]
 fn a_member_is_heard_when_its_contribution_counts() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(2, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(2) else { return };
     let heard = |engine: &mut XdpEngine| {
         let all = engine.heard(job.job_id).expect("the job is there");
         assert_eq!(all.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 1]);

@@ -41,6 +41,13 @@ pub(crate) fn loaded(engine: Result<XdpEngine, EngineError>) -> Option<XdpEngine
     }
 }
 
+/// A program with a running job of these workers, in epoch 1.
+pub(crate) fn running(workers: u16) -> Option<(XdpEngine, JobSetup)> {
+    let (mut engine, job) = (engine(32)?, job(workers, 1));
+    start(&mut engine, &job, None);
+    Some((engine, job))
+}
+
 /// Keeps this thread on one CPU (counted modulo those that the process may use).
 pub(crate) fn pin_to_cpu(nth: usize) {
     let mine = sched_getaffinity(None).expect("this process has CPUs");

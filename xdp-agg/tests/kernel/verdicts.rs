@@ -11,7 +11,7 @@ use xdp_agg_common::wire::{Header, Kind, flags};
 
 use crate::frames::{Frame, OUR_MAC, payload, worker_mac};
 use crate::setup::{
-    AGGREGATOR, DROP, PASS, PORT, REDIRECT, counters, engine, header, job, start, worker,
+    AGGREGATOR, DROP, PASS, PORT, REDIRECT, counters, engine, header, job, running, start, worker,
 };
 
 /// Loading is the test: the verifier refuses the program, or it does not.
@@ -139,9 +139,7 @@ fn a_probe_opens_the_path_and_comes_back() {
 
 #[test]
 fn a_job_that_ended_takes_nothing() {
-    let Some(mut engine) = engine(32) else { return };
-    let job = job(1, 1);
-    start(&mut engine, &job, None);
+    let Some((mut engine, job)) = running(1) else { return };
     engine.stop(job.job_id).expect("it stops");
     let mut frame = Frame::from_worker(0, &header(&job, 0, 0), 1);
     assert_eq!(engine.test_run(&mut frame.bytes, 1).expect("it runs").action, DROP);

@@ -1,12 +1,12 @@
 //! The XDP engine on real interfaces: packets of sockets in, results out of interfaces, in network
 //! namespaces of this test. Needs root; without it every test here says so and passes.
 
-mod namespaces;
+mod network;
 mod pinned;
 mod stress;
 mod workers;
 
-use namespaces::{AGGREGATOR, Network, Shape};
+use network::{AGGREGATOR, Mode, Network};
 use workers::all_reduce;
 use xdp_agg::engine::xdp::XdpEngine;
 use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, EngineKind, LocalAddr, XdpMode};
@@ -39,7 +39,7 @@ fn config_of(xdp_mode: XdpMode) -> EngineConfig {
 
 /// Sums in this shape of network, attached in this mode; what the engine chose.
 fn sums(
-    shape: Shape,
+    shape: Mode,
     workers: u16,
     xdp_mode: XdpMode,
     wanted: Option<ResultMode>,
@@ -58,20 +58,20 @@ fn sums(
 
 #[test]
 fn a_port_for_each_worker() {
-    let Some(mode) = sums(Shape::Ports, 3, XdpMode::Native, None) else { return };
+    let Some(mode) = sums(Mode::Ports, 3, XdpMode::Native, None) else { return };
     assert_eq!(mode, ResultMode::Ports);
 }
 
 #[test]
 fn several_workers_behind_one_interface() {
-    let Some(mode) = sums(Shape::OneInterface, 4, XdpMode::Auto, None) else { return };
+    let Some(mode) = sums(Mode::OneNic, 4, XdpMode::Auto, None) else { return };
     assert_eq!(mode, ResultMode::Fanout);
 }
 
 #[test]
 fn one_packet_to_a_group() {
     let wanted = Some(ResultMode::Multicast);
-    for shape in [Shape::OneInterface, Shape::Ports] {
+    for shape in [Mode::OneNic, Mode::Ports] {
         let Some(mode) = sums(shape, 3, XdpMode::Native, wanted) else { return };
         assert_eq!(mode, ResultMode::Multicast);
     }
@@ -81,7 +81,7 @@ fn one_packet_to_a_group() {
 #[test]
 fn a_program_that_was_detached_is_attached_again() {
     for mode in [XdpMode::Native, XdpMode::Generic] {
-        let Some(network) = Network::new(Shape::Ports, 2) else { return };
+        let Some(network) = Network::new(Mode::Ports, 2) else { return };
         let mut engine = network.inside(|| XdpEngine::open(&config(&network, mode))).expect("open");
         engine.detach(0).expect("it was attached");
         assert_eq!(network.inside(|| engine.tend()), []);
@@ -91,7 +91,7 @@ fn a_program_that_was_detached_is_attached_again() {
 
 #[test]
 fn generic_mode_sums_too() {
-    for shape in [Shape::OneInterface, Shape::Ports] {
+    for shape in [Mode::OneNic, Mode::Ports] {
         let Some(mode) = sums(shape, 3, XdpMode::Generic, None) else { return };
         assert_eq!(mode, ResultMode::Multicast);
         let mode = sums(shape, 1, XdpMode::Generic, None);
@@ -101,7 +101,7 @@ fn generic_mode_sums_too() {
 
 #[test]
 fn what_cannot_be_attached_is_told_apart() {
-    let Some(network) = Network::new(Shape::Ports, 2) else { return };
+    let Some(network) = Network::new(Mode::Ports, 2) else { return };
     let open = |config: &EngineConfig| network.inside(|| XdpEngine::open(config));
     let config = config(&network, XdpMode::Auto);
 
@@ -130,7 +130,7 @@ fn what_cannot_be_attached_is_told_apart() {
 
 #[test]
 fn what_an_offload_was_comes_back() {
-    let Some(network) = Network::new(Shape::Ports, 1) else { return };
+    let Some(network) = Network::new(Mode::Ports, 1) else { return };
     network.inside(|| {
         let links = Links::open().expect("a socket");
         let on = || links.features_on("p0", &["rx-gro", "rx-lro"]).expect("it tells");

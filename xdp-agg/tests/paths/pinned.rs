@@ -3,9 +3,9 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,10 @@ use xdp_agg::engine::{Engine as _, EngineConfig, EngineError, XdpMode};
 use xdp_agg_common::maps::Reject;
 use xdp_agg_common::wire::Kind;
 
+use xdp_agg_testbed::BpfFs;
+
 use crate::config;
-use crate::namespaces::{Network, Shape};
+use crate::network::{Mode, Network};
 use crate::workers::{JOB, Worker, setup, sum};
 
 const WORKERS: u16 = 3;
@@ -24,36 +26,14 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Tells this program, started again, where to pin.
 const HOLDER: &str = "XDP_AGG_TEST_PIN";
 
-/// A BPF file system of this test.
-struct BpfFs(PathBuf);
-
-impl BpfFs {
-    fn mount() -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("xdp-agg-bpffs-{}-{number}", std::process::id());
-        let at = std::env::temp_dir().join(name);
-        fs::create_dir_all(&at).expect("a directory");
-        let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&at).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Self(at)),
-            other => {
-                eprintln!("skipped: no BPF file system can be mounted: {other:?}");
-                None
-            }
-        }
-    }
-
-    fn pins(&self) -> PathBuf {
-        self.0.join("data-path")
-    }
+/// A BPF file system of this test; None, with a message, where none can be mounted.
+fn mount() -> Option<BpfFs> {
+    BpfFs::mount().inspect_err(|error| eprintln!("skipped: {error}")).ok()
 }
 
-impl Drop for BpfFs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).status();
-        let _ = fs::remove_dir(&self.0);
-    }
+/// Ends an engine whose data path goes on.
+fn leave(mut engine: XdpEngine) {
+    engine.keep();
 }
 
 fn pinned(network: &Network, pins: &Path) -> EngineConfig {
@@ -166,8 +146,8 @@ impl Flow {
 
 #[test]
 fn a_killed_daemon_is_replaced_while_packets_flow() {
-    let Some(bpffs) = BpfFs::mount() else { return };
-    let Some(network) = Network::new(Shape::Ports, WORKERS) else { return };
+    let Some(bpffs) = mount() else { return };
+    let Some(network) = Network::new(Mode::Ports, WORKERS) else { return };
     let config = pinned(&network, &bpffs.pins());
     let open = |config: &EngineConfig| network.inside(|| XdpEngine::open(config));
     let mut daemon = Daemon::spawn(&network, &bpffs.pins());
@@ -233,8 +213,8 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn what_does_not_fit_is_refused_until_it_is_removed() {
-    let Some(bpffs) = BpfFs::mount() else { return };
-    let Some(network) = Network::new(Shape::Ports, WORKERS) else { return };
+    let Some(bpffs) = mount() else { return };
+    let Some(network) = Network::new(Mode::Ports, WORKERS) else { return };
     let open = |config: &EngineConfig| network.inside(|| XdpEngine::open(config));
     let config = pinned(&network, &bpffs.pins());
     let nowhere = EngineConfig { pin: Some(std::env::temp_dir().join("no-bpf")), ..config.clone() };
@@ -242,9 +222,7 @@ fn what_does_not_fit_is_refused_until_it_is_removed() {
     assert!(error.contains("mount -t bpf"), "{error}");
     assert!(!nowhere.pin.as_ref().is_some_and(|at| at.exists()), "nothing was made");
 
-    let mut first = open(&config).expect("it opens");
-    first.keep();
-    drop(first);
+    leave(open(&config).expect("it opens"));
     let other = |change: fn(&mut EngineConfig)| {
         let mut other = config.clone();
         change(&mut other);
@@ -267,9 +245,7 @@ fn what_does_not_fit_is_refused_until_it_is_removed() {
     assert!(fits.adopted() && fits.adopted_jobs().is_empty());
     drop(fits);
     assert!(!bpffs.pins().exists());
-    let mut first = open(&config).expect("it opens");
-    first.keep();
-    drop(first);
+    leave(open(&config).expect("it opens"));
     let wider = EngineConfig { slots: 128, fresh: true, ..config.clone() };
     let fresh = open(&wider).expect("what was there is removed");
     assert!(!fresh.adopted());
@@ -283,9 +259,7 @@ fn what_does_not_fit_is_refused_until_it_is_removed() {
     }
     fs::remove_dir(bpffs.pins().join("somebodys")).expect("it is there");
     // Half a data path, without its stamp, is cleared away.
-    let mut first = open(&config).expect("it opens");
-    first.keep();
-    drop(first);
+    leave(open(&config).expect("it opens"));
     fs::remove_file(bpffs.pins().join("stamp")).expect("it is there");
     let second = open(&config).expect("it opens");
     assert!(!second.adopted());
@@ -294,13 +268,11 @@ fn what_does_not_fit_is_refused_until_it_is_removed() {
 /// An interface that was deleted cannot be taken over, and says so.
 #[test]
 fn an_interface_that_is_gone_is_named() {
-    let Some(bpffs) = BpfFs::mount() else { return };
-    let Some(network) = Network::new(Shape::Ports, WORKERS) else { return };
+    let Some(bpffs) = mount() else { return };
+    let Some(network) = Network::new(Mode::Ports, WORKERS) else { return };
     let open = |config: &EngineConfig| network.inside(|| XdpEngine::open(config));
     let config = pinned(&network, &bpffs.pins());
-    let mut first = open(&config).expect("it opens");
-    first.keep();
-    drop(first);
+    leave(open(&config).expect("it opens"));
     fs::remove_file(bpffs.pins().join("link_1")).expect("it is there");
     let error = open(&config).err().expect("p1 is not attached");
     assert!(error.to_string().contains("p1 is not attached any more"), "{error}");

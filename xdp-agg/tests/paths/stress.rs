@@ -10,7 +10,7 @@ use xdp_agg_common::maps::{Reject, ResultMode};
 use xdp_agg_common::wire::Kind;
 
 use crate::config;
-use crate::namespaces::{Network, Shape};
+use crate::network::{Mode, Network};
 use crate::workers::{JOB, Worker, setup, sum};
 
 const WORKERS: u16 = 8;
@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 #[test]
 fn eight_ports_in_four_slots_sum_exactly() {
-    let Some(network) = Network::new(Shape::Ports, WORKERS) else { return };
+    let Some(network) = Network::new(Mode::Ports, WORKERS) else { return };
     let mut engine =
         network.inside(|| XdpEngine::open(&config(&network, XdpMode::Native))).expect("it opens");
     let workers = Worker::all(&network);

@@ -11,7 +11,7 @@ use xdp_agg_common::maps::{JobConf, JobCounters, Reject, ResultMode};
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 
 use crate::PORT;
-use crate::namespaces::{AGGREGATOR, Network, address};
+use crate::network::{AGGREGATOR, Network, address};
 
 pub(crate) const JOB: u16 = 2;
 const BLOCKS: u64 = 500;

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{
-    Admitted, CONTROL_VERSION, FrameError, Join, Policy, Reply, Request, Stats, Token, Tree,
-    read_message, write_message,
+    Admitted, CONTROL_VERSION, FrameError, Join, Reply, Request, Stats, Token, read_message,
+    write_message,
 };
 use xdp_agg_common::lanes::{Bias, CHUNK_LANES};
 use xdp_agg_common::maps::ResultMode;
@@ -156,23 +156,7 @@ pub(crate) struct Worker {
 }
 
 pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
-    Join {
-        job: job.into(),
-        rank,
-        world_size,
-        data_port: 1,
-        data_addr: None,
-        max_chunks: CHUNKS,
-        slots: None,
-        result_mode: None,
-        policy: Policy::default(),
-        ring_port: None,
-        resume: None,
-        patience_s: None,
-        tree: Tree::default(),
-        chosen: None,
-        origin: None,
-    }
+    Join { job: job.into(), rank, world_size, data_port: 1, max_chunks: CHUNKS, ..Join::default() }
 }
 
 impl Joining {

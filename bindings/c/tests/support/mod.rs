@@ -2,13 +2,12 @@
 #![expect(unreachable_pub, reason = "a module of a test program")]
 
 use std::env;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use xdp_agg_testbed::{DIRECTORY_VARIABLE, Finished, Process, program};
+use xdp_agg_testbed::{DIRECTORY_VARIABLE, Finished, Process, without_settings};
 
 /// Longest time that anything here may take: beyond it is a hang, which is a failure.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -66,23 +65,12 @@ impl Installed {
     }
 }
 
-/// A daemon on free ports of loopback; ends with this.
-pub struct Daemon {
-    _process: Process,
-    control: SocketAddr,
-}
+/// A daemon on loopback; ends with this.
+pub struct Daemon(xdp_agg_testbed::Daemon);
 
 impl Daemon {
     pub fn start() -> Self {
-        let mut serve = Command::new(program("xdp-agg").expect("the tests' programs are built"));
-        serve.args(["serve", "--engine", "userspace", "--control", "127.0.0.1:0"]);
-        serve.args(["--data-addr", "127.0.0.1", "--data-port", "0"]);
-        let process = Process::spawn("xdp-agg serve", without_settings(serve)).expect("it starts");
-        let ready = process.wait_line("its readiness", LIMIT, |line| line.starts_with("ready "));
-        let ready = ready.expect("the daemon gets ready");
-        let control = ready.split_whitespace().find_map(|word| word.strip_prefix("control="));
-        let control = control.and_then(|address| address.parse().ok()).expect("an address");
-        Self { _process: process, control }
+        Self(xdp_agg_testbed::Daemon::userspace().expect("the daemon gets ready"))
     }
 
     /// Runs a program as each rank of a job; how it ended.
@@ -106,7 +94,7 @@ impl Daemon {
         let start = |rank: u16| {
             let mut command = without_settings(Command::new(program));
             command.args(arguments).env("LD_LIBRARY_PATH", installed.libraries());
-            command.env("XDP_AGG_ADDR", self.control.to_string());
+            command.env("XDP_AGG_ADDR", self.0.control());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
             command.env("LOCAL_RANK", (rank % per_host).to_string());
             command.env("LOCAL_WORLD_SIZE", per_host.to_string());
@@ -149,18 +137,6 @@ fn built() -> PathBuf {
              {DIRECTORY_VARIABLE}"
         )
     })
-}
-
-/// A process group of its own, with nothing of this machine's settings.
-fn without_settings(mut command: Command) -> Command {
-    use std::os::unix::process::CommandExt;
-    for (name, _) in env::vars_os() {
-        if name.to_string_lossy().starts_with("XDP_AGG_") {
-            command.env_remove(name);
-        }
-    }
-    command.process_group(0);
-    command
 }
 
 fn run(command: &mut Command) {

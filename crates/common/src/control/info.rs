@@ -9,7 +9,7 @@ use super::words::clean;
 use crate::maps::{JobCounters, ResultMode};
 
 /// One job, for people and tools.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobInfo {
     /// Name.
     pub job: String,

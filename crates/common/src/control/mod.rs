@@ -185,7 +185,7 @@ pub struct Origin {
 }
 
 /// A worker's wish to become a member.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// Name of the job, 1 to [`MAX_JOB_NAME`] bytes.
     pub job: String,

@@ -3,10 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const POOL: Pool = match Pool::new(8) {
-    Some(pool) => pool,
-    None => panic!("8 is a power of two"),
-};
+const POOL: Pool = Pool::new(8).expect("a power of two");
 
 fn from(rank: u16, block: u64) -> Contribution {
     let reduction = Reduction::Add;

@@ -9,10 +9,7 @@ use crate::wire::flags;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-const POOL: Pool = match Pool::new(8) {
-    Some(pool) => pool,
-    None => panic!("8 is a power of two"),
-};
+const POOL: Pool = Pool::new(8).expect("a power of two");
 const BELOW: Pool = POOL.forwarding(true);
 const BLOCKS: u64 = 40;
 

@@ -62,7 +62,7 @@ impl Peer {
 }
 
 /// What the daemon and its engine allow.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Limits {
     /// The engine's description.
     pub engine: String,

@@ -292,7 +292,7 @@ impl Sums {
             Ok(Request::Probe) => {
                 job.members[usize::from(header.rank)].learned_epoch = job.conf.epoch;
                 self.counters[counter].probes += 1;
-                let header = Header { kind: Kind::ProbeReply, ..header };
+                let header = Header { kind: Kind::ProbeReply, flags: 0, ..header };
                 Answer::Sender { header, len: payload.len() }
             }
             Ok(Request::Contribute(contribution)) => {

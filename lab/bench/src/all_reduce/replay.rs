@@ -364,7 +364,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use xdp_agg_baselines::{BoxError, Collective};
+    use xdp_agg_baselines::{About, BoxError, Collective};
     use xdp_agg_client::Op;
 
     use super::super::strategy::tests::Alone;
@@ -416,16 +416,8 @@ mod tests {
     struct Counting(Alone, Arc<AtomicU32>);
 
     impl Collective for Counting {
-        fn rank(&self) -> u16 {
-            self.0.rank()
-        }
-
-        fn world_size(&self) -> u16 {
-            self.0.world_size()
-        }
-
-        fn system(&self) -> &'static str {
-            self.0.system()
+        fn about(&self) -> About {
+            self.0.about()
         }
 
         fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {

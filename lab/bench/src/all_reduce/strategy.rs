@@ -318,6 +318,7 @@ pub(crate) mod tests {
     use std::sync::{Arc, Barrier};
 
     use super::*;
+    use xdp_agg_baselines::About;
 
     /// A world of `world` processes of which all others contribute what this one does, plus the
     /// difference of their ranks: enough to check sums of the pattern.
@@ -327,16 +328,8 @@ pub(crate) mod tests {
     }
 
     impl Collective for Alone {
-        fn rank(&self) -> u16 {
-            0
-        }
-
-        fn world_size(&self) -> u16 {
-            self.world
-        }
-
-        fn system(&self) -> &'static str {
-            "alone"
+        fn about(&self) -> About {
+            (0, self.world, "alone")
         }
 
         fn all_reduce_f32(&mut self, data: &mut [f32], _: Op) -> Result<(), BoxError> {

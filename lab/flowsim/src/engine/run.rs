@@ -84,9 +84,10 @@ enum Happening {
 
 type Event = Reverse<(Time<f64>, u64, u32, Happening)>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Waits for others, or is done.
+    #[default]
     Idle,
     /// The sender's overhead for the next chunk.
     Preparing,
@@ -95,7 +96,7 @@ enum State {
 }
 
 /// Of a stream in a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     state: State,
     sent: u32,
@@ -159,16 +160,6 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(schedule: &'a Schedule, capacities: &'a [f64], options: &'a Options) -> Self {
         let (waits, waited_for) = schedule.waits();
-        let flow = Flow {
-            state: State::Idle,
-            sent: 0,
-            delivered: 0,
-            version: 0,
-            remaining: 0.0,
-            since: 0.0,
-            bytes: 0.0,
-            listed: false,
-        };
         Self {
             schedule,
             options,
@@ -176,7 +167,7 @@ impl<'a> Run<'a> {
             waits,
             waited_for,
             shares: Shares::new(schedule, capacities),
-            flows: vec![flow; schedule.streams.len()],
+            flows: vec![Flow::default(); schedule.streams.len()],
             heap: BinaryHeap::new(),
             sequence: 0,
             now: 0.0,

@@ -76,11 +76,7 @@ impl Topology {
         namespace.netlink().add_address(interface, topology.aggregator_addr(), PREFIX)?;
         topology.introduce_neighbours()?;
         if !wanted.faults.is_none() {
-            for link in 0..topology.links.len() {
-                for direction in Direction::BOTH {
-                    topology.set_faults(link, direction, &wanted.faults)?;
-                }
-            }
+            topology.set_all_faults(&wanted.faults)?;
         }
         for link in &topology.links {
             link.wait_until_up()?;

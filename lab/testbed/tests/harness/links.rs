@@ -4,11 +4,9 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use xdp_agg_testbed::traffic::{echo_trains, ping, tcp_transfer, udp_socket};
-use xdp_agg_testbed::{Direction, Error, Faults, Probe, Topology};
+use xdp_agg_testbed::{Direction, Error, Faults, Probe, Topology, need_root};
 
-use super::{
-    LIMIT, RATE, TestResult, at, check_kept, packet, receive_numbered, send_numbered, skipped,
-};
+use super::{LIMIT, RATE, TestResult, at, check_kept, packet, receive_numbered, send_numbered};
 
 /// A worker's socket to send by, and another one's that receives until nothing comes for a second.
 fn sockets(net: &Topology, from: usize, to: usize) -> Result<(UdpSocket, UdpSocket), Error> {
@@ -19,9 +17,7 @@ fn sockets(net: &Topology, from: usize, to: usize) -> Result<(UdpSocket, UdpSock
 /// What is sent to a link that stands still waits, whatever sends it, and comes in order.
 #[test]
 fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for xdp_on_hosts in [false, true] {
         let net = Topology::builder().rate(Some(RATE)).xdp_on_hosts(xdp_on_hosts).build()?;
         let arrived = |link| net.host_counters(link).map(|counters| counters.rx_packets);
@@ -62,9 +58,7 @@ fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
 /// What is sent to a link that is cut is lost, in both directions, and nothing of it comes later.
 #[test]
 fn a_cut_link_loses_everything() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     for xdp_on_hosts in [false, true] {
         let net = Topology::builder().rate(Some(RATE)).xdp_on_hosts(xdp_on_hosts).build()?;
         for link in [0, 1] {
@@ -91,9 +85,7 @@ fn a_cut_link_loses_everything() -> TestResult {
 /// lost, changed or overtaken for that, and rates and faults are in force.
 #[test]
 fn links_take_their_time() -> TestResult {
-    if skipped() {
-        return Ok(());
-    }
+    need_root!(Ok(()));
     const DELAY: Duration = Duration::from_millis(5);
     for (offloads, xdp_on_hosts) in [(true, false), (false, true)] {
         let net = Topology::builder().rate(Some(RATE)).delay(DELAY).offloads(offloads);

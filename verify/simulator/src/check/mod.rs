@@ -45,7 +45,7 @@ use crate::scenario::{JobPlan, Link, Scenario};
 const NONE: u32 = u32::MAX;
 
 /// The reference, and the first thing that contradicts it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Checker {
     jobs: Vec<(u64, JobPlan)>,
     /// By job: its calls have no excuse for not ending by their deadlines.
@@ -88,7 +88,7 @@ pub(crate) struct KeyCounts {
 type GivenResult = (Vec<u32>, u64);
 
 /// A process that takes part.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Life {
     job: usize,
     rank: u16,
@@ -168,23 +168,12 @@ impl Checker {
         Self {
             jobs: jobs.collect(),
             in_time: scenario.jobs.iter().map(|plan| scenario.is_in_time(plan)).collect(),
-            lives: Vec::new(),
-            epochs: Vec::new(),
-            by_cookie: BTreeMap::new(),
-            lineages: Vec::new(),
-            completions: Vec::new(),
-            path: BTreeMap::new(),
-            trunks: BTreeMap::new(),
-            rings: BTreeMap::new(),
             looks: standing::Looks::new(scenario),
-            returned: 0,
             troubles: tree::Troubles {
                 rough: scenario.link != Link { base: scenario.link.base, ..Link::CLEAN },
                 ..tree::Troubles::default()
             },
-            answers: BTreeMap::new(),
-            problem: None,
-            keys: KeyCounts::default(),
+            ..Self::default()
         }
     }
 
@@ -207,21 +196,7 @@ impl Checker {
 
     /// A process was started; its number.
     pub(crate) fn born(&mut self, job: usize, rank: u16) -> usize {
-        self.lives.push(Life {
-            job,
-            rank,
-            lineage: None,
-            epoch: None,
-            taken: Vec::new(),
-            base: 0,
-            first_sequence: 0,
-            has_run: false,
-            lost: false,
-            cut_off: false,
-            gave_up: false,
-            on_ring: false,
-            standing: standing::Standing::default(),
-        });
+        self.lives.push(Life { job, rank, ..Life::default() });
         self.lives.len() - 1
     }
 

@@ -32,7 +32,7 @@ pub(super) struct Standing {
 }
 
 /// What aggregators know of the contributors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Looks {
     now: Nanos,
     limit: Option<Nanos>,

@@ -45,7 +45,7 @@ pub(super) struct Part {
 }
 
 /// What the members of one epoch make of themselves.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ring {
     /// Job, epoch, cookie, rings before this one.
     key: (usize, u16, u64, u32),
@@ -99,19 +99,7 @@ impl World {
         let known = self.rings.iter().position(|ring| ring.key == key && ring.lost.is_empty());
         let index = known.unwrap_or(self.rings.len());
         if known.is_none() {
-            self.rings.push(Ring {
-                key,
-                members: seat.members.clone(),
-                here: BTreeMap::new(),
-                formed: false,
-                lost: Vec::new(),
-                torn: false,
-                batch: 0,
-                given: BTreeMap::new(),
-                sum: None,
-                ends: false,
-                left: false,
-            });
+            self.rings.push(Ring { key, members: seat.members.clone(), ..Ring::default() });
             let late = Event::Late { ring: index, batch: None };
             self.queue.push(self.now + PATIENCE, super::Event::Ring(late));
         }

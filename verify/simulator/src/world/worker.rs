@@ -22,6 +22,7 @@ const SOCKET_BUFFER: usize = 24;
 const BURST_MAX: usize = 10_000;
 
 /// A place in a job: its host, and the process there.
+#[derive(Default)]
 pub(super) struct Worker {
     pub(super) job: usize,
     pub(super) rank: u16,
@@ -66,19 +67,7 @@ pub(super) struct Process {
 
 impl Worker {
     pub(super) fn new(job: usize, rank: u16) -> Self {
-        Self {
-            job,
-            rank,
-            cut: Cut::default(),
-            errors: 0,
-            process: None,
-            stopped: false,
-            stopped_at: 0,
-            went_on: 0,
-            kept: VecDeque::new(),
-            left: false,
-            ports: 0,
-        }
+        Self { job, rank, ..Self::default() }
     }
 
     pub(super) const fn is_stopped(&self) -> bool {

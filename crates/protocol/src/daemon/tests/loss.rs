@@ -22,6 +22,14 @@ fn report(world: &mut World, members: &[ConnId]) {
     }
 }
 
+/// The same, when all have said what they have.
+fn reported() -> (World, Vec<ConnId>) {
+    let (mut world, members) = reforming();
+    report(&mut world, &members);
+    world.heard.clear();
+    (world, members)
+}
+
 /// Hears that an epoch of these members begins with block 10, and brings it to run.
 fn goes_on(world: &mut World, members: &[ConnId], bits: u64) -> Admitted {
     let first = admitted(&world.hear(members[0]));
@@ -102,9 +110,7 @@ fn a_loss_before_the_engine_is_prepared_makes_another_plan() {
 #[test]
 fn a_loss_while_paths_are_tried_asks_all_again() {
     for slow in [false, true] {
-        let (mut world, members) = reforming();
-        report(&mut world, &members);
-        world.heard.clear();
+        let (mut world, members) = reported();
         world.ready(&members[..2]);
         if slow {
             // The engine is starting when it happens.
@@ -126,9 +132,7 @@ fn a_loss_while_paths_are_tried_asks_all_again() {
 
 #[test]
 fn a_path_that_does_not_open_is_a_loss() {
-    let (mut world, members) = reforming();
-    report(&mut world, &members);
-    world.heard.clear();
+    let (mut world, members) = reported();
     world.ready(&members[1..]);
     world.wait(20);
     let reason = AbortReason::Timeout { ranks: vec![0], step: "probe".into() };
@@ -153,9 +157,7 @@ fn who_leaves_is_not_waited_for() {
     assert_eq!(world.say(members[2], Request::Leave), [Reply::Done]);
     goes_on(&mut world, &members[..2], 0b101);
     // While paths are tried: its part of the plan is missing.
-    let (mut world, members) = reforming();
-    report(&mut world, &members);
-    world.heard.clear();
+    let (mut world, members) = reported();
     assert_eq!(world.say(members[2], Request::Leave), [Reply::Done]);
     assert_eq!(reform(&world.hear(members[0])), [3]);
     world.hear(members[1]);
@@ -210,9 +212,7 @@ fn impossible_progress_is_the_loss_of_who_says_it() {
         assert!(now.plan.is_some_and(|plan| plan.runs.is_empty()));
     }
     // Before the epoch began, all had that.
-    let (mut world, members) = reforming();
-    report(&mut world, &members);
-    world.heard.clear();
+    let (mut world, members) = reported();
     world.close(members[0]);
     world.heard.clear();
     report(&mut world, &members[1..2]);

@@ -71,19 +71,13 @@ fn limits() -> Limits {
         slots: 64,
         job_slots: 16,
         max_chunks: 22,
-        single_packets: false,
-        data_addr: None,
         data_port: 48864,
         join_timeout: Duration::from_secs(60),
         join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
         resume_timeout: Duration::from_secs(10),
         patience: Patience(Some(Duration::from_secs(2))),
-        straggler_timeout: None,
-        silent_timeout: None,
-        token: None,
-        job_slots_max: None,
-        job_packet_rate: None,
+        ..Limits::default()
     }
 }
 
@@ -317,17 +311,8 @@ fn wish(job: &str, rank: u16, world_size: u16) -> Join {
         rank,
         world_size,
         data_port: 4000 + rank,
-        data_addr: None,
         max_chunks: 22,
-        slots: None,
-        result_mode: None,
-        policy: Policy::default(),
-        ring_port: None,
-        resume: None,
-        patience_s: None,
-        tree: Tree::default(),
-        chosen: None,
-        origin: None,
+        ..Join::default()
     }
 }
 

@@ -13,6 +13,14 @@ fn restart(world: &mut World) {
     world.settle();
 }
 
+/// A job of three that a new daemon takes over.
+fn restarted(policy: Policy) -> World {
+    let mut world = World::new();
+    world.run_with("train", 3, policy);
+    restart(&mut world);
+    world
+}
+
 fn back(world: &mut World, rank: u16, policy: Policy) -> (ConnId, Vec<Reply>) {
     let resume = Some(world.remembered());
     world.come(Join { policy, resume, ..wish("train", rank, 3) })
@@ -46,9 +54,7 @@ fn a_running_job_goes_on_in_its_epoch() {
 
 #[test]
 fn who_does_not_come_back_in_time_is_lost() {
-    let mut world = World::new();
-    world.run_with("train", 3, SHRINK);
-    restart(&mut world);
+    let mut world = restarted(SHRINK);
     let (first, _) = back(&mut world, 0, SHRINK);
     let (second, _) = back(&mut world, 2, SHRINK);
     world.wait(10);
@@ -58,9 +64,7 @@ fn who_does_not_come_back_in_time_is_lost() {
     }
     assert_eq!(world.engine[&0].conf.members, 0b101);
 
-    let mut world = World::new();
-    world.run_with("train", 3, RESUME);
-    restart(&mut world);
+    let mut world = restarted(RESUME);
     let (first, _) = back(&mut world, 0, RESUME);
     world.wait(10);
     let reason = AbortReason::Timeout { ranks: vec![1, 2], step: "resume".into() };
@@ -68,18 +72,14 @@ fn who_does_not_come_back_in_time_is_lost() {
     assert!(world.engine.is_empty() && world.infos().is_empty());
 
     // Nobody.
-    let mut world = World::new();
-    world.run_with("train", 3, SHRINK);
-    restart(&mut world);
+    let mut world = restarted(SHRINK);
     world.wait(10);
     assert!(world.engine.is_empty() && world.infos().is_empty());
 }
 
 #[test]
 fn a_loss_before_all_are_back_waits_for_the_rest() {
-    let mut world = World::new();
-    world.run_with("train", 3, SHRINK);
-    restart(&mut world);
+    let mut world = restarted(SHRINK);
     let (first, _) = back(&mut world, 0, SHRINK);
     let (second, _) = back(&mut world, 1, SHRINK);
     let resume = Some(world.remembered());
@@ -92,9 +92,7 @@ fn a_loss_before_all_are_back_waits_for_the_rest() {
 
 #[test]
 fn a_new_process_in_the_place_of_one_that_is_awaited_joins_anew() {
-    let mut world = World::new();
-    world.run_with("train", 3, SHRINK);
-    restart(&mut world);
+    let mut world = restarted(SHRINK);
     let (first, _) = back(&mut world, 0, SHRINK);
     let (second, _) = back(&mut world, 2, SHRINK);
     let join = Join { policy: SHRINK, data_port: 5001, ..wish("train", 1, 3) };

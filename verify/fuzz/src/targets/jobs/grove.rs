@@ -129,17 +129,10 @@ impl World {
             rank,
             world_size,
             data_port: rank.wrapping_add(4000),
-            data_addr: None,
             max_chunks: 22,
-            slots: None,
-            result_mode: None,
             policy,
-            ring_port: None,
-            resume: None,
-            patience_s: None,
             tree: self.grove.tree.clone(),
-            chosen: None,
-            origin: None,
+            ..Join::default()
         })
     }
 
