@@ -18,7 +18,7 @@ impl Name {
     /// A name of 1 to [`Self::MAX`] bytes.
     ///
     /// # Errors
-    /// [`Error::Config`]: the text is empty or longer. A call is not made then, and the communicator
+    /// [`Error::Config`]: the text is empty or longer. No call is made then, and the communicator
     /// stays as it is.
     pub fn new(text: &str) -> Result<Self, Error> {
         if (1..=Self::MAX).contains(&text.len()) {
