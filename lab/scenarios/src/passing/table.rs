@@ -264,8 +264,11 @@ struct Claim<'a> {
     /// The computation was fitted to it, so it is no evidence.
     calibrates: bool,
     /// Ours, of the rows that the second one takes.
-    saved: &'a dyn Fn(&[&Row], &dyn Fn(&Row) -> bool) -> Option<f64>,
+    saved: &'a Saved,
 }
+
+/// What rows say, of those that a condition takes.
+type Saved = dyn Fn(&[&Row], &dyn Fn(&Row) -> bool) -> Option<f64>;
 
 fn find_in<'a>(rows: &[&'a Row], of: &dyn Fn(&Row) -> bool, system: System) -> Option<&'a Row> {
     rows.iter().copied().find(|row| row.system == system && row.is_papers() && of(row))
