@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::handle::{Handle, Patience, fail, globally};
 use crate::intranode;
 use crate::meeting;
+use crate::name::Name;
 use crate::settings::{Builder, Chosen, Place};
 use xdp_agg_protocol::worker::{Buffer, Counters, Purpose, Report, State};
 use xdp_agg_quantize::Op;
@@ -258,6 +259,35 @@ impl Communicator {
     /// `data` are unspecified and the communicator is unusable.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<Report, Error> {
         self.all_reduce_by(data, op, self.choice(Kind::AllReduce, size_of_val(data)))
+    }
+
+    /// [`Self::all_reduce`] of what the caller calls `name`: see [`Name`]. Calls that are made from
+    /// several threads should have names.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`], and [`Name::new`].
+    pub fn all_reduce_named<T: Element>(
+        &self,
+        name: &str,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<Report, Error> {
+        let choice = self.choice(Kind::AllReduce, size_of_val(data));
+        self.all_reduce_as(Some(&Name::new(name)?), data, op, choice)
+    }
+
+    /// [`Self::all_reduce_async`] with a name: see [`Self::all_reduce_named`].
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce_async`], and [`Name::new`].
+    pub fn all_reduce_async_named<T: Element>(
+        &self,
+        name: &str,
+        data: Vec<T>,
+        op: Op,
+    ) -> Result<Handle<T>, Error> {
+        let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
+        self.all_reduce_async_as(Some(&Name::new(name)?), data, op, choice)
     }
 
     /// The same as a part of something that is more than an all-reduce.

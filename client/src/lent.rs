@@ -44,6 +44,7 @@ use xdp_agg_protocol::worker::{Counters, Report};
 #[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::error::Error;
+use crate::name::Name;
 use crate::settings::{parse, text};
 
 pub use caller::Caller;
@@ -88,12 +89,14 @@ pub enum Task {
 }
 
 /// What a caller may choose for a call.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Of a sum of floats. None: as [`Settings`] say.
     pub precision: Option<Precision>,
     /// From the call's beginning to its end. None: the communicator's.
     pub deadline: Option<Duration>,
+    /// The caller's name for the call, of any task.
+    pub name: Option<Name>,
 }
 
 /// What a caller may choose for all calls; the same at all ranks.

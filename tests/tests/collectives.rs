@@ -11,6 +11,14 @@ use xdp_agg_testbed::Topology;
 /// length that no boundary divides.
 const LENGTHS: [usize; 7] = [0, 1, 351, 352, 353, 352 * 600 + 17, 100_003];
 
+/// Blocks of a call at MTU 1500. The seal of a call of few has one of its own where the last one is
+/// full.
+fn blocks_of(len: usize) -> usize {
+    let data = len.div_ceil(352);
+    let is_full = len.div_ceil(16) == 22 * data;
+    data + usize::from((1..4).contains(&data) && is_full)
+}
+
 fn matrix(engine: &'static str, mode: ResultMode) {
     for world_size in [1, 2, 3, 4, 8] {
         let lab = Lab::start(network(world_size, mode.name()), engine);
@@ -20,7 +28,7 @@ fn matrix(engine: &'static str, mode: ResultMode) {
         for len in LENGTHS {
             check_sums(&workers, len);
         }
-        let blocks: usize = LENGTHS.iter().map(|len| 2 * len.div_ceil(352)).sum();
+        let blocks: usize = LENGTHS.iter().map(|len| 2 * blocks_of(*len)).sum();
         let counters = lab.job_stats("matrix").counters;
         assert_eq!(counters.blocks, blocks as u64);
         assert_eq!(counters.contributions, blocks as u64 * u64::from(world_size));
@@ -111,7 +119,7 @@ fn several_calls_in_flight() {
             for call in [7, 0, 5, 2, 6, 1, 4] {
                 let handle = handles[call].take().expect("not waited for yet");
                 let (data, report) = handle.wait(LIMIT).expect("it ends");
-                assert_eq!(report.blocks, data.len().div_ceil(352) as u64);
+                assert_eq!(report.blocks, blocks_of(data.len()) as u64);
                 for (i, sum) in data.iter().enumerate() {
                     let expected: i32 = (0..3).map(|rank| element(rank, i + call)).sum();
                     assert_eq!(*sum, expected as f32, "call {call}, element {i}");

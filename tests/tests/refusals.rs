@@ -41,6 +41,58 @@ fn calls_that_differ_are_an_error_on_every_rank() {
     }
 }
 
+/// A difference that 16 bits of FNV-1a did not tell: a sum and an average, of which the tags
+/// collided in call 3.
+#[test]
+fn calls_that_differ_in_little_are_an_error_on_every_rank() {
+    need_root!();
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        let workers = lab.connect("operations", 2, |settings| settings);
+        for error in on_all(&workers, |worker| {
+            let call = |op| worker.all_reduce(&mut vec![1.0_f32; 2509], op);
+            for _ in 0..3 {
+                call(Op::Sum).expect("all call it");
+            }
+            call(if worker.rank() == 0 { Op::Sum } else { Op::Average }).expect_err("it differs")
+        }) {
+            assert!(matches!(error, Error::Job(JobError::CallMismatch { .. })), "{error}");
+        }
+    }
+}
+
+/// Two threads of one worker call in another order than those of the other. The calls have one
+/// shape and names: without names they would be summed with each other.
+#[test]
+fn named_calls_in_another_order_are_an_error_on_every_rank() {
+    need_root!();
+    for engine in support::ENGINES {
+        let lab = Lab::start(network(2, "ports"), engine);
+        let workers = lab.connect("order", 2, |settings| settings);
+        on_all(&workers, |worker| {
+            let call = |name: &str| worker.all_reduce_named(name, &mut [1.0_f32; 100], Op::Sum);
+            call("layer/0").expect("all call it");
+            let names = ["layer/1", "layer/2"];
+            let [first, second] = if worker.rank() == 0 { names } else { [names[1], names[0]] };
+            let before = worker.next_sequence();
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| call(first).expect_err("the other worker's is another"));
+                while worker.next_sequence() == before {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let other = scope.spawn(|| call(second).expect_err("the job is over"));
+                for (name, error) in [(first, one), (second, other)] {
+                    let error = error.join().expect("no panic");
+                    let Error::Job(JobError::CallMismatch { ours, .. }) = &error else {
+                        panic!("{error}");
+                    };
+                    assert!(name == second || ours.contains(name), "{error}");
+                }
+            });
+        });
+    }
+}
+
 #[test]
 fn two_workers_cannot_have_one_rank() {
     need_root!();

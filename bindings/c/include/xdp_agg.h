@@ -398,6 +398,23 @@ xdp_agg_result_t xdp_agg_all_reduce(const void *send,
                                     xdp_agg_comm_t comm);
 
 /**
+ * Does what xdp_agg_all_reduce does, for a call that the caller calls `name`.
+ *
+ * All ranks must give the same name. Calls of one shape that another rank makes in another order
+ * are XDP_AGG_ERROR_CALL_MISMATCH then; without names they are reduced with each other. So calls
+ * that are made from several threads should have names.
+ *
+ * `name`: a string of 1 to 128 bytes in UTF-8; NULL: none.
+ */
+xdp_agg_result_t xdp_agg_all_reduce_named(const char *name,
+                                          const void *send,
+                                          void *recv,
+                                          size_t count,
+                                          xdp_agg_datatype_t datatype,
+                                          xdp_agg_op_t op,
+                                          xdp_agg_comm_t comm);
+
+/**
  * Gives the root's vector to all ranks, bit for bit.
  *
  * `data`: `count` elements; read at the root, written elsewhere.
@@ -498,6 +515,18 @@ xdp_agg_result_t xdp_agg_start_all_reduce(const void *send,
                                           xdp_agg_op_t op,
                                           xdp_agg_comm_t comm,
                                           xdp_agg_request_t *request);
+
+/**
+ * Starts what xdp_agg_all_reduce_named does; `request` as in xdp_agg_start_all_reduce.
+ */
+xdp_agg_result_t xdp_agg_start_all_reduce_named(const char *name,
+                                                const void *send,
+                                                void *recv,
+                                                size_t count,
+                                                xdp_agg_datatype_t datatype,
+                                                xdp_agg_op_t op,
+                                                xdp_agg_comm_t comm,
+                                                xdp_agg_request_t *request);
 
 /**
  * Starts what xdp_agg_broadcast does; `request` as in xdp_agg_start_all_reduce.

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::ops::Range;
 
-use xdp_agg_client::Communicator;
 use xdp_agg_client::lent::{DataType, Memory, Task};
+use xdp_agg_client::{Communicator, Name};
 
 use crate::comm::Comm;
 use crate::failure::Failure;
@@ -28,7 +28,7 @@ pub(crate) const NO_VECTOR: (usize, xdp_agg_datatype_t) = (0, 0);
 
 /// A call as C makes it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arguments {
+pub(crate) struct Arguments<'a> {
     /// None: in place.
     pub(crate) send: Lent,
     pub(crate) recv: Lent,
@@ -36,6 +36,8 @@ pub(crate) struct Arguments {
     pub(crate) count: usize,
     pub(crate) datatype: xdp_agg_datatype_t,
     pub(crate) what: What,
+    /// The caller's name for it.
+    pub(crate) name: Option<&'a str>,
 }
 
 /// The bytes of a call's vectors.
@@ -48,7 +50,7 @@ struct Extent {
     own: Range<usize>,
 }
 
-impl Arguments {
+impl Arguments<'_> {
     /// Checks the call, and copies what it must not write to.
     ///
     /// # Errors
@@ -57,6 +59,8 @@ impl Arguments {
         let communicator = comm.caller()?.communicator();
         let data_type = names::data_type(self.datatype)?;
         let task = self.task(communicator.world_size())?;
+        let name = self.name.map(Name::new).transpose();
+        let name = name.map_err(|_| Failure::of("name", "is empty or longer than 128 bytes"))?;
         let Extent { each, all, own } = self.extent(data_type, communicator)?;
         let is_in_place = self.send.is_none();
         let vectors = |send, recv| Vectors {
@@ -73,11 +77,16 @@ impl Arguments {
             Task::AllGather => vectors(each, all).gathered(own)?,
             Task::Broadcast { .. } => vectors(each, each).data()?,
             Task::Barrier => {
-                return Ok(Prepared { memory: Memory::none(), task, after: After::default() });
+                return Ok(Prepared {
+                    memory: Memory::none(),
+                    task,
+                    name,
+                    after: After::default(),
+                });
             }
             _ => vectors(each, each).whole()?,
         };
-        Ok(Prepared { memory: vector.memory(data_type), task, after })
+        Ok(Prepared { memory: vector.memory(data_type), task, name, after })
     }
 
     fn task(&self, world_size: u16) -> Result<Task, Failure> {

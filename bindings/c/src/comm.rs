@@ -5,7 +5,7 @@ use std::thread::panicking;
 
 use serde::Serialize;
 use xdp_agg_client::Error;
-use xdp_agg_client::lent::{Caller, Given, Stats};
+use xdp_agg_client::lent::{Caller, Given, Options, Stats};
 use xdp_agg_client::log::{self, Level};
 
 use crate::failure::{Failure, keep};
@@ -59,10 +59,11 @@ impl Comm {
     /// Makes a call and waits for its end.
     pub(crate) fn call(&self, prepared: Prepared) -> Result<(), Failure> {
         let caller = self.caller()?;
-        let Prepared { memory, task, after } = prepared;
+        let Prepared { memory, task, name, after } = prepared;
         let watch = EndsWithPanic(caller);
         let hook = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = memory::call(caller, memory, &task, (&self.choices.options(), hook))
+        let options = Options { name, ..self.choices.options() };
+        let outcome = memory::call(caller, memory, &task, (&options, hook))
             .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
         drop(watch);
         after.carry_out();
@@ -73,9 +74,10 @@ impl Comm {
     /// Starts a call.
     pub(crate) fn start(&self, prepared: Prepared) -> Result<Request, Failure> {
         let caller = self.caller()?;
-        let Prepared { memory, task, after } = prepared;
+        let Prepared { memory, task, name, after } = prepared;
         let watch = EndsWithPanic(caller);
-        let flight = memory::start(caller, memory, task, self.choices.options())
+        let options = Options { name, ..self.choices.options() };
+        let flight = memory::start(caller, memory, task, options)
             .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
         drop(watch);
         Ok(Request {

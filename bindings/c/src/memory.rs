@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use xdp_agg_client::Error;
 use xdp_agg_client::lent::{Caller, DataType, InFlight, Memory, Options, Outcome, Task};
+use xdp_agg_client::{Error, Name};
 
 use crate::failure::Failure;
 
@@ -261,6 +261,8 @@ pub(crate) fn start(
 pub(crate) struct Prepared {
     pub(crate) memory: Memory,
     pub(crate) task: Task,
+    /// The caller's name for it.
+    pub(crate) name: Option<Name>,
     pub(crate) after: After,
 }
 

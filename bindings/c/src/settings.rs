@@ -28,7 +28,7 @@ pub(crate) struct Choices(Mutex<Options>);
 
 impl Choices {
     pub(crate) fn options(&self) -> Options {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// None: as the communicator was made.

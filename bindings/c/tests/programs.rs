@@ -33,7 +33,7 @@ fn arguments_that_cannot_be_are_refused_by_name() {
 fn every_bad_end_has_its_code() {
     let (installed, daemon) = (Installed::new(), Daemon::start());
     let program = installed.compile("tests/programs/ends.c");
-    for end in ["abort", "cancel", "destroy", "question", "deadline", "mismatch"] {
+    for end in ["abort", "cancel", "destroy", "question", "deadline", "mismatch", "order"] {
         daemon.all_done(&installed, &program, (&[end], 3));
     }
     let ranks = daemon.ranks(&installed, &program, (&["loss"], 3));

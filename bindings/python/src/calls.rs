@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use xdp_agg_client::Error;
 use xdp_agg_client::lent::{DataType, Options, Outcome, Precision, Reduction, Task, UnknownName};
+use xdp_agg_client::{Error, Name};
 
 use crate::errors::{World, exception_in};
 use crate::handle::Handle;
@@ -54,11 +54,18 @@ pub(crate) fn precision(name: &str) -> PyResult<Precision> {
 /// What a call has besides its task.
 ///
 /// # Errors
-/// `ValueError`: no precision has this name, or the time is not one.
-pub(crate) fn options(name: Option<&str>, deadline: Option<f64>) -> PyResult<Options> {
+/// `ValueError`: no precision has this name, the time is not one, or the call's name is empty or
+/// too long.
+pub(crate) fn options(
+    chosen: Option<&str>,
+    deadline: Option<f64>,
+    name: Option<&str>,
+) -> PyResult<Options> {
+    let refused = |error: Error| PyValueError::new_err(error.to_string());
     Ok(Options {
-        precision: name.map(precision).transpose()?,
+        precision: chosen.map(precision).transpose()?,
         deadline: deadline.map(|time| seconds("deadline", time)).transpose()?,
+        name: name.map(Name::new).transpose().map_err(refused)?,
     })
 }
 

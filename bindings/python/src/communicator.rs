@@ -138,18 +138,22 @@ impl Communicator {
     /// op: "sum", "mean" ("avg", "average"), "min", "max"; of bool also "and", "or".
     /// precision: "exact" or "gradient", of this call; the same at all workers.
     /// deadline: seconds, of this call.
+    /// name: what this call is called, the same at all workers, 1 to 128 bytes: "layer3". Calls of
+    /// one shape that another worker makes in another order are an error then, and else are reduced
+    /// with each other.
     ///
     /// Other threads run meanwhile. Ctrl-C ends the call and the membership.
-    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
     fn all_reduce(
         &self,
         array: &Bound<'_, PyAny>,
         op: &str,
         precision: Option<&str>,
         deadline: Option<f64>,
+        name: Option<&str>,
     ) -> PyResult<Report> {
         let task = Task::AllReduce(calls::reduction(op)?);
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &task, &options)
     }
 
@@ -158,16 +162,17 @@ impl Communicator {
     /// starts.
     ///
     /// Arguments as of all_reduce.
-    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
     fn start(
         &self,
         array: &Bound<'_, PyAny>,
         op: &str,
         precision: Option<&str>,
         deadline: Option<f64>,
+        name: Option<&str>,
     ) -> PyResult<Handle> {
         let task = Task::AllReduce(calls::reduction(op)?);
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, name)?;
         calls::start(array.py(), &self.open, lend(array)?, task, options)
     }
 
@@ -175,14 +180,15 @@ impl Communicator {
     ///
     /// array: of any shape, the same number of elements at all workers. root: a rank.
     /// deadline: seconds, of this call.
-    #[pyo3(signature = (array, root=0, *, deadline=None))]
+    #[pyo3(signature = (array, root=0, *, deadline=None, name=None))]
     fn broadcast(
         &self,
         array: &Bound<'_, PyAny>,
         root: u16,
         deadline: Option<f64>,
+        name: Option<&str>,
     ) -> PyResult<Report> {
-        let options = calls::options(None, deadline)?;
+        let options = calls::options(None, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &Task::Broadcast { root }, &options)
     }
 
@@ -190,7 +196,7 @@ impl Communicator {
     /// are unspecified then.
     ///
     /// root: a rank. Other arguments as of all_reduce.
-    #[pyo3(signature = (array, op="sum", root=0, *, precision=None, deadline=None))]
+    #[pyo3(signature = (array, op="sum", root=0, *, precision=None, deadline=None, name=None))]
     fn reduce(
         &self,
         array: &Bound<'_, PyAny>,
@@ -198,9 +204,10 @@ impl Communicator {
         root: u16,
         precision: Option<&str>,
         deadline: Option<f64>,
+        name: Option<&str>,
     ) -> PyResult<Report> {
         let task = Task::Reduce { reduction: calls::reduction(op)?, root };
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &task, &options)
     }
 
@@ -208,16 +215,17 @@ impl Communicator {
     /// slice of the flattened array that holds it, as part() does; the rest is unspecified then.
     ///
     /// Arguments as of all_reduce.
-    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None))]
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
     fn reduce_scatter<'py>(
         &self,
         array: &Bound<'py, PyAny>,
         op: &str,
         precision: Option<&str>,
         deadline: Option<f64>,
+        name: Option<&str>,
     ) -> PyResult<Bound<'py, PySlice>> {
         let task = Task::ReduceScatter(calls::reduction(op)?);
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, name)?;
         let loan = lend(array)?;
         calls::run(array.py(), &self.open, &loan, &task, &options)?;
         self.part(array.py(), loan.len(), None)
@@ -228,18 +236,28 @@ impl Communicator {
     ///
     /// array: of any shape, the same number of elements at all workers.
     /// deadline: seconds, of this call.
-    #[pyo3(signature = (array, *, deadline=None))]
-    fn all_gather(&self, array: &Bound<'_, PyAny>, deadline: Option<f64>) -> PyResult<Report> {
-        let options = calls::options(None, deadline)?;
+    #[pyo3(signature = (array, *, deadline=None, name=None))]
+    fn all_gather(
+        &self,
+        array: &Bound<'_, PyAny>,
+        deadline: Option<f64>,
+        name: Option<&str>,
+    ) -> PyResult<Report> {
+        let options = calls::options(None, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &Task::AllGather, &options)
     }
 
     /// Returns when all workers have called it.
     ///
     /// deadline: seconds, of this call.
-    #[pyo3(signature = (*, deadline=None))]
-    fn barrier(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Report> {
-        let options = calls::options(None, deadline)?;
+    #[pyo3(signature = (*, deadline=None, name=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        deadline: Option<f64>,
+        name: Option<&str>,
+    ) -> PyResult<Report> {
+        let options = calls::options(None, deadline, name)?;
         calls::run(py, &self.open, &Loan::nothing(), &Task::Barrier, &options)
     }
 
@@ -410,7 +428,7 @@ impl Communicator {
         deadline: Option<f64>,
     ) -> PyResult<Report> {
         let task = calls::task(task, arg)?;
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, None)?;
         let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
         calls::run(py, &self.open, &loan, &task, &options)
     }
@@ -433,7 +451,7 @@ impl Communicator {
         keep: Py<PyAny>,
     ) -> PyResult<Handle> {
         let task = calls::task(task, arg)?;
-        let options = calls::options(precision, deadline)?;
+        let options = calls::options(precision, deadline, None)?;
         let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
         calls::check_callable(done.bind(py))?;
         self.open.pool().prepare()?;

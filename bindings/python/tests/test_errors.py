@@ -132,6 +132,9 @@ def test_workers_that_do_not_come_are_named(daemon: str) -> None:
 def test_wrong_arguments_of_calls_harm_nothing(daemon: str) -> None:
     with xdp_agg.Communicator(daemon, rank=0, world_size=1, job="arguments") as comm:
         array = bytearray(8)
+        for name in ["", "x" * 129]:
+            with pytest.raises(ValueError, match="1 to 128"):
+                comm.all_reduce(array, name=name)
         with pytest.raises(ValueError, match="sum"):
             comm.all_reduce(array, "product")
         with pytest.raises(ValueError, match="exact"):
@@ -199,6 +202,22 @@ except xdp_agg.MemberLost as error:
     for one in ended[:2]:
         assert one.check().out.splitlines()[-1] == "2 (2,) True", one
     assert ended[2].code == -signal.SIGKILL
+
+
+def test_named_calls_in_another_order(workers: Workers) -> None:
+    script = """
+comm = xdp_agg.Communicator()
+comm.barrier(name="begin")
+comm.broadcast(np.ones(10), name="weights")
+comm.start(np.ones(10), name="layer0").wait()
+first = f"layer{1 + rank % 2}"
+try:
+    comm.all_reduce(np.ones(10), name=first)
+except xdp_agg.CallMismatch as error:
+    print(first in str(error))
+"""
+    for out in workers.start(script).check():
+        assert out.split()[0] == "True", out
 
 
 def test_calls_that_differ(workers: Workers) -> None:

@@ -25,6 +25,7 @@ pub use xdp_agg_mesh::Algorithm;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::Handle;
+use crate::name::{Name, named};
 pub(crate) use bytes::Words;
 use mesh::reducible;
 pub(crate) use side::Side;
@@ -47,10 +48,21 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Report, Error> {
+        self.all_reduce_as(None, data, op, choice)
+    }
+
+    pub(crate) fn all_reduce_as<T: Element>(
+        &self,
+        name: Option<&Name>,
+        data: &mut [T],
+        op: Op,
+        choice: Choice,
+    ) -> Result<Report, Error> {
         if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
-            return self.all_reduce_for(data, op, &Purpose::default());
+            return self.all_reduce_for(data, op, &purpose(name, op));
         }
-        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
+        let what = named("all-reduce", name);
+        let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
         self.over_mesh(choice, &what, |mesh| mesh.all_reduce(data, op))?;
         Ok(self.report_of_ring())
     }
@@ -68,10 +80,21 @@ impl Communicator {
         op: Op,
         choice: Choice,
     ) -> Result<Handle<T>, Error> {
+        self.all_reduce_async_as(None, data, op, choice)
+    }
+
+    pub(crate) fn all_reduce_async_as<T: Element>(
+        &self,
+        name: Option<&Name>,
+        data: Vec<T>,
+        op: Op,
+        choice: Choice,
+    ) -> Result<Handle<T>, Error> {
         if self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator {
-            return self.start_for(data, op, &Purpose::default());
+            return self.start_for(data, op, &purpose(name, op));
         }
-        let what = self.describe::<T>("all-reduce", data.len(), None, Some(op), choice.way);
+        let what = named("all-reduce", name);
+        let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
         self.start_over_mesh(choice, &what, data, move |mesh, data| mesh.all_reduce(data, op))
     }
 
@@ -308,5 +331,13 @@ impl Communicator {
             |rank: &u16| parts.iter().any(|(owner, part)| owner == rank && !part.is_empty());
         let ranks: Vec<u16> = report.missing_ranks(self.world_size()).filter(wanted).collect();
         if ranks.is_empty() { Ok(()) } else { Err(Error::DataLost { what, ranks }) }
+    }
+}
+
+/// The purpose of an all-reduce with this name.
+fn purpose(name: Option<&Name>, op: Op) -> Purpose {
+    match name {
+        None => Purpose::default(),
+        name => Purpose::of(&Arc::from(named(op.name(), name))),
     }
 }

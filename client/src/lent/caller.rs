@@ -58,7 +58,7 @@ impl Caller {
         options: &Options,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let call = Call { memory, task: *task, options: *options };
+        let call = Call { memory, task: *task, options: options.clone() };
         self.0.check(&call)?;
         let deadline = self.0.deadline(options);
         let mut patience = Patience { deadline, interrupted };
@@ -160,16 +160,17 @@ impl Inner {
         Call { memory, task, options }: &Call,
         patience: &mut Patience<'_>,
     ) -> Result<Rest, Error> {
+        let name = options.name.as_ref();
         let (reduction, part_of) = match task {
             Task::AllReduce(reduction) => (*reduction, None),
             Task::Reduce { reduction, root } => (*reduction, Some(format!("at rank {root}"))),
             Task::ReduceScatter(reduction) => (*reduction, Some("in parts".to_owned())),
-            Task::Broadcast { root } => return copies::broadcast(self, *memory, *root),
-            Task::AllGather => return copies::all_gather(self, *memory),
-            Task::Barrier => return copies::barrier(self),
+            Task::Broadcast { root } => return copies::broadcast(self, *memory, *root, name),
+            Task::AllGather => return copies::all_gather(self, *memory, name),
+            Task::Barrier => return copies::barrier(self, name),
         };
         let average = reduction == Reduction::Average;
-        let sum = Sum { reduction, average, turn, part_of };
+        let sum = Sum { reduction, average, turn, part_of, called: name.cloned() };
         let sums = average || reduction == Reduction::Sum;
         if !sums || !memory.data_type().is_float() {
             return integers::begin(self, *memory, &sum, patience);

@@ -11,16 +11,28 @@ use super::inner::{Inner, Rest};
 use super::{Memory, Outcome};
 use crate::collectives::Words;
 use crate::error::Error;
+use crate::name::{Name, named};
 
 /// Begins a broadcast.
-pub(super) fn broadcast(inner: &Inner, memory: Memory, root: u16) -> Result<Rest, Error> {
-    let what = format!("broadcast of {} {} of rank {root}", memory.len(), memory.data_type());
+pub(super) fn broadcast(
+    inner: &Inner,
+    memory: Memory,
+    root: u16,
+    name: Option<&Name>,
+) -> Result<Rest, Error> {
+    let called = named("broadcast", name);
+    let what = format!("{called} of {} {} of rank {root}", memory.len(), memory.data_type());
     copy(inner, memory, ("broadcast", what), vec![(root, 0..memory.bytes())])
 }
 
 /// Begins an all-gather.
-pub(super) fn all_gather(inner: &Inner, memory: Memory) -> Result<Rest, Error> {
-    let what = format!("all-gather of {} {}", memory.len(), memory.data_type());
+pub(super) fn all_gather(
+    inner: &Inner,
+    memory: Memory,
+    name: Option<&Name>,
+) -> Result<Rest, Error> {
+    let called = named("all-gather", name);
+    let what = format!("{called} of {} {}", memory.len(), memory.data_type());
     let (size, communicator) = (memory.data_type().size(), &inner.communicator);
     let part = |rank| communicator.part(rank, memory.len());
     let parts = (0..communicator.world_size())
@@ -57,8 +69,8 @@ fn copy(
 }
 
 /// Begins a barrier.
-pub(super) fn barrier(inner: &Inner) -> Result<Rest, Error> {
-    let purpose = Purpose::of(&Arc::from("barrier"));
+pub(super) fn barrier(inner: &Inner, name: Option<&Name>) -> Result<Rest, Error> {
+    let purpose = Purpose::of(&Arc::from(named("barrier", name)));
     let begun = inner.communicator.begin_owned(vec![1_i32], Op::Max, &purpose)?;
     Ok(Box::new(move |inner, patience| {
         let (_, report) = inner.communicator.wait_owned(begun, patience)?;

@@ -18,6 +18,7 @@ use super::{Memory, Options, Outcome, Precision, Reduction, Settings, Stats, Tas
 use crate::communicator::Communicator;
 use crate::error::{Error, JobError};
 use crate::handle::{Patience, fail};
+use crate::name::{Name, named};
 use crate::settings::Builder;
 use xdp_agg_protocol::worker::Purpose;
 
@@ -61,7 +62,7 @@ struct Tally {
 }
 
 /// A call as it was made.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Call {
     pub(super) memory: Memory,
     pub(super) task: Task,
@@ -77,22 +78,25 @@ pub(super) struct Sum {
     pub(super) turn: u64,
     /// What follows the name of the reduction; None: an all-reduce.
     pub(super) part_of: Option<String>,
+    /// The caller's name for the call.
+    pub(super) called: Option<Name>,
 }
 
 impl Sum {
     /// On which the ranks must agree.
     pub(super) fn name(&self) -> String {
-        self.part_of.as_ref().map_or_else(
+        let reduction = self.part_of.as_ref().map_or_else(
             || self.reduction.to_string(),
             |part_of| format!("{} {part_of}", self.reduction),
-        )
+        );
+        named(&reduction, self.called.as_ref())
     }
 
     /// For a call that a [`Communicator`] would make.
     pub(super) fn purpose(&self) -> Purpose {
-        match self.part_of {
-            None => Purpose::default(),
-            Some(_) => Purpose::of(&Arc::from(self.name())),
+        match (&self.part_of, &self.called) {
+            (None, None) => Purpose::default(),
+            _ => Purpose::of(&Arc::from(self.name())),
         }
     }
 }

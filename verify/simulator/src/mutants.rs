@@ -40,8 +40,8 @@ pub struct Mutant {
     pub tests: Option<Tests>,
 }
 
-/// Unit tests of a crate's library: `[CRATE, NAME]` in the list, as `cargo test -p CRATE --lib NAME`
-/// takes them.
+/// Unit tests of a crate's library: `[CRATE, NAME]` in the list, those that
+/// `cargo test -p CRATE --lib NAME` runs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Tests(pub String, pub String);
 

@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "functions of the C interface")]
 #![expect(unreachable_pub, reason = "cbindgen takes what is public")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use super::comm::xdp_agg_comm_t;
 use crate::calls::{Arguments, NO_VECTOR, What};
 use crate::failure::guarded;
-use crate::memory::{Lent, handle};
+use crate::memory::{Lent, handle, optional_text};
 use crate::names::xdp_agg_result_t;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 
@@ -23,11 +23,29 @@ unsafe fn call(
     (count, datatype): (usize, xdp_agg_datatype_t),
     what: What,
 ) -> xdp_agg_result_t {
+    // SAFETY: as the caller promises.
+    unsafe { call_named(null(), comm, send, recv, (count, datatype), what) }
+}
+
+/// The same with a name, unless that is null.
+///
+/// # Safety
+/// As [`call`]; a name is a string.
+unsafe fn call_named(
+    name: *const c_char,
+    comm: xdp_agg_comm_t,
+    send: *const c_void,
+    recv: *mut c_void,
+    (count, datatype): (usize, xdp_agg_datatype_t),
+    what: What,
+) -> xdp_agg_result_t {
     guarded(|| {
         // SAFETY: as the caller promises.
         let (comm, send, recv) =
             unsafe { (handle(comm, "comm")?.comm(), Lent::new(send), Lent::new(recv)) };
-        comm.call(Arguments { send, recv, count, datatype, what }.prepare(comm)?)
+        // SAFETY: as the caller promises.
+        let name = unsafe { optional_text(name, "name") }?;
+        comm.call(Arguments { send, recv, count, datatype, what, name }.prepare(comm)?)
     })
 }
 
@@ -46,6 +64,27 @@ pub unsafe extern "C" fn xdp_agg_all_reduce(
 ) -> xdp_agg_result_t {
     // SAFETY: as the header asks for.
     unsafe { call(comm, send, recv, (count, datatype), What::AllReduce { op }) }
+}
+
+/// Does what xdp_agg_all_reduce does, for a call that the caller calls `name`.
+///
+/// All ranks must give the same name. Calls of one shape that another rank makes in another order
+/// are XDP_AGG_ERROR_CALL_MISMATCH then; without names they are reduced with each other. So calls
+/// that are made from several threads should have names.
+///
+/// `name`: a string of 1 to 128 bytes in UTF-8; NULL: none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_all_reduce_named(
+    name: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+) -> xdp_agg_result_t {
+    // SAFETY: as the header asks for.
+    unsafe { call_named(name, comm, send, recv, (count, datatype), What::AllReduce { op }) }
 }
 
 /// Gives the root's vector to all ranks, bit for bit.

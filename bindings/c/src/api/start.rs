@@ -2,14 +2,14 @@
 #![expect(unsafe_code, reason = "functions of the C interface")]
 #![expect(unreachable_pub, reason = "cbindgen takes what is public")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use super::comm::xdp_agg_comm_t;
 use super::request::{xdp_agg_request, xdp_agg_request_t};
 use crate::calls::{Arguments, NO_VECTOR, What};
 use crate::failure::guarded;
-use crate::memory::{Lent, handle, place};
+use crate::memory::{Lent, handle, optional_text, place};
 use crate::names::xdp_agg_result_t;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 
@@ -24,13 +24,32 @@ unsafe fn start(
     (count, datatype): (usize, xdp_agg_datatype_t),
     what: What,
 ) -> xdp_agg_result_t {
+    // SAFETY: as the caller promises.
+    unsafe { start_named(null(), (comm, request), send, recv, (count, datatype), what) }
+}
+
+/// The same with a name, unless that is null.
+///
+/// # Safety
+/// As [`start`]; a name is a string.
+unsafe fn start_named(
+    name: *const c_char,
+    (comm, request): (xdp_agg_comm_t, *mut xdp_agg_request_t),
+    send: *const c_void,
+    recv: *mut c_void,
+    (count, datatype): (usize, xdp_agg_datatype_t),
+    what: What,
+) -> xdp_agg_result_t {
     guarded(|| {
         // SAFETY: as the caller promises.
         let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
         place.write(null_mut());
         // SAFETY: vectors of this call, until it has ended.
         let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
-        let request = comm.start(Arguments { send, recv, count, datatype, what }.prepare(comm)?)?;
+        // SAFETY: as the caller promises.
+        let name = unsafe { optional_text(name, "name") }?;
+        let arguments = Arguments { send, recv, count, datatype, what, name };
+        let request = comm.start(arguments.prepare(comm)?)?;
         place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
         Ok(())
     })
@@ -53,6 +72,23 @@ pub unsafe extern "C" fn xdp_agg_start_all_reduce(
 ) -> xdp_agg_result_t {
     // SAFETY: as the header asks for.
     unsafe { start((comm, request), send, recv, (count, datatype), What::AllReduce { op }) }
+}
+
+/// Starts what xdp_agg_all_reduce_named does; `request` as in xdp_agg_start_all_reduce.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_all_reduce_named(
+    name: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    let what = What::AllReduce { op };
+    // SAFETY: as the header asks for.
+    unsafe { start_named(name, (comm, request), send, recv, (count, datatype), what) }
 }
 
 /// Starts what xdp_agg_broadcast does; `request` as in xdp_agg_start_all_reduce.

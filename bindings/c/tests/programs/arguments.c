@@ -82,6 +82,16 @@ static void of_calls(xdp_agg_comm_t comm, int size)
     REFUSES("size", xdp_agg_comm_size(comm, NULL));
     REFUSES("text", xdp_agg_comm_stats(comm, NULL));
 
+    memset(b, 'x', sizeof b);
+    bytes[129] = 0;
+    REFUSES("name", xdp_agg_all_reduce_named(bytes, NULL, a, 8, XDP_AGG_FLOAT32, XDP_AGG_SUM,
+                                             comm));
+    REFUSES("name", xdp_agg_start_all_reduce_named("", NULL, a, 8, XDP_AGG_FLOAT32, XDP_AGG_SUM,
+                                                   comm, &request));
+    bytes[128] = 0;
+    OK(xdp_agg_all_reduce_named(bytes, NULL, a, 8, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm));
+    OK(xdp_agg_all_reduce_named(NULL, NULL, a, 8, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm));
+
     a[0] = 1;
     OK(xdp_agg_all_reduce(NULL, a, 1, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm));
     EXPECT(a[0] == (float)size);

@@ -1,7 +1,7 @@
 /*
  * Ends that are not good: `abort` by another thread, `cancel` of a call in flight, `destroy` under
- * one, a `question` that is answered with the wish to end, a `deadline`, a `mismatch`, a rank that
- * is lost (`loss`). Rank 0 does it, or is the one that it is done to; the others see it.
+ * one, a `question` that is answered with the wish to end, a `deadline`, a `mismatch`, an
+ * `order` of its own, a rank that is lost (`loss`). Rank 0 does it, or is the one that it is done to; the others see it.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -179,6 +179,21 @@ static void by_mismatch(void)
           xdp_agg_all_reduce(NULL, vector, COUNT, XDP_AGG_FLOAT32, op, comm));
 }
 
+/* Calls of one shape in another order at rank 0: the first one is an error at all ranks. */
+static void by_order(void)
+{
+    const char *name = rank == 0 ? "layer/2" : "layer/1";
+    xdp_agg_request_t request;
+
+    OK(xdp_agg_all_reduce_named("layer/0", NULL, vector, COUNT, XDP_AGG_FLOAT32, XDP_AGG_SUM,
+                                comm));
+    OK(xdp_agg_start_all_reduce_named(name, NULL, vector, COUNT, XDP_AGG_FLOAT32, XDP_AGG_SUM,
+                                      comm, &request));
+    GIVES(XDP_AGG_ERROR_CALL_MISMATCH, xdp_agg_wait(request, -1));
+    EXPECT(strstr(xdp_agg_last_error(), name) != NULL);
+    OK(xdp_agg_request_free(request));
+}
+
 static void by_loss(void)
 {
     xdp_agg_request_t request;
@@ -202,6 +217,7 @@ int main(int argc, char **argv)
     } ends[] = {
         {"abort", by_abort},       {"cancel", by_cancel},     {"destroy", by_destroy},
         {"deadline", by_deadline}, {"mismatch", by_mismatch}, {"loss", by_loss},
+        {"order", by_order},
         {"question", by_question}, {"deadline_in_host", by_deadline_in_host},
     };
     size_t i;

@@ -79,10 +79,11 @@ class Communicator:
         *,
         precision: str | None = None,
         deadline: float | None = None,
+        name: str | None = None,
     ) -> Report:
         """Reduces an array of any shape over all workers, in place; every worker gets the result.
 
-        deadline: seconds.
+        deadline: seconds. name: what the call is called, the same at all workers, 1 to 128 bytes.
         """
 
     def start(
@@ -92,10 +93,18 @@ class Communicator:
         *,
         precision: str | None = None,
         deadline: float | None = None,
+        name: str | None = None,
     ) -> Handle:
         """Starts an all_reduce; the array is the call's until the handle says that it is done."""
 
-    def broadcast(self, array: _Array, root: int = 0, *, deadline: float | None = None) -> Report:
+    def broadcast(
+        self,
+        array: _Array,
+        root: int = 0,
+        *,
+        deadline: float | None = None,
+        name: str | None = None,
+    ) -> Report:
         """Gives every worker the root's array, bit for bit, in place."""
 
     def reduce(
@@ -106,6 +115,7 @@ class Communicator:
         *,
         precision: str | None = None,
         deadline: float | None = None,
+        name: str | None = None,
     ) -> Report:
         """Reduces an array; the root gets the result, the others' arrays are unspecified then."""
 
@@ -116,13 +126,16 @@ class Communicator:
         *,
         precision: str | None = None,
         deadline: float | None = None,
+        name: str | None = None,
     ) -> slice[int, int, int]:
         """Reduces an array; each worker gets its part, the returned slice of it, flattened."""
 
-    def all_gather(self, array: _Array, *, deadline: float | None = None) -> Report:
+    def all_gather(
+        self, array: _Array, *, deadline: float | None = None, name: str | None = None
+    ) -> Report:
         """Gives every worker each worker's part of the array, in place."""
 
-    def barrier(self, *, deadline: float | None = None) -> Report:
+    def barrier(self, *, deadline: float | None = None, name: str | None = None) -> Report:
         """Returns when all workers have called it."""
 
     def part(self, length: int, rank: int | None = None) -> slice[int, int, int]:

@@ -163,9 +163,11 @@ fn with_switch(manifest: Vec<u8>) -> Result<Vec<u8>> {
 
 /// What the copy of `xdp-agg-common` has besides. The variable is that of [`super::trial`].
 const SWITCH_SOURCE: &str = "
+#[allow(unused_extern_crates)]
 extern crate self as xdp_agg_common;
 
 /// Which mutant runs.
+#[allow(unused_extern_crates)]
 pub mod mutant {
     extern crate std;
 

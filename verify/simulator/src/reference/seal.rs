@@ -1,4 +1,4 @@
-//! How a call of few blocks says what it is (ARCHITECTURE.md, "Calls that differ"): its last 64
+//! How a call of few blocks says what it is (docs/reliability.md, "Calls that differ"): its last 64
 //! bytes are a seal, which holds a digest of the call.
 
 use std::hash::Hasher;
