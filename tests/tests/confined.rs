@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{ENGINES, LIMIT, Lab, check_sums, network};
+use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_testbed::{Process, Topology, program};
 
 /// `CAP_NET_ADMIN` and `CAP_BPF`.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network};
+use support::{LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_client::Builder;
 use xdp_agg_common::control::{
     Join, Policy, Reply, Request, Tree, encode, read_message, write_message,

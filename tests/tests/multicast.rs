@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use support::{ENGINES, LIMIT, Lab, check_sums, network};
+use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 

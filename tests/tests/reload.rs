@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use support::{LIMIT, Lab, check_sums, network};
+use support::{LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_common::control::{
     CONTROL_VERSION, CreateJob, ErrorCode, Reply, Request, Token, read_message, write_message,
 };

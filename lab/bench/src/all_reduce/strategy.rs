@@ -354,16 +354,8 @@ pub(crate) mod tests {
     struct Meeting(Alone, Arc<Barrier>);
 
     impl Collective for Meeting {
-        fn rank(&self) -> u16 {
-            self.0.rank()
-        }
-
-        fn world_size(&self) -> u16 {
-            self.0.world_size()
-        }
-
-        fn system(&self) -> &'static str {
-            self.0.system()
+        fn about(&self) -> About {
+            self.0.about()
         }
 
         fn all_reduce_f32(&mut self, data: &mut [f32], op: Op) -> Result<(), BoxError> {
