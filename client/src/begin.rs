@@ -193,7 +193,7 @@ impl Communicator {
         (sequence, purpose): (u64, &Purpose),
     ) -> Result<Vec<Box<dyn Blocks>>, Error> {
         let block = usize::from(self.chunks) * format.lanes_per_chunk();
-        let place = grouped::Place {
+        let place = grouped::LocalPlace {
             local_rank: group.local_rank(),
             local_size: group.local_size(),
             chunks: self.chunks,

@@ -27,7 +27,7 @@ pub(crate) struct Grouped<T: Element> {
     geometry: Geometry,
     format: Format,
     share: Share,
-    place: Place,
+    place: LocalPlace,
     /// The vector goes in and out here; one of the parts has it.
     feed: Option<Feed<T>>,
     /// What all owners of the host report, when all is done.
@@ -42,7 +42,7 @@ pub(crate) struct Grouped<T: Element> {
 
 /// This process among those of the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LocalPlace {
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
     /// Chunks of a block.
@@ -64,7 +64,7 @@ impl<T: Element> Grouped<T> {
         exchange: Arc<Exchange>,
         format: Format,
         share: Share,
-        place: Place,
+        place: LocalPlace,
         feed: Option<Feed<T>>,
     ) -> Self {
         let left = share.count(exchange.own_blocks());
@@ -122,7 +122,7 @@ impl<T: Element> Blocks for Grouped<T> {
     }
 
     fn part(&self) -> Option<String> {
-        let Place { local_rank, local_size, slice_blocks, chunks } = self.place;
+        let LocalPlace { local_rank, local_size, slice_blocks, chunks } = self.place;
         let slices = format!(
             "slices of {slice_blocks} blocks of {chunks} chunks, process {local_rank} of \
              {local_size}"
@@ -306,7 +306,7 @@ impl<T: Element> Blocks for Grouped<T> {
     fn abort(&mut self, error: &JobError) {
         if self.left > 0 || self.last.is_some() || !self.finished() {
             // The job of a slice numbers hosts; the other processes are told of ranks.
-            let Place { local_rank, local_size, .. } = self.place;
+            let LocalPlace { local_rank, local_size, .. } = self.place;
             let error = error.clone().in_ranks(local_size as u16, local_rank as u16);
             let (code, text) = (code_of(error.cause(0)), error.to_string());
             if let Some(exchange) = &self.exchange {

@@ -39,7 +39,7 @@ fn options(settings: &Builder, place: &Place, chunks: u16, flows: usize) -> Opti
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use xdp_agg_protocol::worker::layout::{Layout, Part};
+    use xdp_agg_protocol::worker::layout::{Content, Layout};
     use xdp_agg_protocol::worker::{DataBlock, Share};
 
     use super::*;
@@ -85,10 +85,10 @@ mod tests {
             let ahead = of(1, flows as usize, chunks).scan_ahead as u64;
             let layout = Layout::new(data, layout::group_of(chunks));
             let mut next = DataBlock(0);
-            for part in (0..layout.blocks()).map(|index| layout.part(index)) {
+            for part in (0..layout.blocks()).map(|index| layout.content(index)) {
                 match part {
-                    Part::Data(j) => next = j + 1,
-                    Part::Keys(k) => {
+                    Content::Data(j) => next = j + 1,
+                    Content::Keys(k) => {
                         let last = DataBlock(layout.group_range(k).1 - 1);
                         prop_assert!(share.place(last) < share.place(next) + ahead);
                     }

@@ -61,7 +61,7 @@ impl Target {
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
     /// Where the workers meet if no aggregator is named.
-    pub(crate) meeting: Option<xdp_agg_mesh::meeting::Place>,
+    pub(crate) meeting: Option<xdp_agg_mesh::meeting::MeetingPoint>,
     /// The topology, if there is one.
     pub(crate) source: Option<Source>,
     pub(crate) job: String,
@@ -147,7 +147,7 @@ setters! {
 impl Builder {
     /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
     /// port. Then every host's own daemon sums a share of the vector.
-    pub fn master(address: SocketAddr) => meeting = Some(xdp_agg_mesh::meeting::Place::At(address));
+    pub fn master(address: SocketAddr) => meeting = Some(xdp_agg_mesh::meeting::MeetingPoint::At(address));
 
     /// The run's name, the same at all workers. A process of another run cannot take part in this
     /// one's job. Default: none; from the environment it is the launcher's.

@@ -47,7 +47,7 @@ impl Builder {
         options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
         options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
         if let Some(directory) = &self.segment_dir {
-            options.place = xdp_agg_intranode::Place::Directory(directory.clone());
+            options.backing = xdp_agg_intranode::Backing::Directory(directory.clone());
         }
         options.join_within = self.join_deadline;
         options.wait_within = self.deadline;

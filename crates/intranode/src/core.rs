@@ -349,7 +349,7 @@ mod tests {
 
     /// Two or more cores on memory of this process, as if each thread were a process.
     fn cores(size: usize) -> Vec<Arc<Core>> {
-        let file = crate::segment::create(&crate::Place::Memory, 1 << 20).expect("memory");
+        let file = crate::segment::create(&crate::Backing::Memory, 1 << 20).expect("memory");
         (0..size)
             .map(|rank| {
                 let segment = Segment::map(&file, 1 << 20).expect("a mapping");

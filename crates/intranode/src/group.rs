@@ -52,7 +52,7 @@ impl Group {
             local_rank = options.local_rank,
             local_size = options.local_size,
             bytes = core.segment.len(),
-            place = ?options.place,
+            backing = ?options.backing,
             took = ?start.elapsed(),
             "sharing a segment with the processes of this host"
         );
@@ -152,7 +152,7 @@ mod tests {
     /// What each of three processes brings, one after the other: all know whether it is the same.
     #[test]
     fn processes_compare_their_numbers() {
-        let file = crate::segment::create(&crate::Place::Memory, 1 << 20).expect("memory");
+        let file = crate::segment::create(&crate::Backing::Memory, 1 << 20).expect("memory");
         let all = [[5, 6, 7, 7, 0], [5, 5, 7, 8, 0], [5, 6, 7, 9, 0]];
         std::thread::scope(|scope| {
             for (rank, numbers) in all.into_iter().enumerate() {

@@ -55,7 +55,7 @@ pub use geometry::Geometry;
 pub use group::Group;
 pub use keys::Key;
 pub use marks::Marks;
-pub use options::{MAX_PROCESSES, MIN_SEGMENT, Options, Place};
+pub use options::{Backing, MAX_PROCESSES, MIN_SEGMENT, Options};
 pub use wake::Waker;
 
 /// A digest of bytes that are not secret (FNV-1a).

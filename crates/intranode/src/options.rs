@@ -27,7 +27,7 @@ pub const MIN_SEGMENT: usize = 1 << 20;
 /// Where the segment lives. Either way it is gone with the last process that has it, however that
 /// ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Backing {
     /// An anonymous file in memory (`memfd_create`), sealed against shrinking.
     Memory,
     /// An unlinked file (`O_TMPFILE`) in this directory, such as `/dev/shm`.
@@ -51,7 +51,7 @@ pub struct Options {
     /// Bytes of the segment, at least [`MIN_SEGMENT`]. The limit of all that is shared.
     pub segment: usize,
     /// Where the segment lives; that of local rank 0 counts.
-    pub place: Place,
+    pub backing: Backing,
     /// Tiles of a call that are under way at a time (D).
     pub depth: usize,
     /// Blocks of a slice in a full tile at most (m); see [`Group::slice_blocks`].
@@ -89,7 +89,7 @@ impl Options {
             local_rank,
             local_size,
             segment: DEFAULT_SEGMENT,
-            place: Place::Memory,
+            backing: Backing::Memory,
             depth: 8,
             slice_blocks: 64,
             scan_ahead: 1408,

@@ -15,7 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use xdp_agg_forks::{Pages, own};
 
-use crate::options::Place;
+use crate::options::Backing;
 use crate::{Error, cgroup};
 
 /// A mapping of the segment. Forked children do not have it.
@@ -23,10 +23,10 @@ use crate::{Error, cgroup};
 pub(crate) struct Segment(Pages);
 
 /// Makes a file of `len` bytes whose memory is all there.
-pub(crate) fn create(place: &Place, len: usize) -> Result<OwnedFd, Error> {
+pub(crate) fn create(backing: &Backing, len: usize) -> Result<OwnedFd, Error> {
     cgroup::room_for(len)?;
-    match place {
-        Place::Memory => {
+    match backing {
+        Backing::Memory => {
             let file = in_memory().map_err(|errno| Error::system("memfd_create", errno))?;
             fill(&file, len, "memory", "free memory, raise the memory limit, or lower `segment`")?;
             // No process with the descriptor can pull the memory from under the others (SIGBUS).
@@ -34,10 +34,10 @@ pub(crate) fn create(place: &Place, len: usize) -> Result<OwnedFd, Error> {
                 .map_err(|errno| Error::system("sealing the segment", errno))?;
             Ok(file)
         }
-        Place::Directory(directory) => {
+        Backing::Directory(directory) => {
             let file = own(|| unlinked(directory))?;
             let place = directory.display().to_string();
-            fill(&file, len, &place, "make room there, lower `segment`, or use `Place::Memory`")?;
+            fill(&file, len, &place, "make room there, lower `segment`, or use `Backing::Memory`")?;
             Ok(file)
         }
     }
@@ -59,15 +59,15 @@ fn in_memory() -> rustix::io::Result<OwnedFd> {
 
 /// Whether another process's file may be mapped: if it could be made shorter, each access could be
 /// a SIGBUS.
-pub(crate) fn check(place: &Place, file: &OwnedFd) -> Result<(), Error> {
+pub(crate) fn check(backing: &Backing, file: &OwnedFd) -> Result<(), Error> {
     // Where the files of a directory are of a kind that has no seals, its owner is trusted.
-    if matches!(place, Place::Directory(_)) {
+    if matches!(backing, Backing::Directory(_)) {
         return Ok(());
     }
     match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if seals.contains(SIZE_SEALS) => Ok(()),
         found => Err(Error::Mismatch {
-            ours: "the segment is to be sealed memory (`Place::Memory`)".into(),
+            ours: "the segment is to be sealed memory (`Backing::Memory`)".into(),
             theirs: format!("local rank 0 sent a file whose size may change ({found:?})"),
         }),
     }
@@ -215,16 +215,16 @@ mod tests {
 
     #[test]
     fn a_segment_in_memory_is_sealed_and_others_are_refused() {
-        let file = create(&Place::Memory, 1 << 20).expect("memory");
-        check(&Place::Memory, &file).expect("it is sealed");
+        let file = create(&Backing::Memory, 1 << 20).expect("memory");
+        check(&Backing::Memory, &file).expect("it is sealed");
         let seals = rustix::fs::fcntl_get_seals(&file).expect("it has seals");
         // Absent before Linux 6.3, and then nobody asks for it.
         let knows = std::fs::metadata("/proc/sys/vm/memfd_noexec").is_ok();
         assert_eq!(seals.contains(SealFlags::EXEC), knows, "{seals:?}");
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).expect("memory");
         rustix::fs::fcntl_add_seals(&open, SealFlags::GROW).expect("it may be sealed");
-        let error = check(&Place::Memory, &open).expect_err("it can shrink");
+        let error = check(&Backing::Memory, &open).expect_err("it can shrink");
         assert!(matches!(error, Error::Mismatch { .. }), "{error}");
-        check(&Place::Directory("/dev/shm".into()), &open).expect("as its owner wants");
+        check(&Backing::Directory("/dev/shm".into()), &open).expect("as its owner wants");
     }
 }

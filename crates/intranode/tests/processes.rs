@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use rustix::process::{Pid, Signal};
 use xdp_agg_intranode::add::add;
 use xdp_agg_intranode::csc::Csc;
-use xdp_agg_intranode::{Error, Group, Options, Place};
+use xdp_agg_intranode::{Backing, Error, Group, Options};
 
 const SEGMENT: usize = 4 << 20;
 
@@ -34,7 +34,7 @@ fn child() {
         options.join_within = Duration::from_secs(seconds as u64);
     }
     if let Some(directory) = text("PLACE") {
-        options.place = Place::Directory(PathBuf::from(directory));
+        options.backing = Backing::Directory(PathBuf::from(directory));
     }
     let outcome = Group::join(&options).and_then(|group| {
         say("joined");

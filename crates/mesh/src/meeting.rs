@@ -46,7 +46,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// Where ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MeetingPoint {
     /// Where rank 0 listens.
     At(SocketAddr),
     /// A host on which at least one of them runs.
@@ -60,13 +60,13 @@ pub enum Place {
     },
 }
 
-impl From<xdp_agg_launcher::Meeting> for Place {
+impl From<xdp_agg_launcher::Meeting> for MeetingPoint {
     fn from(meeting: xdp_agg_launcher::Meeting) -> Self {
         Self::Named { host: meeting.host, port: meeting.port, name: meeting.name }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MeetingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::At(address) => address.fmt(f),
@@ -137,7 +137,7 @@ pub struct Meeting {
     /// All of them.
     pub world_size: u16,
     /// Where.
-    pub place: Place,
+    pub place: MeetingPoint,
     /// For what, in a few words: those that come for something else are turned away.
     pub occasion: String,
     /// The run; one of another run is turned away.
@@ -275,7 +275,7 @@ impl Meeting {
     }
 
     /// The same, with a listener of this rank's own where `listens`. `place` is rank 0's listener
-    /// for the meeting, if it is open already. It is its own then, as it is at a [`Place::At`].
+    /// for the meeting, if it is open already. It is its own then, as it is at a [`MeetingPoint::At`].
     pub(crate) fn meet(
         &self,
         words: &str,
@@ -284,7 +284,7 @@ impl Meeting {
     ) -> Result<(Minutes, Option<TcpListener>), Error> {
         let end = Instant::now() + self.within;
         let hall = match (&self.place, self.rank) {
-            (Place::At(address), 0) => Some(open_hall(*address, place)?),
+            (MeetingPoint::At(address), 0) => Some(open_hall(*address, place)?),
             _ => None,
         };
         let own = match &hall {
@@ -303,7 +303,7 @@ impl Meeting {
             let mut pause = RETRY;
             let outcome = loop {
                 let address = self.address();
-                let may_hold = matches!(self.place, Place::Named { .. });
+                let may_hold = matches!(self.place, MeetingPoint::Named { .. });
                 if let Ok(address) = address
                     && may_hold
                     && holder.as_ref().is_none_or(thread::ScopedJoinHandle::is_finished)
@@ -342,8 +342,8 @@ impl Meeting {
     /// The place's address, as far as it can be found out now.
     fn address(&self) -> Result<SocketAddr, Error> {
         let (host, port) = match &self.place {
-            Place::At(address) => return Ok(*address),
-            Place::Named { host, port, .. } => (host, port),
+            MeetingPoint::At(address) => return Ok(*address),
+            MeetingPoint::Named { host, port, .. } => (host, port),
         };
         let found = (host.as_str(), *port).to_socket_addrs().map(Vec::from_iter);
         let found =
@@ -381,11 +381,11 @@ impl Visitor<'_> {
         let Meeting { rank, world_size, within, .. } = *self.meeting;
         let silent = |reason: &dyn fmt::Display| {
             Failure::Passing(match self.meeting.place {
-                Place::At(address) => {
+                MeetingPoint::At(address) => {
                     let source = io::Error::other(reason.to_string());
                     Error::Unreachable { rank: 0, address, waited: within, source }
                 }
-                Place::Named { .. } => self.meeting.nobody(&format!("{address}: {reason}")),
+                MeetingPoint::Named { .. } => self.meeting.nobody(&format!("{address}: {reason}")),
             })
         };
         let io = |error: io::Error| silent(&error);

@@ -11,7 +11,7 @@ use xdp_agg_tls::{SecretError, read_token};
 
 use crate::error::Error;
 use crate::meet::MAX_WORLD;
-use crate::meeting::{Place, Secret};
+use crate::meeting::{MeetingPoint, Secret};
 use crate::mesh::Mesh;
 use crate::onlooker::{Alone, Onlooker};
 use crate::schedule::Groups;
@@ -44,7 +44,7 @@ pub struct Builder {
     pub(crate) groups: Option<Groups>,
     /// The processes of a host are a group: this number of them, as its launcher says.
     pub(crate) local_size: Option<u16>,
-    pub(crate) rendezvous: Option<Place>,
+    pub(crate) rendezvous: Option<MeetingPoint>,
     pub(crate) run: Option<String>,
     pub(crate) secret: Secret,
     pub(crate) addresses: Option<Vec<SocketAddr>>,
@@ -100,7 +100,7 @@ impl Builder {
     pub fn onlooker(onlooker: Arc<dyn Onlooker>) => onlooker = onlooker;
 
     /// Where rank 0 listens and all others come to, if not all addresses are known.
-    pub fn rendezvous(address: SocketAddr) => rendezvous = Some(Place::At(address));
+    pub fn rendezvous(address: SocketAddr) => rendezvous = Some(MeetingPoint::At(address));
 
     /// Where each rank listens, in order of rank. Wants [`Self::cookie`].
     pub fn addresses(addresses: Vec<SocketAddr>) => addresses = Some(addresses);

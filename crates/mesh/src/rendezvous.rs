@@ -23,7 +23,7 @@ use crate::callers::{Callers, Until, length, other_version, other_world};
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::{RETRY, connect_until, this_host};
-use crate::meeting::{Meeting, Place, Secret, open_hall};
+use crate::meeting::{Meeting, MeetingPoint, Secret, open_hall};
 use crate::open::Builder;
 use crate::schedule::Groups;
 
@@ -104,7 +104,7 @@ impl Builder {
 
     /// Meets the others: where they listen, and their cookie.
     fn find_all(&mut self) -> Result<(TcpListener, Vec<SocketAddr>, u64), Error> {
-        let of_listener = self.listening_at().filter(|_| self.rank == 0).map(Place::At);
+        let of_listener = self.listening_at().filter(|_| self.rank == 0).map(MeetingPoint::At);
         let place = self.rendezvous.take().or(of_listener).ok_or_else(|| {
             let problem = "not set: where rank 0 listens, or the addresses of all ranks".into();
             Error::Setting { name: "rendezvous", problem }

@@ -3,7 +3,7 @@
 //! `cargo bench -p xdp-agg-quantize [-- ROUNDS]`; `XDP_AGG_SIMD` chooses the instructions.
 
 use xdp_agg_quantize::simd::Simd;
-use xdp_agg_quantize::throughput::{Place, Row, alone, fusion};
+use xdp_agg_quantize::throughput::{Row, WorkingSet, alone, fusion};
 use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 const WORKERS: u16 = 8;
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (block, fixed) = (format(Scaling::Block)?, format(Scaling::Fixed(1e7))?);
     println!("{}; {rounds} rounds: median (best); GB/s are bytes read and written", simd.level());
     let stolen = stolen();
-    for place in Place::ALL {
+    for place in WorkingSet::ALL {
         println!("\nblocks of 352 f32, one source: {place:?}");
         let rows = alone(&[("block", block), ("fixed", fixed)], place, rounds);
         for row in &rows {

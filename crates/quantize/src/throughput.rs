@@ -40,7 +40,7 @@ impl Row {
 
 /// Where the blocks are that are read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum WorkingSet {
     /// Elements and lanes beyond the caches.
     Memory,
     /// Elements beyond the caches, lanes in packets that are used again and again.
@@ -51,7 +51,7 @@ pub enum Place {
     Cache,
 }
 
-impl Place {
+impl WorkingSet {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Packets, Self::Chunk, Self::Cache];
 
@@ -126,7 +126,7 @@ fn values(len: usize, seed: u64) -> Vec<f32> {
 /// First a copy of the whole by the C library, which is what a machine's copy bandwidth means. For
 /// sums of f32 in 32-bit lanes.
 #[must_use]
-pub fn alone(formats: &[(&str, Format)], place: Place, rounds: usize) -> Vec<Row> {
+pub fn alone(formats: &[(&str, Format)], place: WorkingSet, rounds: usize) -> Vec<Row> {
     let (elements, lanes) = (place.elements(), place.lanes());
     let mut buffers = Buffers {
         sources: vec![values(elements, 1)],

@@ -66,7 +66,7 @@ impl Meeting {
                  same XDP_AGG_JOB",
                 self.occasion
             );
-            return Some((reason, matches!(self.place, Place::Named { .. })));
+            return Some((reason, matches!(self.place, MeetingPoint::Named { .. })));
         }
         if *run != self.run {
             let name = |run: &Option<String>| match run {
@@ -146,7 +146,7 @@ impl Guests<'_> {
 
     fn tell_missing(mut self) {
         let (ranks, mut refused) = (self.absent(), std::mem::take(&mut self.refused));
-        if let Place::Named { host, name, .. } = &self.meeting.place
+        if let MeetingPoint::Named { host, name, .. } = &self.meeting.place
             && (host == "localhost" || host.starts_with("127."))
         {
             refused.push(format!("{name} is {host}, by which no other host reaches this one"));

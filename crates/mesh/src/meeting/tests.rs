@@ -156,7 +156,7 @@ fn who_holds_the_meeting_proves_that_it_may() {
             let meeting = Meeting {
                 rank: 1,
                 world_size: 2,
-                place: Place::At(address),
+                place: MeetingPoint::At(address),
                 occasion: String::new(),
                 run: None,
                 secret,
@@ -174,7 +174,7 @@ fn named(port: u16, (rank, world_size): (u16, u16), job: &str, run: &str) -> Mee
     Meeting {
         rank,
         world_size,
-        place: Place::Named { host: "127.0.0.1".into(), port, name: "MASTER_ADDR" },
+        place: MeetingPoint::Named { host: "127.0.0.1".into(), port, name: "MASTER_ADDR" },
         occasion: job.into(),
         run: Some(run.into()),
         secret: Secret::token("swordfish"),

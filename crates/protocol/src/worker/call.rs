@@ -12,7 +12,7 @@ use xdp_agg_quantize::{Format, KEYS_PER_CHUNK, decode_keys, encode_keys};
 use super::block::{DataBlock, JobBlock};
 use super::blocks::Blocks;
 use super::error::Error;
-use super::layout::{Layout, Part, group_of};
+use super::layout::{Content, Layout, group_of};
 use super::report::{Path, Report};
 
 /// 16-bit tags that make a digest: a call of fewer blocks has a seal.
@@ -316,16 +316,16 @@ impl Call {
     fn is_ready(&self, index: u64, scanned: DataBlock, staged: DataBlock) -> bool {
         index == self.layout.blocks()
             || self.knows(self.first_block + index)
-                && match self.layout.part(index) {
-                    Part::Keys(group) => self.layout.group_range(group).1 <= scanned.0,
-                    Part::Data(data) => data < staged,
+                && match self.layout.content(index) {
+                    Content::Keys(group) => self.layout.group_range(group).1 <= scanned.0,
+                    Content::Data(data) => data < staged,
                 }
     }
 
     /// Everything that the workers must agree on before this block is known.
     pub(crate) fn knows(&self, block: JobBlock) -> bool {
-        match self.part(block) {
-            Some(Part::Data(data)) if !self.known.is_empty() => {
+        match self.content(block) {
+            Some(Content::Data(data)) if !self.known.is_empty() => {
                 self.known[self.layout.group_of(data) as usize]
             }
             _ => true,
@@ -345,13 +345,13 @@ impl Call {
 
     /// The same without the seal, of a block counted from the call's first.
     fn lanes_len(&self, index: u64) -> usize {
-        let chunks = match self.part(self.first_block + index) {
+        let chunks = match self.content(self.first_block + index) {
             None => 0,
-            Some(Part::Keys(group)) => {
+            Some(Content::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
                 ((to - from) as usize).div_ceil(KEYS_PER_CHUNK)
             }
-            Some(Part::Data(data)) => {
+            Some(Content::Data(data)) => {
                 let lanes = self.blocks.format().lanes_per_chunk();
                 self.blocks.elements(data).div_ceil(lanes)
             }
@@ -372,10 +372,10 @@ impl Call {
         if let Some(seal) = seal.first_chunk_mut() {
             *seal = sealing(self.digest, reduction);
         }
-        let data = match self.part(block) {
+        let data = match self.content(block) {
             None => return Marks { flags: 0, reduction },
-            Some(Part::Data(data)) => data,
-            Some(Part::Keys(group)) => {
+            Some(Content::Data(data)) => data,
+            Some(Content::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
                 let keys: Vec<u16> =
                     (from..to).map(|data| self.blocks.key(DataBlock(data))).collect();
@@ -395,8 +395,8 @@ impl Call {
 
     /// How the aggregator makes one of a block's contributions.
     pub(crate) fn reduction(&self, block: JobBlock) -> Reduction {
-        match self.part(block) {
-            Some(Part::Keys(_)) => Reduction::Max16,
+        match self.content(block) {
+            Some(Content::Keys(_)) => Reduction::Max16,
             _ => self.blocks.format().reduction(),
         }
     }
@@ -425,18 +425,18 @@ impl Call {
         payload: &[u8],
         members: u64,
     ) {
-        let part = self.part(block);
+        let part = self.content(block);
         let lanes = &payload[..self.lanes_len(block - self.first_block)];
-        self.note_contributors(block, members, matches!(part, Some(Part::Data(_))));
+        self.note_contributors(block, members, matches!(part, Some(Content::Data(_))));
         self.left -= 1;
         match part {
             None => {}
-            Some(Part::Keys(group)) => {
+            Some(Content::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
                 decode_keys(lanes, &mut self.keys[from as usize..to as usize]);
                 self.known[group as usize] = true;
             }
-            Some(Part::Data(data)) => {
+            Some(Content::Data(data)) => {
                 let finite = result_flags & flags::NON_FINITE == 0;
                 self.report.non_finite_blocks += u64::from(!finite);
                 let lanes = finite.then_some(lanes);
@@ -489,9 +489,9 @@ impl Call {
     }
 
     /// What it holds besides the seal.
-    fn part(&self, block: JobBlock) -> Option<Part> {
+    fn content(&self, block: JobBlock) -> Option<Content> {
         let index = block - self.first_block;
-        (index < self.layout.blocks()).then(|| self.layout.part(index))
+        (index < self.layout.blocks()).then(|| self.layout.content(index))
     }
 
     fn key(&self, data: DataBlock) -> u16 {

@@ -19,7 +19,7 @@ pub const AHEAD: u64 = 1024;
 
 /// What a block of a call holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Content {
     /// Keys of the exponents of group `k`.
     Keys(u64),
     /// Data block `j`.
@@ -84,20 +84,20 @@ impl Layout {
 
     /// What the `index`-th block holds. First come `first` blocks of keys, then each group, and
     /// behind it the keys of the group `first` further on.
-    pub const fn part(&self, index: u64) -> Part {
+    pub const fn content(&self, index: u64) -> Content {
         if index < self.first {
-            return Part::Keys(index);
+            return Content::Keys(index);
         }
         let behind = index - self.first;
         let followed = self.groups - self.first;
         if self.group == 0 || behind >= followed * (self.group + 1) {
-            return Part::Data(DataBlock(behind - followed));
+            return Content::Data(DataBlock(behind - followed));
         }
         let (group, offset) = (behind / (self.group + 1), behind % (self.group + 1));
         if offset == self.group {
-            Part::Keys(group + self.first)
+            Content::Keys(group + self.first)
         } else {
-            Part::Data(DataBlock(group * self.group + offset))
+            Content::Data(DataBlock(group * self.group + offset))
         }
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     fn without_exponents_all_is_data() {
         let layout = Layout::new(5, 0);
         assert_eq!((layout.blocks(), layout.groups()), (5, 0));
-        assert!((0..5).all(|index| layout.part(index) == Part::Data(DataBlock(index))));
+        assert!((0..5).all(|index| layout.content(index) == Content::Data(DataBlock(index))));
     }
 
     proptest! {
@@ -123,8 +123,8 @@ mod tests {
             let layout = Layout::new(data, group);
             let (mut next_data, mut next_keys) = (0, 0);
             for index in 0..layout.blocks() {
-                match layout.part(index) {
-                    Part::Keys(k) => {
+                match layout.content(index) {
+                    Content::Keys(k) => {
                         prop_assert_eq!(k, next_keys);
                         next_keys += 1;
                         let (from, to) = layout.group_range(k);
@@ -132,7 +132,7 @@ mod tests {
                         prop_assert!(to - next_data <= looked_ahead(group));
                         prop_assert!(next_data == 0 || from - next_data >= AHEAD);
                     }
-                    Part::Data(j) => {
+                    Content::Data(j) => {
                         prop_assert_eq!(j.0, next_data);
                         prop_assert!(layout.group_of(j) < next_keys);
                         next_data += 1;

@@ -15,7 +15,7 @@ const DISTANCE: u64 = 1024;
 
 /// What a block of a call holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Content {
     /// Keys of a group.
     Keys(u64),
     /// A data block.
@@ -49,7 +49,7 @@ impl Layout {
         match self.seal {
             Seal::None => false,
             Seal::Behind(at) => at == index,
-            Seal::Alone => self.part(index) == Part::Seal,
+            Seal::Alone => self.part(index) == Content::Seal,
         }
     }
 
@@ -70,14 +70,14 @@ impl Layout {
         group + (group + 1).saturating_sub(leading) * len
     }
 
-    pub(crate) fn part(&self, index: u64) -> Part {
+    pub(crate) fn part(&self, index: u64) -> Content {
         if index == self.data + self.groups() {
-            return Part::Seal;
+            return Content::Seal;
         }
         let before = (0..self.groups()).take_while(|group| self.keys_at(*group) < index).count();
         let before = before as u64;
         let is_keys = before < self.groups() && self.keys_at(before) == index;
-        if is_keys { Part::Keys(before) } else { Part::Data(index - before) }
+        if is_keys { Content::Keys(before) } else { Content::Data(index - before) }
     }
 
     /// Where a data block's key is, if it has one: the block of keys among the call's blocks, and
@@ -102,14 +102,15 @@ mod tests {
         for (data, chunks) in [(0, 1), (1, 1), (40, 1), (33, 2), (1056, 1), (1057, 1), (1300, 2)] {
             let layout = Layout::new(data, true, chunks);
             let parts: Vec<_> = (0..layout.blocks()).map(|index| layout.part(index)).collect();
-            let of = |wanted: &dyn Fn(&Part) -> bool| parts.iter().filter(|p| wanted(p)).count();
-            assert_eq!(of(&|part| matches!(part, Part::Data(_))) as u64, data);
+            let of = |wanted: &dyn Fn(&Content) -> bool| parts.iter().filter(|p| wanted(p)).count();
+            assert_eq!(of(&|part| matches!(part, Content::Data(_))) as u64, data);
             for (at, part) in parts.iter().enumerate() {
-                if let Part::Data(block) = part {
+                if let Content::Data(block) = part {
                     let (keys, _) = layout.key_of(*block).expect("it has keys");
                     let between = parts[keys as usize..at].len() as u64;
-                    let leads = parts[..keys as usize].iter().all(|p| matches!(p, Part::Keys(_)));
-                    assert!(matches!(parts[keys as usize], Part::Keys(_)));
+                    let leads =
+                        parts[..keys as usize].iter().all(|p| matches!(p, Content::Keys(_)));
+                    assert!(matches!(parts[keys as usize], Content::Keys(_)));
                     assert!(leads || between > DISTANCE, "{data} {chunks} {at}");
                 }
             }

@@ -17,7 +17,7 @@ use xdp_agg_common::wire::Reduction;
 use xdp_agg_quantize::Op;
 
 use crate::scenario::JobPlan;
-pub(crate) use layout::{Layout, Part};
+pub(crate) use layout::{Content, Layout};
 pub(crate) use numbers::{
     SCALE, Scale, bias, combine, float_of_order, integer_of, integer_of_order, key_of,
     ordered_float, ordered_integer,
@@ -107,9 +107,9 @@ impl Shape {
     }
 
     /// How contributions to a block become one.
-    pub(crate) const fn rule(&self, part: Part) -> Reduction {
+    pub(crate) const fn rule(&self, part: Content) -> Reduction {
         match (part, self.op) {
-            (Part::Keys(_), _) => Reduction::Max16,
+            (Content::Keys(_), _) => Reduction::Max16,
             (_, Op::Min) => Reduction::Min32,
             (_, Op::Max) => Reduction::Max32,
             (_, _) => Reduction::Add,
@@ -124,14 +124,14 @@ impl Shape {
     }
 
     /// Bytes of a block without its seal: whole chunks.
-    pub(crate) fn payload(&self, layout: &Layout, part: Part, chunks: u16) -> usize {
+    pub(crate) fn payload(&self, layout: &Layout, part: Content, chunks: u16) -> usize {
         let used = match part {
-            Part::Seal => 0,
-            Part::Keys(group) => {
+            Content::Seal => 0,
+            Content::Keys(group) => {
                 let (from, to) = layout.group(group);
                 (to - from) as usize * size_of::<u16>()
             }
-            Part::Data(data) => {
+            Content::Data(data) => {
                 let (from, to) = self.range(data, chunks);
                 (to - from) * size_of::<u32>()
             }
@@ -274,7 +274,7 @@ impl Inputs {
     /// An element does not fit its lane with that key.
     pub(crate) fn payload(
         &self,
-        part: Part,
+        part: Content,
         chunks: u16,
         key: u16,
     ) -> Result<(Vec<u8>, bool), String> {
@@ -282,14 +282,14 @@ impl Inputs {
         let layout = self.shape.layout(chunks);
         let len = self.shape.payload(&layout, part, chunks);
         match part {
-            Part::Seal => {}
-            Part::Keys(group) => {
+            Content::Seal => {}
+            Content::Keys(group) => {
                 let (from, to) = layout.group(group);
                 let keys = (from..to).flat_map(|d| self.wanted_key(d, chunks).to_le_bytes());
                 payload.extend(keys);
                 payload.resize(len, 0);
             }
-            Part::Data(data) => {
+            Content::Data(data) => {
                 let (from, to) = self.shape.range(data, chunks);
                 let scale = self.shape.scale(key, self.world);
                 for index in from..to {
@@ -346,7 +346,7 @@ impl Inputs {
 mod tests {
     use super::*;
 
-    fn lanes_of(all: &[Inputs], part: Part, key: u16, rule: Reduction) -> Vec<u32> {
+    fn lanes_of(all: &[Inputs], part: Content, key: u16, rule: Reduction) -> Vec<u32> {
         let payload = |inputs: &Inputs| inputs.payload(part, 1, key).expect("all fit").0;
         let mut sum = payload(&all[0]);
         for inputs in &all[1..] {
@@ -360,7 +360,7 @@ mod tests {
         let shape =
             Shape { len: 30, float: false, op: Op::Sum, block: false, odd: false, root: None };
         let all: Vec<_> = (0..3).map(|life| Inputs::new(life, 3, 5, shape)).collect();
-        let lanes = lanes_of(&all, Part::Data(1), 0, Reduction::Add);
+        let lanes = lanes_of(&all, Content::Data(1), 0, Reduction::Add);
         assert_eq!(lanes.len(), 16);
         for index in 16..30 {
             let exact: i64 = all.iter().map(|inputs| i64::from(inputs.integer(index))).sum();
@@ -373,12 +373,12 @@ mod tests {
         let shape =
             Shape { len: 16 * 50, float: true, op: Op::Sum, block: true, odd: false, root: None };
         let all: Vec<_> = (0..3).map(|life| Inputs::new(life, 3, 5, shape)).collect();
-        let keys = lanes_of(&all, Part::Keys(0), 0, Reduction::Max16);
+        let keys = lanes_of(&all, Content::Keys(0), 0, Reduction::Max16);
         let keys: Vec<u16> =
             keys.iter().flat_map(|two| [*two as u16, (*two >> 16) as u16]).collect();
         assert_eq!(keys.len(), 32);
         for (data, key) in (0..).zip(keys) {
-            let lanes = lanes_of(&all, Part::Data(data), key, Reduction::Add);
+            let lanes = lanes_of(&all, Content::Data(data), key, Reduction::Add);
             let scale = shape.scale(key, 3);
             for (lane, index) in lanes.iter().zip(16 * data as usize..) {
                 let exact: f64 = all.iter().map(|inputs| inputs.exact(index)).sum();

@@ -19,7 +19,7 @@
 //!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: if one flow
 //!   is ahead, another is behind, and at the end the latter's links alone would be busy.
 //! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
-//! * **Broadcast** ([`Part`], [`xdp_agg_common::copies`]): a block that another worker alone
+//! * **Broadcast** ([`CallRole`], [`xdp_agg_common::copies`]): a block that another worker alone
 //!   contributes is under way as soon as the pool allows it. Nothing is sent for it, but it is
 //!   asked for when a gap or the timer takes it for lost. A listener contributes to a full block
 //!   once it holds every block before the previous full one. This acknowledges them to the root,
@@ -36,7 +36,7 @@ use std::time::Duration;
 
 pub use config::{Config, Counters};
 use roles::Roles;
-pub use roles::{Part, Role};
+pub use roles::{CallRole, Role};
 pub use rtt::Rtt;
 use rtt::Shortest;
 pub use window::Window;
@@ -238,11 +238,11 @@ impl Flow {
         self.under_way + self.awaited
     }
 
-    /// Adds `count` blocks of this part at the end and returns the first.
-    pub fn extend(&mut self, count: u64, part: Part) -> EpochBlock {
+    /// Adds `count` blocks of this role at the end and returns the first.
+    pub fn extend(&mut self, count: u64, role: CallRole) -> EpochBlock {
         let first = EpochBlock(self.end);
         self.end += count;
-        self.roles.extend(self.end, part);
+        self.roles.extend(self.end, role);
         first
     }
 

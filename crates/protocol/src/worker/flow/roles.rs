@@ -8,7 +8,7 @@ use xdp_agg_common::copies::is_full;
 
 /// What a worker has to do with the blocks of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum CallRole {
     /// All workers contribute.
     All,
     /// A broadcast, of this worker's elements.
@@ -30,11 +30,11 @@ pub enum Role {
     Listen,
 }
 
-/// The parts of the blocks that a flow was given, by runs.
+/// The roles of the blocks that a flow was given, by runs.
 #[derive(Debug)]
 pub(super) struct Roles {
-    /// Each run's end, and its part; the last one's end is the flow's.
-    runs: VecDeque<(u64, Part)>,
+    /// Each run's end, and its role; the last one's end is the flow's.
+    runs: VecDeque<(u64, CallRole)>,
     /// Runs that are this worker's broadcasts.
     roots: usize,
 }
@@ -44,23 +44,23 @@ impl Roles {
         Self { runs: VecDeque::new(), roots: 0 }
     }
 
-    /// The blocks behind the last run, up to `end`, are of this part.
-    pub(super) fn extend(&mut self, end: u64, part: Part) {
+    /// The blocks behind the last run, up to `end`, are of this role.
+    pub(super) fn extend(&mut self, end: u64, role: CallRole) {
         match self.runs.back_mut() {
-            Some(last) if last.1 == part => last.0 = end,
+            Some(last) if last.1 == role => last.0 = end,
             _ => {
-                self.runs.push_back((end, part));
-                self.roots += usize::from(part == Part::Root);
+                self.runs.push_back((end, role));
+                self.roots += usize::from(role == CallRole::Root);
             }
         }
     }
 
     /// Blocks below this one will not be asked about.
     pub(super) fn forget(&mut self, base: u64) {
-        while let Some(&(end, part)) = self.runs.front()
+        while let Some(&(end, role)) = self.runs.front()
             && end <= base
         {
-            self.roots -= usize::from(part == Part::Root);
+            self.roots -= usize::from(role == CallRole::Root);
             self.runs.pop_front();
         }
     }
@@ -68,18 +68,18 @@ impl Roles {
     /// What this worker has to do with a block. One that no run has is as one of a sum.
     pub(super) fn of(&self, number: u64) -> Role {
         let run = self.runs.iter().find(|(end, _)| number < *end);
-        match run.map_or(Part::All, |(_, part)| *part) {
-            Part::All => Role::Sum,
-            Part::Root | Part::Listener if is_full(number) => Role::Full,
-            Part::Root => Role::Solo,
-            Part::Listener => Role::Listen,
+        match run.map_or(CallRole::All, |(_, role)| *role) {
+            CallRole::All => Role::Sum,
+            CallRole::Root | CallRole::Listener if is_full(number) => Role::Full,
+            CallRole::Root => Role::Solo,
+            CallRole::Listener => Role::Listen,
         }
     }
 
     /// Whether the block's results are another worker's broadcast.
     pub(super) fn is_heard(&self, number: u64) -> bool {
         let run = self.runs.iter().find(|(end, _)| number < *end);
-        run.is_some_and(|(_, part)| *part == Part::Listener)
+        run.is_some_and(|(_, role)| *role == CallRole::Listener)
     }
 
     /// Whether some of the blocks are this worker's broadcast.
@@ -95,10 +95,13 @@ mod tests {
     #[test]
     fn runs_tell_what_to_do_with_a_block() {
         let mut roles = Roles::new();
-        for (end, part) in
-            [(3, Part::All), (20, Part::Root), (30, Part::Root), (40, Part::Listener)]
-        {
-            roles.extend(end, part);
+        for (end, role) in [
+            (3, CallRole::All),
+            (20, CallRole::Root),
+            (30, CallRole::Root),
+            (40, CallRole::Listener),
+        ] {
+            roles.extend(end, role);
         }
         for (number, role) in [
             (0, Role::Sum),

@@ -29,7 +29,7 @@ fn send_all(flow: &mut Flow, now: Duration) -> Vec<u64> {
 #[test]
 fn a_result_is_acknowledgement_and_credit() {
     let mut flow = Flow::new(CONFIG);
-    assert_eq!(flow.extend(100, Part::All), EpochBlock(0));
+    assert_eq!(flow.extend(100, CallRole::All), EpochBlock(0));
     assert_eq!(send_all(&mut flow, US), (0..16).collect::<Vec<_>>());
     assert!(flow.handle_result(EpochBlock(0), US * 10));
     assert!(!flow.handle_result(EpochBlock(0), US * 10), "a copy is not delivered twice");
@@ -45,7 +45,7 @@ fn a_result_is_acknowledgement_and_credit() {
 #[test]
 fn a_gap_is_repeated_before_the_timer() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(16, Part::All);
+    flow.extend(16, CallRole::All);
     send_all(&mut flow, US);
     for block in [1, 2] {
         flow.handle_result(EpochBlock(block), US * 20);
@@ -55,7 +55,7 @@ fn a_gap_is_repeated_before_the_timer() {
     // Overtaken, but not for longer than trips vary: 19 us, give or take 9.5.
     assert_eq!(send_all(&mut flow, US * 20), [0_u64; 0]);
     // Trips stay as they are, and the block is still missing: well before the timer, it is sent.
-    flow.extend(8, Part::All);
+    flow.extend(8, CallRole::All);
     assert_eq!(send_all(&mut flow, US * 20), [16, 17, 18, 19, 20, 21]);
     for block in 4..16 {
         flow.handle_result(EpochBlock(block), US * 21);
@@ -85,13 +85,13 @@ fn anothers_timer_does_not_lengthen_this_one() {
     let mut flow = Flow::new(CONFIG);
     let mut now = US;
     for round in 0..200 {
-        let EpochBlock(block) = flow.extend(1, Part::All);
+        let EpochBlock(block) = flow.extend(1, CallRole::All);
         assert_eq!(send_all(&mut flow, now), [block]);
         let trip = if round % 10 == 9 { MS * 90 } else { US * 50 };
         assert!(flow.handle_result(EpochBlock(block), now + trip));
         now += trip + US;
     }
-    let EpochBlock(block) = flow.extend(1, Part::All);
+    let EpochBlock(block) = flow.extend(1, CallRole::All);
     assert_eq!(send_all(&mut flow, now), [block]);
     let timer = flow.poll_timeout().expect("a block is under way") - now;
     assert!(timer < MS * 2, "{timer:?}");
@@ -100,7 +100,7 @@ fn anothers_timer_does_not_lengthen_this_one() {
 #[test]
 fn the_timer_asks_for_the_oldest_and_then_for_more() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(12, Part::All);
+    flow.extend(12, CallRole::All);
     send_all(&mut flow, Duration::ZERO);
     let first = flow.poll_timeout().expect("blocks are under way");
     flow.handle_timeout(first - US);
@@ -116,7 +116,7 @@ fn the_timer_asks_for_the_oldest_and_then_for_more() {
 #[test]
 fn a_straggler_is_asked_for_ever_more_slowly() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(12, Part::All);
+    flow.extend(12, CallRole::All);
     send_all(&mut flow, Duration::ZERO);
     let mut now = Duration::ZERO;
     let mut waits = Vec::new();
@@ -141,7 +141,7 @@ fn a_straggler_is_asked_for_ever_more_slowly() {
 fn a_wrong_timeout_costs_no_window() {
     for wrong in [true, false] {
         let mut flow = Flow::new(CONFIG);
-        flow.extend(40, Part::All);
+        flow.extend(40, CallRole::All);
         send_all(&mut flow, Duration::ZERO);
         let (block, before) = (flow.base().0, flow.window());
         let now = flow.poll_timeout().expect("blocks are under way");
@@ -164,7 +164,7 @@ fn a_wrong_timeout_costs_no_window() {
 #[test]
 fn results_behind_a_timeout_show_that_it_was_wrong() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(12, Part::All);
+    flow.extend(12, CallRole::All);
     send_all(&mut flow, Duration::ZERO);
     let before = flow.window();
     let now = flow.poll_timeout().expect("blocks are under way");
@@ -182,7 +182,7 @@ fn results_behind_a_timeout_show_that_it_was_wrong() {
 #[test]
 fn nobody_is_far_ahead_of_the_other_flows() {
     let mut ahead = Flow::new(Config { limit: 1000, window_max: 1000, ..CONFIG });
-    ahead.extend(2000, Part::All);
+    ahead.extend(2000, CallRole::All);
     let mut block = 0;
     let mut now = Duration::ZERO;
     // The other one does nothing for a while.
@@ -209,21 +209,21 @@ fn nobody_is_far_ahead_of_the_other_flows() {
 #[test]
 fn late_results_end_recovery() {
     let mut flow = Flow::new(CONFIG);
-    flow.extend(4, Part::All);
+    flow.extend(4, CallRole::All);
     send_all(&mut flow, Duration::ZERO);
     let now = flow.poll_timeout().expect("blocks are under way");
     flow.handle_timeout(now);
     for block in 0..4 {
         flow.handle_result(EpochBlock(block), now); // the answers were only late
     }
-    flow.extend(3, Part::All);
+    flow.extend(3, CallRole::All);
     assert_eq!(send_all(&mut flow, now), [4, 5, 6]);
 }
 
 #[test]
 fn the_pool_is_a_hard_limit() {
     let mut flow = Flow::new(Config { limit: 8, initial_window: 1000, ..CONFIG });
-    flow.extend(100, Part::All);
+    flow.extend(100, CallRole::All);
     assert_eq!(send_all(&mut flow, US).len(), 8);
     for block in 1..8 {
         flow.handle_result(EpochBlock(block), US);
@@ -237,7 +237,7 @@ fn the_pool_is_a_hard_limit() {
 #[test]
 fn the_pace_is_kept() {
     let mut flow = Flow::new(Config { block_interval: US * 100, ..CONFIG });
-    flow.extend(1000, Part::All);
+    flow.extend(1000, CallRole::All);
     let mut now = MS * 10;
     let mut sent = 0;
     while now < MS * 20 {
@@ -336,7 +336,7 @@ fn simulate(workers: u16, blocks: u64, network: Network, seed: u64) -> (Duration
     let value = |rank: u16, block: u64| block * 1000 + u64::from(rank) + 1;
     let mut flows: Vec<Flow> = (0..workers).map(|_| Flow::new(CONFIG)).collect();
     for flow in &mut flows {
-        flow.extend(blocks, Part::All);
+        flow.extend(blocks, CallRole::All);
     }
     let mut now = Duration::ZERO;
     for _ in 0..5_000_000_u32 {

@@ -6,7 +6,7 @@ use xdp_agg_common::control::Admitted;
 
 use super::{Call, Config, Freeze, Machine, NO_CALL, Path, Phase, Report};
 use crate::worker::call::Job;
-use crate::worker::flow::Part;
+use crate::worker::flow::CallRole;
 use crate::worker::{Blocks, Error};
 
 impl Machine {
@@ -82,9 +82,9 @@ impl Machine {
             }
             let ready = call.release();
             let part = match call.root().filter(|_| self.solo) {
-                None => Part::All,
-                Some(root) if root == self.config.rank => Part::Root,
-                Some(_) => Part::Listener,
+                None => CallRole::All,
+                Some(root) if root == self.config.rank => CallRole::Root,
+                Some(_) => CallRole::Listener,
             };
             epoch.flow.extend(ready - self.released, part);
             self.released = ready;

@@ -6,7 +6,7 @@ use xdp_agg_common::reform::{BlockMap, SPAN_MAX};
 use xdp_agg_common::wire::BLOCK_MASK;
 
 use super::history::History;
-use crate::worker::flow::{Flow, Part};
+use crate::worker::flow::{CallRole, Flow};
 use crate::worker::{EpochBlock, Error, JobBlock};
 
 /// A membership of the job, from [`Admitted`] to the next one.
@@ -81,7 +81,7 @@ impl Epoch {
         let numbered = BlockMap::new(&plan).count_before(plan.from + total);
         let capacity = u64::from(admitted.slots / 2).max(numbered);
         let history = History::new(capacity as usize, stride(&admitted));
-        flow.extend(numbered + (end.0 - plan.from - total), Part::All);
+        flow.extend(numbered + (end.0 - plan.from - total), CallRole::All);
         let mut next = Self::with(admitted, &plan, flow, history);
         let mut block = plan.from;
         for run in &plan.runs {
@@ -102,7 +102,7 @@ impl Epoch {
     pub(super) fn after_ring(&self, next: EpochBlock, mut flow: Flow, end: JobBlock) -> Self {
         let from = self.locate(next).0;
         let plan = Plan { from: from.0, ..Plan::default() };
-        flow.extend(end - from, Part::All);
+        flow.extend(end - from, CallRole::All);
         let history = History::new(0, stride(&self.admitted));
         Self::with(self.admitted.clone(), &plan, flow, history)
     }

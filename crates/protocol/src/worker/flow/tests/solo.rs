@@ -10,7 +10,7 @@ use xdp_agg_common::wire::Reduction;
 
 use super::{CONFIG, MS, US, send_all};
 use crate::worker::EpochBlock;
-use crate::worker::flow::{Config, Counters, Flow, Part, Role};
+use crate::worker::flow::{CallRole, Config, Counters, Flow, Role};
 use std::time::Duration;
 
 const POOL: Pool = match Pool::new(64) {
@@ -101,9 +101,9 @@ impl World {
                 self.flows[rank].extend(
                     blocks,
                     match root {
-                        None => Part::All,
-                        Some(root) if root == rank => Part::Root,
-                        Some(_) => Part::Listener,
+                        None => CallRole::All,
+                        Some(root) if root == rank => CallRole::Root,
+                        Some(_) => CallRole::Listener,
                     },
                 );
                 *call += 1;
@@ -223,7 +223,7 @@ fn a_broadcast_is_the_roots_packets_and_few_others() {
 #[test]
 fn a_listener_asks_for_what_a_gap_shows_to_be_missing() {
     let mut flow = Flow::new(config());
-    flow.extend(16, Part::Listener);
+    flow.extend(16, CallRole::Listener);
     assert_eq!(send_all(&mut flow, US), [0], "the full block");
     for block in [0, 1, 3, 4] {
         assert!(flow.handle_result(EpochBlock(block), US * 50));
@@ -241,7 +241,7 @@ fn a_listener_asks_for_what_a_gap_shows_to_be_missing() {
 #[test]
 fn a_listener_acknowledges_what_it_holds_and_no_more() {
     let mut flow = Flow::new(config());
-    flow.extend(40, Part::Listener);
+    flow.extend(40, CallRole::Listener);
     assert_eq!(send_all(&mut flow, US), [0, 16]);
     let window = flow.window();
     for block in (0..16).filter(|block| *block != 7) {
