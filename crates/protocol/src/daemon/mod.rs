@@ -127,6 +127,10 @@ struct Log {
 }
 
 /// All jobs of a daemon. See the module's text for the order of calls.
+///
+/// Moments are [`Instant`]s, as a daemon's timers want them: it serves others' connections by the
+/// same clock. A worker's machine has a clock of its own, which begins with it, and takes
+/// [`Duration`](std::time::Duration)s since then.
 #[derive(Debug)]
 pub struct Jobs {
     limits: Limits,
