@@ -18,6 +18,7 @@ use xdp_agg_common::control::{AggregatorLoss, Origin, Policy, Token, Tree, Worke
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::setters;
 use xdp_agg_mesh::MAX_DEADLINE;
+use xdp_agg_mesh::meeting::MeetingPoint;
 use xdp_agg_quantize::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
@@ -61,7 +62,7 @@ impl Target {
 pub struct Builder {
     pub(crate) aggregators: Vec<Target>,
     /// Where the workers meet if no aggregator is named.
-    pub(crate) meeting: Option<xdp_agg_mesh::meeting::MeetingPoint>,
+    pub(crate) meeting: Option<MeetingPoint>,
     /// The topology, if there is one.
     pub(crate) source: Option<Source>,
     pub(crate) job: String,
@@ -147,7 +148,7 @@ setters! {
 impl Builder {
     /// Where the workers meet if no aggregator is named: an address of rank 0's host, with a free
     /// port. Then every host's own daemon sums a share of the vector.
-    pub fn master(address: SocketAddr) => meeting = Some(xdp_agg_mesh::meeting::MeetingPoint::At(address));
+    pub fn master(address: SocketAddr) => meeting = Some(MeetingPoint::At(address));
 
     /// The run's name, the same at all workers. A process of another run cannot take part in this
     /// one's job. Default: none; from the environment it is the launcher's.

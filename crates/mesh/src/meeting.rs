@@ -275,7 +275,8 @@ impl Meeting {
     }
 
     /// The same, with a listener of this rank's own where `listens`. `place` is rank 0's listener
-    /// for the meeting, if it is open already. It is its own then, as it is at a [`MeetingPoint::At`].
+    /// for the meeting, if it is open already. It is its own then, as it is at a
+    /// [`MeetingPoint::At`].
     pub(crate) fn meet(
         &self,
         words: &str,
