@@ -80,7 +80,7 @@ static void by_cancel(void)
     int done = -1;
 
     if (rank == 1) {
-        rest(500);
+        rest(2500);
         GIVES(XDP_AGG_ERROR_ABORTED, sum());
         return;
     }
@@ -89,8 +89,11 @@ static void by_cancel(void)
     EXPECT(done == 0);
     GIVES(XDP_AGG_IN_PROGRESS, xdp_agg_wait(request, 50));
     GIVES(XDP_AGG_IN_PROGRESS, xdp_agg_request_free(request));
-    if (rank == 0)
+    if (rank == 0) {
+        /* Rank 2 may be late on a busy machine, and has to see the call in flight first. */
+        rest(1000);
         OK(xdp_agg_cancel(request));
+    }
     GIVES(XDP_AGG_ERROR_ABORTED, xdp_agg_wait(request, 10000));
     GIVES(XDP_AGG_ERROR_ABORTED, xdp_agg_test(request, &done));
     EXPECT(done == 1);

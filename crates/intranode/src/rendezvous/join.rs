@@ -82,7 +82,7 @@ fn attempt(options: &Options, name: &SocketAddrUnix, until: Instant) -> Result<A
         return Err(Error::system("receiving the segment", problem));
     }
     let file = descriptors.remove(0);
-    let segment = segment::check(&options.place, &file);
+    let segment = segment::check(&options.backing, &file);
     let segment =
         segment.and_then(|()| Segment::map(&file, len as usize)).inspect_err(|error| {
             // If it cannot be told either, the end of the connection tells.

@@ -88,7 +88,7 @@ impl Leader<'_> {
     fn form(&mut self) -> Result<Formed, Error> {
         let len = self.options.segment;
         // Before anything else: without room there is nothing to wait for.
-        let file = segment::create(&self.options.place, len)?;
+        let file = segment::create(&self.options.backing, len)?;
         let segment = Segment::map(&file, len)?;
         let own_bell = bell()?;
         self.gather()?;

@@ -6,7 +6,7 @@ use xdp_agg_common::wire::Header;
 use xdp_agg_protocol::worker::{Call, Local, Report};
 
 use super::{Checker, Completion, Epoch, Life, NONE};
-use crate::reference::{Layout, Part, Shape, mix};
+use crate::reference::{Content, Layout, Shape, mix};
 
 /// What a caller is given.
 enum Elements {
@@ -200,7 +200,7 @@ impl Checker {
     ) -> Result<(), String> {
         let data = (0..).zip(completions).filter(|(index, _)| {
             // Whose keys alone are in a call has not contributed to it.
-            matches!(layout.part(*index), Part::Data(_))
+            matches!(layout.part(*index), Content::Data(_))
         });
         let data = || data.clone().map(|(_, number)| &self.completions[*number as usize]);
         let odd = data().filter(|completion| completion.is_odd()).count() as u64;
@@ -233,7 +233,7 @@ impl Checker {
         let layout = shape.layout(chunks);
         let mut digest = 0;
         for (index, number) in (0..).zip(completions) {
-            let Part::Data(data) = layout.part(index) else { continue };
+            let Content::Data(data) = layout.part(index) else { continue };
             let completion = &self.completions[*number as usize];
             let Completion { members, lanes, keys, .. } = completion;
             let key = match layout.key_of(data) {

@@ -5,7 +5,7 @@ use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::wire::{MAX_WORKERS, Reduction, flags};
 
 use super::{Checker, Completion, NONE};
-use crate::reference::{Inputs, Layout, Part, Shape, combine, seal};
+use crate::reference::{Content, Inputs, Layout, Shape, combine, seal};
 
 /// A contribution.
 pub(super) struct Due {
@@ -21,7 +21,7 @@ pub(super) struct Place {
     job_block: u64,
     kind: RunKind,
     sequence: u64,
-    part: Part,
+    part: Content,
     /// It ends with its call's seal.
     sealed: bool,
     shape: Shape,
@@ -72,8 +72,8 @@ impl Checker {
         let layout = shape.layout(chunks);
         let (part, sealed) = (layout.part(index), layout.is_sealed(index));
         let key = match part {
-            Part::Data(data) => layout.key_of(data),
-            Part::Keys(_) | Part::Seal => None,
+            Content::Data(data) => layout.key_of(data),
+            Content::Keys(_) | Content::Seal => None,
         };
         let key = key.map(|(at, place)| (job_block - index + at, place));
         let plan = &self.jobs[job].1;
@@ -177,7 +177,7 @@ impl Checker {
 
     fn count_keys(&mut self, epoch: usize, block: u64) {
         let Ok(place) = self.place(epoch, block) else { return };
-        let Part::Keys(group) = place.part else { return };
+        let Content::Keys(group) = place.part else { return };
         let behind = place.layout.keys_at(group) > group;
         let plan = self.epochs[epoch].admitted.plan.as_ref();
         let planned = plan.map_or(0, |p| p.from + p.runs.iter().map(|run| run.len).sum::<u64>());
@@ -230,7 +230,7 @@ impl Checker {
         place: &Place,
         completion: &Completion,
     ) -> Result<(), String> {
-        let (Part::Data(data), Some((_, key))) = (place.part, place.key) else { return Ok(()) };
+        let (Content::Data(data), Some((_, key))) = (place.part, place.key) else { return Ok(()) };
         let Place { shape, sequence, chunks, world, .. } = *place;
         let scale = shape.scale(self.key(completion.keys, key), world);
         let lives = || self.epochs[epoch].who.iter().flatten();
