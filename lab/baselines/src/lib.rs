@@ -18,7 +18,7 @@ mod har;
 mod ps;
 mod psring;
 
-pub use atp::{Atp, Fate};
+pub use atp::{Atp, Split};
 pub use collective::{About, BoxError, Collective};
 pub use error::Error;
 pub use har::Har;

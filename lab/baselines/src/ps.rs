@@ -9,9 +9,9 @@ use xdp_agg_client::{Builder, Op};
 use crate::collective::{About, BoxError, Collective};
 use crate::error::Error;
 
-/// Elements of a block, 16 KiB of `f32`: short buckets take several, so that a server sends the
-/// first sums back while the last elements still come.
-pub(crate) const BLOCK: usize = 4096;
+/// Elements of a block, 4 KiB of `f32`. A server has a block's sum when all workers' have come, and
+/// they come beside those of all buckets: with long blocks its link stands still at first.
+pub(crate) const BLOCK: usize = 1024;
 
 /// Every process pushes its whole vector to `p` parameter servers, and takes the sums in:
 /// `T_PS` of PASSING's section 4.1.

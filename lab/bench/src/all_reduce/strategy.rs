@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, servers_from_env};
+use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, Split, servers_from_env};
 use xdp_agg_client::{Builder, Chosen, Communicator, Handle, Op, deadline_from_env};
 use xdp_agg_mesh::{DEFAULT_DEADLINE, Groups, Mesh};
 use xdp_agg_topology::file::bounded;
@@ -91,16 +91,9 @@ pub(crate) fn open(strategy: Strategy, buckets: usize) -> Result<Box<dyn Replay>
             each(0..lanes, |lane| Ok(PsRing::connect(&settings(lane)?, &servers()?)?))?,
         ),
         Strategy::Atp => {
-            let mut engine = String::new();
-            let lanes = each(0..lanes, |lane| {
-                // All lanes together have the slots of one job, of which there is a power of two.
-                let settings = settings(lane)?;
-                let slots = (Atp::slots_of(&settings) / lanes as u32).max(2);
-                let atp = Atp::connect(settings.slots(1 << slots.ilog2()), &servers()?)?;
-                engine = atp.engine();
-                Ok(atp)
-            })?;
-            (format!("{engine}, parameter servers"), lanes)
+            let servers = each(0..lanes, |lane| Ok(Ps::connect(&settings(lane)?, &servers()?)?))?;
+            let servers = Threaded::new("parameter servers".to_owned(), servers)?;
+            return Ok(Box::new(Colliding::open(servers)?));
         }
     };
     Ok(Box::new(Threaded::new(algorithm, lanes)?))
@@ -180,7 +173,11 @@ struct Aggregated {
 
 impl Aggregated {
     fn open(in_host: bool) -> Result<Self> {
-        let communicator = Builder::from_env()?.in_host(in_host).connect()?;
+        Self::with(|settings| settings.in_host(in_host))
+    }
+
+    fn with(more: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+        let communicator = more(Builder::from_env()?).connect()?;
         Ok(Self { communicator, in_flight: VecDeque::new(), deadline: deadline()? })
     }
 }
@@ -214,6 +211,57 @@ impl Replay for Aggregated {
 
     fn counters(&self) -> Result<serde_json::Value> {
         Ok(serde_json::to_value(self.communicator.counters())?)
+    }
+}
+
+/// Summed by the aggregator as far as blocks find slots, and by parameter servers otherwise.
+struct Colliding {
+    aggregated: Aggregated,
+    servers: Threaded,
+    atp: Atp,
+    /// What is under way.
+    splits: VecDeque<Split>,
+}
+
+impl Colliding {
+    fn open(servers: Threaded) -> Result<Self> {
+        let slots = Builder::from_env()?.get_slots().unwrap_or(Atp::SLOTS);
+        let aggregated = Aggregated::with(|settings| settings.in_host(false).slots(slots))?;
+        let block = aggregated.communicator.block_bytes() / size_of::<f32>();
+        let atp = Atp::new(block, slots);
+        Ok(Self { aggregated, servers, atp, splits: VecDeque::new() })
+    }
+}
+
+impl Replay for Colliding {
+    fn rank(&self) -> u16 {
+        self.aggregated.rank()
+    }
+
+    fn world_size(&self) -> u16 {
+        self.aggregated.world_size()
+    }
+
+    fn algorithm(&self) -> String {
+        format!("{}, {}", self.aggregated.algorithm(), self.servers.algorithm())
+    }
+
+    fn start(&mut self, bucket: Vec<f32>) -> Result<()> {
+        let mut split = self.atp.split(&bucket);
+        self.aggregated.start(std::mem::take(&mut split.network))?;
+        self.servers.start(std::mem::take(&mut split.served))?;
+        self.splits.push_back(split);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Vec<f32>> {
+        let mut split = self.splits.pop_front().context("no bucket is in flight")?;
+        (split.network, split.served) = (self.aggregated.wait()?, self.servers.wait()?);
+        Ok(self.atp.join(&split))
+    }
+
+    fn counters(&self) -> Result<serde_json::Value> {
+        self.aggregated.counters()
     }
 }
 
