@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// [`Self::is_dead`] be asked as often. What is not acknowledged for four fifths of that time ends
 /// it.
 ///
-/// Pauses between TCP's repetitions double up to a second ([`PAUSE`]). So a link that comes back
+/// Pauses between TCP's repetitions double up to a second (`PAUSE`). So a link that comes back
 /// sees a repetition within a second, however often it was away before. One that is away for 3 s,
 /// twice within a moment, is silent for 7 s: less than the 8 s of a job that shrinks. Before Linux
 /// 6.15 the pauses go on doubling. There a link that is away once for up to a third of the time

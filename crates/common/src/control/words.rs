@@ -1,7 +1,7 @@
 //! Words that a peer chose, as errors, replies, logs and terminals may show them.
 //!
 //! A peer's text is cleaned where its message is decoded: the fields of messages name
-//! [`name`], [`sentence`] or one of their kind to serde. So no line of a log is a peer's own, and
+//! `name`, `sentence` or one of their kind to serde. So no line of a log is a peer's own, and
 //! none is longer than is read.
 
 use serde::{Deserialize as _, Deserializer};
