@@ -1,17 +1,16 @@
 //! Meshes over loopback.
 #![allow(
     dead_code,
-    unused_imports,
     unreachable_pub,
     clippy::allow_attributes,
     reason = "each test program uses a part of it"
 )]
 
 use std::net::TcpListener;
+use std::thread;
 use std::time::Duration;
 
 use xdp_agg_mesh::{Builder, Mesh};
-pub use xdp_agg_testbed::{at_once, at_once as on_all};
 
 /// Longest time that anything here may take.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -59,6 +58,24 @@ pub fn listed(ranks: u16) -> Vec<Builder> {
             .addresses(addresses.clone())
     });
     ranks.collect()
+}
+
+/// Does the same for all of these at once, each on a thread of its own. (The test network has this,
+/// too; with it the mutants' copy, which has this crate's tests, would take in the daemon.)
+pub fn at_once<I: Send, T: Send>(
+    all: impl IntoIterator<Item = I>,
+    work: impl Fn(I) -> T + Sync,
+) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = all.into_iter().map(|one| scope.spawn(move || work(one))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+/// Does the same at all ranks at once.
+pub fn on_all<T: Send>(meshes: &mut [Mesh], work: impl Fn(&mut Mesh) -> T + Sync) -> Vec<T> {
+    at_once(meshes, work)
 }
 
 /// A rank's bytes.
