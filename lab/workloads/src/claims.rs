@@ -31,9 +31,12 @@ pub struct Saving {
     pub percent: f64,
     /// Where it stands.
     pub figure: String,
+    /// The computation is fitted to it, so it is no evidence.
+    #[serde(default)]
+    pub fitted: bool,
 }
 
-/// What the paper says of scaling efficiency.
+/// What the paper says of scaling efficiency. The computation is fitted to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -65,7 +68,7 @@ static PAPER: LazyLock<Paper> = LazyLock::new(|| {
 /// Rate of the links of figures 18 and 19, in Gbit/s.
 pub const EFFICIENCY_GBITS: u16 = 10;
 /// Bytes a second of one Gbit/s.
-const GBIT: f64 = 1e9 / 8.0;
+pub const GBIT: f64 = 1e9 / 8.0;
 
 /// All savings of the text.
 pub fn all_savings() -> &'static [Saving] {
@@ -178,7 +181,7 @@ fn least(of: impl Fn(f64) -> f64) -> f64 {
 #[strum(serialize_all = "lowercase")]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Within a fifth.
+    /// It is ([`is_near`]).
     Reproduced,
     /// The same system is ahead, by more or by less.
     Direction,
@@ -186,10 +189,15 @@ pub enum Verdict {
     No,
 }
 
+/// Whether a result is within a fifth of the paper's.
+pub fn is_near(paper: f64, ours: f64) -> bool {
+    (ours / paper - 1.0).abs() <= 0.2
+}
+
 impl Verdict {
     /// Of two percentages that something is ahead by.
     pub fn of(paper: f64, ours: f64) -> Self {
-        if (ours / paper - 1.0).abs() <= 0.2 {
+        if is_near(paper, ours) {
             Self::Reproduced
         } else if ours > 0.0 {
             Self::Direction

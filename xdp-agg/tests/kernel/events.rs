@@ -1,41 +1,16 @@
 //! Refused packets are told, and a flood of them is not told packet by packet.
 
-use std::io;
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tracing_subscriber::fmt::MakeWriter;
 use xdp_agg_common::wire::Header;
+use xdp_agg_testbed::Log;
 
 use crate::frames::Frame;
 use crate::setup::{engine, header, job, pin_to_cpu, start};
 
 /// A block that no other test sends: they run beside this one, and log to the same place.
 const BLOCK: u64 = 77_777;
-
-/// What was logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no writer panics").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
 
 #[test]
 fn refused_packets_are_logged_at_powers_of_two() {
@@ -55,7 +30,7 @@ fn refused_packets_are_logged_at_powers_of_two() {
         [1, 2, 4, 8, 16, 32, 64].map(|count| format!("count={count} job=3 rank=1 block={BLOCK}"));
     let end = Instant::now() + Duration::from_secs(10);
     let told = || {
-        let text = String::from_utf8_lossy(&log.0.lock().expect("no writer panics")).into_owned();
+        let text = log.text();
         let ours = |line: &&str| {
             let from = line.contains("10.1.0.2:40001") && line.contains("(cookie)");
             from && line.ends_with(&format!("block={BLOCK}"))

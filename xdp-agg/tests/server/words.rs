@@ -1,12 +1,9 @@
 //! Words that peers choose reach the others and the log clipped, in lines that the daemon makes.
 
-use std::io;
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::Dispatch;
-use tracing_subscriber::fmt::MakeWriter;
 use xdp_agg_common::control::words::SENTENCE_MAX;
 use xdp_agg_common::control::{AbortReason, Call, ErrorCode, MAX_FRAME, Reply, Request};
 
@@ -19,26 +16,22 @@ const FORGED: &str =
 /// Longest line: a sentence of characters of four bytes, and what stands around it.
 const LINE_MAX: usize = 4 * SENTENCE_MAX + 500;
 
-/// What was logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+/// What a daemon logged.
+#[derive(Default)]
+struct Log(xdp_agg_testbed::Log);
 
 impl Log {
     fn daemon(&self) -> Daemon {
         let subscriber =
-            tracing_subscriber::fmt().with_writer(self.clone()).with_ansi(false).finish();
+            tracing_subscriber::fmt().with_writer(self.0.clone()).with_ansi(false).finish();
         Daemon::logging(settings(), Dispatch::new(subscriber)).expect("free ports are always free")
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().expect("no writer panics").clone()).expect("it is text")
     }
 
     /// The lines that have these words, once there are any.
     fn lines(&self, words: &str) -> Vec<String> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let text = self.text();
+            let text = self.0.text();
             let found: Vec<_> =
                 text.lines().filter(|line| line.contains(words)).map(String::from).collect();
             if !found.is_empty() || Instant::now() > end {
@@ -49,31 +42,12 @@ impl Log {
     }
 
     fn is_the_daemons(&self) {
-        let text = self.text();
+        let text = self.0.text();
         for line in text.lines() {
             assert!(line.len() < LINE_MAX, "{} bytes: {}", line.len(), &line[..300]);
             let forged = line.starts_with("2026-01-01") || line.contains('\u{1b}');
             assert!(!forged, "{line}");
         }
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("no writer panics").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
     }
 }
 
@@ -164,7 +138,7 @@ fn a_flood_of_members_is_summed_up() {
     }
     assert!(!log.lines("more lines about jobs and their members").is_empty());
     let about = |line: &&str| line.contains("job=\"flood");
-    let told = log.text().lines().filter(about).count();
+    let told = log.0.text().lines().filter(about).count();
     let most = 600 + 10 * (start.elapsed().as_secs() as usize + 2);
     assert!(told <= most && told >= 500, "{told} lines of 2400, and {most} at most");
 }

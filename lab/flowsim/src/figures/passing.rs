@@ -8,7 +8,7 @@ use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
 use xdp_agg_workloads::Network as Model;
 use xdp_agg_workloads::claims::{
-    Efficiency, Saving, all_efficiencies, all_savings, compute_seconds,
+    Efficiency, Saving, all_efficiencies, all_savings, compute_seconds, is_near,
 };
 use xdp_agg_workloads::model::{self, Setting, System, in_host_seconds};
 
@@ -117,7 +117,7 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 groups.push((place, all.to_vec()));
             }
             let claims = all_savings().iter().filter(|claim| {
-                (claim.network, u32::from(claim.gbits)) == (model, gbits) && !is_origin(claim)
+                (claim.network, u32::from(claim.gbits)) == (model, gbits) && !claim.fitted
             });
             Ok(Figure {
                 name,
@@ -147,11 +147,6 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// Whether the time of computation is fitted to this claim: it is figure 18's in other words.
-fn is_origin(claim: &Saving) -> bool {
-    claim.figure.starts_with("18")
-}
-
 /// A saving of the text beside what came out; None if a system is not simulated.
 fn saved(bench: &Bench, claim: &Saving) -> Result<Option<Claim>> {
     let computing = compute_seconds(claim.network);
@@ -177,7 +172,7 @@ fn saved(bench: &Bench, claim: &Saving) -> Result<Option<Claim>> {
 
 /// One of the two within a fifth, or the paper's number between them.
 fn near(paper: f64, both: f64, apart: f64) -> Verdict {
-    let close = |percent: f64| (percent / paper - 1.0).abs() <= 0.2;
+    let close = |percent: f64| is_near(paper, percent);
     let between = (both.min(apart)..=both.max(apart)).contains(&paper);
     Verdict::of(close(both) || close(apart), between)
 }

@@ -51,9 +51,9 @@ impl Compute {
         match self {
             Self::Seconds(seconds) => seconds,
             Self::Paper(gbits) => {
-                let paper = claims::paper_setting(1, 1, gbits).link;
-                let transfer = network.gradient_bytes() as f64 / paper;
-                claims::compute_seconds(network) / transfer * (bytes / link)
+                let paper = f64::from(gbits) * claims::GBIT;
+                let share = bytes / network.gradient_bytes() as f64;
+                claims::compute_seconds(network) * share * paper / link
             }
         }
     }

@@ -192,13 +192,13 @@ pub(crate) fn claims(rows: &[Row]) -> Table {
         let here = |row: &&Row| (row.workload.as_str(), row.hosts, row.processes) == key;
         let here: Vec<&Row> = rows.iter().filter(here).collect();
         let mut add = |claim: Claim<'_>| {
-            let Claim { text, gbits, paper, model, calibrates, saved } = claim;
+            let Claim { text, gbits, paper, model, fitted, saved } = claim;
             let after = |row: &Row| row.kind() == Kind::After && row.paper_gbits == Some(gbits);
             let ours = saved(&here, &after);
             let alone = saved(&here, &|row| row.kind() == Kind::Communication);
             let verdict = match ours {
                 None => "-",
-                Some(_) if calibrates => "fitted to it",
+                Some(_) if fitted => "fitted to it",
                 Some(ours) => Verdict::of(paper, ours).name(),
             };
             table.rows.push(vec![
@@ -221,8 +221,7 @@ pub(crate) fn claims(rows: &[Row]) -> Table {
                 gbits: claim.gbits,
                 paper: claim.percent,
                 model: claims::modelled_saving(claim),
-                // It is figure 18's number in other words.
-                calibrates: claim.figure.contains("18"),
+                fitted: claim.fitted,
                 saved: &|rows, of| {
                     Some(
                         find_in(rows, of, claim.system)?
@@ -241,7 +240,7 @@ pub(crate) fn claims(rows: &[Row]) -> Table {
                 gbits: claims::EFFICIENCY_GBITS,
                 paper: claim.percent_over_ps,
                 model: claims::modelled_efficiency(claim),
-                calibrates: true,
+                fitted: true,
                 saved: &|rows, of| {
                     let efficiency = |system| find_in(rows, of, system)?.efficiency;
                     Some(100.0 * (efficiency(System::Passing)? / efficiency(System::Ps)? - 1.0))
@@ -262,7 +261,7 @@ struct Claim<'a> {
     /// By equations (1) to (4), with the fitted computation.
     model: f64,
     /// The computation was fitted to it, so it is no evidence.
-    calibrates: bool,
+    fitted: bool,
     /// Ours, of the rows that the second one takes.
     saved: &'a Saved,
 }

@@ -51,7 +51,7 @@ pub(super) fn simulate(
 /// Runs unit tests with a mutant on, 0: with none; the first that failed.
 ///
 /// # Errors
-/// The tests do not build, or there is none of this name.
+/// The tests do not build, or no unit test has this name.
 pub(super) fn test(place: &Path, number: u32, tests: &Tests) -> Result<Option<String>> {
     let Tests(package, name) = tests;
     let output = cargo(place)

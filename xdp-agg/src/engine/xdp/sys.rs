@@ -150,6 +150,35 @@ struct Pin {
     flags: u32,
 }
 
+/// `bpf(2)` with the fields of `union bpf_attr` that the command reads: what it answers.
+///
+/// # Errors
+/// The system's.
+///
+/// # Safety
+/// `attr` has the command's fields, and what they point to is as they say.
+unsafe fn bpf<T>(command: libc::c_long, attr: &T) -> io::Result<libc::c_long> {
+    // SAFETY: the call reads `attr`, whose size is given; the rest is as the caller promises.
+    match unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_ref(attr), size_of::<T>()) } {
+        answer if answer < 0 => Err(io::Error::last_os_error()),
+        answer => Ok(answer),
+    }
+}
+
+/// The same, of a command that makes a descriptor.
+///
+/// # Errors
+/// The system's.
+///
+/// # Safety
+/// As [`bpf`], and the command makes a descriptor.
+unsafe fn bpf_descriptor<T>(command: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
+    // SAFETY: as the caller promises.
+    let fd = unsafe { bpf(command, attr)? };
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// Puts another program in the place of a link's, between two packets.
 ///
 /// # Errors
@@ -161,11 +190,8 @@ pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> 
         flags: 0,
         old_prog_fd: 0,
     };
-    // SAFETY: the call reads `attr`, whose size is given.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_LINK_UPDATE, &raw const attr, size_of::<LinkUpdate>())
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the command reads these fields, and no memory.
+    unsafe { bpf(BPF_LINK_UPDATE, &attr) }.map(drop)
 }
 
 /// The interface that an XDP link is attached to; None: to none any more.
@@ -176,11 +202,9 @@ pub(super) fn attached_to(link: BorrowedFd<'_>) -> Option<u32> {
         info_len: size_of::<LinkInfo>() as u32,
         info: ptr::from_mut(&mut info) as u64,
     };
-    // SAFETY: the call reads `attr`, whose size is given, and writes as much of `info` as it says.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw const attr, size_of::<GetInfo>())
-    };
-    Some(info.ifindex).filter(|ifindex| done == 0 && *ifindex != 0)
+    // SAFETY: the command reads these fields, and writes as much of `info` as they say.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &attr) }.ok()?;
+    Some(info.ifindex).filter(|ifindex| *ifindex != 0)
 }
 
 /// Takes a link's program away from its interface, as an administrator may.
@@ -189,10 +213,8 @@ pub(super) fn attached_to(link: BorrowedFd<'_>) -> Option<u32> {
 /// The system's.
 pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let fd = link.as_raw_fd() as u32;
-    // SAFETY: the call reads the descriptor, whose size is given.
-    let done =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_DETACH, &raw const fd, size_of::<u32>()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the command reads the descriptor, and no memory.
+    unsafe { bpf(BPF_LINK_DETACH, &fd) }.map(drop)
 }
 
 /// Gives a map, program or link a name in a BPF file system, which keeps it.
@@ -201,10 +223,8 @@ pub(super) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
 /// The system's.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
     let attr = Pin { path: path.as_ptr() as u64, fd: object.as_raw_fd() as u32, flags: 0 };
-    // SAFETY: the call reads `attr`, whose size is given, and the string that it points to.
-    let done =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const attr, size_of::<Pin>()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the command reads these fields, and the string that they point to.
+    unsafe { bpf(BPF_OBJ_PIN, &attr) }.map(drop)
 }
 
 /// Opens what has this name in a BPF file system.
@@ -213,14 +233,9 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &CStr) -> io::Result<()> {
 /// The system's.
 pub(super) fn open_pinned(path: &CStr) -> io::Result<OwnedFd> {
     let attr = Pin { path: path.as_ptr() as u64, fd: 0, flags: 0 };
-    // SAFETY: the call reads `attr`, whose size is given, and the string that it points to.
-    let fd =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw const attr, size_of::<Pin>()) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    // SAFETY: the command reads these fields, and the string that they point to. It makes a
+    // descriptor.
+    unsafe { bpf_descriptor(BPF_OBJ_GET, &attr) }
 }
 
 /// Whether this path, which exists, is in a BPF file system.
@@ -250,15 +265,8 @@ pub(super) fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> i
         attach_type: BPF_XDP,
         flags,
     };
-    // SAFETY: the call reads `attr`, whose size is given.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkCreate>())
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    // SAFETY: the command reads these fields, and no memory. It makes a descriptor.
+    unsafe { bpf_descriptor(BPF_LINK_CREATE, &attr) }
 }
 
 /// Empties an entry of a map that has 32-bit keys. An empty entry is not an error.
@@ -273,16 +281,10 @@ pub(super) fn delete_entry(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
         value: 0,
         flags: 0,
     };
-    // SAFETY: the call reads `attr`, whose size is given, and the key that it points to.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_MAP_DELETE_ELEM, &raw const attr, size_of::<MapElement>())
-    };
-    if done == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        error => Err(error),
+    // SAFETY: the command reads these fields, and the key that they point to.
+    match unsafe { bpf(BPF_MAP_DELETE_ELEM, &attr) } {
+        Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -311,15 +313,8 @@ pub(super) fn wait_for_running_programs() {
 fn wait_by_map() -> io::Result<()> {
     let create = |kind, value_size, inner_map_fd: u32| {
         let attr = MapCreate { kind, key_size: 4, value_size, entries: 1, flags: 0, inner_map_fd };
-        // SAFETY: the call reads `attr`, whose size is given.
-        let fd = unsafe {
-            libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw const attr, size_of::<MapCreate>())
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made this descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        // SAFETY: the command reads these fields, and no memory. It makes a descriptor.
+        unsafe { bpf_descriptor(BPF_MAP_CREATE, &attr) }
     };
     let inner = create(BPF_MAP_TYPE_ARRAY, 4, 0)?;
     let inner_fd = inner.as_raw_fd() as u32;
@@ -332,11 +327,8 @@ fn wait_by_map() -> io::Result<()> {
         value: ptr::from_ref(&inner_fd) as u64,
         flags: 0,
     };
-    // SAFETY: the call reads `attr`, whose size is given, and the key and value that it points to.
-    let done = unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const attr, size_of::<MapElement>())
-    };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: the command reads these fields, and the key and value that they point to.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &attr) }.map(drop)
 }
 
 /// The monotonic clock as this process's time namespace has it.
