@@ -44,11 +44,7 @@ fn hang_up(daemon: &mut Process, expected: &str) -> String {
 }
 
 fn open(lab: &Lab) -> TcpStream {
-    let control = lab.control();
-    let connected = lab.topology.worker(0).run(move || TcpStream::connect(control));
-    let stream = connected.expect("entering the host").expect("the daemon listens");
-    stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
-    stream
+    lab.dial_from(lab.topology.worker(0))
 }
 
 /// What the daemon says to a connection with this token.
@@ -117,6 +113,11 @@ fn another_token_and_other_limits_hold_from_then_on() {
     let told = hang_up(&mut daemon, STAY);
     assert!(told.contains("job-slots-max"), "{told}");
     assert!(is_welcome(&lab, "new") && !is_welcome(&lab, "newest"));
+    // Slots that only another pool has: this one stays until a restart.
+    let larger = settings.replace("job-slots = 64", "slots = 16384\njob-slots = 16384");
+    write(&config, &larger, 0o644);
+    let told = hang_up(&mut daemon, STAY);
+    assert!(told.contains("job-slots"), "{told}");
     // What a running daemon cannot change is told as well.
     write(&config, &format!("{settings}dead-after = 7\n"), 0o644);
     hang_up(&mut daemon, READ);

@@ -119,9 +119,12 @@ async fn read_at_each(
     let args = Arc::new(args);
     while hangup.recv().await.is_some() {
         let args = Arc::clone(&args);
+        let slots = before.slots;
         let read = move || {
             let partial = args.read()?;
-            Ok::<_, ConfigError>((partial.clone(), partial.complete()?.server))
+            // The pool stays as it is until a restart, and jobs' slots have to fit it.
+            let running = Partial { slots, ..partial.clone() };
+            Ok::<_, ConfigError>((partial, running.complete()?.server))
         };
         // A file may be anything, also one that makes its reader wait.
         match tokio::task::spawn_blocking(read).await {

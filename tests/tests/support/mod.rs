@@ -225,12 +225,18 @@ impl Lab {
         }
     }
 
-    /// A connection to the daemon from this host, which is welcome.
-    pub fn control_from(&self, host: &Namespace) -> TcpStream {
+    /// A connection to the daemon from this host, on which nothing has been said.
+    pub fn dial_from(&self, host: &Namespace) -> TcpStream {
         let control = self.control();
         let connected = host.run(move || TcpStream::connect(control)).expect("entering the host");
-        let mut stream = connected.expect("the daemon listens");
+        let stream = connected.expect("the daemon listens");
         stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
+        stream
+    }
+
+    /// A connection to the daemon from this host, which is welcome.
+    pub fn control_from(&self, host: &Namespace) -> TcpStream {
+        let mut stream = self.dial_from(host);
         let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
         write_message(&mut stream, &hello).expect("sent");
         let welcome: Reply = read_message(&mut stream).expect("the daemon answers");

@@ -82,9 +82,9 @@ impl Links {
         Self { patience, tls, speaks_tls, all: BTreeMap::new(), events: mpsc::channel(WAITING_MAX) }
     }
 
-    /// Connections that are opened from now on use these files.
-    pub(super) fn set_tls(&mut self, tls: ClientFiles) {
-        self.tls = tls;
+    /// Connections that are opened from now on use these files; `speaks_tls` as in [`Self::new`].
+    pub(super) fn set_tls(&mut self, tls: ClientFiles, speaks_tls: bool) {
+        (self.tls, self.speaks_tls) = (tls, speaks_tls);
     }
 
     /// The next event.

@@ -320,7 +320,7 @@ impl Server {
             "token, certificates and limits were read again: they hold for new connections and jobs"
         );
         self.tls = config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
-        self.links.set_tls(config.branch_tls);
+        self.links.set_tls(config.branch_tls, self.tls.is_some());
         self.jobs.handle_terms(Terms { token, job_slots, job_slots_max, job_packet_rate });
     }
 

@@ -4,17 +4,18 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tracing::Dispatch;
 use tracing::dispatcher::with_default;
 use xdp_agg::config::Partial;
 use xdp_agg::engine::{self, EngineError, EngineKind};
-use xdp_agg::server::{Listener, Server, ServerError};
+use xdp_agg::server::{Listener, Server, ServerConfig, ServerError};
 
 /// A running daemon; dropping it shuts it down and waits.
 pub(crate) struct Daemon {
     pub(crate) control: SocketAddr,
     pub(crate) data_port: u16,
+    configs: mpsc::Sender<ServerConfig>,
     shutdown: Option<oneshot::Sender<String>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,13 +60,21 @@ impl Daemon {
             Listener::bind(settings.control).map_err(Refused::Control)?
         };
         let engine = engine::open(&settings.engine).map_err(Refused::Engine)?;
-        let server = Server::new(listener, engine, &settings.server);
+        let (configs, read_again) = mpsc::channel(1);
+        let server = Server::new(listener, engine, &settings.server).with_configs(read_again);
         let (control, data_port) = (server.control_addr(), server.data_port());
         let (shutdown, wait) = oneshot::channel();
         let end = async { wait.await.unwrap_or_else(|_| "the test is over".into()) };
         let run = move || with_default(&log, || runtime.block_on(server.run(end)));
         let thread = std::thread::spawn(run);
-        Ok(Self { control, data_port, shutdown: Some(shutdown), thread: Some(thread) })
+        let (shutdown, thread) = (Some(shutdown), Some(thread));
+        Ok(Self { control, data_port, configs, shutdown, thread })
+    }
+
+    /// Has it take these settings over, as at SIGHUP. It does so soon, and not at once.
+    pub(crate) fn reread(&self, settings: Partial) {
+        let settings = settings.complete().expect("the settings are right");
+        self.configs.blocking_send(settings.server).expect("it runs");
     }
 
     /// Shuts it down; returns when it has gone.

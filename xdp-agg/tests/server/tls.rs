@@ -17,13 +17,16 @@ use crate::daemon::{Daemon, PATIENCE, settings};
 use crate::strangers::{last_words, still_sums};
 use crate::worker::{Client, Door, Joining, Worker, connect_from, wish};
 
-/// Its certificate is for 127.0.0.1.
-fn daemon(authority: &Authority, asking: bool) -> Daemon {
+/// Settings of a daemon whose certificate is for 127.0.0.1.
+fn over_tls(authority: &Authority, asking: bool) -> Partial {
     let Identity { certificate, key } = authority.issue("127.0.0.1", Valid::Now);
     let tls_client_ca = asking.then(|| authority.ca.clone());
     let (tls_cert, tls_key) = (Some(certificate), Some(key));
-    Daemon::with(Partial { tls_cert, tls_key, tls_client_ca, ..settings() })
-        .expect("free ports are always free")
+    Partial { tls_cert, tls_key, tls_client_ca, ..settings() }
+}
+
+fn daemon(authority: &Authority, asking: bool) -> Daemon {
+    Daemon::with(over_tls(authority, asking)).expect("free ports are always free")
 }
 
 fn worker(authority: &Authority, valid: Valid) -> ClientFiles {
@@ -203,11 +206,28 @@ fn a_handshake_that_does_not_come_or_makes_no_sense_is_ended() {
 #[test]
 fn a_daemon_with_tls_says_its_token_to_no_branch_in_plain() {
     let certificates = Authority::new("ours");
-    let daemon = daemon(&certificates, false);
+    connects_to_no_branch(&daemon(&certificates, false), &certificates);
+}
+
+/// The same where it began to speak TLS while it ran.
+#[test]
+fn a_daemon_that_speaks_tls_now_says_its_token_to_no_branch_in_plain() {
+    let certificates = Authority::new("ours");
+    let daemon = Daemon::start();
+    daemon.reread(over_tls(&certificates, false));
+    let start = Instant::now();
+    while open(daemon.control, &certificates.trusting()).is_err() {
+        assert!(start.elapsed() < PATIENCE, "it does not speak TLS");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    connects_to_no_branch(&daemon, &certificates);
+}
+
+fn connects_to_no_branch(daemon: &Daemon, certificates: &Authority) {
     let branch = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     let Ok(SocketAddr::V4(address)) = branch.local_addr() else { panic!("it is IPv4") };
     let tree = Tree { branches: vec![Branch { daemon: address, parent: None, ranks: vec![0] }] };
-    let door = door(&daemon, &certificates.trusting());
+    let door = door(daemon, &certificates.trusting());
     let mut worker = Joining::new(door, Join { tree, ..wish("train", 0, 1) });
     let reason = match worker.client.hear() {
         Reply::Aborted(reason) => reason,
