@@ -12,6 +12,7 @@ use xdp_agg_common::control::{
     CONTROL_PORT, CONTROL_VERSION, ErrorCode, Meet, Origin, Reply, Request,
 };
 use xdp_agg_intranode::MAX_PROCESSES;
+use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_mesh::meet::this_host;
 use xdp_agg_mesh::meeting::{Meeting, Secret};
 use xdp_agg_tls::OpenError;
@@ -263,7 +264,8 @@ impl Waiting {
         };
         session.send(&hello).map_err(passing)?;
         let mut ask_at = Instant::now();
-        let mut tell_at = ask_at + builder.warn_after;
+        let warn_after = builder.warn_after.min(MAX_DEADLINE);
+        let mut tell_at = ask_at + warn_after;
         loop {
             let now = Instant::now();
             if now.duration_since(self.start) >= patience {
@@ -275,7 +277,7 @@ impl Waiting {
                 let ranks = named(&missing.iter().map(|rank| (*rank).into()).collect::<Vec<_>>());
                 let elsewhere: String = elsewhere.iter().map(|it| format!("; {it}")).collect();
                 self.tell(&format_args!("waiting for {ranks} to join{elsewhere}"));
-                tell_at = now + builder.warn_after;
+                tell_at = now + warn_after;
             }
             if now >= ask_at {
                 session.send(&Request::Meet(self.meet.clone())).map_err(passing)?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 use xdp_agg_common::control::first_ipv4;
 use xdp_agg_forks::own;
+use xdp_agg_mesh::meeting::Tell;
 use xdp_agg_protocol::worker::RETRY;
 
 /// Longest time for one attempt to connect.
@@ -46,17 +47,14 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pauses between attempts that may fail for long.
 #[derive(Debug)]
 pub(crate) struct Pause {
-    since: Instant,
     next: Duration,
-    warn_after: Duration,
-    warn_at: Instant,
+    tell: Tell,
 }
 
 impl Pause {
     /// Says that it takes long after this time, and then every time that it has passed again.
     pub(crate) fn new(warn_after: Duration) -> Self {
-        let since = Instant::now();
-        Self { since, next: RETRY, warn_after, warn_at: since + warn_after }
+        Self { next: RETRY, tell: Tell::new(Instant::now(), warn_after) }
     }
 
     /// Until the next attempt: each pause is a little longer than the one before.
@@ -68,10 +66,6 @@ impl Pause {
 
     /// How many seconds it has taken, when that is to be told.
     pub(crate) fn is_long(&mut self) -> Option<u64> {
-        let now = Instant::now();
-        (now >= self.warn_at).then(|| {
-            self.warn_at = now + self.warn_after;
-            now.duration_since(self.since).as_secs()
-        })
+        self.tell.is_long(Instant::now())
     }
 }

@@ -150,8 +150,12 @@ pub struct Meeting {
     pub warn_after: Duration,
 }
 
+/// A wait is told of no more often than this, whatever is asked for.
+const TELL_MIN: Duration = Duration::from_millis(100);
+
 /// When to say again what a wait is for.
-struct Tell {
+#[derive(Debug)]
+pub struct Tell {
     since: Instant,
     every: Duration,
     /// None: beyond what the clock can express.
@@ -159,12 +163,15 @@ struct Tell {
 }
 
 impl Tell {
-    fn new(since: Instant, every: Duration) -> Self {
+    /// Of a wait that began at `since`: each time that `every` has passed again.
+    #[must_use]
+    pub fn new(since: Instant, every: Duration) -> Self {
+        let every = every.max(TELL_MIN);
         Self { since, every, at: since.checked_add(every) }
     }
 
     /// How many seconds it has taken, when that is to be told.
-    fn is_long(&mut self, now: Instant) -> Option<u64> {
+    pub fn is_long(&mut self, now: Instant) -> Option<u64> {
         self.at.is_some_and(|at| now >= at).then(|| {
             self.at = now.checked_add(self.every);
             now.saturating_duration_since(self.since).as_secs()

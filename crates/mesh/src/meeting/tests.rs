@@ -247,6 +247,10 @@ fn what_a_wait_is_for_is_told_now_and_then() {
     let said: Vec<_> = (0..35).filter_map(|at| tell.is_long(after(at))).collect();
     assert_eq!(said, [1, 2, 3]);
     assert_eq!(Tell::new(since, Duration::MAX).is_long(after(600)), None);
+    // A wait that is to be told of all the time is told of ten times a second.
+    let mut tell = Tell::new(since, Duration::ZERO);
+    let told = |at: u64| tell.is_long(since + Duration::from_millis(at)).is_some();
+    assert_eq!([0, 50, 99, 100, 150, 200].map(told), [false, false, false, true, false, true]);
 }
 
 /// A ring that no daemon knows of has no cookie, and takes none.
