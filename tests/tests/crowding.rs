@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, check_sums, need_root, network};
 use xdp_agg_client::Builder;
-use xdp_agg_common::control::{
-    Join, Policy, Reply, Request, Tree, encode, read_message, write_message,
-};
+use xdp_agg_common::control::{Join, Reply, Request, encode, read_message, write_message};
 use xdp_agg_testbed::steady::{Line, Work};
 
 /// Where a hang begins, on a machine that has much else to do.
@@ -39,20 +37,11 @@ const LOSS: u64 = 80;
 fn join(name: String) -> Request {
     Request::Join(Join {
         job: name,
-        rank: 0,
         world_size: 1,
         data_port: 4000,
-        data_addr: None,
         max_chunks: 22,
         slots: Some(SLOTS),
-        result_mode: None,
-        policy: Policy::default(),
-        ring_port: None,
-        resume: None,
-        patience_s: None,
-        tree: Tree::default(),
-        chosen: None,
-        origin: None,
+        ..Join::default()
     })
 }
 

@@ -54,14 +54,7 @@ impl<T> Turns<T> {
 
 /// Whether an effect takes the engine some time.
 pub(super) const fn is_work(effect: &Effect) -> bool {
-    matches!(
-        effect,
-        Effect::Prepare(_)
-            | Effect::Start(..)
-            | Effect::Stop { .. }
-            | Effect::Counters(_)
-            | Effect::Heard { .. }
-    )
+    is_change(effect) || matches!(effect, Effect::Counters(_) | Effect::Heard { .. })
 }
 
 /// Whether an effect asks for something that a change of the data path could change.

@@ -37,9 +37,7 @@ impl Network {
     }
 
     pub(crate) fn set_worker_mtu(&self, worker: usize, mtu: u32) {
-        let mut command = self.topology.worker(worker).command("ip");
-        command.args(["link", "set", "eth0", "mtu", &mtu.to_string()]);
-        assert!(command.status().expect("`ip` runs").success());
+        self.topology.worker(worker).set_mtu("eth0", mtu).expect("it takes that MTU");
     }
 
     /// Runs `work` on the aggregator's host.

@@ -1,7 +1,8 @@
 /*
  * Ends that are not good: `abort` by another thread, `cancel` of a call in flight, `destroy` under
  * one, a `question` that is answered with the wish to end, a `deadline`, a `mismatch`, an
- * `order` of its own, a rank that is lost (`loss`). Rank 0 does it, or is the one that it is done to; the others see it.
+ * `order` of its own, a rank that is lost (`loss`). Rank 0 does it, or is the one that it is done
+ * to; the others see it.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>

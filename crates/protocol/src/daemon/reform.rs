@@ -55,7 +55,13 @@ impl Jobs {
     }
 
     /// A member says what it has.
-    pub(super) fn progress(&mut self, conn: ConnId, job_id: u16, rank: u16, progress: Progress) {
+    pub(super) fn progress(
+        &mut self,
+        conn: ConnId,
+        job_id: u16,
+        rank: u16,
+        mut progress: Progress,
+    ) {
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
         };
@@ -68,7 +74,9 @@ impl Jobs {
                     return self.lose_liar(job_id, rank, &refusal.1);
                 }
                 if let Some(member) = job.life.members.get_mut(&rank) {
-                    member.progress = Some(kept(progress));
+                    // It may be kept for long, in no more memory than it needs.
+                    progress.held.shrink_to_fit();
+                    member.progress = Some(progress);
                 }
                 self.advance(job_id);
             }
@@ -225,10 +233,4 @@ impl Jobs {
     pub(super) fn protocol_error(&mut self, conn: ConnId, why: &str) {
         self.refuse_and_close(conn, ErrorCode::Protocol, why);
     }
-}
-
-/// A progress in no more memory than it needs: it may be kept for long.
-pub(super) fn kept(mut progress: Progress) -> Progress {
-    progress.held.shrink_to_fit();
-    progress
 }

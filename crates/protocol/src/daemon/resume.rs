@@ -9,7 +9,6 @@ use xdp_agg_common::reform::SPAN_MAX;
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
 use super::phase::Phase;
-use super::reform::kept;
 use super::trunk::Trunk;
 use super::{ConnId, Effect, Jobs, Session};
 
@@ -36,7 +35,7 @@ impl Jobs {
         checks::own_address(join.rank, data, job)?;
         let local = checks::local_addr(join.rank, &session.peer, &self.limits, job)?;
         let back = Member {
-            progress: Some(kept(resume.progress.clone())),
+            progress: Some(resume.progress.clone()),
             ..Member::new(conn, data, local, join)
         };
         let rank = join.rank;

@@ -136,10 +136,7 @@ impl Call {
         self.known = vec![false; self.layout.groups() as usize];
         self.first_block = first_block;
         self.seal = self.sealed(chunks);
-        self.report.blocks = match self.seal {
-            Some(alone) if alone == self.layout.blocks() => alone + 1,
-            _ => self.layout.blocks(),
-        };
+        self.report.blocks = self.layout.blocks().max(self.seal.map_or(0, |at| at + 1));
         self.report.exponent_blocks = self.layout.groups();
         self.report.contributors = members;
         self.left = self.report.blocks;
@@ -159,7 +156,7 @@ impl Call {
         }
         let usual = if self.layout.groups() > 0 { 0 } else { blocks - 1 };
         let room = usize::from(chunks) * CHUNK_LEN;
-        Some(if self.lanes_len(usual) < room { usual } else { blocks })
+        Some(if self.lanes_len(self.first_block + usual) < room { usual } else { blocks })
     }
 
     /// Whether a block ends with the seal.
@@ -339,13 +336,12 @@ impl Call {
 
     /// Payload bytes of a block.
     pub(crate) fn payload_len(&self, block: JobBlock) -> usize {
-        let index = block - self.first_block;
-        self.lanes_len(index) + if self.is_sealed(block) { CHUNK_LEN } else { 0 }
+        self.lanes_len(block) + if self.is_sealed(block) { CHUNK_LEN } else { 0 }
     }
 
-    /// The same without the seal, of a block counted from the call's first.
-    fn lanes_len(&self, index: u64) -> usize {
-        let chunks = match self.content(self.first_block + index) {
+    /// The same without the seal.
+    fn lanes_len(&self, block: JobBlock) -> usize {
+        let chunks = match self.content(block) {
             None => 0,
             Some(Content::Keys(group)) => {
                 let (from, to) = self.layout.group_range(group);
@@ -368,7 +364,7 @@ impl Call {
         payload: &mut [u8],
     ) -> Marks {
         let reduction = self.reduction(block);
-        let (lanes, seal) = payload.split_at_mut(self.lanes_len(block - self.first_block));
+        let (lanes, seal) = payload.split_at_mut(self.lanes_len(block));
         if let Some(seal) = seal.first_chunk_mut() {
             *seal = sealing(self.digest, reduction);
         }
@@ -407,7 +403,7 @@ impl Call {
         if !self.is_sealed(block) {
             return true;
         }
-        let seal = &payload[self.lanes_len(block - self.first_block)..];
+        let seal = &payload[self.lanes_len(block)..];
         let reduction = self.reduction(block);
         let own = sealing(self.digest, reduction);
         // A root's contribution alone may be the result.
@@ -426,7 +422,7 @@ impl Call {
         members: u64,
     ) {
         let part = self.content(block);
-        let lanes = &payload[..self.lanes_len(block - self.first_block)];
+        let lanes = &payload[..self.lanes_len(block)];
         self.note_contributors(block, members, matches!(part, Some(Content::Data(_))));
         self.left -= 1;
         match part {

@@ -170,7 +170,7 @@ fn a_seal_tells_digests_apart() {
                     }
                     all
                 });
-                let mut payload = vec![0; calls[0].lanes_len(block.0)];
+                let mut payload = vec![0; calls[0].lanes_len(block)];
                 payload.extend(seal.expect("there are workers"));
                 let agree = calls
                     .iter()

@@ -81,12 +81,12 @@ impl Machine {
                 continue;
             }
             let ready = call.release();
-            let part = match call.root().filter(|_| self.solo) {
+            let role = match call.root().filter(|_| self.solo) {
                 None => CallRole::All,
                 Some(root) if root == self.config.rank => CallRole::Root,
                 Some(_) => CallRole::Listener,
             };
-            epoch.flow.extend(ready - self.released, part);
+            epoch.flow.extend(ready - self.released, role);
             self.released = ready;
             if ready < call.end() {
                 break;
