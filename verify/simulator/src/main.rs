@@ -44,6 +44,9 @@ struct Args {
     /// Break the sources in each way of verify/simulator/mutants.toml, and show that it is noticed
     #[arg(long)]
     mutants: bool,
+    /// Keep the seeds by which mutants were noticed: the next run tries them first
+    #[arg(long, requires = "mutants")]
+    record: bool,
     /// Run as this mutant (in the program that `--mutants` builds)
     #[arg(long, hide = true)]
     mutant: Option<u32>,
@@ -68,7 +71,7 @@ fn act(args: &Args) -> Result<bool> {
         bail!("this program has no mutants; `cargo xtask sim --mutants` builds one that has");
     }
     if args.mutants {
-        return mutants::main(args.seeds);
+        return mutants::main(args.seeds, args.record);
     }
     let trees = (args.trees || args.no_trees).then_some(args.trees);
     let choice = Choice { jobs: args.jobs.map(usize::from), trees };

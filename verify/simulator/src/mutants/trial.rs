@@ -1,12 +1,13 @@
 //! Builds the copy, and runs one mutant: the simulation, or a unit test.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::Tests;
+use super::{Caught, Tests};
 
 /// By this variable a test's process is told which mutant runs.
 const VARIABLE: &str = "XDP_AGG_MUTANT";
@@ -26,24 +27,29 @@ pub(super) fn build(place: &Path) -> Result<PathBuf> {
     Ok(target(place).join("debug/xdp-agg-simulator"))
 }
 
-/// Runs a mutant until it is noticed; how that showed.
+/// Runs a mutant over these seeds until it is noticed; how that showed.
 pub(super) fn simulate(
     program: &Path,
     number: u32,
-    seeds: u64,
+    seeds: Range<u64>,
     trees: bool,
-) -> Result<Option<String>> {
+) -> Result<Option<Caught>> {
+    let (first, count) = (seeds.start.to_string(), (seeds.end - seeds.start).to_string());
     let output = Command::new(program)
-        .args(["--stop", "--mutant", &number.to_string(), "--seeds", &seeds.to_string()])
+        .args(["--stop", "--mutant", &number.to_string()])
+        .args(["--first-seed", &first, "--seeds", &count])
         .args(trees.then_some("--trees"))
         .stdin(Stdio::null())
         .output()
         .with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let violation = text.lines().find(|line| line.contains("VIOLATION"));
+    let violation = text.lines().find_map(|line| {
+        let (seed, words) = line.strip_prefix("seed ")?.split_once(": VIOLATION: ")?;
+        Some(Caught { words: format!("seed {seed}: {words}"), seed: seed.parse().ok() })
+    });
     match (output.status.code(), violation) {
         (Some(0), None) => Ok(None),
-        (Some(1), Some(violation)) => Ok(Some(violation.replace("VIOLATION: ", ""))),
+        (Some(1), Some(caught)) => Ok(Some(caught)),
         _ => bail!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)),
     }
 }
@@ -52,7 +58,7 @@ pub(super) fn simulate(
 ///
 /// # Errors
 /// The tests do not build, or no unit test has this name.
-pub(super) fn test(place: &Path, number: u32, tests: &Tests) -> Result<Option<String>> {
+pub(super) fn test(place: &Path, number: u32, tests: &Tests) -> Result<Option<Caught>> {
     let Tests(package, name) = tests;
     let output = cargo(place)
         .args(["test", "--quiet", "--offline", "--package", package, "--lib", name])
@@ -70,7 +76,8 @@ pub(super) fn test(place: &Path, number: u32, tests: &Tests) -> Result<Option<St
             let first = text.lines().find_map(|line| {
                 line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----"))
             });
-            Ok(Some(format!("{package}: {} fails", first.unwrap_or(name))))
+            let words = format!("{package}: {} fails", first.unwrap_or(name));
+            Ok(Some(Caught { words, seed: None }))
         }
         _ => bail!(
             "cargo test -p {package} --lib {name}: {}: {}",
