@@ -30,8 +30,8 @@ pub(super) struct Row {
     burst: Option<u64>,
     through: bool,
     stall: Option<Stall>,
-    /// How many stand still at any time, milliseconds until others do, and what they are drawn from;
-    /// the last worker at a fixed beat where there is none.
+    /// How many stand still at any time, milliseconds until others do, and what they are drawn
+    /// from; where there is none it is the last worker, at a fixed beat.
     drawn: Option<(u16, u64, u64)>,
     pods: u16,
     pod_uplink_bits: Option<u64>,

@@ -1,8 +1,8 @@
 //! Networks of several racks: a switch for each, and one in the middle.
 //!
 //! All hosts are on one Ethernet and one subnet. Switch `r` is a namespace with a bridge whose
-//! ports lead to the rack's workers and, by `up`, to the switch in the middle. Where there are pods,
-//! `up` leads to the pod's switch instead, and that one's `up` to the middle.
+//! ports lead to the rack's workers and, by `up`, to the switch in the middle. Where there are
+//! pods, `up` leads to the pod's switch instead, and that one's `up` to the middle.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
