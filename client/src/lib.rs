@@ -77,6 +77,7 @@ pub use name::Name;
 pub use settings::{Builder, Chosen, Place, addresses, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
+pub use xdp_agg_protocol::worker::flow::Congestion;
 pub use xdp_agg_protocol::worker::{Counters, Limit, Path, Report, State};
 pub use xdp_agg_quantize::{
     Element, ElementType, Format, FormatError, LaneWidth, Op, OutOfRange, Scaling, bf16, f16,

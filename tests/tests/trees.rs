@@ -99,6 +99,53 @@ fn one_copy_crosses_an_uplink() {
     }
 }
 
+/// Two pods of two racks of two hosts, all uplinks over-subscribed.
+fn pods() -> Topology {
+    let builder = Topology::builder().workers(8).racks(4).pods(2).xdp_on_hosts(true);
+    let builder = builder.rate(Some(200_000_000)).uplink(Some(200_000_000));
+    builder.pod_uplink(Some(100_000_000)).build().expect("a network")
+}
+
+/// RAT over two levels (paper 2, sections 3.2 and 3.3): a rack's hosts are summed in the rack, its
+/// racks in the pod, and what leaves a pod or comes in is one copy of the vector. Hosts aggregate,
+/// as the paper has it, or the switches of racks and pods.
+#[test]
+fn one_copy_crosses_a_pods_uplink() {
+    need_root!();
+    let on_hosts = hosts(pods(), "xdp");
+    let mut in_switches = fabric(pods(), &["xdp"; 4]);
+    for pod in 0..2 {
+        in_switches.serve(Spot::Pod(pod), "xdp", &[]).expect("a daemon");
+    }
+    for (fabric, trees) in [(on_hosts, 8), (in_switches, 2)] {
+        let workers = connect(&fabric, Strategy::Rat, |settings| settings);
+        assert_eq!(workers[0].aggregators(), trees);
+        check_sums(&workers, 352);
+        let links = || {
+            let pods = (0..2).map(|pod| fabric.topology.pod_counters(pod).expect("counters"));
+            let racks = (0..4).map(|rack| fabric.topology.rack_counters(rack).expect("counters"));
+            pods.chain(racks).collect::<Vec<_>>()
+        };
+        let repeated = || -> u64 {
+            let flows = workers.iter().map(|worker| worker.counters().flow);
+            flows.map(|flow| flow.gap_retransmissions + flow.timer_retransmissions).sum()
+        };
+        let (before, first, len) = (links(), repeated(), 300_000);
+        check_sums(&workers, len);
+        let copy = 2.0 * len as f64 * 4.0 * (1408.0 + 64.0) / 1408.0;
+        let slack = (repeated() - first) as f64 * 1472.0;
+        for (link, (after, before)) in links().iter().zip(&before).enumerate() {
+            for bytes in [after.tx_bytes - before.tx_bytes, after.rx_bytes - before.rx_bytes] {
+                let copies = [(bytes as f64 - slack) / copy, bytes as f64 / copy];
+                // A rack whose host aggregates for its pod has its other rack's sums on top: one
+                // copy for half of the trees that are rooted elsewhere.
+                let most = if link < 2 || trees == 2 { 1.03 } else { 2.03 };
+                assert!(copies[0] < most && copies[1] > 0.99, "{link} of {trees}: {copies:?}");
+            }
+        }
+    }
+}
+
 /// Sums go through three racks one after the other, and results back (Rina); engines differ.
 #[test]
 fn sums_go_along_a_path_of_racks() {

@@ -107,6 +107,7 @@ impl Stripe {
             max_chunks,
             window_room: u32::try_from(room).unwrap_or(u32::MAX),
             rate: settings.rate,
+            congestion: settings.congestion,
             rto_min: settings.rto_min,
             join_deadline: until.saturating_duration_since(Instant::now()),
             stall_deadline: settings.stall_deadline.min(MAX_DEADLINE),

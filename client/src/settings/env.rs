@@ -13,6 +13,7 @@ use xdp_agg_common::control::{
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::{Launch, Number, text};
 use xdp_agg_mesh::MAX_DEADLINE;
+use xdp_agg_protocol::worker::flow::Congestion;
 use xdp_agg_quantize::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 
@@ -123,6 +124,10 @@ impl Builder {
         }
         builder.mtu = number(&lookup, "XDP_AGG_MTU", "bytes, such as 1500")?;
         builder.rate = number(&lookup, "XDP_AGG_RATE", "bits per second, such as 1000000000")?;
+        if let Some((name, value)) = read("XDP_AGG_CONGESTION") {
+            let all = Congestion::ALL.map(|congestion| (congestion.name(), congestion));
+            builder.congestion = one_of(name, value.trim(), &all)?;
+        }
         if let Some((name, value)) = read("XDP_AGG_RESULT_MODE") {
             builder.result_mode = result_mode(name, &value)?;
         }

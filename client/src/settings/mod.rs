@@ -19,6 +19,7 @@ use xdp_agg_common::maps::ResultMode;
 use xdp_agg_launcher::setters;
 use xdp_agg_mesh::MAX_DEADLINE;
 use xdp_agg_mesh::meeting::MeetingPoint;
+use xdp_agg_protocol::worker::flow::Congestion;
 use xdp_agg_quantize::{LaneWidth, Scaling};
 use xdp_agg_tls::{ClientFiles, ClientTls};
 
@@ -88,6 +89,7 @@ pub struct Builder {
     pub(crate) slots: Option<u32>,
     pub(crate) result_mode: Option<ResultMode>,
     pub(crate) rate: Option<u64>,
+    pub(crate) congestion: Congestion,
     pub(crate) rto_min: Duration,
     pub(crate) policy: Policy,
     pub(crate) fallback_after: Duration,
@@ -129,6 +131,7 @@ impl Default for Builder {
             slots: None,
             result_mode: None,
             rate: None,
+            congestion: Congestion::default(),
             rto_min: Duration::from_millis(4),
             policy: Policy::default(),
             fallback_after: Duration::from_secs(2),
@@ -294,6 +297,10 @@ impl Builder {
 
     /// Pace in bits per second on the wire. Default: as fast as results come back.
     pub fn rate(bits_per_second: u64) => rate = Some(bits_per_second);
+
+    /// What makes this worker send less: losses beyond those of links that lose at random and long
+    /// queues, or any loss (strict AIMD). Default [`Congestion::Tolerant`].
+    pub fn congestion(congestion: Congestion) => congestion = congestion;
 
     /// Shortest retransmission timeout. Default 4 ms: above the scheduling delays of a busy host.
     pub fn rto_min(timeout: Duration) => rto_min = timeout;

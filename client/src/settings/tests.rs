@@ -22,6 +22,7 @@ fn launchers_are_understood() {
         ("XDP_AGG_ADDR", "127.0.0.1"),
         ("XDP_AGG_DEADLINE", "0.5"),
         ("XDP_AGG_RESULT_MODE", "fanout"),
+        ("XDP_AGG_CONGESTION", "aimd"),
     ])
     .expect("all is well");
     let place = builder.place().expect("set");
@@ -29,6 +30,8 @@ fn launchers_are_understood() {
     assert_eq!(builder.aggregators[0].address, ([127, 0, 0, 1], CONTROL_PORT).into());
     assert_eq!(builder.deadline, Duration::from_millis(500));
     assert_eq!(builder.result_mode, Some(ResultMode::Fanout));
+    assert_eq!(builder.congestion, Congestion::Aimd);
+    assert_eq!(with(&[]).expect("all is well").congestion, Congestion::Tolerant);
 }
 
 #[test]
@@ -55,6 +58,7 @@ fn nonsense_is_named() {
         (&[("RANK", "first")][..], "RANK: \"first\""),
         (&[("XDP_AGG_DEADLINE", "-1")][..], "XDP_AGG_DEADLINE"),
         (&[("XDP_AGG_RESULT_MODE", "carrier pigeon")][..], "ports, fanout, multicast"),
+        (&[("XDP_AGG_CONGESTION", "reno")][..], "tolerant, aimd"),
         (&[("XDP_AGG_ADDR", "10.0.0.1:port")][..], "host:port"),
         (&[("XDP_AGG_STRATEGY", "rat")][..], "set XDP_AGG_TOPOLOGY"),
         (&[("XDP_AGG_ON_WORKER_LOSS", "panic")][..], "fail, shrink"),

@@ -9,6 +9,7 @@
 //! * [`choose`]: the fastest strategy by measured costs. [`occupation`] and [`incremental`]: which
 //!   rack to equip with an aggregator next (paper 3, section III-B).
 //! * [`graph`]: the links of a network, and the routes over them.
+//! * [`servers`]: what over-subscription costs parameter servers (paper 2, section 2.1).
 //! * [`units`] and [`size`]: rates and sizes as people write them.
 //!
 //! Nothing here opens a file ([`file::bounded`] reads what it is handed), and nothing depends on
@@ -29,6 +30,7 @@ pub mod occupation;
 pub mod plan;
 #[cfg(test)]
 mod sample;
+pub mod servers;
 pub mod size;
 pub mod units;
 

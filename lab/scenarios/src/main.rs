@@ -19,6 +19,7 @@ mod passing;
 mod racks;
 mod row;
 mod setting;
+mod share;
 mod torch;
 mod torch_demo;
 mod torchrun;
@@ -56,6 +57,7 @@ enum Scenario {
     Passing(passing::Args),
     Broadcast(broadcast::Args),
     Racks(racks::Args),
+    Share(share::Args),
     Torch(torch::Args),
 }
 
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),
         Command::Bench(Scenario::Racks(args)) => racks::main(args, privilege),
+        Command::Bench(Scenario::Share(args)) => share::main(args, privilege),
         Command::Bench(Scenario::Torch(args)) => torch::main(args, privilege),
         Command::Demo(args) => demo::main(args, privilege),
     });

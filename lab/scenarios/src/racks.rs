@@ -1,7 +1,9 @@
 //! `bench racks`: trees of aggregators beside a ring and parameter servers, in racks whose uplinks
 //! are over-subscribed (RAT, Rina, co-located).
 
+mod draw;
 mod outcome;
+mod planned;
 mod stall;
 
 use std::fs;
@@ -20,6 +22,7 @@ use super::compare::warn_if_busy;
 use super::files::{report_file, reports, scratch, write_json};
 use super::lab::{Privilege, RENDEZVOUS_PORT, start_server, wait_all};
 use super::setting::{Rate, parse_bytes};
+use draw::Draw;
 use outcome::{Row, SocketLimits, row};
 use stall::Stall;
 
@@ -73,6 +76,25 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "WHAT", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "process")]
     stall: Option<Stall>,
+    /// With --stall, instead of the last worker: so many workers, drawn at random, stand still at
+    /// any time (paper 2, figure 7).
+    #[arg(long, value_name = "K", requires = "stall")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    stalled: Option<u16>,
+    /// Milliseconds after which others are drawn.
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    redraw_ms: u64,
+    /// What they are drawn from: the same number draws the same ones.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of pods, each with as many of the racks at a switch of its own, which leads to the
+    /// middle and has an aggregator where racks have one; 0: racks lead to the middle.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=4))]
+    pods: u16,
+    /// How many times as much a pod's racks can send as its uplink carries.
+    #[arg(long, default_value_t = 2.0)]
+    pod_oversubscription: f64,
     /// MTU of every link.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=3506))]
     mtu: u32,
@@ -142,6 +164,19 @@ impl Args {
         let hosts = f64::from(self.hosts);
         self.rate.bits.map(|bits| (bits as f64 * hosts / self.oversubscription).round() as u64)
     }
+
+    /// Bits a second of a pod's uplink, where there are pods.
+    fn pod_uplink_bits(&self) -> Option<u64> {
+        let racks = f64::from(self.racks.checked_div(self.pods)?);
+        let uplink = self.uplink_bits()? as f64;
+        Some((uplink * racks / self.pod_oversubscription).round() as u64)
+    }
+
+    /// Which workers stand still, where they are drawn.
+    fn draw(&self) -> Option<Draw> {
+        let count = usize::from(self.stalled?);
+        Some(Draw { count, every: Duration::from_millis(self.redraw_ms), seed: self.seed })
+    }
 }
 
 impl System {
@@ -191,6 +226,12 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         let mut row = measure(args, *system).with_context(|| format!("{system:?}"))?;
         row.socket_limits = Some(buffers);
         println!("{}", row.line());
+        if let Some(seconds) = row.planned_s {
+            println!("# the planner's time of the fullest link: {:.1} ms", seconds * 1e3);
+        }
+        if let Some(share) = row.pod_share {
+            println!("# a pod's uplink carries {share:.3} vectors");
+        }
         if let Some(delays) = &row.delays {
             println!("# delay: {delays}");
         }
@@ -227,6 +268,16 @@ fn check(args: &Args) -> Result<()> {
     if args.burst.is_some() && args.rate.bits.is_none() {
         bail!("--burst is part of a link's rate: it needs a --rate other than none");
     }
+    let workers = args.racks * args.hosts;
+    if args.stalled.is_some_and(|count| count >= workers) {
+        bail!("--stalled: of {workers} workers at most {} stand still at a time", workers - 1);
+    }
+    if args.pods > 0 && (args.pods > args.racks || !args.racks.is_multiple_of(args.pods)) {
+        bail!("--pods {}: expected as many of the {} racks in each pod", args.pods, args.racks);
+    }
+    if args.pods > 0 && args.equipped.is_some() {
+        bail!("--equipped counts racks: with --pods all of them have aggregators, or none");
+    }
     let least = if args.no_offloads { args.mtu + 14 } else { SUPER_PACKET };
     if args.burst.is_some_and(|burst| burst < least.into() || u32::try_from(burst).is_err()) {
         bail!(
@@ -250,6 +301,8 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
         .racks(args.racks.into())
         .rate(args.rate.bits)
         .uplink(args.uplink_bits())
+        .pods(args.pods.into())
+        .pod_uplink(args.pod_uplink_bits())
         .mtu(args.mtu)
         .offloads(!args.no_offloads)
         .delay(Duration::from_micros(args.delay_us))
@@ -261,6 +314,9 @@ fn build(args: &Args, system: System) -> Result<Fabric> {
     if system.uses_racks() {
         for rack in 0..equipped {
             fabric.serve(Spot::Rack(rack), "xdp", &[])?;
+        }
+        for pod in 0..usize::from(args.pods) {
+            fabric.serve(Spot::Pod(pod), "xdp", &[])?;
         }
     }
     let bare = fabric.topology.rack_workers(equipped).start;
@@ -298,9 +354,10 @@ fn measure(args: &Args, system: System) -> Result<Row> {
     let cpu_before = cpu_time()?;
     let workers = start_workers(args, &fabric, system, plan.as_ref(), &scratch)?;
     let limit = patience(args) * (args.iters + 4) + GRACE;
-    match args.stall {
-        Some(stall) => stall::last(stall, topology, workers, limit)?,
-        None => wait_all(workers, limit)?,
+    match (args.stall, args.draw()) {
+        (Some(stall), Some(draw)) => draw::stop(stall, draw, topology, workers, limit)?,
+        (Some(stall), None) => stall::last(stall, topology, workers, limit)?,
+        (None, _) => wait_all(workers, limit)?,
     }
     let daemons_s = (cpu_time()? - cpu_before).as_secs_f64();
     let links = meter.map(xdp_agg_testbed::LinkMeter::finish).transpose()?;
@@ -310,6 +367,7 @@ fn measure(args: &Args, system: System) -> Result<Row> {
     let mut row = row(args, system, &reports, (&before, &after), links.as_deref())?;
     row.cpu_s += daemons_s;
     row.delays = delays;
+    row.planned_s = planned::seconds(args, &fabric, system);
     Ok(row)
 }
 

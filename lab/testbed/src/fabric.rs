@@ -24,6 +24,8 @@ const UNCAPPED: u32 = 10;
 pub enum Spot {
     /// In a rack's switch.
     Rack(usize),
+    /// In a pod's switch.
+    Pod(usize),
     /// On a worker's host.
     Worker(usize),
 }
@@ -46,6 +48,7 @@ impl Fabric {
     pub fn namespace(&self, spot: Spot) -> &Namespace {
         match spot {
             Spot::Rack(rack) => self.topology.rack(rack),
+            Spot::Pod(pod) => self.topology.pod(pod),
             Spot::Worker(worker) => self.topology.worker(worker),
         }
     }
@@ -54,6 +57,7 @@ impl Fabric {
     pub fn address(&self, spot: Spot) -> Ipv4Addr {
         match spot {
             Spot::Rack(rack) => self.topology.rack_addr(rack),
+            Spot::Pod(pod) => self.topology.pod_addr(pod),
             Spot::Worker(worker) => self.topology.worker_addr(worker),
         }
     }
@@ -75,6 +79,7 @@ impl Fabric {
         if engine == "xdp" {
             let interfaces = match spot {
                 Spot::Rack(rack) => self.topology.rack_interfaces(rack),
+                Spot::Pod(pod) => self.topology.pod_interfaces(pod),
                 Spot::Worker(_) => vec!["eth0".to_owned()],
             };
             for interface in interfaces {
@@ -108,16 +113,22 @@ impl Fabric {
         let rate = |bits: Option<u64>| bits.and_then(Rate::from_bits);
         let shape = topology.shape().map(|shape| shape.rate);
         let runs = |spot: Spot| self.daemons.contains_key(&spot).then(|| self.control(spot));
-        let regions = (0..topology.rack_count()).map(|rack| Region {
-            name: format!("rack{rack}"),
+        let aggregator =
+            |spot| runs(spot).map(|control| Aggregator { control, slots: None, rate: None });
+        let pods = topology.pod_count();
+        let regions = (0..pods).map(|pod| Region {
+            name: format!("pod{pod}"),
             parent: None,
-            uplink: rate(topology.rack_rate(rack)),
-            aggregator: runs(Spot::Rack(rack)).map(|control| Aggregator {
-                control,
-                slots: None,
-                rate: None,
-            }),
+            uplink: rate(topology.pod_rate(pod)),
+            aggregator: aggregator(Spot::Pod(pod)),
         });
+        // Parents come first.
+        let regions = regions.chain((0..topology.rack_count()).map(|rack| Region {
+            name: format!("rack{rack}"),
+            parent: topology.pod_of(rack),
+            uplink: rate(topology.rack_rate(rack)),
+            aggregator: aggregator(Spot::Rack(rack)),
+        }));
         let rack_of = |worker: usize| {
             (0..topology.rack_count()).find(|rack| topology.rack_workers(*rack).contains(&worker))
         };
@@ -125,7 +136,7 @@ impl Fabric {
             name: format!("worker{worker}"),
             rank: worker as u16,
             address: topology.worker_addr(worker),
-            region: rack_of(worker),
+            region: rack_of(worker).map(|rack| pods + rack),
             rate: rate(shape).unwrap_or(Rate::gbit(UNCAPPED)),
             daemon: runs(Spot::Worker(worker)),
             slots: None,

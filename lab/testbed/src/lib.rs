@@ -89,6 +89,7 @@ macro_rules! need_root {
 }
 
 mod at_once;
+pub mod beside;
 mod bpffs;
 pub mod cpu;
 mod daemon;
@@ -109,6 +110,7 @@ mod programs;
 mod qdisc;
 pub mod steady;
 mod sys;
+pub mod tap;
 mod topology;
 pub mod traffic;
 mod wire;

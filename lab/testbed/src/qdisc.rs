@@ -27,12 +27,15 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Bytes that may wait where nothing else is said.
+    pub const QUEUE: u32 = 4 << 20;
+
     /// A rate with 2.1 ms of burst (and never less than what keeps super-packets of 64 KiB whole)
     /// and a queue of 4 MiB.
     pub fn new(rate: u64) -> Self {
         let two_ms = (rate / 8).saturating_mul(2_100) / 1_000_000;
         let burst = u32::try_from(two_ms).unwrap_or(u32::MAX).max(MIN_BURST);
-        Self { rate, burst, queue: (4 << 20) }
+        Self { rate, burst, queue: Self::QUEUE }
     }
 }
 

@@ -107,15 +107,27 @@ pub(crate) fn become_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 
 /// A socket for whole frames on one interface, through its queueing discipline or past it.
 pub(crate) fn frame_socket(index: u32, past_queue: bool) -> io::Result<OwnedFd> {
+    let fd = frames_of(index, 0)?;
+    set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, past_queue.into())?;
+    Ok(fd)
+}
+
+/// A socket that gets a copy of every frame that enters or leaves by one interface.
+pub(crate) fn frame_tap(index: u32) -> io::Result<OwnedFd> {
+    frames_of(index, (libc::ETH_P_ALL as u16).to_be())
+}
+
+/// A socket of whole frames that is bound to one interface, and gets frames of this type there.
+fn frames_of(index: u32, kind: u16) -> io::Result<OwnedFd> {
     // SAFETY: no memory is handed over.
     let fd =
         checked(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: it is a new descriptor that nobody else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, past_queue.into())?;
     // SAFETY: all zeroes is a value of this plain structure.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = kind;
     address.sll_ifindex = index.cast_signed();
     let (pointer, len) = ((&raw const address).cast(), size_of_val(&address) as libc::socklen_t);
     // SAFETY: the pointer is to an address of that length, which outlives the call.

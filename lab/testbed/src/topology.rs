@@ -3,6 +3,7 @@
 mod build;
 mod builder;
 mod hold;
+mod pods;
 mod racks;
 
 use std::fmt::Write as _;
@@ -201,7 +202,7 @@ impl Topology {
     }
 
     /// Number of links. Link `i` is worker `i`'s; in [`Mode::OneNic`] the last one is the
-    /// aggregator's, and those of racks come behind the workers'.
+    /// aggregator's. Those of racks come behind the workers', and those of pods behind these.
     pub fn link_count(&self) -> usize {
         self.links.len()
     }
@@ -408,6 +409,9 @@ impl Topology {
         if let Some(racks) = &self.racks {
             for rack in 1..racks.tors.len() {
                 line(&racks.tors[rack], format!("{} on br0", self.rack_addr(rack)));
+            }
+            for (pod, switch) in racks.pods.iter().enumerate() {
+                line(switch, format!("{} on br0", self.pod_addr(pod)));
             }
             line(&racks.middle, "br0, a port per rack".into());
         }

@@ -1,5 +1,7 @@
 //! The test network tests itself. Needs root; says so and passes without.
 
+#[path = "harness/beside.rs"]
+mod beside;
 #[path = "harness/links.rs"]
 mod links;
 

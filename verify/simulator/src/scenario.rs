@@ -13,6 +13,7 @@ pub(crate) use trees::{address, daemon_at};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use xdp_agg_common::control::{AggregatorLoss, Policy, Tree, WorkerLoss};
+use xdp_agg_protocol::worker::flow::Congestion;
 
 use crate::reference::mix;
 use crate::time::{MICRO, MILLI, Nanos, SECOND};
@@ -27,6 +28,8 @@ pub const SLOTS: u32 = 72;
 pub const DAEMONS_MAX: usize = 4;
 /// The choice of seeds with trees is independent of what else they have.
 const TREES: u64 = 0x7ee5_0f7e_e5ff_0001;
+/// So is what makes windows smaller.
+const WINDOWS: u64 = 0xa1bd_a1bd_5a77_5a77;
 /// So are the limits of waits.
 const WAITS: u64 = 0x3a17_3a17_11fe_11fe;
 
@@ -77,6 +80,8 @@ pub struct Scenario {
     pub stall_deadline: Nanos,
     /// After how long a wait is told of.
     pub warn_after: Nanos,
+    /// Bit `i`: worker `i` has strict AIMD.
+    pub strict: u64,
     /// From then on nothing bad happens any more, and every process is back.
     pub heal_at: Nanos,
 }
@@ -295,6 +300,8 @@ impl Scenario {
             straggler_timeout: None,
             stall_deadline: [2, 5, 30][(mix(seed ^ WAITS) % 3) as usize] * SECOND,
             warn_after: [300 * MILLI, SECOND, 4 * SECOND][(mix(seed ^ !WAITS) % 3) as usize],
+            // None, all, or some beside others.
+            strict: [0, u64::MAX, mix(seed)][(mix(seed ^ WINDOWS) % 3) as usize],
             heal_at,
             jobs,
         };
@@ -321,6 +328,11 @@ impl Scenario {
             let turns = job.in_flight as Nanos * (job.blocks / window + 2);
             job.deadline = job.deadline.max(2 * turns * 2 * way);
         }
+    }
+
+    /// What makes a worker's windows smaller.
+    pub fn congestion(&self, worker: usize) -> Congestion {
+        if self.strict >> (worker % 64) & 1 == 1 { Congestion::Aimd } else { Congestion::Tolerant }
     }
 
     /// Workers of all jobs.

@@ -30,6 +30,11 @@ pub(super) struct Row {
     burst: Option<u64>,
     through: bool,
     stall: Option<Stall>,
+    /// How many stand still at any time, milliseconds until others do, and what they are drawn
+    /// from; where there is none it is the last worker, at a fixed beat.
+    drawn: Option<(u16, u64, u64)>,
+    pods: u16,
+    pod_uplink_bits: Option<u64>,
     /// How much the workers' sockets may hold.
     pub(super) socket_limits: Option<SocketLimits>,
     /// Median, least and most of an iteration, averaged over the ranks, in seconds.
@@ -43,8 +48,12 @@ pub(super) struct Row {
     uplink_share: f64,
     /// The same of a host's link.
     host_share: f64,
+    /// The same of a pod's uplink, where there are pods.
+    pub(super) pod_share: Option<f64>,
     pub(super) wrong: u64,
     pub(super) caps_kept: Option<bool>,
+    /// Seconds of the fullest link, as planned.
+    pub(super) planned_s: Option<f64>,
     /// How well the links' delay was kept.
     pub(super) delays: Option<DelayReport>,
 }
@@ -176,14 +185,22 @@ pub(super) fn row(
         burst: args.burst,
         through: args.through,
         stall: args.stall,
+        drawn: args.stalled.map(|count| (count, args.redraw_ms, args.seed)),
+        pods: args.pods,
+        pod_uplink_bits: args.pod_uplink_bits(),
         socket_limits: None,
         time_s: [quantile(&means, 0.5), least, most],
         slowest_s: quantile(&slowest, 0.5),
         cpu_s: loads.iter().flat_map(|load| &load.phases).map(|phase| phase.process_cpu_s).sum(),
         uplink_share: busiest(workers..workers + usize::from(args.racks)),
         host_share: busiest(0..workers),
+        pod_share: (args.pods > 0).then(|| {
+            let first = workers + usize::from(args.racks);
+            busiest(first..first + usize::from(args.pods))
+        }),
         wrong: loads.iter().map(|load| load.wrong).sum(),
         caps_kept: links.map(|links| links.iter().all(|link| link.kept)),
+        planned_s: None,
         delays: None,
     })
 }

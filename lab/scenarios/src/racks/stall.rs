@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::Serialize;
-use xdp_agg_testbed::{Process, Topology};
+use xdp_agg_testbed::{Error, Process, Topology};
 
 use super::super::lab::wait_all;
 
@@ -31,6 +31,15 @@ impl Stall {
     pub(super) fn needs_rate(self) -> bool {
         self != Self::Process
     }
+
+    /// Stops a worker's link, or lets it go on, as far as this stall has it.
+    pub(super) fn hold(self, topology: &Topology, link: usize, held: bool) -> Result<(), Error> {
+        match self {
+            Self::Process => Ok(()),
+            Self::Host => topology.hold(link, held),
+            Self::Link => topology.cut(link, held),
+        }
+    }
 }
 
 /// Stops the last worker for a fifth of every second until all have ended.
@@ -42,11 +51,7 @@ pub(super) fn last(
 ) -> Result<()> {
     let mut last = workers.pop().context("no worker")?;
     let link = workers.len();
-    let hold = |held| match stall {
-        Stall::Process => Ok(()),
-        Stall::Host => topology.hold(link, held),
-        Stall::Link => topology.cut(link, held),
-    };
+    let hold = |held| stall.hold(topology, link, held);
     let start = Instant::now();
     while last.try_wait()?.is_none() {
         if start.elapsed() > limit {

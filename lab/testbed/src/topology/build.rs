@@ -25,14 +25,18 @@ impl Topology {
             Mode::OneNic => Namespace::new("switch")?,
         };
         let wires = if wanted.wire { Some(Namespace::new("wires")?) } else { None };
-        let links = wanted.workers + wanted.racks + usize::from(wanted.mode == Mode::OneNic);
+        let aggregator_links = usize::from(wanted.mode == Mode::OneNic);
+        let links = wanted.workers + wanted.racks + wanted.pods + aggregator_links;
         let wire = match &wires {
             Some(namespace) => Some(Wire::load(namespace, 2 * links as u32)?),
             None => None,
         };
         let racks = match wanted.racks {
             0 => None,
-            racks => Some(Racks::new(&aggregator, racks, wanted.workers / racks)?),
+            racks => {
+                let size = wanted.workers / racks;
+                Some(Racks::new(&aggregator, racks, size, wanted.pods)?)
+            }
         };
         let mut topology = Self {
             mode: wanted.mode,
@@ -67,7 +71,8 @@ impl Topology {
             let switch = topology.switch.clone();
             topology.add_link(end, &switch, "a", Cable { xdp_at_host: true, ..cable })?;
         }
-        topology.add_uplinks(wanted.uplink)?;
+        topology.add_uplinks(wanted.uplink, wanted.shape)?;
+        topology.add_pod_uplinks(wanted.pod_uplink, wanted.shape)?;
         topology.add_delays(wanted.delay)?;
         let (namespace, interface) = match wanted.mode {
             Mode::Ports => (&topology.switch, "br0"),
@@ -278,6 +283,10 @@ pub(super) enum Station {
     Rack(usize),
     /// The link of a rack's switch to the one in the middle.
     Uplink(usize),
+    /// The bridge of a pod's switch.
+    Pod(usize),
+    /// Its link to the middle.
+    PodUplink(usize),
 }
 
 impl Station {
@@ -291,6 +300,8 @@ impl Station {
             Self::Middle(i) => (4, i),
             Self::Rack(i) => (5, i),
             Self::Uplink(i) => (6, i),
+            Self::Pod(i) => (7, i),
+            Self::PodUplink(i) => (8, i),
         };
         [0x02, 0x88, 0, 0, kind, number as u8]
     }
@@ -300,10 +311,10 @@ impl Station {
     /// (up to a second) to notice that it is up.
     fn index(self) -> u32 {
         match self {
-            Self::Bridge | Self::Rack(_) | Self::Aggregator | Self::Worker(_) => 2,
+            Self::Bridge | Self::Rack(_) | Self::Pod(_) | Self::Aggregator | Self::Worker(_) => 2,
             Self::Middle(i) => 10 + i as u32,
             Self::Port(i) => 200 + i as u32,
-            Self::Uplink(i) => 300 + i as u32,
+            Self::Uplink(i) | Self::PodUplink(i) => 300 + i as u32,
         }
     }
 

@@ -23,6 +23,8 @@ impl Topology {
             faults: Faults::NONE,
             racks: 0,
             uplink: None,
+            pods: 0,
+            pod_uplink: None,
             xdp_on_hosts: false,
         }
     }
@@ -86,6 +88,11 @@ pub struct Builder {
     /// The rate of every rack's link to the middle, each direction by itself, in bits a second.
     /// Default: that of all other links.
     uplink: Option<u64>,
+    /// How many pods there are: as many racks are in each, at a switch of the pod's own, which
+    /// leads to the middle and may run an aggregator, too. Default: 0, racks lead to the middle.
+    pods: usize,
+    /// The rate of every pod's link to the middle. Default: as for racks.
+    pod_uplink: Option<u64>,
     /// Whether workers' hosts run aggregators, too: what their XDP programs send passes shapers
     /// then. Default: false.
     xdp_on_hosts: bool,
@@ -115,6 +122,13 @@ impl Builder {
                 "{workers} workers in {racks} racks: at most {MAX_RACKS} racks of as many workers \
                  each are possible, and their aggregators are the switches ({:?})",
                 Mode::Ports
+            );
+            return Err(Error::Config(text));
+        }
+        if self.pods > self.racks || self.pods > 0 && !self.racks.is_multiple_of(self.pods) {
+            let Self { racks, pods, .. } = self;
+            let text = format!(
+                "{racks} racks in {pods} pods: a pod has one rack or more, and each as many"
             );
             return Err(Error::Config(text));
         }

@@ -1,7 +1,8 @@
 //! Networks of several racks: a switch for each, and one in the middle.
 //!
 //! All hosts are on one Ethernet and one subnet. Switch `r` is a namespace with a bridge whose
-//! ports lead to the rack's workers and, by `up`, to the switch in the middle.
+//! ports lead to the rack's workers and, by `up`, to the switch in the middle. Where there are
+//! pods, `up` leads to the pod's switch instead, and that one's `up` to the middle.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
@@ -19,15 +20,24 @@ pub(super) struct Racks {
     /// The first one is the network's aggregator.
     pub(super) tors: Vec<Namespace>,
     pub(super) middle: Namespace,
+    /// The pods' switches, if there are pods.
+    pub(super) pods: Vec<Namespace>,
     /// Workers of a rack.
     size: usize,
 }
 
 impl Racks {
-    pub(super) fn new(first: &Namespace, racks: usize, size: usize) -> Result<Self, Error> {
+    pub(super) fn new(
+        first: &Namespace,
+        racks: usize,
+        size: usize,
+        pods: usize,
+    ) -> Result<Self, Error> {
         let others = (1..racks).map(|rack| Namespace::new(format!("tor{rack}")));
         let tors = std::iter::once(Ok(first.clone())).chain(others).collect::<Result<_, _>>()?;
-        Ok(Self { tors, middle: Namespace::new("middle")?, size })
+        let pods = (0..pods).map(|pod| Namespace::new(format!("pod{pod}")));
+        let pods = pods.collect::<Result<_, _>>()?;
+        Ok(Self { tors, middle: Namespace::new("middle")?, pods, size })
     }
 
     /// The bridges of all switches but the first.
@@ -35,11 +45,19 @@ impl Racks {
         for (rack, tor) in self.tors.iter().enumerate().skip(1) {
             add_bridge(tor, bridge_mac(rack), mtu)?;
         }
+        for (pod, switch) in self.pods.iter().enumerate() {
+            add_bridge(switch, Station::Pod(pod).mac(), mtu)?;
+        }
         add_bridge(&self.middle, Station::Rack(255).mac(), mtu)
     }
 
     const fn rack_of(&self, worker: usize) -> usize {
         worker / self.size
+    }
+
+    /// The pod of a rack; `None`: there are none.
+    pub(super) fn pod_of(&self, rack: usize) -> Option<usize> {
+        (!self.pods.is_empty()).then(|| rack * self.pods.len() / self.tors.len())
     }
 }
 
@@ -49,6 +67,11 @@ fn bridge_mac(rack: usize) -> Mac {
         0 => Station::Bridge.mac(),
         rack => Station::Rack(rack).mac(),
     }
+}
+
+/// A shape of this rate. A burst and a queue of choice are those of all links.
+pub(super) fn shape_like(rate: u64, like: Option<Shape>) -> Shape {
+    like.map_or_else(|| Shape::new(rate), |shape| Shape { rate, ..shape })
 }
 
 impl Topology {
@@ -104,16 +127,26 @@ impl Topology {
     }
 
     /// Connects all racks to the middle.
-    pub(super) fn add_uplinks(&mut self, rate: Option<u64>) -> Result<(), Error> {
+    pub(super) fn add_uplinks(
+        &mut self,
+        rate: Option<u64>,
+        like: Option<Shape>,
+    ) -> Result<(), Error> {
         let Some(racks) = &self.racks else {
             return Ok(());
         };
-        let (tors, middle) = (racks.tors.clone(), racks.middle.clone());
-        let shape = rate.map(Shape::new).or(self.shape);
+        let tors = racks.tors.clone();
+        let above = |rack: usize| match racks.pod_of(rack) {
+            Some(pod) => racks.pods[pod].clone(),
+            None => racks.middle.clone(),
+        };
+        let above: Vec<Namespace> = (0..tors.len()).map(above).collect();
+        let in_pods = !racks.pods.is_empty();
+        let shape = rate.map(|rate| shape_like(rate, like)).or(self.shape);
         for (rack, tor) in tors.iter().enumerate() {
             let end = Station::Uplink(rack).end(tor, "up");
-            let cable = Cable { shape, xdp_at_host: true, xdp_at_port: false };
-            self.add_link(end, &middle, &format!("r{rack}"), cable)?;
+            let cable = Cable { shape, xdp_at_host: true, xdp_at_port: in_pods };
+            self.add_link(end, &above[rack], &format!("r{rack}"), cable)?;
             tor.netlink().set_bridge("up", "br0")?;
             if rack > 0 {
                 tor.netlink().add_address("br0", self.rack_addr(rack), 24)?;
@@ -128,9 +161,14 @@ impl Topology {
             .map(|i| (self.worker_addr(i), Station::Worker(i).mac(), racks.rack_of(i), Some(i)));
         let tors = (0..racks.tors.len()).map(|r| (self.rack_addr(r), bridge_mac(r), r, None));
         let all: Vec<_> = workers.chain(tors).collect();
+        let pods: Vec<_> =
+            (0..racks.pods.len()).map(|p| (self.pod_addr(p), Station::Pod(p).mac(), p)).collect();
         for (i, worker) in self.workers.iter().enumerate() {
             let mut netlink = worker.netlink();
             for (addr, mac, ..) in all.iter().filter(|(addr, ..)| *addr != self.worker_addr(i)) {
+                netlink.add_neighbour(self.links[i].host.index, *addr, *mac)?;
+            }
+            for (addr, mac, _) in &pods {
                 netlink.add_neighbour(self.links[i].host.index, *addr, *mac)?;
             }
         }
@@ -150,10 +188,21 @@ impl Topology {
                     _ => {}
                 }
             }
+            for (addr, mac, _) in &pods {
+                netlink.add_neighbour(bridge, *addr, *mac)?;
+                netlink.add_station(up.host.index, *mac)?;
+            }
         }
+        let stations: Vec<(Ipv4Addr, Mac, usize)> =
+            all.iter().map(|(addr, mac, at, _)| (*addr, *mac, *at)).collect();
+        self.introduce_pods(racks, &stations, &pods)?;
         let mut netlink = racks.middle.netlink();
-        for (_, mac, at, _) in &all {
-            netlink.add_station(self.links[self.rack_link(*at)].port.index, *mac)?;
+        for (_, mac, at) in &stations {
+            let link = racks.pod_of(*at).map_or(self.rack_link(*at), |pod| self.pod_link(pod));
+            netlink.add_station(self.links[link].port.index, *mac)?;
+        }
+        for (_, mac, pod) in &pods {
+            netlink.add_station(self.links[self.pod_link(*pod)].port.index, *mac)?;
         }
         Ok(())
     }

@@ -120,6 +120,7 @@ impl World {
         config.fallback_after = duration(plan.fallback_after);
         config.return_pause = duration(plan.fallback_after / 8);
         config.max_chunks = plan.chunks;
+        config.congestion = self.scenario.congestion(worker);
         config.join_deadline = duration(2 * self.scenario.join_timeout + SECOND);
         config.stall_deadline = duration(self.scenario.stall_deadline);
         config.warn_after = duration(self.scenario.warn_after);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::Congestion;
+
 /// Settings of a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -11,6 +13,8 @@ pub struct Config {
     pub window_max: u32,
     /// Blocks under way at the start.
     pub initial_window: u32,
+    /// What makes the window smaller.
+    pub congestion: Congestion,
     /// Shortest retransmission timeout.
     pub rto_min: Duration,
     /// Longest retransmission timeout.

@@ -18,7 +18,8 @@
 //! * **Lead**: where a vector's parts go over several flows, none may be more than [`LEAD`] blocks
 //!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: if one flow
 //!   is ahead, another is behind, and at the end the latter's links alone would be busy.
-//! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks.
+//! * **Window** ([`Window`]): additive increase, decrease by the share of lost blocks, or at any
+//!   loss ([`Congestion`]).
 //! * **Broadcast** ([`CallRole`], [`xdp_agg_common::copies`]): a block that another worker alone
 //!   contributes is under way as soon as the pool allows it. Nothing is sent for it, but it is
 //!   asked for when a gap or the timer takes it for lost. A listener contributes to a full block
@@ -39,7 +40,7 @@ use roles::Roles;
 pub use roles::{CallRole, Role};
 pub use rtt::Rtt;
 use rtt::Shortest;
-pub use window::Window;
+pub use window::{Congestion, Window};
 use xdp_agg_common::copies::FULL_EVERY;
 
 use super::EpochBlock;
@@ -148,6 +149,7 @@ impl Flow {
             due: VecDeque::new(),
             roles: Roles::new(),
             window: Window::new(
+                config.congestion,
                 config.initial_window,
                 config.limit.min(config.window_max),
                 config.limit / 4,

@@ -17,6 +17,7 @@ const CONFIG: Config = Config {
     limit: 64,
     window_max: 64,
     initial_window: 16,
+    congestion: Congestion::Tolerant,
     rto_min: MS,
     rto_max: Duration::from_millis(100),
     block_interval: Duration::ZERO,

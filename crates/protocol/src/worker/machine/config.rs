@@ -9,7 +9,7 @@ use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_common::wire::HEADER_LEN;
 
-use crate::worker::flow;
+use crate::worker::flow::{self, Congestion};
 
 /// Settings of a [`super::Machine`].
 #[derive(Clone, Debug)]
@@ -52,6 +52,8 @@ pub struct Config {
     pub window_room: u32,
     /// Pace in bits per second on the wire. None: as fast as results come back.
     pub rate: Option<u64>,
+    /// What makes windows smaller.
+    pub congestion: Congestion,
     /// Shortest retransmission timeout.
     pub rto_min: Duration,
     /// Longest time to wait for the daemon and for the other workers when joining.
@@ -92,6 +94,7 @@ impl Config {
             max_chunks: chunks_for_mtu(1500),
             window_room: 1 << 16,
             rate: None,
+            congestion: Congestion::default(),
             rto_min: Duration::from_millis(4),
             join_deadline: Duration::from_secs(60),
             stall_deadline: Duration::from_secs(30),

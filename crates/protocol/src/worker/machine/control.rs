@@ -237,6 +237,7 @@ impl Machine {
             limit: self.solo_limit(pool).unwrap_or_else(|| pool.window()),
             window_max: config.window_room.max(2),
             initial_window: INITIAL_WINDOW,
+            congestion: config.congestion,
             rto_min: config.rto_min,
             rto_max: RTO_MAX.max(config.rto_min),
             block_interval: config.block_interval(packet_len(admitted.chunks)),
