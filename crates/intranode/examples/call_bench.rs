@@ -1,5 +1,5 @@
-//! The in-host part of an all-reduce: vectors that are copied into the segment and out of it, beside
-//! vectors that lie in it, and results that are read in place.
+//! The in-host part of an all-reduce: vectors that are copied into the segment and out of it,
+//! beside vectors that lie in it, and results that are read in place.
 //!
 //! ```text
 //! cargo run -p xdp-agg-intranode --release --example call_bench -- --processes 4 --bytes 4M,32M

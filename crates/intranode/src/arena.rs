@@ -1,9 +1,10 @@
 //! The allocator of the segment (paper 5, section 2.1 and Fig. 8): a bitmap of pages, and free
 //! lists of small pieces whose metadata is in the head of the block that they are cut from.
 //!
-//! Runs of pages are searched a word of the bitmap at a time. What is as long as a segment of the
-//! paper, or longer, begins with one where that is possible: so small runs gather in segments of
-//! their own, and long ones find whole ones free.
+//! Runs of pages are searched a word of the bitmap at a time. A buffer as long as a segment of the
+//! paper, or longer, begins with one where that is possible: so short ones gather in segments of
+//! their own, and long ones find whole ones free. Calls' rooms take the first run: two of any
+//! length have to fit beside each other.
 //!
 //! Every call is made under the segment's lock, which orders the Relaxed accesses here. Numbers are
 //! offsets from the segment's start, so that all processes understand them.
@@ -101,16 +102,22 @@ impl Arena {
     pub(crate) fn allocate(&self, segment: &Segment, len: usize) -> Option<usize> {
         match CLASSES.iter().position(|&size| len <= size) {
             Some(class) => self.allocate_piece(segment, class),
-            None => self.allocate_pages(segment, len),
+            None => self.allocate_run(segment, len, 1),
         }
     }
 
     /// Room for `len` bytes in pages of its own, or `None`.
     pub(crate) fn allocate_pages(&self, segment: &Segment, len: usize) -> Option<usize> {
+        let is_long = len >= SEGMENT_PAGES * PAGE;
+        let whole = is_long.then(|| self.allocate_run(segment, len, SEGMENT_PAGES)).flatten();
+        whole.or_else(|| self.allocate_run(segment, len, 1))
+    }
+
+    /// The first such room that begins at a multiple of `step` pages.
+    fn allocate_run(&self, segment: &Segment, len: usize, step: usize) -> Option<usize> {
         let pages = len.div_ceil(PAGE).max(1);
         let length = u32::try_from(pages).ok()?;
-        let whole = (pages >= SEGMENT_PAGES).then(|| self.find_run(segment, pages, SEGMENT_PAGES));
-        let first = whole.flatten().or_else(|| self.find_run(segment, pages, 1))?;
+        let first = self.find_run(segment, pages, step)?;
         self.mark(segment, first, pages, true);
         self.run(segment, first).store(length, Relaxed);
         Some(self.data + first * PAGE)

@@ -16,10 +16,10 @@
 //!
 //! A vector that lies in the segment itself is not copied. Its process says where it is before it
 //! announces the first tile as staged, and owners read the input there. A block of it belongs to
-//! the block's owner from `staged` until the block is finished, as a place in the staging ring does:
-//! nobody else reads or writes it. So the owner may write the result where the input was
-//! ([`Exchange::hand_out`](crate::Exchange::hand_out)), once it needs no input any more. The rule of
-//! the result ring stays as it is, also for a process that has no use for the ring.
+//! the block's owner from `staged` until the block is finished, as a place in the staging ring
+//! does: nobody else reads or writes it. So the owner may write the result where the input was
+//! ([`Exchange::hand_out`](crate::Exchange::hand_out)), once it needs no input any more. The rule
+//! of the result ring stays as it is, also for a process that has no use for the ring.
 //!
 //! Where the results are to be read in place ([`View`](crate::View)), they have room for the whole
 //! vector, and no ring. Each byte of it is written by its block's owner alone, before `reduced`.

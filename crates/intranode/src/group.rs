@@ -81,8 +81,8 @@ impl Group {
         self.core.arena.capacity()
     }
 
-    /// Bytes of the segment that are set apart for buffers and results that are read in place; 0: no
-    /// room is, and they take of the calls'.
+    /// Bytes of the segment that are set apart for buffers and results that are read in place. 0:
+    /// none are, and they take of the calls'.
     #[must_use]
     pub fn room_for_buffers(&self) -> usize {
         if self.core.options.buffers == 0 { 0 } else { self.core.buffers().capacity() }
