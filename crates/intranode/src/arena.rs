@@ -1,10 +1,9 @@
 //! The allocator of the segment (paper 5, section 2.1 and Fig. 8): a bitmap of pages, and free
 //! lists of small pieces whose metadata is in the head of the block that they are cut from.
 //!
-//! Runs of pages are searched a word of the bitmap at a time. A buffer as long as a segment of the
-//! paper, or longer, begins with one where that is possible: so short ones gather in segments of
-//! their own, and long ones find whole ones free. Calls' rooms take the first run: two of any
-//! length have to fit beside each other.
+//! Runs of pages are searched a word of the bitmap at a time, from the start. The paper's second
+//! grain, of 1 MiB, was tried for long runs: they began on its boundaries. It left a tenth of the
+//! room without use, and was no faster (`docs/measurements/intranode.md`).
 //!
 //! Every call is made under the segment's lock, which orders the Relaxed accesses here. Numbers are
 //! offsets from the segment's start, so that all processes understand them.
@@ -14,10 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::layout::LINE;
 use crate::segment::Segment;
 
-/// The fine grain, of the bitmap, in bytes.
+/// The grain of the bitmap, in bytes.
 pub(crate) const PAGE: usize = 8 << 10;
-/// Pages of a segment of 1 MiB, the coarse grain.
-const SEGMENT_PAGES: usize = (1 << 20) / PAGE;
 /// Bytes of a block that is cut into pieces. Blocks lie on boundaries of their size.
 const BLOCK: usize = 64 << 10;
 const BLOCK_PAGES: usize = BLOCK / PAGE;
@@ -102,22 +99,15 @@ impl Arena {
     pub(crate) fn allocate(&self, segment: &Segment, len: usize) -> Option<usize> {
         match CLASSES.iter().position(|&size| len <= size) {
             Some(class) => self.allocate_piece(segment, class),
-            None => self.allocate_run(segment, len, 1),
+            None => self.allocate_pages(segment, len),
         }
     }
 
     /// Room for `len` bytes in pages of its own, or `None`.
     pub(crate) fn allocate_pages(&self, segment: &Segment, len: usize) -> Option<usize> {
-        let is_long = len >= SEGMENT_PAGES * PAGE;
-        let whole = is_long.then(|| self.allocate_run(segment, len, SEGMENT_PAGES)).flatten();
-        whole.or_else(|| self.allocate_run(segment, len, 1))
-    }
-
-    /// The first such room that begins at a multiple of `step` pages.
-    fn allocate_run(&self, segment: &Segment, len: usize, step: usize) -> Option<usize> {
         let pages = len.div_ceil(PAGE).max(1);
         let length = u32::try_from(pages).ok()?;
-        let first = self.find_run(segment, pages, step)?;
+        let first = self.find_run(segment, pages, 1)?;
         self.mark(segment, first, pages, true);
         self.run(segment, first).store(length, Relaxed);
         Some(self.data + first * PAGE)
@@ -378,7 +368,7 @@ mod tests {
         fn the_search_finds_the_first_run(
             runs in prop::collection::vec((any::<bool>(), 1_usize..150), 1..12),
             wanted in 1_usize..200,
-            step in prop_oneof![Just(1_usize), Just(BLOCK_PAGES), Just(SEGMENT_PAGES)],
+            step in prop_oneof![Just(1_usize), Just(BLOCK_PAGES), Just(128)],
         ) {
             let segment = Segment::anonymous(SEGMENT).expect("memory");
             let arena = Arena::new(4096, SEGMENT);
