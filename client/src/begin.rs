@@ -3,18 +3,21 @@
 
 use std::sync::Arc;
 
-use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Shape};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Results, Shape, View};
 use xdp_agg_quantize::{Element, Format, LaneWidth};
 
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
-use crate::grouped::{self, Feed, Grouped};
+use crate::grouped::{self, Access, Feed, Grouped};
 use crate::handle::{Begun, Owned, Patience, given_back, globally};
 use crate::joining;
 use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
 use xdp_agg_quantize::Op;
+
+/// Of a call: one an aggregator.
+type Parts = Vec<Box<dyn Blocks>>;
 
 impl Communicator {
     /// Begins a call on memory that a caller lends.
@@ -32,6 +35,31 @@ impl Communicator {
         // SAFETY: as the caller promises; and a call that could not be started everywhere `begin`
         // has taken out of where it was.
         self.begin_in(unsafe { Buffer::lend(data) }, op, purpose)
+    }
+
+    /// All-reduces `data`, which is not written to, into memory that all processes of the host
+    /// read.
+    pub(crate) fn reduce_in_view<T: Element>(
+        &self,
+        data: &[T],
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<(View, Report), Error> {
+        #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
+        // SAFETY: the call is waited for, or taken out of all engines when this function ends in
+        // any other way, before the borrow of `data` ends.
+        let buffer = unsafe { Buffer::lend_reading(data) };
+        let short = self.is_short(&buffer);
+        let (sequence, results) = self.begin_with(buffer, op, purpose, true)?;
+        if !short {
+            self.nudge(1);
+        }
+        let begun = Begun::new(self.stripes(), (sequence, short));
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        let calls = self.wait(begun, &mut patience)?;
+        let report = Report::of_parts(&calls);
+        let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
+        Ok((view, report))
     }
 
     /// Begins a call on its own memory; [`Self::wait_owned`] gives it back.
@@ -102,13 +130,25 @@ impl Communicator {
         op: Op,
         purpose: &Purpose,
     ) -> Result<u64, Error> {
+        self.begin_with(buffer, op, purpose, false).map(|(sequence, _)| sequence)
+    }
+
+    /// The same; where the results will be, if they are to be read in place.
+    fn begin_with<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: Op,
+        purpose: &Purpose,
+        is_view: bool,
+    ) -> Result<(u64, Option<Results>), Error> {
         if self.is_forked() {
             return Err(Error::Forked);
         }
         let format =
             Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
         if self.is_single() {
-            return self.first().start(Box::new(Local::new(buffer, format).with_purpose(purpose)));
+            let part = Local::new(buffer, format).with_purpose(purpose);
+            return Ok((self.first().start(Box::new(part))?, None));
         }
         if self.group.is_none() {
             format.check(buffer.slice(0..buffer.len()), 1).map_err(|error| {
@@ -119,10 +159,10 @@ impl Communicator {
         }
         let _order = self.starting.lock();
         let sequence = self.agreed_sequence()?;
-        let parts = match &self.group {
-            None => self.parts(buffer, format, purpose),
+        let (parts, results) = match &self.group {
+            None => (self.parts(buffer, format, purpose), None),
             Some(group) => self
-                .grouped_parts(group, buffer, format, (sequence, purpose))
+                .grouped_parts(group, buffer, format, (sequence, purpose, is_view))
                 .map_err(|error| self.first_error().unwrap_or(error))?,
         };
         for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
@@ -135,7 +175,7 @@ impl Communicator {
                 return Err(globally(error, &self.place));
             }
         }
-        Ok(sequence)
+        Ok((sequence, results))
     }
 
     /// Why this membership has ended, if it has. The processes of the host may not know it, and say
@@ -190,8 +230,8 @@ impl Communicator {
         group: &Arc<Group>,
         buffer: Buffer<T>,
         format: Format,
-        (sequence, purpose): (u64, &Purpose),
-    ) -> Result<Vec<Box<dyn Blocks>>, Error> {
+        (sequence, purpose, is_view): (u64, &Purpose, bool),
+    ) -> Result<(Parts, Option<Results>), Error> {
         let block = usize::from(self.chunks) * format.lanes_per_chunk();
         let place = grouped::LocalPlace {
             local_rank: group.local_rank(),
@@ -212,18 +252,40 @@ impl Communicator {
             description,
             key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
         };
-        let begun: Result<(Feeder, Arc<Exchange>), _> = group.begin(&shape, geometry);
-        let (feeder, exchange) = begun.map_err(|error| {
+        let begun: Result<(Feeder, Arc<Exchange>, Option<Results>), _> = match is_view {
+            false => {
+                group.begin(&shape, geometry).map(|(feeder, exchange)| (feeder, exchange, None))
+            }
+            true => group
+                .begin_view(&shape, geometry)
+                .map(|(feeder, exchange, results)| (feeder, exchange, Some(results))),
+        };
+        let (mut feeder, exchange, results) = begun.map_err(|error| {
             let error = Error::Host(error);
             self.fail(&error);
             error
         })?;
-        let mut feed = Some(Feed { feeder: Some(feeder), buffer });
+        let bytes = buffer.len() * size_of::<T>();
+        let access = match group.find(buffer.pointer().cast(), bytes) {
+            Some(vector) => {
+                #[expect(unsafe_code, reason = "the vector of a call lies in the segment")]
+                // SAFETY: the call has the buffer, and is the only one that touches it: it is lent
+                // until all parts are taken out of the engines. It is written to unless results
+                // are read in place.
+                unsafe {
+                    feeder.adopt(vector, purpose.leaves_out());
+                }
+                Access::InSegment
+            }
+            None if is_view => Access::Reads,
+            None => Access::Copies,
+        };
+        let mut feed = Some(Feed { feeder: Some(feeder), buffer, access });
         let parts = shares(self.stripes.len()).into_iter().map(|share| {
             let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
             Box::new(part.with_purpose(purpose)) as Box<dyn Blocks>
         });
-        Ok(parts.collect())
+        Ok((parts.collect(), results))
     }
 }
 

@@ -57,6 +57,18 @@ pub(crate) struct Feed<T: Element> {
     /// None when the whole result is in the vector.
     pub(crate) feeder: Option<Feeder>,
     pub(crate) buffer: Buffer<T>,
+    pub(crate) access: Access,
+}
+
+/// How the feeder reaches the vector.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Access {
+    /// It copies input into the segment, and results out of it.
+    Copies,
+    /// It copies input; results stay in the segment.
+    Reads,
+    /// The vector lies in the segment.
+    InSegment,
 }
 
 impl<T: Element> Grouped<T> {
@@ -192,13 +204,16 @@ impl<T: Element> Blocks for Grouped<T> {
         let own = self.share.place(block);
         let processes = contributors * self.place.local_size as u32;
         let Some(exchange) = &self.exchange else { return };
-        exchange.with_output(own, |bytes| {
+        let is_number = exchange.with_output(own, |bytes| {
             let to: &mut [T] = bytemuck::cast_slice_mut(bytes);
             match lanes {
                 Some(lanes) => self.format.decode(key, lanes, contributors, processes, to),
                 None => T::fill_nan(to),
             }
+            !to[0].is_nan()
         });
+        // No worker sends a block again that has its result.
+        exchange.hand_out(own, is_number);
         self.left -= 1;
         if self.left == 0 {
             self.last = Some(own);
@@ -226,7 +241,7 @@ impl<T: Element> Blocks for Grouped<T> {
     }
 
     fn work(&mut self) -> Result<bool, JobError> {
-        let Some(Feed { feeder: Some(feeder), buffer }) = &mut self.feed else {
+        let Some(Feed { feeder: Some(feeder), buffer, access }) = &mut self.feed else {
             if let Some(exchange) = &self.exchange {
                 exchange.check().map_err(Error::Host)?;
             }
@@ -237,7 +252,6 @@ impl<T: Element> Blocks for Grouped<T> {
             return Ok(false);
         }
         let len = buffer.len();
-        let data = bytemuck::cast_slice_mut(buffer.slice_mut(0..len));
         let format = self.format;
         let mut scan = |block: &[u8]| format.peak::<T>(bytemuck::cast_slice(block));
         let (leaves_out, left_out) = (self.purpose.leaves_out(), &mut self.left_out);
@@ -249,7 +263,16 @@ impl<T: Element> Blocks for Grouped<T> {
             }
             is_number
         };
-        let progress = feeder.poll_choosing(data, &mut scan, &mut wanted);
+        let progress = match access {
+            Access::Copies => {
+                let data = bytemuck::cast_slice_mut(buffer.slice_mut(0..len));
+                feeder.poll_choosing(data, &mut scan, &mut wanted)
+            }
+            Access::Reads => {
+                feeder.poll_reading(bytemuck::cast_slice(buffer.slice(0..len)), &mut scan)
+            }
+            Access::InSegment => feeder.poll_in_segment(&mut scan, &mut wanted),
+        };
         let progress = progress.map_err(Error::Host)?;
         if progress.done {
             self.marks = Some(feeder.marks());

@@ -45,6 +45,8 @@
 //!
 //! * [`Builder`] has the settings: where the daemons are, how numbers travel, what happens when a
 //!   worker or a daemon is lost. [`Handle`] is a call in flight.
+//! * [`SharedBuffer`]: a vector in the memory that the processes of a host share, which calls do
+//!   not copy; [`ResultView`]: a result that they read in place.
 //! * [`collectives`]: broadcast, reduce and others, and how calls choose their way.
 //! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //!
@@ -54,6 +56,7 @@
 #![deny(unsafe_code)]
 
 mod begin;
+mod buffer;
 pub mod collectives;
 mod communicator;
 mod digest;
@@ -70,6 +73,7 @@ mod meeting;
 mod name;
 mod settings;
 
+pub use buffer::{ResultView, SharedBuffer};
 pub use communicator::Communicator;
 pub use error::{Error, JobError, host_ranks, in_world};
 pub use handle::Handle;

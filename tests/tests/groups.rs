@@ -198,11 +198,13 @@ fn one_copy_leaves_a_host() {
     }
 }
 
-/// Workers of a job of three hosts with two processes each.
-fn steady_hosts(lab: &Lab, job: &str, policy: &str) -> Vec<Steady> {
+/// Workers of a job of three hosts with two processes each. With `buffers`, vectors are in the
+/// segment at half of the ranks, and some results are read in place.
+fn steady_hosts(lab: &Lab, job: &str, policy: &str, buffers: bool) -> Vec<Steady> {
     let start = |rank: u16| {
-        let settings = [("XDP_AGG_ON_WORKER_LOSS", policy)];
-        lab.steady_of(job, (rank, 6), (rank % 2, 2), &settings, &work())
+        let settings = [("XDP_AGG_ON_WORKER_LOSS", policy), ("XDP_AGG_BUFFERS", "16777216")];
+        let settings = if buffers { &settings[..] } else { &settings[..1] };
+        lab.steady_of(job, (rank, 6), (rank % 2, 2), settings, &work())
     };
     watched::all_begin((0..6).map(start))
 }
@@ -214,7 +216,7 @@ fn a_killed_process_is_a_lost_host() {
     need_root!();
     let lab = Lab::start(network(3, "ports"), "xdp");
     for (round, policy) in ["shrink", "fail", "shrink", "fail"].into_iter().enumerate() {
-        let mut workers = steady_hosts(&lab, &format!("host {round}"), policy);
+        let mut workers = steady_hosts(&lab, &format!("host {round}"), policy, round >= 2);
         thread::sleep(Duration::from_millis(11 * round as u64));
         let victim = 2 + round % 2;
         let since = Instant::now();
@@ -466,4 +468,164 @@ fn what_cannot_be_is_told_at_once() {
     assert!(small.iter().all(|text| text.contains("segment: 1000 bytes")), "{small:?}");
     let wide = connect(&|settings| settings.lanes(LaneWidth::W64));
     assert!(wide.iter().all(|text| text.contains("64-bit lanes")), "{wide:?}");
+}
+
+/// All-reduces a vector that is in the segment at odd ranks, with the result in its place.
+fn reduce_mixed<T: Element>(worker: &Communicator, input: &[T], op: Op) -> Vec<T> {
+    if worker.rank().is_multiple_of(2) {
+        let mut data = input.to_vec();
+        worker.all_reduce(&mut data, op).expect("it ends");
+        return data;
+    }
+    let mut buffer = worker.buffer::<T>(input.len()).expect("room for a buffer");
+    assert!(buffer.is_shared());
+    buffer.copy_from_slice(input);
+    worker.all_reduce(&mut buffer, op).expect("it ends");
+    buffer.to_vec()
+}
+
+/// The same bits as a vector that is copied, in place and as a view, of every type.
+fn check_places<T: Element>(workers: &[Communicator], of: impl Fn(f64) -> T + Sync, len: usize) {
+    let results = on_all(workers, |worker| {
+        let scale = f64::from(worker.rank()) + 0.7;
+        let input: Vec<T> =
+            (0..len).map(|i| of(((i as f64 + 1.0) * scale).sin() * 1000.0)).collect();
+        let mut copied = input.clone();
+        worker.all_reduce(&mut copied, Op::Sum).expect("it ends");
+        let mixed = reduce_mixed(worker, &input, Op::Sum);
+        let mut buffer = worker.buffer::<T>(len).expect("room for a buffer");
+        buffer.copy_from_slice(&input);
+        let (view, report) = worker.all_reduce_view(&buffer, Op::Sum).expect("it ends");
+        assert_eq!(report.processes, worker.local_size());
+        let (of_copied, _) = worker.all_reduce_view(&input, Op::Sum).expect("it ends");
+        // A part of a vector, whose input is where another result was read.
+        worker.all_reduce(&mut buffer[len / 3..], Op::Sum).expect("it ends");
+        let mut part = input[len / 3..].to_vec();
+        worker.all_reduce(&mut part, Op::Sum).expect("it ends");
+        let (again, _) = worker.all_reduce_view(&view, Op::Max).expect("it ends");
+        let mut of_view = view.to_vec();
+        worker.all_reduce(&mut of_view, Op::Max).expect("it ends");
+        [
+            copied,
+            mixed,
+            view.to_vec(),
+            of_copied.to_vec(),
+            again.to_vec(),
+            of_view,
+            [&input[..len / 3], &part].concat(),
+            buffer.to_vec(),
+        ]
+        .map(|result| bytemuck::cast_slice::<T, u8>(&result).to_vec())
+    });
+    for [copied, mixed, view, of_copied, again, of_view, part, in_buffer] in &results {
+        assert!(*copied == results[0][0], "the ranks differ in {}", T::TYPE);
+        for (name, other) in [("mixed", mixed), ("a view", view), ("of a copy", of_copied)] {
+            assert!(other == copied, "{name}, {len} of {}", T::TYPE);
+        }
+        assert!(again == of_view, "of a view, {len} of {}", T::TYPE);
+        assert!(part == in_buffer, "a part, {len} of {}", T::TYPE);
+    }
+}
+
+/// Vectors in the segment give the bits of vectors that are copied: over one aggregator or two, in
+/// place or as a view, at some processes of a host or at all.
+#[test]
+fn vectors_in_the_segment_are_summed_where_they_are() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let (_daemon, second) = second_daemon(&lab);
+    let first = lab.control();
+    for (name, addresses) in [("one", vec![first]), ("two", vec![first, second])] {
+        let workers = connect(&lab, &format!("segment {name}"), 2, 2, |settings| {
+            settings.aggregators(addresses.clone()).buffers(32 << 20)
+        });
+        check_places(&workers, |x| x as f32, 300_001);
+        check_places(&workers, |x| x, 20_000);
+        check_places(&workers, |x| f16::from_f32(x as f32 / 8.0), 20_000);
+        check_places(&workers, |x| bf16::from_f32(x as f32), 352);
+        check_places(&workers, |x| x as i32, 1);
+        check_places(&workers, |x| x as i64, 5000);
+    }
+    // Each process a worker of its own: the same calls, in memory of their own.
+    let alone = lab.connect("segment alone", 2, |settings| settings);
+    on_all(&alone, |worker| {
+        let mut buffer = worker.buffer::<f32>(1000).expect("it is private");
+        assert!(!buffer.is_shared());
+        buffer.fill(1.0);
+        let (view, _) = worker.all_reduce_view(&buffer, Op::Sum).expect("it ends");
+        assert!(view.iter().all(|x| *x == 2.0) && buffer.iter().all(|x| *x == 1.0));
+    });
+}
+
+/// What is missing is said with the number to set, and the communicator goes on.
+#[test]
+fn room_for_buffers_is_asked_for_by_its_name() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    for room in [0, 1 << 20] {
+        let workers =
+            connect(&lab, &format!("room {room}"), 2, 2, |settings| settings.buffers(room));
+        on_all(&workers, |worker| {
+            for error in [
+                worker.buffer::<f32>(1_000_000).expect_err("too large").to_string(),
+                worker
+                    .all_reduce_view(&vec![1.0_f32; 1_000_000], Op::Sum)
+                    .expect_err("too large")
+                    .to_string(),
+            ] {
+                assert!(error.contains("4000000 bytes of the shared segment"), "{error}");
+                assert!(error.contains("XDP_AGG_BUFFERS=4194304"), "{error}");
+            }
+            let mut data = [1.0_f32; 100];
+            worker.all_reduce(&mut data, Op::Sum).expect("nothing has happened");
+            assert!(data == [4.0; 100]);
+        });
+    }
+}
+
+/// The aggregator is lost in the midst of calls on vectors in the segment: a ring goes on with the
+/// inputs where they are.
+#[test]
+fn a_ring_goes_on_with_vectors_in_the_segment() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    for round in 0..3 {
+        let (daemon, second) = second_daemon(&lab);
+        let workers = connect(&lab, &format!("segment ring {round}"), 2, 2, |settings| {
+            settings
+                .aggregators([second])
+                .on_aggregator_loss(AggregatorLoss::Ring)
+                .fallback_after(Duration::from_millis(500))
+                .dead_after(Duration::from_secs(2))
+                .buffers(16 << 20)
+        });
+        thread::scope(|scope| {
+            let killed = scope.spawn(move || {
+                thread::sleep(Duration::from_millis(30 + 17 * round));
+                daemon.kill().expect("it was running");
+            });
+            on_all(&workers, |worker| {
+                let len = 400_000;
+                let mut over_ring = 0;
+                let since = Instant::now();
+                for call in 0..40_u16 {
+                    let of = |rank: u16, i: usize| f32::from(rank + call) + (i % 7) as f32;
+                    let input: Vec<f32> = (0..len).map(|i| of(worker.rank(), i)).collect();
+                    let sum = |i: usize| (0..4).map(|rank| of(rank, i)).sum::<f32>();
+                    let result = if call % 3 == 2 {
+                        let (view, report) =
+                            worker.all_reduce_view(&input, Op::Sum).expect("it goes on");
+                        over_ring += u32::from(report.path != Path::Aggregator);
+                        view.to_vec()
+                    } else {
+                        reduce_mixed(worker, &input, Op::Sum)
+                    };
+                    assert!(result.iter().enumerate().all(|(i, x)| *x == sum(i)), "call {call}");
+                    assert!(since.elapsed() < LIMIT);
+                }
+                assert!(over_ring > 0, "the ring never took over");
+            });
+            killed.join().expect("it was killed");
+        });
+    }
 }

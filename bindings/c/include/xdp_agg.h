@@ -203,6 +203,11 @@ typedef int32_t xdp_agg_op_t;
 #endif // __cplusplus
 
 /**
+ * Memory that the processes of a host share.
+ */
+struct xdp_agg_buffer;
+
+/**
  * A membership in a job.
  */
 struct xdp_agg_comm;
@@ -235,6 +240,12 @@ typedef struct xdp_agg_comm *xdp_agg_comm_t;
  * Asked while a thread waits in a call. Not 0: the call is given up, and the communicator with it.
  */
 typedef int (*xdp_agg_waiting_t)(void *argument);
+
+/**
+ * Memory of this process that the other processes of its host can read: vectors of calls that lie
+ * in it are not copied there.
+ */
+typedef struct xdp_agg_buffer *xdp_agg_buffer_t;
 
 /**
  * A call in flight. Its vectors are the caller's again when xdp_agg_test or xdp_agg_wait has said
@@ -383,6 +394,28 @@ xdp_agg_result_t xdp_agg_comm_abort(xdp_agg_comm_t comm, const char *reason);
  * function on it: abort it before, where one may. NULL: nothing happens.
  */
 xdp_agg_result_t xdp_agg_comm_destroy(xdp_agg_comm_t comm);
+
+/**
+ * Makes room for `bytes` bytes, which are 0 at first, in the memory that the processes of this
+ * host share. XDP_AGG_BUFFERS says how many bytes there are; XDP_AGG_ERROR_CONFIG, and no harm to
+ * the communicator: they are not enough. Where each rank is a worker of its own, it is memory of
+ * this process.
+ *
+ * Any call may be given the memory, or a part of it. It must not be touched in a forked child.
+ *
+ * `memory`: is set to where it is, aligned for elements of every type.
+ * `buffer`: is set to what has to be given to xdp_agg_buffer_destroy; both to NULL after an error.
+ */
+xdp_agg_result_t xdp_agg_buffer_create(const struct xdp_agg_comm *comm,
+                                       size_t bytes,
+                                       void **memory,
+                                       xdp_agg_buffer_t *buffer);
+
+/**
+ * Frees the memory, before or after its communicator. All calls that it was given to have ended.
+ * NULL: nothing happens.
+ */
+xdp_agg_result_t xdp_agg_buffer_destroy(xdp_agg_buffer_t buffer);
 
 /**
  * Reduces the ranks' vectors, element by element; all ranks get the result, the same bits.

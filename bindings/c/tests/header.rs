@@ -8,11 +8,12 @@ use std::path::Path;
 const WRITE: &str = "XDP_AGG_WRITE_HEADER";
 
 /// In the header's order.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "names.rs",
     "api/error.rs",
     "api/config.rs",
     "api/comm.rs",
+    "api/buffer.rs",
     "api/calls.rs",
     "api/request.rs",
     "api/start.rs",

@@ -46,6 +46,15 @@ fn every_bad_end_has_its_code() {
     ranks.into_iter().skip(1).for_each(is_done);
 }
 
+/// Two hosts of two processes each.
+#[test]
+fn vectors_that_a_host_shares_are_summed() {
+    let (installed, daemon) = (Installed::new(), Daemon::start());
+    let program = installed.compile("tests/programs/buffers.c");
+    let ranks = daemon.ranks_of_hosts(&installed, &program, (&[], 4), 2);
+    ranks.into_iter().for_each(is_done);
+}
+
 #[test]
 fn a_deadline_inside_a_host_names_the_rank() {
     let (installed, daemon) = (Installed::new(), Daemon::start());

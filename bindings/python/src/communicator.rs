@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PySlice, PyTuple, PyType};
+use pyo3::types::{PyCFunction, PyDict, PySlice, PyTuple, PyType};
 use xdp_agg_client::State;
 use xdp_agg_client::lent::Task;
 
 use crate::array::lend;
 use crate::calls;
 use crate::connect::connect;
-use crate::errors::exception;
+use crate::errors::{exception, exception_in};
 use crate::handle::Handle;
-use crate::memory::Loan;
+use crate::memory::{Loan, SharedMemory};
 use crate::open::Open;
 use crate::report::Report;
 use crate::settings::{Given, Number};
@@ -245,6 +245,34 @@ impl Communicator {
     ) -> PyResult<Report> {
         let options = calls::options(None, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &Task::AllGather, &options)
+    }
+
+    /// An array of zeros in the memory that the processes of this host share: calls on it, or on a
+    /// part of it, copy nothing inside the host. XDP_AGG_BUFFERS says how many bytes there are for
+    /// such arrays. Where each process is a worker of its own, it is in memory of this process.
+    ///
+    /// The memory lives as long as an array that lies in it, also when the communicator is closed.
+    /// It belongs to this process: a forked child must not touch it.
+    ///
+    /// shape: a number or several. dtype: of NumPy, by name or as a type, or of PyTorch, which
+    ///     gives a tensor.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn empty<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let open = Arc::clone(&self.open);
+        let memory = move |args: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
+            let py = args.py();
+            let bytes: usize = args.get_item(0)?.extract()?;
+            let (caller, _underway) = open.begin(py)?;
+            let memory = SharedMemory::new(caller, bytes);
+            memory.map_err(|error| exception_in(py, &error, open.world()))
+        };
+        let memory = PyCFunction::new_closure(py, Some(c"memory"), None, memory)?;
+        py.import("xdp_agg._memory")?.call_method1("array", (memory, shape, dtype))
     }
 
     /// Returns when all workers have called it.

@@ -165,6 +165,13 @@ fn of_host(error: &xdp_agg_intranode::Error, ranks: Vec<u16>) -> Described {
         Host::PeerLost { .. } | Host::PeerLeft { .. } => lost(one, ranks),
         Host::Deadline { .. } => late(ranks),
         Host::Elsewhere { .. } => ("Aborted", rank(one)),
+        Host::BufferRoom { .. } => (
+            "Config",
+            vec![
+                ("name", Value::Text("XDP_AGG_BUFFERS".into())),
+                ("problem", Value::Text(error.to_string())),
+            ],
+        ),
         _ => ("Error", vec![]),
     }
 }

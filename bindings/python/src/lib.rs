@@ -36,6 +36,7 @@ fn _xdp_agg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<report::Report>()?;
+    module.add_class::<memory::SharedMemory>()?;
     // It takes the thread that loads it first for the main one, and the log's thread would be that.
     module.py().import("threading")?;
     let atexit = module.py().import("atexit")?;

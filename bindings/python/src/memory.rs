@@ -5,12 +5,13 @@
     reason = "calls write into memory that Python owns, and DLPack hands over C structures"
 )]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use xdp_agg_client::Error;
 use xdp_agg_client::lent::{Caller, DataType, InFlight, Memory, Options, Outcome, Task};
+use xdp_agg_client::{Error, SharedBuffer};
 
 /// Memory of an object of Python's, and what keeps it where it is.
 #[derive(Debug)]
@@ -87,6 +88,45 @@ impl Loan {
         let memory = self.memory(&task);
         // SAFETY: the callers keep the loan in a closure that is dropped when the call is done.
         unsafe { caller.start(memory, task, options) }
+    }
+}
+
+/// Memory in the segment that the processes of a host share, for arrays of Python's: they keep this
+/// object, and it keeps the memory.
+#[pyclass(module = "xdp_agg._xdp_agg", name = "_SharedMemory", frozen)]
+pub(crate) struct SharedMemory {
+    address: usize,
+    bytes: usize,
+    /// Whole words, so that elements of every type are aligned also where it is private.
+    _words: SharedBuffer<u64>,
+}
+
+impl SharedMemory {
+    /// `bytes` zeros.
+    pub(crate) fn new(caller: &Caller, bytes: usize) -> Result<Self, Error> {
+        let mut words = caller.communicator().buffer::<u64>(bytes.div_ceil(8))?;
+        let address = words.as_mut_ptr() as usize;
+        Ok(Self { address, bytes, _words: words })
+    }
+}
+
+#[pymethods]
+impl SharedMemory {
+    /// The buffer protocol: writable bytes.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let (address, bytes) = (slf.get().address, slf.get().bytes);
+        let object = slf.as_ptr();
+        // SAFETY: `view` is the interpreter's. The memory is valid as long as the object, of which
+        // the view gets a reference, and nothing of Rust's touches it but calls.
+        let filled = unsafe {
+            let memory = address as *mut c_void;
+            ffi::PyBuffer_FillInfo(view, object, memory, bytes as ffi::Py_ssize_t, 0, flags)
+        };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }
 

@@ -267,7 +267,7 @@ impl Communicator {
     /// The way of a call, checked. Jobs that go on without lost workers go through the aggregator,
     /// which knows the workers that are left. So do sums of types that workers cannot add among
     /// themselves.
-    fn way<T: Element>(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
+    pub(crate) fn way<T: Element>(&self, kind: Kind, choice: Choice) -> Result<Way, Error> {
         if let Some(problem) = choice.way.problem(kind) {
             return Err(Error::Config { name: "algorithm", problem });
         }

@@ -149,6 +149,7 @@ impl Builder {
             self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
         }
         self.segment = number(lookup, "XDP_AGG_SEGMENT", "bytes, such as 33554432")?;
+        self.buffers = number(lookup, "XDP_AGG_BUFFERS", "bytes, such as 268435456")?.unwrap_or(0);
         self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);
         Ok(())
     }

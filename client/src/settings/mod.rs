@@ -79,6 +79,7 @@ pub struct Builder {
     pub(crate) in_host: bool,
     pub(crate) segment: Option<usize>,
     pub(crate) segment_dir: Option<PathBuf>,
+    pub(crate) buffers: usize,
     pub(crate) scaling: Scaling,
     pub(crate) lanes: Option<LaneWidth>,
     pub(crate) deadline: Duration,
@@ -121,6 +122,7 @@ impl Default for Builder {
             in_host: true,
             segment: None,
             segment_dir: None,
+            buffers: 0,
             scaling: Scaling::Block,
             lanes: None,
             deadline: Duration::from_secs(30 * 60),
@@ -222,6 +224,11 @@ impl Builder {
     /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
     /// many processes need it ([`xdp_agg_intranode::Options::good_segment`]).
     pub fn segment(bytes: usize) => segment = Some(bytes);
+
+    /// Bytes of the segment beside these, for [`SharedBuffer`](crate::SharedBuffer) and
+    /// [`ResultView`](crate::ResultView); all of them are taken up from the start. The same at all
+    /// processes of a host. Default: 0.
+    pub fn buffers(bytes: usize) => buffers = bytes;
 
     /// Puts the shared segment into a file without a name in this directory, such as `/dev/shm`.
     /// Default: anonymous memory.

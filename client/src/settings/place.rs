@@ -46,6 +46,7 @@ impl Builder {
         let mut options = xdp_agg_intranode::Options::new(&self.job, rank, size);
         options.scan_ahead = ahead.unwrap_or(options.scan_ahead);
         options.segment = self.segment.unwrap_or_else(|| options.good_segment(block));
+        options.buffers = self.buffers;
         if let Some(directory) = &self.segment_dir {
             options.backing = xdp_agg_intranode::Backing::Directory(directory.clone());
         }

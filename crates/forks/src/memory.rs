@@ -63,6 +63,37 @@ impl Pages {
         Ok(Self { base, len, origin })
     }
 
+    /// Cuts a part off from the file: from now on it is memory of this process alone, with what was
+    /// in it. Processes that have the file see nothing of what is written to it.
+    ///
+    /// # Errors
+    /// The system's, also of what are no whole pages; nothing has changed then.
+    ///
+    /// # Panics
+    /// If it is beyond the end; in a child.
+    ///
+    /// # Safety
+    /// No thread of this process writes to the part meanwhile.
+    pub unsafe fn detach(&self, offset: usize, len: usize) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len) && !self.is_elsewhere());
+        if len == 0 {
+            return Ok(());
+        }
+        let copy = Self::anonymous(len)?;
+        // SAFETY: within the mapping.
+        let old = unsafe { self.base.add(offset) };
+        // SAFETY: as many bytes on both sides, of which nobody writes the old ones (the caller's
+        // promise) and nobody else knows the new ones.
+        unsafe { ptr::copy_nonoverlapping(old.as_ptr(), copy.base.as_ptr(), len) };
+        let flags = rustix::mm::MremapFlags::MAYMOVE;
+        let (from, to) = (copy.base.as_ptr().cast(), old.as_ptr().cast());
+        // SAFETY: what is moved is `copy`, which is given up; what it takes the place of is of this
+        // mapping, and holds the same bytes. References into it stay good.
+        unsafe { rustix::mm::mremap_fixed(from, len, len, flags, to)? };
+        std::mem::forget(copy);
+        Ok(())
+    }
+
     /// Where it is. Not to be used where [`Self::is_elsewhere`].
     #[must_use]
     pub const fn base(&self) -> NonNull<u8> {

@@ -8,6 +8,7 @@ use crate::Options;
 use crate::call::{Call, Shape};
 use crate::plan::Plan;
 use crate::record::{Claim, Shared};
+use crate::view::{Region, Results};
 use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
 
 impl Group {
@@ -35,6 +36,27 @@ impl Group {
         self.when_there_is_room(|| self.try_begin(shape, geometry))
     }
 
+    /// As [`Self::begin`], of a call whose results stay in the segment, once for all processes of
+    /// the host, and are read there.
+    ///
+    /// # Errors
+    /// As [`Self::begin`]; [`Error::TooManyViews`], [`Error::BufferRoom`].
+    pub fn begin_view(
+        self: &Arc<Self>,
+        shape: &Shape,
+        geometry: Geometry,
+    ) -> Result<(Feeder, Arc<Exchange>, Results), Error> {
+        let len = geometry.len().saturating_mul(shape.element_size);
+        Region::check(self, len)?;
+        let mut call = self.when_there_is_room(|| Call::open(self, shape, geometry, true))?;
+        // The call is there now, and this process keeps it while others drop their results.
+        let region = Region::claim(self, shape.sequence, len).map(Arc::new);
+        let region = region.inspect_err(|_| call.abandon())?;
+        call.region = Some(Arc::clone(&region));
+        let (feeder, exchange) = parts(call);
+        Ok((feeder, exchange, Results::new(region)))
+    }
+
     /// Opens an area for collectives: a claim that all processes make in the same order.
     pub(crate) fn area(self: &Arc<Self>, claim: &Claim<'_>) -> Result<Shared, Error> {
         let number = self.areas.fetch_add(1, Ordering::Relaxed);
@@ -51,9 +73,7 @@ impl Group {
         shape: &Shape,
         geometry: Geometry,
     ) -> Result<(Feeder, Arc<Exchange>), Error> {
-        let call = Arc::new(Call::open(self, shape, geometry)?);
-        let exchange = Exchange::new(Arc::clone(&call));
-        Ok((Feeder::new(call, Arc::clone(&exchange)), exchange))
+        Ok(parts(Call::open(self, shape, geometry, false)?))
     }
 
     /// A way to sleep in `poll(2)`, one a thread.
@@ -63,4 +83,11 @@ impl Group {
     pub fn waker(self: &Arc<Self>) -> Result<Waker, Error> {
         Waker::new(self)
     }
+}
+
+/// The two sides of a call.
+fn parts(call: Call) -> (Feeder, Arc<Exchange>) {
+    let call = Arc::new(call);
+    let exchange = Exchange::new(Arc::clone(&call));
+    (Feeder::new(call, Arc::clone(&exchange)), exchange)
 }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use crate::{Error, Group};
 
 /// Memory of the segment that belongs to this process: what it holds can be read by the others
-/// without being copied first ([`Csc::all_gather_shared`](crate::csc::Csc::all_gather_shared)).
+/// without being copied first ([`Feeder::adopt`](crate::Feeder::adopt),
+/// [`Csc::all_gather_shared`](crate::csc::Csc::all_gather_shared)). Paper 5, Table 1:
+/// `sdaaMallocCross` and `sdaaFreeCross`.
 ///
-/// Its bytes are on a boundary of 64, and at first of no meaning.
+/// It begins and ends with a page. Its bytes are at first of no meaning.
 #[derive(Debug)]
 pub struct Buffer {
     group: Arc<Group>,
@@ -20,17 +22,13 @@ impl Group {
     /// Allocates `len` bytes of the segment.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::Busy`], [`Error::PeerLost`].
+    /// [`Error::BufferRoom`], [`Error::PeerLost`].
     pub fn buffer(self: &Arc<Self>, len: usize) -> Result<Buffer, Error> {
         let core = self.core();
-        let room = core.arena.capacity();
-        if len > room {
-            return Err(Error::TooLarge { wanted: len, room });
-        }
         let _locked = core.lock()?;
-        match core.arena.allocate(&core.segment, len.max(1)) {
+        match core.buffers().allocate_pages(&core.segment, len) {
             Some(offset) => Ok(Buffer { group: Arc::clone(self), offset, len }),
-            None => Err(Error::Busy { running: 0 }),
+            None => Err(core.no_room(len, core.used_by_buffers())),
         }
     }
 }
@@ -65,8 +63,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let core = self.group.core();
         // Without the lock the group is lost, and the segment goes with its last process.
-        if let Ok(_locked) = core.lock() {
-            core.arena.free(&core.segment, self.offset);
+        let Ok(_locked) = core.lock() else { return };
+        // Where a call failed that had it, others may still look there. The group is of no more
+        // use then, and its memory goes with the last process.
+        if !core.is_detached(&(self.offset..self.offset + self.len.max(1))) {
+            core.free(self.offset);
         }
     }
 }

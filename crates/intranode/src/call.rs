@@ -14,6 +14,16 @@
 //! the owners write results of `c` into place `c mod D` of the result ring. So this one rule guards
 //! both rings, and no counter is needed for what is gathered.
 //!
+//! A vector that lies in the segment itself is not copied. Its process says where it is before it
+//! announces the first tile as staged, and owners read the input there. A block of it belongs to
+//! the block's owner from `staged` until the block is finished, as a place in the staging ring
+//! does: nobody else reads or writes it. So the owner may write the result where the input was
+//! ([`Exchange::hand_out`](crate::Exchange::hand_out)), once it needs no input any more. The rule
+//! of the result ring stays as it is, also for a process that has no use for the ring.
+//!
+//! Where the results are to be read in place ([`View`](crate::View)), they have room for the whole
+//! vector, and no ring. Each byte of it is written by its block's owner alone, before `reduced`.
+//!
 //! Peaks have a ring of their own, of R tiles. A process scans tile `c` when all owners have
 //! keyed `c - R`, so nobody reads that place any more. Keys stay in their owner's own memory. So
 //! peaks known far ahead of the data (a flow over one of many aggregators looks far) cost no room
@@ -23,20 +33,23 @@
 //! slowest process's bound that is not keyed. In the end all of these are keyed, whatever the flows
 //! do meanwhile, as if each pair had room for `ahead` tiles.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
-use crate::core::Core;
+use crate::core::{Core, How};
 use crate::keys::Key;
 use crate::layout::LINE;
 use crate::plan::{COUNTERS, Plan};
 use crate::record::{Claim, Shared};
+use crate::vector::InSegment;
+use crate::view::Region;
 use crate::{Error, Geometry, Group};
 
 /// What a call is: has to be the same in all local processes.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Number of the call; below 2^63. Calls that run at the same time have different ones.
+    /// Number of the call; below 2^62. Calls that run at the same time have different ones.
     pub sequence: u64,
     /// Elements of the vector.
     pub len: usize,
@@ -49,6 +62,11 @@ pub struct Shape {
     /// Makes each block's key of its peaks, where it is needed before its data.
     pub key: Option<Key>,
 }
+
+/// In a process's counters: where its vector lies in the segment, plus 1; 0: it copies it.
+const VECTOR: usize = 16;
+/// What it wants of the owners then.
+const WANTS: usize = 24;
 
 /// A counter of a process.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +85,28 @@ pub(crate) struct Call {
     pub(crate) element: usize,
     pub(crate) key: Option<Key>,
     pub(crate) plan: Plan,
+    /// This process's vector, if it lies in the segment.
+    own: OnceLock<InSegment>,
+    /// Where the results are to stay, if they are not only passed on.
+    pub(crate) region: Option<Arc<Region>>,
+    /// The feeder is done.
+    pub(crate) done: AtomicBool,
+}
+
+/// What a process wants of the owners, where its vector lies in the segment.
+mod wants {
+    /// The results, where the inputs are.
+    pub(super) const RESULTS: u64 = 1;
+    /// But not those that are no numbers.
+    pub(super) const NUMBERS: u64 = 2;
+}
+
+/// Where the owners are to write results, of a process whose vector lies in the segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) offset: usize,
+    /// Results that are no numbers are not wanted.
+    pub(crate) numbers: bool,
 }
 
 impl Call {
@@ -74,6 +114,7 @@ impl Call {
         group: &std::sync::Arc<Group>,
         shape: &Shape,
         geometry: Geometry,
+        is_view: bool,
     ) -> Result<Self, Error> {
         let core = group.core();
         check_shape(core, shape, &geometry)?;
@@ -81,14 +122,51 @@ impl Call {
         let description = describe(core.rank, shape, &geometry);
         let claim = Claim {
             key: shape.sequence,
-            digest: digest(shape, &geometry, &plan),
+            digest: digest(shape, &geometry, &plan, is_view),
             description: &description,
             bytes: plan.bytes,
             zeroed: core.size * COUNTERS,
         };
         let shared = Shared::claim(group, &claim)?;
         let (element, key) = (shape.element_size, shape.key.clone());
-        Ok(Self { shared, geometry, element, key, plan })
+        let (own, done) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { shared, geometry, element, key, plan, own, region: None, done })
+    }
+
+    /// This process's vector lies in the segment. Before anything of it is announced.
+    pub(crate) fn adopt(&self, vector: InSegment, numbers: bool) {
+        let wants = match (&self.region, numbers) {
+            (Some(_), _) => 0,
+            (None, false) => wants::RESULTS,
+            (None, true) => wants::RESULTS | wants::NUMBERS,
+        };
+        self.own.set(vector).expect("a vector is adopted once");
+        let rank = self.core().rank;
+        // Relaxed: owners read these after they have seen `staged` (Acquire).
+        self.at_line(rank, WANTS).store(wants, Relaxed);
+        self.at_line(rank, VECTOR).store(vector.offset() as u64 + 1, Relaxed);
+    }
+
+    /// This process's vector, if it lies in the segment.
+    pub(crate) fn own_vector(&self) -> Option<&InSegment> {
+        self.own.get()
+    }
+
+    /// Where process `rank` has its vector in the segment. It has staged something, or may be about
+    /// to say that it has one.
+    pub(crate) fn vector(&self, rank: usize) -> Option<usize> {
+        (self.at_line(rank, VECTOR).load(Relaxed) as usize).checked_sub(1)
+    }
+
+    /// Where process `rank`, which has staged something, wants results to be written.
+    pub(crate) fn target(&self, rank: usize) -> Option<Target> {
+        let wants = self.at_line(rank, WANTS).load(Relaxed);
+        let offset = self.vector(rank).filter(|_| wants & wants::RESULTS != 0)?;
+        Some(Target { offset, numbers: wants & wants::NUMBERS != 0 })
+    }
+
+    fn at_line(&self, rank: usize, within: usize) -> &AtomicU64 {
+        self.core().segment.counter(self.shared.offset + rank * COUNTERS + within)
     }
 
     pub(crate) fn core(&self) -> &Core {
@@ -112,7 +190,7 @@ impl Call {
             Stage::Reduced => LINE,
             Stage::Keyed => LINE + 8,
         };
-        self.core().segment.counter(self.shared.offset + rank * COUNTERS + line)
+        self.at_line(rank, line)
     }
 
     /// How far this process is: tiles that it is beyond.
@@ -205,9 +283,24 @@ impl Call {
     }
 }
 
+impl Drop for Call {
+    /// In a call that has failed the others may not know it yet, and sum what this process has in
+    /// the segment, which its caller may write to from now on.
+    fn drop(&mut self) {
+        let core = self.core();
+        if let Some(own) = self.own.get().filter(|_| !self.done.load(Relaxed))
+            && !core.is_forked()
+            && let Err(error) = own.detach(core)
+        {
+            tracing::error!(%error, "the group of this host's processes ends");
+            core.lose(core.rank, How::Closed);
+        }
+    }
+}
+
 fn check_shape(core: &Core, shape: &Shape, geometry: &Geometry) -> Result<(), Error> {
-    if shape.sequence >= 1 << 63 {
-        return Err(Error::config("sequence", "not below 2^63"));
+    if shape.sequence >= 1 << 62 {
+        return Err(Error::config("sequence", "not below 2^62"));
     }
     if shape.len != geometry.len() {
         let problem = format!("the shape has {}, the geometry {}", shape.len, geometry.len());
@@ -240,7 +333,7 @@ fn describe(rank: usize, shape: &Shape, geometry: &Geometry) -> String {
 }
 
 /// Of all that has to be the same (FNV-1a).
-fn digest(shape: &Shape, geometry: &Geometry, plan: &Plan) -> u64 {
+fn digest(shape: &Shape, geometry: &Geometry, plan: &Plan, is_view: bool) -> u64 {
     let parts = [
         shape.len as u64,
         shape.element_size as u64,
@@ -249,6 +342,7 @@ fn digest(shape: &Shape, geometry: &Geometry, plan: &Plan) -> u64 {
         geometry.block() as u64,
         geometry.slice_blocks() as u64,
         plan.bytes as u64,
+        u64::from(is_view),
     ];
     crate::digest(parts.iter().flat_map(|part| part.to_le_bytes()))
 }

@@ -1,16 +1,19 @@
 //! What all of a process's handles share: the segment, its lock, its barrier, the bells, and the
 //! knowledge of which process is lost.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, PAGE};
 use crate::layout::{self, Slot};
+use crate::options::PAGES;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
 use crate::{Error, Options};
@@ -46,9 +49,15 @@ impl How {
 pub(crate) struct Core {
     pub(crate) segment: Segment,
     pub(crate) arena: Arena,
+    /// Room apart for buffers, if there is any.
+    apart: Option<Arena>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) options: Options,
+    /// Bytes that this process is cut off from: see [`Segment::detach`].
+    detached: Mutex<Vec<Range<usize>>>,
+    /// Results that this process reads in place.
+    pub(crate) views: AtomicUsize,
     /// Each process's eventfd, by local rank.
     pub(crate) bells: Vec<OwnedFd>,
     spins: u32,
@@ -64,11 +73,51 @@ const CONTENDED: u32 = 1 << 31;
 impl Core {
     pub(crate) fn new(segment: Segment, options: Options, bells: Vec<OwnedFd>) -> Self {
         let (rank, size) = (options.local_rank, options.local_size);
-        let arena = Arena::new(layout::ARENA, segment.len());
+        let calls = if options.buffers == 0 { segment.len() } else { options.segment };
+        let arena = Arena::new(layout::ARENA, calls);
+        let apart = calls.next_multiple_of(PAGES)..segment.len();
+        let apart = (options.buffers > 0).then(|| Arena::new(apart.start, apart.end));
         let cpus = available_parallelism().map_or(1, |cpus| cpus.get());
         // With fewer CPUs than processes, a spinning process keeps the awaited one from running.
         let spins = if size <= cpus { SPINS } else { 0 };
-        Self { segment, arena, rank, size, options, bells, spins }
+        let (detached, views) = (Mutex::default(), AtomicUsize::new(0));
+        Self { segment, arena, apart, rank, size, options, detached, views, bells, spins }
+    }
+
+    /// Where buffers, and results that are read in place, have room.
+    pub(crate) fn buffers(&self) -> &Arena {
+        self.apart.as_ref().unwrap_or(&self.arena)
+    }
+
+    /// Bytes for buffers that are in use. The lock is held.
+    pub(crate) fn used_by_buffers(&self) -> usize {
+        let arena = self.buffers();
+        arena.capacity() - arena.free_bytes(&self.segment)
+    }
+
+    /// There is no room for a buffer of `wanted` bytes, beside `used` ones.
+    pub(crate) fn no_room(&self, wanted: usize, used: usize) -> Error {
+        let room = if self.apart.is_some() { self.buffers().capacity() } else { 0 };
+        let used = if self.apart.is_some() { used } else { 0 };
+        let advised = (wanted.next_multiple_of(PAGE) + used).max(room + PAGE);
+        Error::BufferRoom { wanted, room, used, advised: advised.next_multiple_of(1 << 20) }
+    }
+
+    /// Gives back what one of the two allocators gave. The lock is held.
+    pub(crate) fn free(&self, offset: usize) {
+        let apart = self.apart.as_ref().filter(|apart| apart.holds(offset));
+        apart.unwrap_or(&self.arena).free(&self.segment, offset);
+    }
+
+    /// Bytes that this process is cut off from. No process may get them for something else, as the
+    /// others may still look there for what this one had in them.
+    pub(crate) fn detached(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.detached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process is cut off from some of these bytes.
+    pub(crate) fn is_detached(&self, bytes: &Range<usize>) -> bool {
+        self.detached().iter().any(|cut| cut.start < bytes.end && bytes.start < cut.end)
     }
 
     /// Says that `rank` is lost. Only the first loss counts.

@@ -59,6 +59,31 @@ pub enum Error {
         /// Bytes there are when no other call runs.
         room: usize,
     },
+    /// No room for a buffer, or for results that are read in place.
+    #[error(
+        "{wanted} bytes of the shared segment are wanted for a buffer or a result that is read in \
+         place; {room} are set apart for these, of which {used} are in use: set \
+         XDP_AGG_BUFFERS={advised} at all processes of this host, or drop buffers and views"
+    )]
+    BufferRoom {
+        /// Bytes that were asked for.
+        wanted: usize,
+        /// Bytes set apart.
+        room: usize,
+        /// Bytes of these that are in use.
+        used: usize,
+        /// What would be enough, in bytes.
+        advised: usize,
+    },
+    /// This process holds as many results in place as it may.
+    #[error(
+        "this process reads {most} results in place, which is the most; drop a view before the \
+         next call that gives one"
+    )]
+    TooManyViews {
+        /// How many it may hold.
+        most: usize,
+    },
     /// No room at present: other calls have to end first.
     #[error("no room for another call: {running} are running; let one end first")]
     Busy {

@@ -1,6 +1,6 @@
 //! The side of a slice's owner: all processes' inputs of its blocks in, results out.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,9 @@ use crate::{Error, Geometry, Marks};
 mod state {
     pub(super) const FINISHED: u8 = 0x80;
     pub(super) const WRITING: u8 = 0x40;
-    pub(super) const READERS: u8 = 0x3f;
+    /// The results are where inputs were.
+    pub(super) const HANDED: u8 = 0x20;
+    pub(super) const READERS: u8 = 0x1f;
 }
 
 /// One block's inputs, in order of local rank. [`Exchange::finish`] panics while it is held.
@@ -48,6 +50,15 @@ impl Drop for Writing<'_> {
     fn drop(&mut self) {
         self.0.fetch_and(!state::WRITING, Release);
     }
+}
+
+/// Where a block is.
+struct Place {
+    tile: u64,
+    /// Its bytes in the tile.
+    within: Range<usize>,
+    /// Its bytes in the vector.
+    vector: Range<usize>,
 }
 
 /// One call, seen by the threads that carry the blocks which this process owns.
@@ -99,6 +110,12 @@ impl Exchange {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.call.geometry
+    }
+
+    /// This process among those of the host.
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.call.core().rank
     }
 
     /// Blocks of the vector that this process owns; `j` below is one of `0..own_blocks()`.
@@ -168,15 +185,22 @@ impl Exchange {
         let state = &self.states[j as usize];
         let entered = state.fetch_update(Acquire, Relaxed, |now| {
             let full = now & state::READERS == state::READERS;
-            (now & state::FINISHED == 0 && !full).then_some(now + 1)
+            let over = now & (state::FINISHED | state::HANDED) != 0;
+            (!over && !full).then_some(now + 1)
         });
-        assert!(entered.is_ok(), "block {j} is finished, or has 63 readers");
+        assert!(entered.is_ok(), "block {j} has its result, or has 31 readers");
         let core = self.call.core();
-        let (tile, within) = self.within_tile(j);
+        let place = self.place(j);
         let slices = (0..core.size)
-            .map(|from| {
-                let offset = self.call.staging(tile, from) + within.start;
-                call_bytes::input(core, offset, within.len())
+            .map(|from| match (self.call.vector(from), self.call.own_vector()) {
+                (Some(_), Some(own)) if from == core.rank => own.read(place.vector.clone()),
+                (Some(at), _) => {
+                    call_bytes::input(core, at + place.vector.start, place.vector.len())
+                }
+                (None, _) => {
+                    let offset = self.call.staging(place.tile, from) + place.within.start;
+                    call_bytes::input(core, offset, place.within.len())
+                }
             })
             .collect();
         Inputs { slices, state }
@@ -194,9 +218,41 @@ impl Exchange {
         assert!(before & state::WRITING == 0, "block {j} is being written");
         let _writing = Writing(state);
         assert!(before & state::FINISHED == 0, "block {j} is finished");
-        let (tile, within) = self.within_tile(j);
-        let offset = self.call.results(tile) + within.start;
-        write(call_bytes::output(self.call.core(), offset, within.len()))
+        let (offset, len) = self.output(j);
+        write(call_bytes::output(self.call.core(), offset, len))
+    }
+
+    /// Writes block `j`'s result to where processes have their input, if they want it there. Its
+    /// inputs are gone then. `is_number`: false of a result that those processes do not want that
+    /// keep their input then (see [`Feeder::adopt`](crate::Feeder::adopt)).
+    ///
+    /// # Panics
+    /// If the block was finished, or its inputs or output are borrowed.
+    pub fn hand_out(&self, j: u64, is_number: bool) {
+        let core = self.call.core();
+        self.demand_staged(j);
+        let wanted = (0..core.size).filter_map(|rank| {
+            let target = self.call.target(rank)?;
+            (is_number || !target.numbers).then_some((rank, target.offset))
+        });
+        let wanted: SmallVec<[(usize, usize); 8]> = wanted.collect();
+        if wanted.is_empty() {
+            return;
+        }
+        let state = &self.states[j as usize];
+        let held = state::HANDED | state::WRITING;
+        let closed = state.compare_exchange(0, held, Acquire, Acquire);
+        assert!(closed.is_ok(), "block {j} is finished, or its inputs or output are borrowed");
+        let _writing = Writing(state);
+        let (offset, len) = self.output(j);
+        let result = call_bytes::input(core, offset, len);
+        let place = self.place(j).vector;
+        for (rank, at) in wanted {
+            match self.call.own_vector() {
+                Some(own) if rank == core.rank => own.write(place.start, result),
+                _ => call_bytes::output(core, at + place.start, len).copy_from_slice(result),
+            }
+        }
     }
 
     /// Block `j`'s result is written: once for each block, in any order, by any thread.
@@ -205,7 +261,9 @@ impl Exchange {
     /// If it was finished before, or its inputs or output are borrowed.
     pub fn finish(&self, j: u64, marks: Marks) {
         let state = &self.states[j as usize];
-        let closed = state.compare_exchange(0, state::FINISHED, AcqRel, Acquire);
+        let closed = state.fetch_update(AcqRel, Acquire, |now| {
+            (now & !state::HANDED == 0).then_some(state::FINISHED)
+        });
         assert!(closed.is_ok(), "block {j} is finished, or its inputs or output are borrowed");
         self.call.shared().join_marks(&marks);
         let tile = (j / self.geometry().slice_blocks() as u64) as usize;
@@ -260,11 +318,22 @@ impl Exchange {
         self.geometry().own_before(self.call.core().rank, tiles)
     }
 
-    /// Tile of own block `j`, and its bytes in the tile.
-    fn within_tile(&self, j: u64) -> (u64, std::ops::Range<usize>) {
+    /// Where own block `j` is.
+    fn place(&self, j: u64) -> Place {
         let (tile, elements) = self.geometry().locate(self.call.core().rank, j);
         let start = self.geometry().tile_range(tile).start;
-        (tile, self.call.bytes(elements.start - start..elements.end - start))
+        let within = self.call.bytes(elements.start - start..elements.end - start);
+        Place { tile, within, vector: self.call.bytes(elements) }
+    }
+
+    /// Where the result of own block `j` is in the segment, and how long it is.
+    fn output(&self, j: u64) -> (usize, usize) {
+        let Place { tile, within, vector } = self.place(j);
+        let offset = match &self.call.region {
+            Some(region) => region.offset() + vector.start,
+            None => self.call.results(tile) + within.start,
+        };
+        (offset, within.len())
     }
 }
 
@@ -281,19 +350,22 @@ impl Drop for Exchange {
 mod call_bytes {
     use crate::core::Core;
 
-    /// An input in the staging ring.
+    /// An input in the staging ring, or where its process has it; or a result.
     pub(super) fn input(core: &Core, offset: usize, len: usize) -> &[u8] {
         // SAFETY: the block is staged (seen by Acquire). It is not finished, and cannot be while
-        // the caller counts as a reader. Until all blocks of its tile are finished, no process
-        // writes to this place of the ring (`call`).
+        // the caller counts as a reader, or has the WRITING bit. Until all blocks of its tile are
+        // finished, no process writes to this place of the ring (`call`). A vector in the segment
+        // stays as it is until its process's feeder is done or has cut itself off, and results are
+        // written to a block of it when it has no readers any more.
         unsafe { core.segment.bytes(offset, len) }
     }
 
-    /// An output in the result ring.
+    /// An output in the result ring, or where it stays; or where a process has its input.
     pub(super) fn output(core: &Core, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: the block is staged and not finished, and nobody else writes it (the caller's
         // WRITING bit). All processes have gathered what was in this place of the ring before, and
-        // none reads it before the block is finished (`call`).
+        // none reads it before the block is finished (`call`). Of a vector in the segment the block
+        // is the owner's until it is finished, and nobody reads the input (HANDED).
         unsafe { core.segment.bytes_mut(offset, len) }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::call::{Call, Stage};
 use crate::exchange::Exchange;
+use crate::vector::InSegment;
 use crate::{Error, Marks};
 
 /// What [`Feeder::poll`] did.
@@ -38,12 +40,59 @@ pub struct Feeder {
     scanned: u64,
     staged: u64,
     gathered: u64,
+    /// Results that are no numbers are looked for: see [`Self::adopt`].
+    looks: bool,
+}
+
+/// The vector, as a step of the call finds it.
+enum Data<'a> {
+    /// Input and output.
+    Both(&'a mut [u8]),
+    /// Input; results stay in the segment.
+    Input(&'a [u8]),
+    /// It lies in the segment.
+    InSegment(InSegment),
+}
+
+impl Data<'_> {
+    fn read(&self, bytes: Range<usize>) -> &[u8] {
+        match self {
+            Self::Both(data) => &data[bytes],
+            Self::Input(data) => &data[bytes],
+            Self::InSegment(own) => own.read(bytes),
+        }
+    }
 }
 
 impl Feeder {
     pub(crate) fn new(call: Arc<Call>, exchange: Arc<Exchange>) -> Self {
         let tiles = call.geometry.tiles();
-        Self { call, exchange, tiles, scanned: 0, staged: 0, gathered: 0 }
+        Self { call, exchange, tiles, scanned: 0, staged: 0, gathered: 0, looks: false }
+    }
+
+    /// The vector lies in the segment ([`Group::find`](crate::Group::find)): it is not copied, and
+    /// [`Self::poll_in_segment`] goes on with the call. Results are written to where the inputs
+    /// were, unless they are read in place. Before the first step. `keeps`: where a result is no
+    /// number, the input stays, as with [`Self::poll_choosing`].
+    ///
+    /// A call that fails cuts this process off from the memory: it keeps it, with whatever is in it
+    /// then, but no other process sees any more what is written to it. So those that do not know of
+    /// the failure yet go on with the inputs they were promised.
+    ///
+    /// # Safety
+    /// The memory must be valid for reading, and for writing unless results are read in place. But
+    /// for this call, nobody may touch it until this value and the [`Exchange`] are dropped, or all
+    /// is [`Self::done`].
+    ///
+    /// # Panics
+    /// If it has not the shape's length, or the call has begun.
+    #[expect(unsafe_code, reason = "the caller leaves its memory to the call")]
+    pub unsafe fn adopt(&mut self, vector: InSegment, keeps: bool) {
+        let len = self.call.bytes(0..self.call.geometry.len()).len();
+        assert_eq!(vector.len(), len, "the bytes of the vector");
+        assert!(self.scanned == 0 && self.staged == 0, "before the first step");
+        self.looks = keeps;
+        self.call.adopt(vector, keeps);
     }
 
     /// Does one piece of work, if one can be done: makes keys of peaks, gathers a finished tile
@@ -65,6 +114,38 @@ impl Feeder {
         self.poll_choosing(data, scan, &mut |_, _| true)
     }
 
+    /// As [`Self::poll`], of a vector that is only read: a call whose results are read in place.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    ///
+    /// # Panics
+    /// As [`Self::poll`]; if the call is another one.
+    pub fn poll_reading(
+        &mut self,
+        data: &[u8],
+        scan: &mut dyn FnMut(&[u8]) -> f64,
+    ) -> Result<Progress, Error> {
+        assert!(self.call.region.is_some(), "results are to be written to the vector");
+        self.step(Data::Input(data), scan, &mut |_, _| true)
+    }
+
+    /// As [`Self::poll_choosing`], of the vector that was adopted.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    ///
+    /// # Panics
+    /// If none was.
+    pub fn poll_in_segment(
+        &mut self,
+        scan: &mut dyn FnMut(&[u8]) -> f64,
+        wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool,
+    ) -> Result<Progress, Error> {
+        let own = *self.call.own_vector().expect("a vector that was adopted");
+        self.step(Data::InSegment(own), scan, wanted)
+    }
+
     /// As [`Self::poll`], but gathers only those result blocks that `wanted` says true of, by their
     /// bytes' range in the vector and these bytes. The other blocks' input stays.
     ///
@@ -79,9 +160,24 @@ impl Feeder {
         scan: &mut dyn FnMut(&[u8]) -> f64,
         wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool,
     ) -> Result<Progress, Error> {
+        self.step(Data::Both(data), scan, wanted)
+    }
+
+    fn step(
+        &mut self,
+        mut data: Data<'_>,
+        scan: &mut dyn FnMut(&[u8]) -> f64,
+        wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool,
+    ) -> Result<Progress, Error> {
         let vector = self.call.bytes(0..self.call.geometry.len());
-        assert_eq!(data.len(), vector.len(), "the bytes of the vector");
+        let len = match &data {
+            Data::Both(data) => data.len(),
+            Data::Input(data) => data.len(),
+            Data::InSegment(own) => own.len(),
+        };
+        assert_eq!(len, vector.len(), "the bytes of the vector");
         if self.done() {
+            self.end();
             return Ok(Progress { did: false, done: true });
         }
         self.call.check()?;
@@ -91,9 +187,12 @@ impl Feeder {
         };
         match piece {
             Piece::Key => drop(self.exchange.scanned()),
-            Piece::Gather => self.gather(data, wanted),
-            Piece::Scan => self.scan(data, scan),
-            Piece::Stage => self.stage(data),
+            Piece::Gather => self.gather(&mut data, wanted),
+            Piece::Scan => self.scan(&data, scan),
+            Piece::Stage => self.stage(&data),
+        }
+        if self.done() {
+            self.end();
         }
         Ok(Progress { did: true, done: self.done() })
     }
@@ -184,30 +283,39 @@ impl Feeder {
         }
     }
 
-    fn scan(&mut self, data: &[u8], scan: &mut dyn FnMut(&[u8]) -> f64) {
+    fn scan(&mut self, data: &Data<'_>, scan: &mut dyn FnMut(&[u8]) -> f64) {
         let geometry = &self.call.geometry;
         for owner in 0..geometry.processes() {
             let first = geometry.own_before(owner, self.scanned);
             for j in first..geometry.own_before(owner, self.scanned + 1) {
                 let (_, elements) = geometry.locate(owner, j);
-                self.call.set_peak(owner, j, scan(&data[self.call.bytes(elements)]));
+                self.call.set_peak(owner, j, scan(data.read(self.call.bytes(elements))));
             }
         }
         self.scanned += 1;
         self.call.advance(Stage::Scanned, self.scanned);
     }
 
-    fn stage(&mut self, data: &[u8]) {
+    fn stage(&mut self, data: &Data<'_>) {
         let tile = self.staged;
-        let from = self.call.bytes(self.call.geometry.tile_range(tile));
-        let to = self.call.staging(tile, self.call.core().rank);
-        call_bytes::staging(self.call.core(), to, from.len()).copy_from_slice(&data[from]);
+        if self.call.own_vector().is_none() {
+            let from = self.call.bytes(self.call.geometry.tile_range(tile));
+            let to = self.call.staging(tile, self.call.core().rank);
+            let to = call_bytes::staging(self.call.core(), to, from.len());
+            to.copy_from_slice(data.read(from));
+        }
         self.staged += 1;
         self.call.advance(Stage::Staged, self.staged);
     }
 
     /// Reads the owners' results, each process in another order (paper 5, Algorithm 1, line 8).
-    fn gather(&mut self, data: &mut [u8], wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool) {
+    /// Where the owners have written them to the vector, it only looks at them, if at all.
+    fn gather(&mut self, data: &mut Data<'_>, wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool) {
+        let copies = matches!(data, Data::Both(_));
+        if self.call.region.is_some() || !copies && !self.looks {
+            self.gathered += 1;
+            return;
+        }
         let block = self.call.bytes(0..self.call.geometry.block()).len();
         let (tile, core) = (self.gathered, self.call.core());
         let start = self.call.bytes(self.call.geometry.tile_range(tile)).start;
@@ -219,12 +327,23 @@ impl Feeder {
             for (index, result) in from.chunks(block).enumerate() {
                 let start = to.start + index * block;
                 let place = start..start + result.len();
-                if wanted(place.clone(), result) {
+                let is_wanted = wanted(place.clone(), result);
+                if let Data::Both(data) = data
+                    && is_wanted
+                {
                     data[place].copy_from_slice(result);
                 }
             }
         }
         self.gathered += 1;
+    }
+
+    /// All owners have finished all blocks.
+    fn end(&self) {
+        self.call.done.store(true, Relaxed);
+        if let Some(region) = &self.call.region {
+            region.complete();
+        }
     }
 
     /// Whether a process left that is still needed.

@@ -32,7 +32,7 @@ impl Group {
         options.check()?;
         let start = Instant::now();
         let (core, watch) = if options.local_size == 1 {
-            let segment = Segment::anonymous(options.segment)?;
+            let segment = Segment::anonymous(options.mapped())?;
             let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
             let own = segment.word(layout::Slot::of(0).pid());
             own.store(pid, Ordering::Relaxed);
@@ -79,6 +79,13 @@ impl Group {
     #[must_use]
     pub fn room(&self) -> usize {
         self.core.arena.capacity()
+    }
+
+    /// Bytes of the segment that are set apart for buffers and results that are read in place. 0:
+    /// none are, and they take of the calls'.
+    #[must_use]
+    pub fn room_for_buffers(&self) -> usize {
+        if self.core.options.buffers == 0 { 0 } else { self.core.buffers().capacity() }
     }
 
     /// Leaves in good order, as the drop does: this process contributes nothing more, and what it

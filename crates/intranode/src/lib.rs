@@ -6,7 +6,9 @@
 //!   which process owns which block, [`Marks`] what is reported of it.
 //! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
 //!   [`send_receive`]: the same round a ring of sends and receives, the paper's baseline; [`ring`]:
-//!   round a ring of mailboxes in the segment; [`Buffer`]: memory in the segment.
+//!   round a ring of mailboxes in the segment.
+//! * [`Buffer`]: memory in the segment, from which a call takes its input without a copy;
+//!   [`View`]: results that all processes read in place.
 //! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
 #![deny(unsafe_code)]
 
@@ -41,6 +43,9 @@ mod segment;
 pub mod send_receive;
 #[expect(unsafe_code, reason = "non-temporal stores")]
 mod stream;
+#[expect(unsafe_code, reason = "this process's own memory, lent to a call")]
+mod vector;
+mod view;
 mod wake;
 mod watch;
 
@@ -56,6 +61,8 @@ pub use group::Group;
 pub use keys::Key;
 pub use marks::Marks;
 pub use options::{Backing, MAX_PROCESSES, MIN_SEGMENT, Options};
+pub use vector::InSegment;
+pub use view::{MAX_VIEWS, Results, View};
 pub use wake::Waker;
 
 /// A digest of bytes that are not secret (FNV-1a).

@@ -15,7 +15,7 @@ use crate::options::MAX_PROCESSES;
 use crate::{Error, Options};
 
 /// Version of messages and segment.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// Bytes of a message at most: two texts that are [`cut`], all of whose characters are escaped.
 const LIMIT: usize = 16 << 10;
@@ -46,6 +46,7 @@ pub(crate) struct Hello {
     pub(crate) run: String,
     local_size: u64,
     segment: u64,
+    buffers: u64,
     depth: u64,
     slice_blocks: u64,
     scan_ahead: u64,
@@ -61,6 +62,7 @@ impl Hello {
             run: cut(&options.run),
             local_size: options.local_size as u64,
             segment: options.segment as u64,
+            buffers: options.buffers as u64,
             depth: options.depth as u64,
             slice_blocks: options.slice_blocks as u64,
             scan_ahead: options.scan_ahead as u64,
@@ -68,11 +70,12 @@ impl Hello {
         }
     }
 
-    fn common(&self) -> [(&'static str, u64); 7] {
+    fn common(&self) -> [(&'static str, u64); 8] {
         [
             ("version", self.version.into()),
             ("local_size (LOCAL_WORLD_SIZE)", self.local_size),
             ("segment", self.segment),
+            ("buffers (XDP_AGG_BUFFERS)", self.buffers),
             ("depth", self.depth),
             ("slice_blocks", self.slice_blocks),
             ("scan_ahead", self.scan_ahead),

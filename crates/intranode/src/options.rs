@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::Error;
+use crate::arena::Arena;
 
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
@@ -20,6 +21,9 @@ const BLOCKS_GOOD: usize = 16;
 
 /// What else a segment holds: tables, counters, and what is lost where rooms are rounded up.
 const ROOM_BESIDES: usize = 1 << 20;
+
+/// Where the room for buffers begins, and ends: on such a boundary.
+pub(crate) const PAGES: usize = 64 << 10;
 
 /// Smallest segment that can be asked for, in bytes.
 pub const MIN_SEGMENT: usize = 1 << 20;
@@ -48,8 +52,13 @@ pub struct Options {
     pub local_rank: usize,
     /// Processes of the job on this host, at most [`MAX_PROCESSES`].
     pub local_size: usize,
-    /// Bytes of the segment, at least [`MIN_SEGMENT`]. The limit of all that is shared.
+    /// Bytes of the segment that are for calls and collectives, at least [`MIN_SEGMENT`].
     pub segment: usize,
+    /// Bytes of the segment beside these, for buffers ([`Group::buffer`]) and results that are read
+    /// in place ([`View`](crate::View)). With 0 buffers take of the room for calls.
+    ///
+    /// [`Group::buffer`]: crate::Group::buffer
+    pub buffers: usize,
     /// Where the segment lives; that of local rank 0 counts.
     pub backing: Backing,
     /// Tiles of a call that are under way at a time (D).
@@ -89,6 +98,7 @@ impl Options {
             local_rank,
             local_size,
             segment: DEFAULT_SEGMENT,
+            buffers: 0,
             backing: Backing::Memory,
             depth: 8,
             slice_blocks: 64,
@@ -110,6 +120,16 @@ impl Options {
         let data = BLOCKS_GOOD * (processes + 1) * processes * block_bytes;
         let wanted = (2 * (peaks + data) + ROOM_BESIDES).next_multiple_of(1 << 20);
         if wanted > DEFAULT_SEGMENT { wanted } else { DEFAULT_SEGMENT }
+    }
+
+    /// Bytes of the whole mapping.
+    pub(crate) fn mapped(&self) -> usize {
+        if self.buffers == 0 {
+            return self.segment;
+        }
+        let [calls, buffers] = [self.segment, self.buffers].map(|len| len.next_multiple_of(PAGES));
+        // The tables of the allocator come on top: what is asked for is what there is.
+        calls + buffers + (Arena::overhead(buffers)).next_multiple_of(PAGES)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -135,6 +155,10 @@ impl Options {
         if self.segment < MIN_SEGMENT || self.segment > 1 << 40 {
             let problem = format!("{} bytes; at least {MIN_SEGMENT} are needed", self.segment);
             return Err(Error::config("segment", problem));
+        }
+        if self.buffers > 1 << 40 {
+            let problem = format!("{} bytes; at most {} are possible", self.buffers, 1_u64 << 40);
+            return Err(Error::config("buffers (XDP_AGG_BUFFERS)", problem));
         }
         if !(2..=64).contains(&self.depth) {
             return Err(Error::config("depth", format!("{} is not within 2..=64", self.depth)));

@@ -11,6 +11,15 @@ use crate::{Error, Group};
 
 /// Bytes of a description, of each process.
 const DESCRIPTION: usize = 256;
+/// In the key of a record: it is of results that are read in place ([`View`](crate::View)).
+pub(crate) const VIEW: u64 = 1 << 62;
+/// Records of such results at most, so that calls find some, too.
+const VIEWS: usize = RECORD_COUNT / 2;
+
+fn is_of_view(key: u64) -> bool {
+    key >> 62 == 1
+}
+
 /// Bytes of a failure's text.
 const TEXT: usize = 448;
 
@@ -117,15 +126,24 @@ impl Shared {
         let word = |at: usize| core.segment.word(at);
         let records = (0..RECORD_COUNT).map(|index| RECORDS + index * RECORD);
         let running = records.clone().filter(|at| word(at + at::USED).load(Relaxed) != 0).count();
-        let room = core.arena.capacity();
+        let is_view = is_of_view(claim.key);
+        let arena = if is_view { core.buffers() } else { &core.arena };
+        let room = arena.capacity();
         if claim.bytes > room {
             return Err(Error::TooLarge { wanted: claim.bytes, room });
         }
+        let key = |at: &usize| core.segment.counter(at + at::KEY).load(Relaxed);
+        let taken = records.clone().filter(|at| word(at + at::USED).load(Relaxed) != 0);
+        if is_view && taken.filter(|at| is_of_view(key(at))).count() >= VIEWS {
+            return Err(Error::Busy { running });
+        }
         let free = records.clone().find(|at| word(at + at::USED).load(Relaxed) == 0);
         let Some(record) = free else { return Err(Error::Busy { running }) };
-        let Some(offset) = core.arena.allocate(&core.segment, claim.bytes) else {
-            return Err(Error::Busy { running });
+        let offset = match is_view {
+            true => arena.allocate_pages(&core.segment, claim.bytes),
+            false => arena.allocate(&core.segment, claim.bytes),
         };
+        let Some(offset) = offset else { return Err(Error::Busy { running }) };
         for at in (0..claim.zeroed).step_by(8) {
             core.segment.counter(offset + at).store(0, Relaxed);
         }
@@ -258,9 +276,13 @@ impl Drop for Shared {
         let core = self.group.core();
         // Without the lock the group is lost, and the segment goes with its last process.
         let Ok(locked) = core.lock() else { return };
+        // It was the input of a call that failed here, and others may still read it.
+        if core.is_detached(&(self.offset..self.offset + 1)) {
+            return;
+        }
         let went = self.counter(at::WENT).fetch_or(1 << core.rank, Relaxed) | 1 << core.rank;
         if went.count_ones() as usize == core.size {
-            core.arena.free(&core.segment, self.offset);
+            core.free(self.offset);
             self.word(at::USED).store(0, Relaxed);
             drop(locked);
             core.ring_sleepers();

@@ -124,6 +124,24 @@ impl Segment {
         pages.map(Self).map_err(|errno| Error::system("mapping the segment", errno))
     }
 
+    /// Where this memory of `len` bytes lies, if that is within the segment.
+    pub(crate) fn find(&self, memory: *const u8, len: usize) -> Option<usize> {
+        let offset = memory.addr().checked_sub(self.0.base().as_ptr().addr())?;
+        let end = offset.checked_add(len)?;
+        (end <= self.len() && !self.is_elsewhere()).then_some(offset)
+    }
+
+    /// Cuts this process off from these bytes, on boundaries of pages: it keeps what is in them,
+    /// and from now on neither does it see what the others write, nor they what it does.
+    ///
+    /// # Safety
+    /// No thread of this process writes to them meanwhile.
+    pub(crate) unsafe fn detach(&self, offset: usize, len: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        let detached = unsafe { self.0.detach(offset, len) };
+        detached.map_err(|errno| Error::system("cutting a buffer off from the segment", errno))
+    }
+
     /// Bytes of the mapping.
     pub(crate) fn len(&self) -> usize {
         self.0.len()

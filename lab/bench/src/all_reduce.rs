@@ -79,6 +79,10 @@ pub struct Args {
     /// Calls before them that are not timed.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     warmup: u32,
+    /// Keep the vector in the segment that the processes of a host share, for which XDP_AGG_BUFFERS
+    /// has to give room.
+    #[arg(long, conflicts_with = "strategy")]
+    in_segment: bool,
     /// Type of the elements.
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -144,7 +148,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         print!("{}", report.heading());
     }
     for &bytes in &args.bytes {
-        let plan = Plan { bytes, iters: args.iters, warmup: args.warmup };
+        let Args { iters, warmup, in_segment, .. } = *args;
+        let plan = Plan { bytes, iters, warmup, in_segment };
         let row = measure_one(collective.as_mut(), args.dtype, plan)
             .map_err(|error| anyhow!(error))
             .with_context(|| format!("rank {rank}, {bytes} bytes"))?;

@@ -7,6 +7,7 @@
 //!
 //! cbindgen takes public functions, in files that it is given; nobody links to these from Rust.
 
+mod buffer;
 mod calls;
 mod comm;
 mod config;

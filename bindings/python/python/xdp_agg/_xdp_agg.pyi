@@ -1,6 +1,6 @@
 """The extension module; :mod:`xdp_agg` has its public names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, SupportsIndex, TypeAlias, final
 
@@ -38,6 +38,12 @@ _Array: TypeAlias = Any
 _Task: TypeAlias = Literal[
     "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"
 ]
+
+@final
+class _SharedMemory:
+    """Bytes in the memory that the processes of a host share; an array keeps them."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @disjoint_base
 class Communicator:
@@ -134,6 +140,14 @@ class Communicator:
         self, array: _Array, *, deadline: float | None = None, name: str | None = None
     ) -> Report:
         """Gives every worker each worker's part of the array, in place."""
+
+    def empty(
+        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None
+    ) -> Any:
+        """An array of zeros in the memory that the processes of this host share.
+
+        dtype: of NumPy (float32 unless given), or of PyTorch, which gives a tensor.
+        """
 
     def barrier(self, *, deadline: float | None = None, name: str | None = None) -> Report:
         """Returns when all workers have called it."""

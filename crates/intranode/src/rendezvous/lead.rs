@@ -86,7 +86,7 @@ pub(crate) fn refuse_newcomer(listener: &OwnedFd, options: &Options) {
 
 impl Leader<'_> {
     fn form(&mut self) -> Result<Formed, Error> {
-        let len = self.options.segment;
+        let len = self.options.mapped();
         // Before anything else: without room there is nothing to wait for.
         let file = segment::create(&self.options.backing, len)?;
         let segment = Segment::map(&file, len)?;

@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub struct Buffer<T> {
     memory: *mut T,
     len: usize,
+    /// Nobody may write to it.
+    is_read_only: bool,
     /// Keeps a call's own memory. None: the memory is a caller's, see [`Buffer::lend`].
     owner: Option<Arc<Owner<T>>>,
 }
@@ -48,7 +50,8 @@ impl<T> Buffer<T> {
         let mut memory = std::mem::ManuallyDrop::new(memory);
         let owner =
             Owner { memory: memory.as_mut_ptr(), len: memory.len(), capacity: memory.capacity() };
-        Self { memory: owner.memory, len: owner.len, owner: Some(Arc::new(owner)) }
+        let (memory, len) = (owner.memory, owner.len);
+        Self { memory, len, is_read_only: false, owner: Some(Arc::new(owner)) }
     }
 
     /// Lends memory to a call.
@@ -57,7 +60,16 @@ impl<T> Buffer<T> {
     /// The memory must stay borrowed until the returned value and all that it is shared to are
     /// dropped: the lender waits for that, also while unwinding.
     pub unsafe fn lend(memory: &mut [T]) -> Self {
-        Self { memory: memory.as_mut_ptr(), len: memory.len(), owner: None }
+        Self { memory: memory.as_mut_ptr(), len: memory.len(), is_read_only: false, owner: None }
+    }
+
+    /// Lends memory that is not written to.
+    ///
+    /// # Safety
+    /// As [`Self::lend`].
+    pub unsafe fn lend_reading(memory: &[T]) -> Self {
+        let (len, memory) = (memory.len(), memory.as_ptr().cast_mut());
+        Self { memory, len, is_read_only: true, owner: None }
     }
 
     /// The same memory for another part of the call.
@@ -66,7 +78,8 @@ impl<T> Buffer<T> {
     /// No element is reached through both while one of them writes it: each part has blocks of its
     /// own.
     pub unsafe fn share(&self) -> Self {
-        Self { memory: self.memory, len: self.len, owner: self.owner.clone() }
+        let (is_read_only, owner) = (self.is_read_only, self.owner.clone());
+        Self { memory: self.memory, len: self.len, is_read_only, owner }
     }
 
     /// Keeps a call's own memory until all parts of the call are gone.
@@ -99,11 +112,18 @@ impl<T> Buffer<T> {
         unsafe { std::slice::from_raw_parts(self.memory.add(range.start), range.len()) }
     }
 
+    /// Where it is.
+    #[must_use]
+    pub const fn pointer(&self) -> *mut T {
+        self.memory
+    }
+
     /// Elements, to write.
     ///
     /// # Panics
-    /// As [`Self::slice`].
+    /// As [`Self::slice`]; if it was lent for reading.
     pub fn slice_mut(&mut self, range: Range<usize>) -> &mut [T] {
+        assert!(!self.is_read_only, "lent for reading");
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: as in `slice`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.add(range.start), range.len()) }

@@ -18,6 +18,8 @@ pub(crate) struct Plan {
     pub(crate) iters: u32,
     /// Calls before them.
     pub(crate) warmup: u32,
+    /// The vector lies in the segment that the processes of a host share.
+    pub(crate) in_segment: bool,
 }
 
 /// Measures one size, together with all other ranks.
@@ -25,13 +27,17 @@ pub(crate) fn measure<E: Element>(
     collective: &mut dyn Collective,
     plan: Plan,
 ) -> Result<Row, BoxError> {
-    let mut data = vec![E::ZERO; plan.bytes / size_of::<E>()];
-    let mut wrong = verify(collective, &mut data)?;
+    let len = plan.bytes / size_of::<E>();
+    let communicator = collective.communicator().filter(|_| plan.in_segment);
+    let mut shared = communicator.map(|communicator| communicator.buffer::<E>(len)).transpose()?;
+    let mut own = vec![E::ZERO; if shared.is_some() { 0 } else { len }];
+    let data: &mut [E] = shared.as_deref_mut().unwrap_or(&mut own);
+    let mut wrong = verify(collective, data)?;
     // Zeros: a sum of sums would grow with every call, and refilling would let the ranks drift
     // apart.
     data.fill(E::ZERO);
     for _ in 0..plan.warmup {
-        E::all_reduce(collective, &mut data)?;
+        E::all_reduce(collective, data)?;
     }
     barrier(collective)?;
     let cpu_before = process_cpu_s()?;
@@ -39,13 +45,13 @@ pub(crate) fn measure<E: Element>(
     let mut times_us = Vec::with_capacity(plan.iters as usize);
     for _ in 0..plan.iters {
         let start = Instant::now();
-        E::all_reduce(collective, &mut data)?;
+        E::all_reduce(collective, data)?;
         times_us.push(start.elapsed().as_secs_f64() * 1e6);
     }
     let process_s = process_cpu_s()? - cpu_before;
     barrier(collective)?;
     let machine = MachineTime::now()?.since(&machine_before);
-    wrong += verify(collective, &mut data)?;
+    wrong += verify(collective, data)?;
     let wrong = total(collective, wrong)?;
     let mean_us = averages(collective, &times_us)?;
     let iters = f64::from(plan.iters);

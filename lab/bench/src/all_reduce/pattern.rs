@@ -16,10 +16,7 @@ const PERIOD: usize = 127;
 pub(crate) const EXACT_SCALE: f64 = 512.0;
 
 /// An element type of the benchmark.
-pub(crate) trait Element: Copy + PartialEq {
-    /// Zero.
-    const ZERO: Self;
-
+pub(crate) trait Element: xdp_agg_client::Element {
     /// The element of this value.
     fn from_u32(value: u32) -> Self;
 
@@ -30,8 +27,6 @@ pub(crate) trait Element: Copy + PartialEq {
 macro_rules! element {
     ($type:ty, $all_reduce:ident) => {
         impl Element for $type {
-            const ZERO: Self = 0 as Self;
-
             fn from_u32(value: u32) -> Self {
                 value as Self
             }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use xdp_agg_client::{Builder, Communicator, Error, JobError, Report};
+use xdp_agg_client::{Builder, Communicator, Element, Error, JobError, Op, Report};
 use xdp_agg_common::control::AbortReason;
 use xdp_agg_testbed::fork::idle_children;
 use xdp_agg_testbed::steady::{Claim, Line, SCALE, Shape, digest, input};
@@ -84,11 +84,11 @@ fn work(cli: &Cli, communicator: &Communicator) -> bool {
         let start = Instant::now();
         let result = if shape.floats {
             let mut floats: Vec<f32> = integers.iter().map(|x| *x as f32).collect();
-            let report = communicator.all_reduce(&mut floats, shape.op);
+            let report = all_reduce(communicator, sequence, &mut floats, shape.op);
             report.map(|report| (report, floats.into_iter().map(f32::to_bits).collect()))
         } else {
             let mut integers = integers;
-            let report = communicator.all_reduce(&mut integers, shape.op);
+            let report = all_reduce(communicator, sequence, &mut integers, shape.op);
             report.map(|report| (report, integers.into_iter().map(i32::cast_unsigned).collect()))
         };
         let ms = start.elapsed().as_secs_f64() * 1e3;
@@ -102,6 +102,37 @@ fn work(cli: &Cli, communicator: &Communicator) -> bool {
         thread::sleep(Duration::from_millis(cli.pause_ms));
     }
     true
+}
+
+/// One call. With `XDP_AGG_BUFFERS` its vector is in this process's own memory or in the segment,
+/// in turns with the other ranks, and every fourth result is read in place.
+fn all_reduce<T: Element>(
+    communicator: &Communicator,
+    sequence: u64,
+    data: &mut [T],
+    op: Op,
+) -> Result<Report, Error> {
+    if std::env::var_os("XDP_AGG_BUFFERS").is_none() {
+        return communicator.all_reduce(data, op);
+    }
+    let mut buffer = if (sequence + u64::from(communicator.rank())).is_multiple_of(2) {
+        None
+    } else {
+        let mut buffer = communicator.buffer::<T>(data.len())?;
+        buffer.copy_from_slice(data);
+        Some(buffer)
+    };
+    if sequence % 4 == 3 {
+        let input = buffer.as_deref().unwrap_or(data);
+        let (view, report) = communicator.all_reduce_view(input, op)?;
+        data.copy_from_slice(&view);
+        return Ok(report);
+    }
+    let report = communicator.all_reduce(buffer.as_deref_mut().unwrap_or(data), op)?;
+    if let Some(buffer) = buffer {
+        data.copy_from_slice(&buffer);
+    }
+    Ok(report)
 }
 
 fn success(

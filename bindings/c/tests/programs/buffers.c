@@ -1,0 +1,65 @@
+/* Vectors in the memory that the processes of a host share: at half of the ranks. */
+#define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+
+#include "check.h"
+
+#define COUNT 300000
+
+static float copied[COUNT];
+
+static void lacks_room(xdp_agg_comm_t comm)
+{
+    xdp_agg_buffer_t buffer = (xdp_agg_buffer_t)&comm;
+    void *memory = &comm;
+
+    GIVES(XDP_AGG_ERROR_CONFIG, xdp_agg_buffer_create(comm, 1 << 30, &memory, &buffer));
+    EXPECT(memory == NULL && buffer == NULL);
+    EXPECT(strstr(xdp_agg_last_error(), "XDP_AGG_BUFFERS=107") != NULL);
+    REFUSES("comm is a null pointer", xdp_agg_buffer_create(NULL, 8, &memory, &buffer));
+    REFUSES("memory is a null pointer", xdp_agg_buffer_create(comm, 8, NULL, &buffer));
+    OK(xdp_agg_buffer_destroy(NULL));
+}
+
+int main(void)
+{
+    xdp_agg_comm_t comm;
+    xdp_agg_buffer_t buffer;
+    xdp_agg_request_t request;
+    void *memory;
+    float *vector;
+    int rank, size, call, i;
+
+    EXPECT(setenv("XDP_AGG_BUFFERS", "16777216", 1) == 0);
+    OK(xdp_agg_comm_init(&comm, NULL));
+    OK(xdp_agg_comm_rank(comm, &rank));
+    OK(xdp_agg_comm_size(comm, &size));
+    lacks_room(comm);
+    OK(xdp_agg_buffer_create(comm, COUNT * sizeof *vector, &memory, &buffer));
+    vector = memory;
+    EXPECT(vector[0] == 0 && vector[COUNT - 1] == 0);
+    if (rank % 2 == 1)
+        vector = copied;
+    for (call = 0; call < 6; call++) {
+        for (i = 0; i < COUNT; i++)
+            vector[i] = (float)(i % 9 + rank + call);
+        if (call % 2 == 0) {
+            OK(xdp_agg_all_reduce(NULL, vector, COUNT, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm));
+        } else {
+            OK(xdp_agg_start_all_reduce(NULL, vector, COUNT, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm,
+                                        &request));
+            OK(xdp_agg_wait(request, -1));
+            OK(xdp_agg_request_free(request));
+        }
+        for (i = 0; i < COUNT; i++)
+            if (vector[i] != (float)(size * (i % 9 + call) + size * (size - 1) / 2))
+                FAIL("call %d, element %d: %g", call, i, vector[i]);
+    }
+    OK(xdp_agg_comm_destroy(comm));
+    /* The memory stays when the communicator is gone. */
+    ((float *)memory)[COUNT - 1] = 7;
+    EXPECT(((float *)memory)[COUNT - 1] == 7);
+    OK(xdp_agg_buffer_destroy(buffer));
+    puts("done");
+    return 0;
+}

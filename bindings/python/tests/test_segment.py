@@ -1,0 +1,129 @@
+"""Arrays in the memory that the processes of a host share."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.workers import Workers
+
+ROOM = {"XDP_AGG_BUFFERS": str(32 << 20)}
+
+SUMS = """
+import gc
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+found = []
+for name in ["float32", "float64", "float16", "int32", "int64"]:
+    for count in [1, 1000, 100_000]:
+        one = comm.empty((count, 2), name)
+        assert one.shape == (count, 2) and one.dtype == name and not one.any()
+        one[:] = (np.arange(count * 2).reshape(count, 2) % 7 + rank).astype(name)
+        # Half of the processes copy.
+        mine = one if rank % 2 == 0 else one.copy()
+        copied = one.copy()
+        comm.all_reduce(mine, "sum")
+        comm.all_reduce(copied, "sum")
+        assert (mine == copied).all(), (name, count)
+        handles = [comm.start(part, "max") for part in (mine[: count // 2], mine[count // 2 :])]
+        for handle in handles:
+            handle.wait()
+        assert (mine == copied).all(), (name, count)
+# A block with a NaN keeps its other numbers, and is summed again where it lies.
+one = comm.empty(200_000)
+one[:] = rank + 1
+one[1234 + rank] = np.nan
+one[77] = np.inf
+report = comm.all_reduce(one, precision="gradient")
+assert report.redone > 0, report
+assert np.isnan(one[1234 : 1234 + world]).all() and np.isinf(one[77])
+rest = np.delete(one, [77, *range(1234, 1234 + world)])
+assert (rest == world * (world + 1) / 2).all()
+# Views keep the memory when the communicator and the array are gone; then it is free again.
+part = one[500:600]
+del one
+for _ in range(200):
+    comm.empty(1_000_000)
+    gc.collect()
+comm.close()
+part[:] = 3
+assert part.sum() == 300
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_arrays_in_the_segment_are_summed(workers: Workers, world: int) -> None:
+    workers.start(SUMS, world, env=ROOM).check()
+
+
+def test_tensors_in_the_segment_are_summed(workers: Workers) -> None:
+    pytest.importorskip("torch")
+    script = """
+import torch
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+for dtype in [torch.float32, torch.bfloat16, torch.int64]:
+    one = comm.empty((100, 30), dtype)
+    assert one.dtype == dtype and one.shape == (100, 30) and one.sum() == 0
+    one += rank + 1
+    comm.all_reduce(one, "sum")
+    assert (one == world * (world + 1) // 2).all()
+assert comm.empty(0, torch.float32).numel() == 0
+parameter = torch.nn.Parameter(torch.zeros(300_000))
+parameter.grad = comm.empty(300_000, torch.float32)
+(parameter * (rank + 1)).sum().backward()
+comm.all_reduce(parameter.grad, "mean")
+assert (parameter.grad == (world + 1) / 2).all()
+comm.close()
+"""
+    workers.start(script, 2, env=ROOM).check()
+
+
+def test_a_lack_of_room_says_what_to_set(workers: Workers) -> None:
+    script = """
+import json
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+found = {}
+for what, shape, dtype in [("room", 1_000_000, "f4"), ("shape", -1, "f4"), ("type", 2, object)]:
+    try:
+        comm.empty(shape, dtype)
+    except Exception as error:
+        found[what] = f"{type(error).__name__}: {error}"
+array = np.ones(10)
+comm.all_reduce(array)
+found["sum"] = array.sum()
+if rank == 0:
+    print(json.dumps(found), flush=True)
+comm.close()
+try:
+    comm.empty(3)
+except xdp_agg.Closed:
+    pass
+"""
+    found = json.loads(workers.start(script, 2).check()[0])
+    assert found["sum"] == 20
+    assert found["room"].startswith("Config: ") and "XDP_AGG_BUFFERS=4194304" in found["room"]
+    assert found["shape"].startswith("ValueError: ") and found["type"].startswith("TypeError: ")
+
+
+def test_a_killed_process_leaves_the_array_to_the_others(workers: Workers) -> None:
+    script = """
+import os, signal
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+one = comm.empty(500_000)
+for call in range(1000):
+    one[:] = 1
+    if call == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(one, precision="gradient")
+    except xdp_agg.MemberLost:
+        break
+    assert (one == world).all()
+else:
+    raise AssertionError("nobody was lost")
+one[:] = 5
+assert one.sum() == 2_500_000
+comm.close()
+"""
+    ended = workers.start(script, 3, env=ROOM).finish()
+    assert [worker.code for worker in ended] == [0, -9, 0], "\n".join(map(str, ended))

@@ -1,0 +1,376 @@
+//! Calls on vectors that lie in the segment, and results that are read in place: beside those that
+//! are copied, and whatever goes wrong. Each "process" is a thread with a mapping of its own.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use common::{input, on_all, peak, run, shape, sum};
+use proptest::prelude::*;
+use xdp_agg_intranode::{
+    ABANDONED, Buffer, Error, Exchange, Feeder, Geometry, Group, MAX_VIEWS, Marks, Options,
+    Results, View,
+};
+
+/// Where a process has its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Own,
+    Segment,
+    /// Where a result is no number the input is kept.
+    Keeping,
+}
+
+/// A vector.
+enum Vector {
+    Own(Vec<u8>),
+    Segment(Buffer),
+}
+
+impl Vector {
+    fn new(group: &Arc<Group>, place: Place, bytes: &[u8]) -> Self {
+        if place == Place::Own {
+            return Self::Own(bytes.to_vec());
+        }
+        let mut buffer = group.buffer(bytes.len()).expect("room for a buffer");
+        buffer.copy_from_slice(bytes);
+        Self::Segment(buffer)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Segment(buffer) => buffer,
+        }
+    }
+}
+
+/// A call on one, driven by one thread.
+struct Call {
+    feeder: Feeder,
+    exchange: Arc<Exchange>,
+    results: Option<Results>,
+    vector: Vector,
+    in_segment: bool,
+    carried: u64,
+    /// Blocks that were looked at, where the input is kept.
+    kept: Vec<usize>,
+}
+
+/// Stands in for results that are no numbers: every seventh block of the vector has one.
+fn is_number(start: usize) -> bool {
+    !(start / 256).is_multiple_of(7)
+}
+
+impl Call {
+    fn begin(
+        group: &Arc<Group>,
+        sequence: u64,
+        len: usize,
+        (place, is_view): (Place, bool),
+    ) -> Result<Self, Error> {
+        let data = input(sequence, group.local_rank(), len);
+        let mut vector = Vector::new(group, place, &data);
+        let m = group.slice_blocks(64 * 4);
+        let geometry = Geometry::new(len, 64, m, group.local_size());
+        let (mut feeder, exchange, results) = if is_view {
+            let begun = group.begin_view(&shape(sequence, len), geometry)?;
+            (begun.0, begun.1, Some(begun.2))
+        } else {
+            let begun = group.begin(&shape(sequence, len), geometry)?;
+            (begun.0, begun.1, None)
+        };
+        let mut in_segment = false;
+        if let Vector::Segment(buffer) = &mut vector
+            && let Some(found) = group.find(buffer.as_mut_ptr(), buffer.len())
+        {
+            // SAFETY: the vector is this call's, and is not touched before the feeder is done or
+            // the call is dropped.
+            unsafe { feeder.adopt(found, place == Place::Keeping) };
+            in_segment = true;
+        }
+        let (carried, kept) = (0, Vec::new());
+        Ok(Self { feeder, exchange, results, vector, in_segment, carried, kept })
+    }
+
+    /// Does what there is to do for the vector; whether there was anything.
+    fn feed(&mut self) -> Result<bool, Error> {
+        let Self { feeder, vector, kept, results, .. } = self;
+        let mut wanted = |place: std::ops::Range<usize>, _: &[u8]| {
+            if !is_number(place.start) {
+                kept.push(place.start);
+            }
+            true
+        };
+        let progress = match vector {
+            _ if self.in_segment => feeder.poll_in_segment(&mut peak, &mut wanted),
+            Vector::Own(bytes) if results.is_some() => feeder.poll_reading(bytes, &mut peak),
+            Vector::Own(bytes) => feeder.poll(bytes, &mut peak),
+            // An empty vector has no place.
+            Vector::Segment(bytes) if results.is_some() => feeder.poll_reading(bytes, &mut peak),
+            Vector::Segment(bytes) => feeder.poll(bytes, &mut peak),
+        };
+        Ok(progress?.did)
+    }
+
+    /// Sums the next own block, if it is there.
+    fn carry(&mut self) -> bool {
+        let can = self.carried < self.exchange.staged().min(self.exchange.scanned());
+        if can {
+            carry(&self.exchange, self.carried);
+            self.carried += 1;
+        }
+        can
+    }
+
+    fn turn(&mut self) -> Result<bool, Error> {
+        let fed = self.feed()?;
+        Ok(self.carry() || fed)
+    }
+
+    fn is_done(&self) -> bool {
+        self.feeder.done() && self.exchange.finished()
+    }
+
+    fn finish(&mut self) -> Result<(), Error> {
+        let start = Instant::now();
+        while !self.is_done() {
+            assert!(start.elapsed() < Duration::from_secs(60), "a call does not end");
+            if !self.turn()? {
+                self.feeder.wait(Duration::from_millis(20));
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&mut self) -> View {
+        let results = self.results.take().expect("a call with results in place");
+        results.view().expect("the call is done")
+    }
+}
+
+/// Stands in for the network, as `common::carry`, and hands the result out.
+fn carry(exchange: &Exchange, j: u64) {
+    let inputs = exchange.inputs(j);
+    exchange.with_output(j, |out| {
+        for (i, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let each = inputs.iter().map(|input| input.as_chunks::<4>().0[i]);
+            *out = each.fold(0_i32, |sum, x| sum.wrapping_add(i32::from_le_bytes(x))).to_le_bytes();
+        }
+    });
+    drop(inputs);
+    let (_, elements) = exchange.geometry().locate(exchange.local_rank(), j);
+    exchange.hand_out(j, is_number(elements.start * 4));
+    exchange.finish(j, Marks::default());
+}
+
+fn with_buffers(options: &mut Options) {
+    options.segment = 1 << 20;
+    options.buffers = 8 << 20;
+}
+
+/// What a process should have after a call: sums, and where it keeps its input, that.
+fn expected(sequence: u64, size: usize, len: usize, (place, rank): (Place, usize)) -> Vec<u8> {
+    let mut expected = sum(sequence, size, len);
+    if place == Place::Keeping {
+        let own = input(sequence, rank, len);
+        for start in (0..expected.len()).step_by(256).filter(|start| !is_number(*start)) {
+            let end = (start + 256).min(expected.len());
+            expected[start..end].copy_from_slice(&own[start..end]);
+        }
+    }
+    expected
+}
+
+fn places() -> impl Strategy<Value = Vec<(Vec<Place>, bool, usize)>> {
+    let place = prop_oneof![Just(Place::Own), Just(Place::Segment), Just(Place::Keeping)];
+    let call = (prop::collection::vec(place, 3), any::<bool>(), 0_usize..60_000);
+    prop::collection::vec(call, 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Calls side by side, each process with its vector in its own memory or in the segment, with
+    /// results in place or not: all sums are those of the inputs.
+    #[test]
+    fn sums_are_the_same_wherever_vectors_are(calls in places(), size in 1_usize..4) {
+        run(size, with_buffers, move |group| {
+            let rank = group.local_rank();
+            // No process waits for room that it holds itself.
+            for (round, calls) in calls.chunks(2).enumerate() {
+                let sequence = |index: usize| (round * 2 + index) as u64;
+                let mut running: Vec<_> = calls.iter().enumerate().map(|(index, call)| {
+                    let (places, is_view, len) = call;
+                    Call::begin(&group, sequence(index), *len, (places[rank], *is_view))
+                        .expect("a call")
+                }).collect();
+                while !running.iter().all(Call::is_done) {
+                    let turns = running.iter_mut().map(|call| call.turn().expect("a turn"));
+                    if turns.filter(|did| *did).count() == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                for (index, (call, (places, is_view, len))) in
+                    running.iter_mut().zip(calls).enumerate()
+                {
+                    let (sequence, place) = (sequence(index), places[rank]);
+                    let summed = sum(sequence, size, *len);
+                    if *is_view {
+                        call.feed().expect("nothing is left to do");
+                        assert!(call.view()[..] == summed, "{sequence} read in place");
+                        let own = input(sequence, rank, *len);
+                        assert!(call.vector.bytes() == own, "{sequence} the input stays");
+                    } else {
+                        let expected = expected(sequence, size, *len, (place, rank));
+                        assert!(call.vector.bytes() == expected, "{sequence} {place:?}");
+                    }
+                    if place == Place::Keeping && !is_view && *len > 0 {
+                        let mut kept = call.kept.clone();
+                        kept.sort_unstable();
+                        let all: Vec<_> = (0..len * 4).step_by(256)
+                            .filter(|start| !is_number(*start)).collect();
+                        assert_eq!(kept, all, "each is told of once");
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The others sum what a process had when the call began, although its call has failed meanwhile
+/// and its caller has written something else there. Nobody gets that memory for something else.
+#[test]
+fn inputs_of_a_failed_call_stay_as_they_were() {
+    let len = 40_000;
+    let (told, failed) = channel();
+    let (told_back, looked) = channel();
+    let [failed, looked] = [failed, looked].map(std::sync::Mutex::new);
+    run(2, with_buffers, move |group| {
+        let mut call = Call::begin(&group, 1, len, (Place::Segment, false)).expect("a call");
+        let start = Instant::now();
+        while call.exchange.staged() == 0 {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            call.feed().expect("a step");
+        }
+        if group.local_rank() == 0 {
+            let Call { feeder, exchange, vector, .. } = call;
+            drop((feeder, exchange));
+            let Vector::Segment(mut buffer) = vector else { panic!("it is in the segment") };
+            assert!(buffer[..] == input(1, 0, len), "the caller still has it");
+            buffer.fill(0xee);
+            assert!(group.find(buffer.as_mut_ptr(), buffer.len()).is_none(), "it is shared");
+            drop(buffer);
+            told.send(()).expect("the other is there");
+            // The group stays until the other has looked.
+            let _ = looked.lock().expect("one waits").recv();
+            return;
+        }
+        failed.lock().expect("one waits").recv().expect("the other fails");
+        // All the room there is: none of it is where the other's vector was.
+        let mut rest = Vec::new();
+        while let Ok(mut buffer) = group.buffer(64 << 10) {
+            buffer.fill(0xdd);
+            rest.push(buffer);
+        }
+        assert!(rest.len() > 50, "{}", rest.len());
+        let inputs = call.exchange.inputs(0);
+        let (_, elements) = call.exchange.geometry().locate(1, 0);
+        let place = elements.start * 4..elements.end * 4;
+        for rank in 0..2 {
+            assert!(*inputs[rank] == input(1, rank, len)[place.clone()], "input of {rank}");
+        }
+        drop(inputs);
+        let error = call.finish().expect_err("the other gave up");
+        assert!(matches!(error, Error::PeerLeft { .. } | Error::Elsewhere { .. }), "{error}");
+        if let Error::Elsewhere { local_rank, code, .. } = error {
+            assert_eq!((local_rank, code), (0, ABANDONED));
+        }
+        told_back.send(()).expect("the other is there");
+    });
+}
+
+/// A result where the input was, and the input asked for again: no wrong sum goes out.
+#[test]
+#[should_panic(expected = "a thread")]
+fn inputs_are_gone_where_results_are() {
+    run(1, with_buffers, |group| {
+        let mut call = Call::begin(&group, 1, 1000, (Place::Segment, false)).expect("a call");
+        while call.exchange.staged() == 0 {
+            call.feed().expect("a step");
+        }
+        call.exchange.with_output(0, |out| out.fill(0));
+        call.exchange.hand_out(0, true);
+        drop(call.exchange.inputs(0));
+    });
+}
+
+/// A view is as good as long as it is there, its room comes back with the last one, and how many
+/// there may be is said.
+#[test]
+fn views_come_and_go() {
+    on_all(2, |group| {
+        let error = group.check_view(4).expect_err("no room is set apart");
+        let Error::BufferRoom { advised, room: 0, .. } = error else { panic!("{error}") };
+        assert!(advised.is_multiple_of(1 << 20) && advised > 0, "{advised}");
+    });
+    run(2, with_buffers, |group| {
+        let len = 200_000;
+        let call = |sequence: u64| {
+            let mut call = Call::begin(&group, sequence, len, (Place::Own, true)).expect("a call");
+            assert!(call.results.is_some());
+            call.finish().expect("a result");
+            call.view()
+        };
+        let views: Vec<_> = (0..MAX_VIEWS as u64).map(call).collect();
+        let error = group.check_view(4).expect_err("there are enough");
+        assert_eq!(error, Error::TooManyViews { most: MAX_VIEWS });
+        for (sequence, view) in (0..).zip(&views) {
+            assert!(view[..] == sum(sequence, 2, len), "{sequence}");
+        }
+        drop(views);
+        // Far more than there is room for, one after the other. The other process may be slower.
+        for sequence in 100..150 {
+            let view = call(sequence);
+            assert!(view[..] == sum(sequence, 2, len), "{sequence}");
+        }
+        let error = group.check_view(9 << 20).expect_err("larger than all there is");
+        let Error::BufferRoom { advised, .. } = error else { panic!("{error}") };
+        assert!(advised >= 9 << 20, "{advised}");
+        group.barrier().expect("both come");
+    });
+    // What is advised is enough.
+    run(
+        1,
+        |options| options.buffers = 9 << 20,
+        |group| {
+            group.buffer(9 << 20).expect("as much as is set apart");
+        },
+    );
+}
+
+/// Results are given out by a call that is done, and by no other.
+#[test]
+fn there_is_no_view_of_half_a_result() {
+    run(1, with_buffers, |group| {
+        let mut call = Call::begin(&group, 1, 100_000, (Place::Segment, true)).expect("a call");
+        while call.exchange.staged() == 0 {
+            call.feed().expect("a step");
+        }
+        assert!(call.carry());
+        assert!(call.results.take().expect("one with results in place").view().is_none());
+    });
+}
+
+/// Processes that want results in different ways are told so.
+#[test]
+fn a_view_that_others_do_not_want_is_a_mismatch() {
+    let errors = run(2, with_buffers, |group| {
+        let is_view = group.local_rank() == 1;
+        let call = Call::begin(&group, 7, 5000, (Place::Segment, is_view));
+        call.and_then(|mut call| call.finish()).expect_err("they differ")
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
+}
