@@ -272,3 +272,58 @@ fn a_lost_root_is_an_error_and_the_job_goes_on() {
         assert_eq!(data[9].to_bits(), bits(1, 9));
     });
 }
+
+/// The longest time of all workers, the shortest of a few calls, in seconds.
+fn shortest(lab: &Lab, workers: &[Communicator], call: impl Fn(&Communicator) + Sync) -> f64 {
+    let time = || {
+        let times = at_all(&lab.topology, workers, |worker| {
+            worker.barrier().expect("all are well");
+            let start = Instant::now();
+            call(worker);
+            start.elapsed().as_secs_f64()
+        });
+        times.into_iter().fold(0.0, f64::max)
+    };
+    (0..4).map(|_| time()).fold(f64::INFINITY, f64::min)
+}
+
+/// On links with a rate, trees take as many message times as the models say. A parent whose
+/// children's streams share its link takes twice that: 6, 7 and 2.7 in place of 3, 4 and 1.75.
+#[test]
+fn trees_take_the_time_of_their_models() {
+    need_root!();
+    const RATE: u64 = 100_000_000;
+    let topology = Topology::builder().workers(8).rate(Some(RATE)).build().expect("a network");
+    let lab = Lab::start(topology, "xdp");
+    let workers = lab.connect("models", 8, |settings| settings);
+    let len = 1 << 20;
+    // Frames of 1514 bytes carry 1448 of the message.
+    let message_s = len as f64 * 8.0 / RATE as f64 * (1514.0 / 1448.0);
+    let unchecked = |algorithm| Choice::new(Way::Mesh(algorithm)).unchecked();
+    let chain = Algorithm::PipelinedChain { chunk: 64 << 10 };
+    for (algorithm, messages) in [
+        (Algorithm::Binomial, 3.0),
+        // Equation (3) takes the k - 1 sends of a round for one; on one link they are k - 1.
+        (Algorithm::Knomial { k: 4 }, 4.0),
+        (Algorithm::ScatterAllGather, 1.75),
+        (chain, (16.0 + 6.0) / 16.0),
+    ] {
+        let seconds = shortest(&lab, &workers, |worker| {
+            let mut data = floats(worker.rank(), len / 4);
+            worker.broadcast_by(&mut data, 0, unchecked(algorithm)).expect("all are well");
+            assert!(data.iter().enumerate().all(|(i, x)| x.to_bits() == bits(0, i)));
+        });
+        let times = seconds / message_s;
+        println!("{algorithm}: {times:.2} message times, model {messages:.2}");
+        assert!(times < 1.15 * messages, "{algorithm}: {times:.2} message times, not {messages}");
+    }
+    let seconds = shortest(&lab, &workers, |worker| {
+        let mut data = vec![1_i32; len / 4];
+        let binomial = unchecked(Algorithm::Binomial);
+        worker.reduce_by(&mut data, Op::Sum, 0, binomial).expect("all are well");
+        assert!(worker.rank() != 0 || data.iter().all(|x| *x == 8));
+    });
+    let times = seconds / message_s;
+    println!("reduce by binomial: {times:.2} message times, model 3");
+    assert!(times < 1.15 * 3.0, "reduce by binomial: {times:.2} message times, not 3");
+}

@@ -27,6 +27,10 @@ const YIELDS: u32 = 20;
 const YIELDING_BYTES: usize = 64 << 10;
 /// How long, after the end of a connection or of the deadline, another rank may still say why.
 const REASON_GRACE: Duration = Duration::from_millis(500);
+/// Bytes that may still wait for the link in one rank's socket when the next rank's turn comes. More
+/// would make the streams of a tree's children share the link: all would end late, and with each
+/// everything below it. Fewer could leave the link idle.
+const UNSENT: usize = 32 << 10;
 /// Most messages of one send.
 const MESSAGES: usize = 4;
 /// Longest sleep, so that the deadline is kept whatever happens.
@@ -68,7 +72,9 @@ pub(crate) struct Run<'a> {
     next_send: usize,
     /// Bytes of its message that are sent.
     sent: usize,
-    /// The rank whose socket takes no more.
+    /// The rank whose turn it is to be sent to, and how many bytes it was sent in it.
+    turn: Option<(u16, usize)>,
+    /// The rank whose socket takes no more, or has not passed on enough for the next one's turn.
     blocked: Option<u16>,
 }
 
@@ -102,6 +108,7 @@ impl<'a> Run<'a> {
             yields: if is_short { YIELDS } else { 0 },
             next_send: 0,
             sent: 0,
+            turn: None,
             blocked: None,
             work,
         }
@@ -143,6 +150,7 @@ impl<'a> Run<'a> {
         while budget > 0
             && let Some(next) = self.work.schedule.sends.get(self.next_send)
             && self.may_leave(next) > self.sent
+            && self.takes_turn(next.to)?
         {
             match self.send_to(next.to)? {
                 Some(bytes) => budget = budget.saturating_sub(bytes),
@@ -151,6 +159,24 @@ impl<'a> Run<'a> {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Whether a rank may be sent to: ranks are served one after the other, as the models (1) to (4)
+    /// say. The kernel takes megabytes at once, so that a rank's turn ends when its socket has passed
+    /// them on, and not when it has taken them.
+    fn takes_turn(&mut self, to: u16) -> Result<bool, Error> {
+        let Some((last, bytes)) = self.turn.filter(|(last, _)| *last != to) else {
+            return Ok(true);
+        };
+        if bytes > UNSENT
+            && let Some(link) = &mut self.links[usize::from(last)]
+            && !link.has_passed_on(UNSENT).map_err(Error::io("look at what a socket holds"))?
+        {
+            self.blocked = Some(last);
+            return Ok(false);
+        }
+        self.turn = None;
+        Ok(true)
     }
 
     /// Bytes of a message that may leave now, header and all.
@@ -198,6 +224,7 @@ impl<'a> Run<'a> {
         match link.send(rest) {
             Ok(taken) => {
                 self.sent += taken;
+                self.turn = Some((to, self.turn.map_or(0, |(_, bytes)| bytes) + taken));
                 while let Some(send) = schedule.sends.get(self.next_send)
                     && let total = HEADER_LEN + send.range.len() * size
                     && total <= self.sent

@@ -3,12 +3,15 @@
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use socket2::{SockRef, TcpKeepalive};
 use xdp_agg_common::control::words::clean;
 
 use crate::error::Error;
+use crate::meet::wait;
 use crate::wire::{HEADER_LEN, Header, MAX_NOTICE};
 
 /// Bytes that are read ahead of their use, at most: a short message with its header, or a notice.
@@ -32,6 +35,8 @@ pub(crate) struct Link {
     pub(crate) ended: Option<String>,
     /// A message to it is sent in part.
     pub(crate) in_message: bool,
+    /// The socket can be written to only once it has passed on what it holds.
+    drains: bool,
 }
 
 impl Link {
@@ -51,6 +56,7 @@ impl Link {
             current: None,
             ended: None,
             in_message: false,
+            drains: false,
         })
     }
 
@@ -187,9 +193,33 @@ impl Link {
         }
     }
 
+    /// Whether the socket has passed on all that it took but `unsent` bytes, or has come to an end.
+    /// Until it has, it takes nothing more, and `poll(2)` says when it can be asked again.
+    pub(crate) fn has_passed_on(&mut self, unsent: usize) -> io::Result<bool> {
+        let socket = SockRef::from(&self.stream);
+        if !self.drains {
+            // The kernel calls a socket writable that holds less than half of this.
+            socket.set_tcp_notsent_lowat(u32::try_from(2 * unsent).unwrap_or(u32::MAX))?;
+            self.drains = true;
+        }
+        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::OUT)];
+        wait(&mut fds, Duration::ZERO)?;
+        if fds[0].revents().is_empty() {
+            return Ok(false);
+        }
+        // Its next message may fill the whole buffer again.
+        socket.set_tcp_notsent_lowat(0)?;
+        self.drains = false;
+        Ok(true)
+    }
+
     /// Says why this rank gives up, as far as that is possible, and that nothing follows.
     pub(crate) fn give_up(&mut self, notice: &Header, text: &str) {
         if !self.in_message {
+            if self.drains {
+                // A notice is taken whatever waits before it; else the other rank sees the end.
+                let _ = SockRef::from(&self.stream).set_tcp_notsent_lowat(0);
+            }
             let header = notice.encode();
             // Where it cannot be told, the other rank sees the connection's end.
             let _ = self.send(&[IoSlice::new(&header), IoSlice::new(text.as_bytes())]);
