@@ -1,143 +1,68 @@
-//! An aggregator that has too few slots, and parameter servers for blocks that find none.
+//! ATP (Lao et al., NSDI 2021): a switch whose slots are taken by whichever block comes first, and
+//! parameter servers for what finds its slot taken.
+//!
+//! ATP stands here as its paper has it, over UDP, in user space:
+//!
+//! * A block's slot is a hash of its job and its number ([`Packet::slot`]). The first fragment
+//!   takes the slot if it is free. A fragment that finds another block there goes on to the server.
+//! * When all workers' fragments of a block are in its slot, their sum goes to the server. The
+//!   server sends the result back through the switch, which frees the slot and sends a copy to each
+//!   worker (NSDI 2021, section 3.2).
+//! * A slot may be freed between two fragments of a block, so part of a sum may wait at the switch
+//!   and the rest at the server. A worker repeats a fragment whose result is overdue, with
+//!   [`Packet::again`] set. Then the switch hands its part over to the server, which merges both,
+//!   and the block's other fragments pass until its result has.
+//! * A fragment that was counted is not counted again: partial sums carry the ranks in them. The
+//!   server adds a sum of other ranks than it has, and takes a sum with more ranks instead of its
+//!   own. It refuses a sum that shares some of its ranks, because none could be taken out of it.
+//! * Blocks are at most [`LIMIT`] ahead of the oldest missing result, as in xdp-agg. A fragment of
+//!   block `b` shows that all blocks up to `b - LIMIT` are done at its worker, and so everywhere.
+//!   The server forgets them then, and the switch takes slots back that they hold.
+//!
+//! [`Worker`], [`Switch`] and [`Server`] decide; they have neither sockets nor clocks. The worker's
+//! window, losses and timers are those of xdp-agg ([`xdp_agg_protocol::worker::flow`]), and so are
+//! its numbers ([`xdp_agg_quantize`]). [`Client`] and [`serve`] have the sockets.
 
-use rand_xoshiro::SplitMix64;
-use rand_xoshiro::rand_core::{RngCore, SeedableRng};
-
-/// As ATP (NSDI 2021) deals with scarce memory: a block is hashed to a slot. If a block that is
-/// still under way has that slot, the new one passes the aggregator unsummed. Then the parameter
-/// server sums it.
-///
-/// A real switch finds collisions as they happen. Here they are decided beforehand, from the
-/// blocks' numbers and the window, so that all workers decide alike. Which blocks collide follows
-/// the same law, and both parts travel at the same time. Blocks count on from vector to vector,
-/// because several are under way at a time.
-#[derive(Debug)]
-pub struct Atp {
-    /// Elements of a block.
-    block: usize,
-    /// The last block that took each slot.
-    taken: Vec<Option<u64>>,
-    /// Blocks so far.
-    blocks: u64,
-}
-
-/// A vector, as it is summed: by the aggregator and by a parameter server, and which block is
-/// where.
-#[derive(Debug)]
-pub struct Split {
-    /// What the aggregator sums, and its sums after that.
-    pub network: Vec<f32>,
-    /// The same of the servers.
-    pub served: Vec<f32>,
-    fates: Vec<Fate>,
-}
-
-/// What sums a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// The aggregator.
-    Network,
-    /// A parameter server.
-    Server,
-}
-
-/// Every bit of the input moves every bit of the output.
-fn mix(value: u64) -> u64 {
-    SplitMix64::seed_from_u64(value).next_u64()
-}
-
-impl Atp {
-    /// Slots of the aggregator unless set otherwise: as many as a job has by default, so that
-    /// systems differ in what they do with them.
-    pub const SLOTS: u32 = 1024;
-
-    /// Vectors in blocks of this number of elements, over this number of slots.
-    pub fn new(block: usize, slots: u32) -> Self {
-        Self { block: block.max(1), taken: vec![None; slots.max(1) as usize], blocks: 0 }
-    }
-
-    /// What the next block meets, where half of the slots are under way at a time.
-    fn fate(&mut self) -> Fate {
-        let block = self.blocks;
-        self.blocks += 1;
-        let slots = self.taken.len() as u64;
-        let window = (slots / 2).max(1);
-        let slot = &mut self.taken[(mix(block) % slots) as usize];
-        if slot.is_some_and(|holder| block - holder < window) {
-            return Fate::Server;
-        }
-        *slot = Some(block);
-        Fate::Network
-    }
-
-    /// Cuts a vector into what goes either way. All workers cut the same lengths in the same order.
-    pub fn split(&mut self, data: &[f32]) -> Split {
-        let mut split = Split { network: Vec::new(), served: Vec::new(), fates: Vec::new() };
-        for block in data.chunks(self.block) {
-            let fate = self.fate();
-            split.fates.push(fate);
-            split.part(fate).extend_from_slice(block);
-        }
-        split
-    }
-
-    /// The vector again, of both parts' sums.
-    pub fn join(&self, split: &Split) -> Vec<f32> {
-        let mut parts = [&split.network[..], &split.served[..]];
-        let mut sums = Vec::with_capacity(split.network.len() + split.served.len());
-        for fate in &split.fates {
-            let part = &mut parts[usize::from(*fate == Fate::Server)];
-            let (block, rest) = part.split_at(self.block.min(part.len()));
-            sums.extend_from_slice(block);
-            *part = rest;
-        }
-        sums
-    }
-}
-
-impl Split {
-    const fn part(&mut self, fate: Fate) -> &mut Vec<f32> {
-        match fate {
-            Fate::Network => &mut self.network,
-            Fate::Server => &mut self.served,
-        }
-    }
-}
-
+mod client;
+mod port;
+mod serve;
+mod server;
+mod switch;
 #[cfg(test)]
-mod tests {
-    use super::*;
+mod tests;
+mod wire;
+mod worker;
 
-    #[test]
-    fn blocks_collide_as_hashes_do() {
-        let mut atp = Atp::new(1, 512);
-        let split = atp.split(&vec![1.0; 100_000]);
-        // A slot is taken by a block of the last 256 with probability x. Blocks that find their own
-        // slot free, 1 - x of all, are spread over twice as many slots. So x = (1 - x) / 2 for many
-        // slots.
-        let share = split.served.len() as f64 / 100_000.0;
-        assert!((0.28..0.36).contains(&share), "{share}");
-        assert_eq!(Atp::new(1, 2).split(&[1.0]).fates, [Fate::Network]);
-    }
+pub use client::{Client, Options};
+pub use serve::{Stop, serve_sums, serve_switch};
+pub use server::Server;
+pub use switch::Switch;
+pub use wire::{HEADER_LEN, Kind, Packet};
+pub use worker::{TooLarge, Worker, WorkerOptions};
 
-    #[test]
-    fn all_workers_decide_alike_and_blocks_count_on() {
-        let [mut one, mut other] = [Atp::new(4, 64), Atp::new(4, 64)];
-        let data: Vec<f32> = (0_u16..1000).map(f32::from).collect();
-        let fates = |atp: &mut Atp| [atp.split(&data).fates, atp.split(&data).fates];
-        let [first, second] = fates(&mut one);
-        assert_ne!(first, second, "the second vector meets the first one's blocks");
-        assert_eq!(fates(&mut other), [first, second]);
-    }
+/// Most blocks from the oldest without result to the newest that was sent.
+pub const LIMIT: u64 = 512;
 
-    #[test]
-    fn what_is_split_is_joined_again() {
-        let mut atp = Atp::new(7, 16);
-        let data: Vec<f32> = (0_u16..1000).map(f32::from).collect();
-        let mut split = atp.split(&data);
-        assert!(!split.served.is_empty() && !split.network.is_empty());
-        split.network.iter_mut().chain(&mut split.served).for_each(|sum| *sum *= 2.0);
-        let sums: Vec<f32> = data.iter().map(|element| element * 2.0).collect();
-        assert_eq!(atp.join(&split), sums);
-    }
+/// Slots of the switch unless set otherwise: as many as an aggregator gives a job by default, so
+/// that systems differ in what they do with them.
+pub const SLOTS: u32 = 1024;
+
+/// Where a switch listens unless an address says otherwise.
+pub const PORT: u16 = 29_700;
+
+/// What a switch and a server have counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// At the switch: fragments that found another block in their slot, or that were repeated.
+    pub passed: u64,
+    /// At the switch: whole sums that went to the server.
+    pub whole: u64,
+    /// At the switch: parts of sums that went to the server because a fragment was repeated.
+    pub flushed: u64,
+    /// At the switch: slots that a block had left behind.
+    pub reclaimed: u64,
+    /// At the server: sums of other ranks that were added to what it had.
+    pub merged: u64,
+    /// At the server: sums that shared some ranks with what it had.
+    pub refused: u64,
 }

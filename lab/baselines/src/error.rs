@@ -16,4 +16,19 @@ pub enum Error {
     /// Waiting for the servers' sockets.
     #[error("waiting for the servers: {0}")]
     Wait(#[source] std::io::Error),
+    /// ATP's socket or thread.
+    #[error("the socket to ATP's switch: {0}")]
+    Socket(#[source] std::io::Error),
+    /// Settings of ATP's numbers.
+    #[error(transparent)]
+    Format(#[from] xdp_agg_quantize::FormatError),
+    /// A vector that ATP's numbers do not hold.
+    #[error(transparent)]
+    TooLarge(#[from] crate::atp::TooLarge),
+    /// ATP's sums did not come.
+    #[error("no sum in {0:?}; are the switch, all servers and all workers up?")]
+    Deadline(std::time::Duration),
+    /// ATP's thread has ended before.
+    #[error("ATP has failed before; the first error says why")]
+    Ended,
 }

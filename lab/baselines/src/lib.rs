@@ -6,19 +6,19 @@
 //! * [`Ps`]: every process pushes its whole vector to the parameter servers.
 //! * [`PsRing`]: PASSING's first step (section 4.1): the processes of a host sum first, and push
 //!   one copy.
-//! * [`Atp`]: an aggregator with few slots; blocks that find theirs taken go to the servers.
+//! * [`atp`]: a switch whose slots are taken as blocks come; what finds its slot taken goes to the
+//!   servers. Its buckets are started and waited for, instead of one blocking call each.
 //! * [`Har`]: rings inside groups and across them, the baseline of the Rina paper.
 //!
 //! They sum floats, blocking, and are tuned as far as they go: full duplex, all servers at once.
 
-mod atp;
+pub mod atp;
 mod collective;
 mod error;
 mod har;
 mod ps;
 mod psring;
 
-pub use atp::{Atp, Split};
 pub use collective::{About, BoxError, Collective};
 pub use error::Error;
 pub use har::Har;

@@ -1,8 +1,9 @@
-//! The programs that measure: a worker of a benchmark, and a parameter server.
+//! The programs that measure: a worker of a benchmark, a parameter server, and ATP's switch.
 
 #![forbid(unsafe_code)]
 
 pub mod all_reduce;
+pub mod atp;
 pub mod server;
 
 use std::io::{self, Write};

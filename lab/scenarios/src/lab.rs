@@ -287,10 +287,16 @@ fn is_ready_line(line: &str) -> bool {
 /// Starts a parameter server and waits until it is ready.
 pub(crate) fn start_server(host: &Namespace, name: String, listen: &str) -> Result<Process> {
     let mut command = host.command(program("xdp-agg-ps")?);
-    command.args(["--listen", listen]).env("NO_COLOR", "1");
-    let server = Process::spawn(name, command)?;
-    server.wait_line("that it is ready", Duration::from_secs(30), is_ready_line)?;
-    Ok(server)
+    command.args(["--listen", listen]);
+    start_service(name, command)
+}
+
+/// Starts a service that says when it is ready, and waits until it is.
+pub(crate) fn start_service(name: String, mut command: Command) -> Result<Process> {
+    command.env("NO_COLOR", "1");
+    let service = Process::spawn(name, command)?;
+    service.wait_line("that it is ready", Duration::from_secs(30), is_ready_line)?;
+    Ok(service)
 }
 
 /// Those of these workers that have not ended; a failure of one that has is reported.

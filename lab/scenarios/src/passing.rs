@@ -12,16 +12,18 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use xdp_agg_common::frame::IP_OVERHEAD;
+use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 use xdp_agg_testbed::LinkMeter;
 use xdp_agg_workloads::model::{Servers, Setting, System};
-use xdp_agg_workloads::{Network, Workload};
+use xdp_agg_workloads::{Network, Workload, claims};
 
 use super::compare;
 use super::files::{report_file, reports, scratch};
 use super::lab::{Engine, Plan, Privilege};
 use super::machine::{self, Facts};
 use super::setting::Rate;
-use cluster::{Cluster, Size};
+use cluster::{Cluster, Pool, Size};
 use output::Output;
 use predict::{Compute, Phase, Run};
 use row::{Ran, Report, Row};
@@ -43,6 +45,10 @@ pub(crate) struct Args {
     /// Hosts and processes on each, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "2x2,2x4,4x2,4x4")]
     setting: Vec<Place>,
+    /// Figures 4 to 6: clusters from one process up to 4x4 instead of --setting, with ps and ring,
+    /// and the paper's computation before communication.
+    #[arg(long, conflicts_with = "setting")]
+    sweep: bool,
     /// Systems, separated by commas. Default: ps, psring, switchml, atp, ring, passing.
     #[arg(long, value_delimiter = ',')]
     system: Option<Vec<System>>,
@@ -50,8 +56,8 @@ pub(crate) struct Args {
     /// `hosts` for one on every host with workers. Systems without servers are run once.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     servers: Vec<Servers>,
-    /// Rate of every link in each direction, such as 200mbit or 1gbit.
-    #[arg(long, default_value = "200mbit")]
+    /// Rate of every link in each direction, such as 100mbit or 1gbit.
+    #[arg(long, default_value = "100mbit")]
     rate: Rate,
     /// Scale every tensor to this share of its elements. Default: what fits --limit.
     #[arg(long, value_parser = fraction)]
@@ -76,6 +82,17 @@ pub(crate) struct Args {
     /// MTU of all links; XDP on veth takes at most 3506.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(256..=3506))]
     mtu: u32,
+    /// Slots of the aggregator's pool, and of ATP's switch: a power of two. Default: 1024, which is
+    /// what a job has.
+    #[arg(long, value_parser = slots)]
+    slots: Option<u32>,
+    /// Elements in a slot, and so in a packet to it: a multiple of 16. Default: as many as --mtu
+    /// allows. Streams have packets as long as --mtu allows in any case.
+    #[arg(long, value_parser = elements)]
+    elements: Option<u32>,
+    /// `paper` is the pool of the paper's testbed: 32 slots of 64 elements.
+    #[arg(long, value_enum, conflicts_with_all = ["slots", "elements"])]
+    pool: Option<Preset>,
     /// What sums in the aggregator. Default: xdp where this is root.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
@@ -91,12 +108,58 @@ pub(crate) struct Args {
     report: PathBuf,
 }
 
+/// Pools by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Preset {
+    /// PASSING, section 5.1: `y = 32` buckets of `x = 64` integers of 32 bits.
+    Paper,
+}
+
+impl Args {
+    /// The pool that is asked for.
+    fn pool(&self) -> Pool {
+        let (slots, elements) = match self.pool {
+            Some(Preset::Paper) => (Some(32), Some(64)),
+            None => (self.slots, self.elements),
+        };
+        let mtu = |elements: u32| IP_OVERHEAD as u32 + elements * size_of::<u32>() as u32;
+        Pool { slots, mtu: elements.map(mtu) }
+    }
+}
+
+/// A power of two that a pool may have.
+fn slots(text: &str) -> Result<u32, String> {
+    let value = text
+        .parse()
+        .ok()
+        .filter(|value: &u32| value.is_power_of_two() && (2..=65_536).contains(value));
+    value.ok_or_else(|| format!("{text:?} slots; expected a power of two from 2 to 65536"))
+}
+
+/// A number of elements of 32 bits in a packet of ours.
+fn elements(text: &str) -> Result<u32, String> {
+    let most = (MAX_CHUNKS * CHUNK_LEN / size_of::<u32>()) as u32;
+    let value = text
+        .parse()
+        .ok()
+        .filter(|value: &u32| value.is_multiple_of(16) && (16..=most).contains(value));
+    value.ok_or_else(|| format!("{text:?} elements; expected a multiple of 16, at most {most}"))
+}
+
 /// Hosts and processes on each, as a person types them: `4x2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     hosts: u16,
     processes: u16,
 }
+
+/// Clusters of figures 4 to 6: 1, 2, 4, 8 and 16 processes.
+const SWEEP: [Place; 7] = {
+    const fn place(hosts: u16, processes: u16) -> Place {
+        Place { hosts, processes }
+    }
+    [place(1, 1), place(1, 2), place(1, 4), place(2, 2), place(2, 4), place(4, 2), place(4, 4)]
+};
 
 impl FromStr for Place {
     type Err = String;
@@ -175,7 +238,8 @@ impl<'a> Bench<'a> {
             bail!("--rate none: this bench compares links that are the limit; give them a rate");
         };
         let (link, in_host) = (bits as f64 / 8.0, copy_rate());
-        let settings = args.setting.iter().flat_map(|place| {
+        let places = if args.sweep { SWEEP.to_vec() } else { args.setting.clone() };
+        let settings = places.iter().flat_map(|place| {
             let Place { hosts, processes } = *place;
             let setting = move |&servers| Setting { hosts, processes, servers, link, in_host };
             args.servers.iter().map(setting)
@@ -186,7 +250,11 @@ impl<'a> Bench<'a> {
             offloads: !args.no_offloads,
             ..Plan::new(0, args.rate, privilege)
         };
-        let systems = args.system.clone().unwrap_or_else(|| System::ALL.to_vec());
+        let systems = match &args.system {
+            Some(systems) => systems.clone(),
+            None if args.sweep => vec![System::Ps, System::Ring],
+            None => System::ALL.to_vec(),
+        };
         let (settings, phases) = (settings.collect(), phases(args));
         Ok(Self { args, plan, systems, settings, phases, link, started: Instant::now() })
     }
@@ -255,7 +323,8 @@ impl<'a> Bench<'a> {
     fn measure(&self, workload: &Workload, system: System, setting: &Setting) -> Result<Vec<Row>> {
         let size = self.size(setting);
         let servers = if system.uses_servers() { size.servers } else { Servers::Apart(0) };
-        let cluster = Cluster::build(self.plan, Size { servers, ..size })?;
+        let pool = self.args.pool();
+        let cluster = Cluster::build(self.plan, Size { servers, ..size }, pool)?;
         let services = cluster.serve(system)?;
         let scratch = scratch()?;
         let (network, bytes) = (workload.network, workload.bytes() as f64);
@@ -284,16 +353,18 @@ impl<'a> Bench<'a> {
             eprintln!("{broken}");
         }
         let reports: Vec<Report> = reports(&scratch, size.world())?;
-        services.stop()?;
         let ran = Ran {
             system,
             workload,
             size,
             rate: self.plan.rate,
             mtu: self.plan.mtu,
+            slot_mtu: pool.mtu.unwrap_or(self.plan.mtu),
             in_host: setting.in_host,
         };
         let mut rows = ran.rows(&reports, &marks, links.as_deref());
+        let counted = services.stop()?;
+        rows.iter_mut().for_each(|row| row.counted.clone_from(&counted));
         for (row, phase) in rows.iter_mut().zip(&self.phases) {
             row.paper_gbits = phase.compute.paper_gbits();
         }
@@ -301,9 +372,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Iterations without computation, then with each computation, summing after it and during it.
+/// Iterations without computation, then with each computation, summing after it and during it. The
+/// sweep has the paper's computation alone, and sums after it.
 fn phases(args: &Args) -> Vec<Phase> {
     let mut phases = Vec::new();
+    if args.sweep {
+        let compute = Compute::Paper(claims::EFFICIENCY_GBITS);
+        return vec![Phase { iters: args.compute_iters, compute, overlap: false }];
+    }
     for &compute in &args.compute {
         if compute == Compute::Seconds(0.0) {
             phases.push(Phase { iters: args.iters, compute, overlap: false });
@@ -343,6 +419,25 @@ mod tests {
         for text in ["4", "x4", "0x4", "4x0", "16x8", "4x2x1"] {
             assert!(text.parse::<Place>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_papers_pool_is_32_slots_of_64_elements() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let pool = |line: &str| {
+            use clap::Parser as _;
+            Line::try_parse_from(line.split(' ')).map(|line| line.args.pool())
+        };
+        let paper = pool("passing --pool paper").expect("it is a preset");
+        assert_eq!(paper, Pool { slots: Some(32), mtu: Some(306) });
+        assert_eq!(pool("passing --slots 32 --elements 64").expect("the same"), paper);
+        assert_eq!(pool("passing").expect("none"), Pool::default());
+        assert!(pool("passing --pool paper --slots 64").is_err());
+        assert!(pool("passing --slots 33").is_err() && pool("passing --elements 65").is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Figures of PASSING's text (section 5.2), and the computation that they imply.
+//! Figures of PASSING's text (sections 3.2 and 5.2), and the computation that they imply.
 //!
 //! `lab/workloads/papers/passing.toml` has the numbers. The computation of an iteration is fitted
 //! to figures 18 and 19 alone. So what is compared with it are the savings of figures 14 to 17, and
@@ -53,11 +53,24 @@ pub struct Efficiency {
     pub figure: String,
 }
 
+/// What the paper says of speed-up over one accelerator, of both networks, with PS and a ring.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpeedUp {
+    /// Accelerators, here processes.
+    pub accelerators: u16,
+    /// The largest speed-up of all cases.
+    pub at_most: f64,
+    /// Where it stands.
+    pub figure: String,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Paper {
     saving: Vec<Saving>,
     efficiency: Vec<Efficiency>,
+    speed_up: Vec<SpeedUp>,
 }
 
 static PAPER: LazyLock<Paper> = LazyLock::new(|| {
@@ -78,6 +91,11 @@ pub fn all_savings() -> &'static [Saving] {
 /// All scaling efficiencies of the text.
 pub fn all_efficiencies() -> &'static [Efficiency] {
     &PAPER.efficiency
+}
+
+/// All speed-ups of the text.
+pub fn speed_ups() -> &'static [SpeedUp] {
+    &PAPER.speed_up
 }
 
 /// Savings that the paper claims of this setting, at any rate.
@@ -263,6 +281,7 @@ mod tests {
     fn claims_are_found_by_their_setting() {
         assert_eq!(all_savings().len(), 17);
         assert_eq!(all_efficiencies().len(), 4);
+        assert_eq!(speed_ups().len(), 1);
         assert_eq!(savings(Network::Vgg19, 4, 4).count(), 6);
         assert_eq!(savings(Network::Bert, 4, 4).count(), 0);
         assert!(all_savings().iter().all(|claim| (0.0..100.0).contains(&claim.percent)));

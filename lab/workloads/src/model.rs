@@ -24,7 +24,8 @@ pub enum System {
     Psring,
     /// Every process is an aggregator's worker by itself, behind its host's one link.
     Switchml,
-    /// An aggregator with few slots; what finds none free goes to a parameter server.
+    /// A switch whose slots are taken as blocks come. Sums go to a parameter server, and so do
+    /// blocks that find their slot taken.
     Atp,
     /// A ring of all processes.
     Ring,
@@ -53,6 +54,11 @@ impl System {
 
     /// Whether it needs the aggregator.
     pub const fn uses_aggregator(self) -> bool {
+        matches!(self, Self::Switchml | Self::Passing)
+    }
+
+    /// Whether it sends a slot's worth a packet over UDP, and not a stream.
+    pub const fn uses_slots(self) -> bool {
         matches!(self, Self::Switchml | Self::Atp | Self::Passing)
     }
 
@@ -176,8 +182,8 @@ pub fn between_hosts_seconds(setting: &Setting, bytes: f64) -> f64 {
 /// for [`System::Psring`]. For the others it gives no equation; in the same terms:
 ///
 /// * an aggregator in the network makes the host's link the narrowest: `2 n K / B` for
-///   [`System::Switchml`] and [`System::Atp`] (none of whose blocks has to go to a server), and
-///   equation (1) `+ 2 K / B` for [`System::Passing`];
+///   [`System::Switchml`] and [`System::Atp`] (whose servers get a sum of each block, and no
+///   more), and equation (1) `+ 2 K / B` for [`System::Passing`];
 /// * a ring of `N` sends `2 (N - 1) / N K` over each link (section 2.1), rings across the hosts
 ///   ([`System::HAr`]) that of `s`.
 pub fn paper_seconds(system: System, setting: &Setting, bytes: f64) -> f64 {
@@ -208,7 +214,12 @@ pub fn host_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
     match system {
         System::Ps => setting.beyond_the_host() * f64::from(setting.processes) * bytes,
         System::Psring => setting.beyond_the_host() * bytes,
-        System::Switchml | System::Atp => f64::from(setting.processes) * bytes,
+        System::Switchml => f64::from(setting.processes) * bytes,
+        // A host's server gets its part of the sums, and sends it once for all.
+        System::Atp if setting.servers == Servers::Hosts => {
+            (f64::from(setting.processes) + 1.0 / setting.p()) * bytes
+        }
+        System::Atp => f64::from(setting.processes) * bytes,
         System::Passing => bytes,
         System::Ring => ring_bytes(setting.world(), setting, bytes),
         System::HAr => ring_bytes(setting.hosts, setting, bytes),
@@ -223,8 +234,9 @@ pub fn server_bytes(system: System, setting: &Setting, bytes: f64) -> f64 {
         _ if setting.servers == Servers::Hosts => 0.0,
         System::Ps => f64::from(setting.world()) * bytes / p,
         System::Psring => f64::from(setting.hosts) * bytes / p,
-        // What the aggregator had no slot for is not known beforehand.
-        System::Switchml | System::Atp | System::Ring | System::HAr | System::Passing => 0.0,
+        // The sums. What finds its slot taken comes on top, and is not known beforehand.
+        System::Atp => bytes / p,
+        System::Switchml | System::Ring | System::HAr | System::Passing => 0.0,
     }
 }
 
@@ -275,6 +287,9 @@ mod tests {
         // With many servers the hosts' own links are the narrowest.
         let many = Setting { servers: Servers::Apart(16), ..SETTING };
         near(bound_seconds(System::Ps, &many, 1e9, 1.0), 4.0);
+        // ATP's server gets one copy of the sums.
+        near(bound_seconds(System::Atp, &SETTING, 1e9, 1.0), 4.0);
+        near(server_bytes(System::Atp, &SETTING, 1e9), 1e9);
         let alone = Setting { hosts: 1, ..SETTING };
         near(bound_seconds(System::Ring, &alone, 1e9, 1.0), 0.0);
     }
@@ -287,6 +302,7 @@ mod tests {
         near(bound_seconds(System::Psring, &hosts, 1e9, 1.0), 0.75 + 3.0 * 0.25);
         near(paper_seconds(System::Ps, &hosts, 1e9), 6.0);
         near(bound_seconds(System::Passing, &hosts, 1e9, 1.0), 1.0);
+        near(bound_seconds(System::Atp, &hosts, 1e9, 1.0), 4.25);
     }
 
     #[test]

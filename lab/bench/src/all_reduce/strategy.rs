@@ -13,13 +13,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use xdp_agg_baselines::{Atp, BoxError, Collective, Har, Ps, PsRing, Split, servers_from_env};
-use xdp_agg_client::{Builder, Chosen, Communicator, Handle, Op, deadline_from_env};
+use xdp_agg_baselines::{BoxError, Collective, Har, Ps, PsRing, atp, servers_from_env};
+use xdp_agg_client::{
+    Builder, Chosen, Communicator, Handle, Op, addresses, deadline_from_env, variable,
+};
 use xdp_agg_mesh::{DEFAULT_DEADLINE, Groups, Mesh};
 use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::plan::{Lost, racks};
 use xdp_agg_topology::{Topology, TopologyFile};
 pub(crate) use xdp_agg_workloads::model::System as Strategy;
+
+use super::pattern::EXACT_SCALE;
 
 /// All-reduces in flight, as training has them: several are started while the layers before them
 /// are being computed, and waited for at the end.
@@ -90,11 +94,7 @@ pub(crate) fn open(strategy: Strategy, buckets: usize) -> Result<Box<dyn Replay>
             "in host, parameter servers".into(),
             each(0..lanes, |lane| Ok(PsRing::connect(&settings(lane)?, &servers()?)?))?,
         ),
-        Strategy::Atp => {
-            let servers = each(0..lanes, |lane| Ok(Ps::connect(&settings(lane)?, &servers()?)?))?;
-            let servers = Threaded::new("parameter servers".to_owned(), servers)?;
-            return Ok(Box::new(Colliding::open(servers)?));
-        }
+        Strategy::Atp => return Ok(Box::new(Colliding::open()?)),
     };
     Ok(Box::new(Threaded::new(algorithm, lanes)?))
 }
@@ -173,11 +173,7 @@ struct Aggregated {
 
 impl Aggregated {
     fn open(in_host: bool) -> Result<Self> {
-        Self::with(|settings| settings.in_host(in_host))
-    }
-
-    fn with(more: impl FnOnce(Builder) -> Builder) -> Result<Self> {
-        let communicator = more(Builder::from_env()?).connect()?;
+        let communicator = Builder::from_env()?.in_host(in_host).connect()?;
         Ok(Self { communicator, in_flight: VecDeque::new(), deadline: deadline()? })
     }
 }
@@ -214,54 +210,62 @@ impl Replay for Aggregated {
     }
 }
 
-/// Summed by the aggregator as far as blocks find slots, and by parameter servers otherwise.
+/// ATP, whose thread takes any number of buckets at a time.
 struct Colliding {
-    aggregated: Aggregated,
-    servers: Threaded,
-    atp: Atp,
-    /// What is under way.
-    splits: VecDeque<Split>,
+    client: atp::Client,
+    in_flight: usize,
 }
 
 impl Colliding {
-    fn open(servers: Threaded) -> Result<Self> {
-        let slots = Builder::from_env()?.get_slots().unwrap_or(Atp::SLOTS);
-        let aggregated = Aggregated::with(|settings| settings.in_host(false).slots(slots))?;
-        let block = aggregated.communicator.block_bytes() / size_of::<f32>();
-        let atp = Atp::new(block, slots);
-        Ok(Self { aggregated, servers, atp, splits: VecDeque::new() })
+    fn open() -> Result<Self> {
+        let switch = addresses(SWITCH, &needed(SWITCH)?, atp::PORT)?;
+        let mtu = variable("XDP_AGG_MTU")?.map_or(Ok(1500), |text| {
+            text.parse().map_err(|_| crate::WrongConfig(format!("XDP_AGG_MTU: {text:?}: no MTU")))
+        })?;
+        let options = atp::Options { switch: switch[0], mtu, scale: EXACT_SCALE };
+        let client = atp::Client::open(&Builder::from_env()?, options)?;
+        Ok(Self { client, in_flight: 0 })
     }
+}
+
+/// Where ATP's switch listens for this host's workers.
+const SWITCH: &str = "XDP_AGG_ATP_SWITCH";
+
+fn needed(name: &'static str) -> Result<String> {
+    let missing = || {
+        crate::WrongConfig(format!(
+            "{name} is not set; expected host:port of the switch (`xdp-agg-atp switch`) for the \
+             workers of this host"
+        ))
+    };
+    Ok(variable(name)?.ok_or_else(missing)?)
 }
 
 impl Replay for Colliding {
     fn rank(&self) -> u16 {
-        self.aggregated.rank()
+        self.client.rank()
     }
 
     fn world_size(&self) -> u16 {
-        self.aggregated.world_size()
+        self.client.world()
     }
 
     fn algorithm(&self) -> String {
-        format!("{}, {}", self.aggregated.algorithm(), self.servers.algorithm())
+        "switch, parameter servers".to_owned()
     }
 
     fn start(&mut self, bucket: Vec<f32>) -> Result<()> {
-        let mut split = self.atp.split(&bucket);
-        self.aggregated.start(std::mem::take(&mut split.network))?;
-        self.servers.start(std::mem::take(&mut split.served))?;
-        self.splits.push_back(split);
-        Ok(())
+        self.in_flight += 1;
+        Ok(self.client.start(bucket)?)
     }
 
     fn wait(&mut self) -> Result<Vec<f32>> {
-        let mut split = self.splits.pop_front().context("no bucket is in flight")?;
-        (split.network, split.served) = (self.aggregated.wait()?, self.servers.wait()?);
-        Ok(self.atp.join(&split))
+        self.in_flight = self.in_flight.checked_sub(1).context("no bucket is in flight")?;
+        Ok(self.client.wait()?)
     }
 
     fn counters(&self) -> Result<serde_json::Value> {
-        self.aggregated.counters()
+        Ok(serde_json::Value::Null)
     }
 }
 

@@ -162,11 +162,12 @@ enum Picture {
 type Maker = fn(&Plan, &Bench) -> Result<Vec<Figure>>;
 
 /// Names on the command line, and what makes them.
-const FIGURES: [(&str, Maker); 7] = [
+const FIGURES: [(&str, Maker); 8] = [
     ("rat-6", rat::over_subscription),
     ("rat-7", rat::paused),
     ("rina-5", rina::occupation_model),
     ("rina-10", rina::throughput),
+    ("passing-4", passing::clusters),
     ("passing-14", passing::iterations),
     ("passing-18", passing::scaling),
     ("scale", scale::scale),

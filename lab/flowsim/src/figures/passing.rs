@@ -1,4 +1,5 @@
-//! Figures 14 to 19 of paper 1 (PASSING): iterations, and scaling efficiency.
+//! Figures 4 to 6 and 14 to 19 of paper 1 (PASSING): computation and communication by size of the
+//! cluster, iterations, and scaling efficiency.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +7,10 @@ use crate::generate::{Generated, SpineLeaf};
 use anyhow::Result;
 use xdp_agg_report::plot::Axes;
 use xdp_agg_topology::Rate;
+use xdp_agg_topology::graph::NodeKind;
 use xdp_agg_workloads::Network as Model;
 use xdp_agg_workloads::claims::{
-    Efficiency, Saving, all_efficiencies, all_savings, compute_seconds, is_near,
+    Efficiency, Saving, all_efficiencies, all_savings, compute_seconds, is_near, speed_ups,
 };
 use xdp_agg_workloads::model::{self, Setting, System, in_host_seconds};
 
@@ -44,7 +46,20 @@ struct Times {
     ps: f64,
     psring: f64,
     switchml: f64,
+    atp: f64,
+    ring: f64,
     passing: f64,
+}
+
+/// Where a job runs, as the equations have it.
+fn setting_of((hosts, processes): (usize, u16), gbits: u32) -> Setting {
+    Setting {
+        hosts: hosts as u16,
+        processes,
+        servers: model::Servers::Apart(1),
+        link: Rate::gbit(gbits).bytes(),
+        in_host: IN_HOST,
+    }
 }
 
 /// With links of this rate.
@@ -53,46 +68,62 @@ fn times(bench: &Bench, (hosts, processes): (usize, u16), bytes: f64, gbits: u32
     let with_server = star(hosts + 1, gbits)?;
     let fabric = Fabric::new(&with_server.network, Costs::IDEAL);
     let server = Servers::new(&with_server.network, [hosts as u16]);
-    let served = |pushed: f64| -> Result<f64> {
-        let schedule = server.schedule(&fabric, &BTreeSet::new(), pushed);
+    let served = |aggregating: &BTreeSet<usize>, pushed: f64| -> Result<f64> {
+        let schedule = server.schedule(&fabric, aggregating, pushed);
         let options = Options::default();
         Ok(simulate(&schedule, fabric.capacities(), &options, &mut |_| {})?.seconds)
     };
-    let (ps, psring) = (served(bytes * f64::from(processes))?, served(bytes)?);
+    let (none, all_bytes) = (BTreeSet::new(), bytes * f64::from(processes));
+    let nodes = with_server.network.nodes().iter().enumerate();
+    let switches = nodes.filter(|(_, node)| **node == NodeKind::Switch).map(|(index, _)| index);
+    // No block finds its slot taken, and the switch sums all that comes by.
+    let atp = served(&switches.collect(), all_bytes)?;
+    let (ps, psring) = (served(&none, all_bytes)?, served(&none, bytes)?);
     let mut generated = star(hosts, gbits)?;
     generated.equip(0);
     let aggregated = |way| -> Result<f64> {
         let question = Question { processes, ..Question::ideal(way, bytes) };
         Ok(bench.run(&generated, &question)?.seconds)
     };
-    let setting = Setting {
-        hosts: hosts as u16,
-        processes,
-        servers: model::Servers::Apart(1),
-        link: Rate::gbit(gbits).bytes(),
-        in_host: IN_HOST,
-    };
+    let setting = setting_of((hosts, processes), gbits);
     // Reduce-scatter before, all-gather behind.
     let in_host = 2.0 * in_host_seconds(&setting, bytes);
     let (switchml, passing) = (aggregated(Way::SwitchMl)?, aggregated(Way::Passing)? + in_host);
-    Ok(Times { ps, psring: psring + in_host, switchml, passing })
+    // All processes in one ring: only a host's last one has its neighbour on another host.
+    let ring = if hosts > 1 {
+        let (world, hosts) = (f64::from(setting.world()), hosts as f64);
+        let share = ((world - 1.0) / world) / ((hosts - 1.0) / hosts);
+        bench.run(&generated, &Question::ideal(Way::Ring, bytes * share))?.seconds
+    } else {
+        in_host
+    };
+    Ok(Times { ps, psring: psring + in_host, switchml, atp, ring, passing })
 }
 
 impl Times {
-    /// None for systems that are not simulated.
+    /// None for a system that is not the paper's.
     const fn of(&self, system: System) -> Option<f64> {
         match system {
             System::Ps => Some(self.ps),
             System::Psring => Some(self.psring),
             System::Switchml => Some(self.switchml),
+            System::Atp => Some(self.atp),
+            System::Ring => Some(self.ring),
             System::Passing => Some(self.passing),
-            System::Atp | System::Ring | System::HAr => None,
+            System::HAr => None,
         }
+    }
+
+    /// Of the systems of figures 14 to 19.
+    fn all(&self) -> [f64; 5] {
+        SYSTEMS.map(|system| self.of(system).unwrap_or(f64::NAN))
     }
 }
 
-/// The systems of figures 14 to 17. (ATP's blocks never collide here, so it would be SwitchML.)
-const SYSTEMS: [System; 4] = [System::Ps, System::Psring, System::Switchml, System::Passing];
+/// The systems of figures 14 to 19, and their names there.
+const SYSTEMS: [System; 5] =
+    [System::Ps, System::Psring, System::Switchml, System::Atp, System::Passing];
+const NAMES: [&str; 5] = ["PS", "PSRing", "SwitchML", "ATP", "PASSING"];
 
 /// Figures 14 to 17: an iteration by setting.
 pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
@@ -109,7 +140,7 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             let (mut rows, mut groups) = (Vec::new(), Vec::new());
             for setting in [(2, 2), (2, 4), (4, 2), (4, 4)] {
                 let times = times(bench, setting, model.gradient_bytes() as f64, gbits)?;
-                let all = SYSTEMS.map(|system| computing + times.of(system).unwrap_or(f64::NAN));
+                let all = times.all().map(|seconds| computing + seconds);
                 let place = format!("{} x {}", setting.0, setting.1);
                 let mut row: Vec<Cell> = vec![(&place).into()];
                 row.extend(all.map(Cell::from));
@@ -128,18 +159,18 @@ pub(super) fn iterations(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                      18 and 19 (lab/workloads/src/claims.rs)"
                 ),
                 "seconds of an iteration; one server on a host of its own; both directions of a \
-                 link at once; processes of a host at 12 GB/s; ATP would be as SwitchML, because \
-                 no blocks collide"
+                 link at once; processes of a host at 12 GB/s; with ATP no block finds its slot \
+                 taken"
                     .into(),
             ],
                 claims: claims
                     .filter_map(|claim| saved(bench, claim).transpose())
                     .collect::<Result<_>>()?,
-                columns: vec!["hosts x processes", "PS", "PSRing", "SwitchML", "PASSING"],
+                columns: [&["hosts x processes"][..], &NAMES].concat(),
                 rows,
                 picture: Picture::Bars {
                     y: "seconds of an iteration",
-                    series: ["PS", "PSRing", "SwitchML", "PASSING"].map(str::to_owned).to_vec(),
+                    series: NAMES.map(str::to_owned).to_vec(),
                     groups,
                 },
             })
@@ -170,11 +201,11 @@ fn saved(bench: &Bench, claim: &Saving) -> Result<Option<Claim>> {
     }))
 }
 
-/// One of the two within a fifth, or the paper's number between them.
+/// Both within a fifth; or at least one of them, or the paper's number between them.
 fn near(paper: f64, both: f64, apart: f64) -> Verdict {
     let close = |percent: f64| is_near(paper, percent);
     let between = (both.min(apart)..=both.max(apart)).contains(&paper);
-    Verdict::of(close(both) || close(apart), between)
+    Verdict::of(close(both) && close(apart), close(both) || close(apart) || between)
 }
 
 /// Figures 18 and 19, and beyond their four hosts.
@@ -195,12 +226,13 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
         // Speed-up over one process, divided by the number of processes.
         let efficiency = |sync: f64| computing / (computing + sync);
         let mut rows = Vec::new();
-        let mut lines = [const { Vec::new() }; 3];
+        let mut lines = [const { Vec::new() }; NAMES.len()];
         for processes in [2_u16, 4] {
             for &hosts in hosts {
-                let Times { ps, switchml, passing, .. } =
-                    times(bench, (hosts, processes), bytes, LINK)?;
-                let all = [ps, switchml, passing].map(efficiency);
+                let all = times(bench, (hosts, processes), bytes, LINK)?.all().map(efficiency);
+                let setting = setting_of((hosts, processes), LINK);
+                let equations =
+                    SYSTEMS.map(|system| efficiency(model::paper_seconds(system, &setting, bytes)));
                 if processes == 4 {
                     for (line, value) in lines.iter_mut().zip(all) {
                         line.push((hosts as f64, value));
@@ -208,7 +240,8 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                 }
                 let mut row: Vec<Cell> = vec![hosts.into(), usize::from(processes).into()];
                 row.extend(all.map(Cell::from));
-                row.push((100.0 * (all[2] / all[0] - 1.0)).into());
+                row.push((100.0 * (all[4] / all[0] - 1.0)).into());
+                row.extend(equations.map(Cell::from));
                 rows.push(row);
             }
         }
@@ -217,7 +250,7 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
             .filter(|claim| claim.network == model)
             .map(|claim| compared(bench, claim, bytes, computing))
             .collect::<Result<_>>()?;
-        let names = ["PS", "SwitchML", "PASSING"].map(|name| format!("{name}, 4 processes a host"));
+        let names = NAMES.map(|name| format!("{name}, 4 processes a host"));
         made.push(Figure {
             name,
             title,
@@ -228,13 +261,20 @@ pub(super) fn scaling(plan: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
                      compared with themselves"
                 ),
                 "one server on a host of its own; both directions of a link at once; processes of \
-                 a host at 12 GB/s"
+                 a host at 12 GB/s; with ATP no block finds its slot taken; (1)-(4): by equations \
+                 (1) to (4) and their like, in which all is pushed before anything is pulled"
                     .into(),
                 "only the two numbers that the text gives are compared; the curves are pictures"
                     .into(),
             ],
             claims,
-            columns: vec!["hosts", "processes", "PS", "SwitchML", "PASSING", "PASSING over PS, %"],
+            columns: [
+                &["hosts", "processes"][..],
+                &NAMES,
+                &["PASSING over PS, %", "PS (1)-(4)", "PSRing (1)-(4)", "SwitchML (1)-(4)"],
+                &["ATP (1)-(4)", "PASSING (1)-(4)"],
+            ]
+            .concat(),
             rows,
             picture: Picture::Lines {
                 x: "hosts",
@@ -263,4 +303,154 @@ fn compared(bench: &Bench, claim: &Efficiency, bytes: f64, computing: f64) -> Re
         ours: format!("{both:.1} %; {apart:.1} % if all is pushed before anything is pulled"),
         verdict: near(claim.percent_over_ps, both, apart),
     })
+}
+
+/// Hosts, and processes on each: one process up to 16.
+const CLUSTERS: [(usize, u16); 7] = [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4)];
+/// The systems of figures 4 to 6.
+const BOTH: [System; 2] = [System::Ps, System::Ring];
+
+/// Figures 4 to 6: computation and communication by the size of the cluster, and speed-up.
+pub(super) fn clusters(_: &Plan, bench: &Bench) -> Result<Vec<Figure>> {
+    let figures = [
+        (Model::Vgg19, "passing-4", "PASSING, figure 4: VGG19, computation and communication"),
+        (Model::Resnet50, "passing-5", "PASSING, figure 5: ResNet50, the same"),
+    ];
+    let mut made = Vec::new();
+    // By cluster: number of processes, then the speed-up of each system with each network.
+    let mut speed_ups: Vec<(f64, Vec<f64>)> = Vec::new();
+    let mut equations = Vec::new();
+    for (model, name, title) in figures {
+        let (computing, bytes) = (compute_seconds(model), model.gradient_bytes() as f64);
+        let (mut rows, mut groups) = (Vec::new(), Vec::new());
+        for (index, cluster) in CLUSTERS.into_iter().enumerate() {
+            let setting = setting_of(cluster, LINK);
+            let alone = setting.world() == 1;
+            let times = times(bench, cluster, bytes, LINK)?;
+            let simulated =
+                BOTH.map(|system| times.of(system).filter(|_| !alone).unwrap_or_default());
+            let modelled = BOTH.map(|system| match system {
+                _ if alone => 0.0,
+                // Equation (1), there and back: no link between hosts is in this ring.
+                System::Ring if setting.hosts == 1 => 2.0 * in_host_seconds(&setting, bytes),
+                _ => model::paper_seconds(system, &setting, bytes),
+            });
+            let place = format!("{} x {}", setting.hosts, setting.processes);
+            let mut row: Vec<Cell> = vec![(&place).into(), computing.into()];
+            row.extend(simulated.map(Cell::from));
+            row.extend(modelled.map(Cell::from));
+            rows.push(row);
+            groups.push((place, [&[computing][..], &simulated].concat()));
+            let world = f64::from(setting.world());
+            let speed_up = |seconds: f64| world * computing / (computing + seconds);
+            if speed_ups.len() == index {
+                speed_ups.push((world, Vec::new()));
+                equations.push(Vec::new());
+            }
+            speed_ups[index].1.extend(simulated.map(speed_up));
+            equations[index].extend(modelled.map(speed_up));
+        }
+        made.push(Figure {
+            name,
+            title,
+            assumptions: vec![
+                format!(
+                    "an iteration computes for {computing:.3} s, fitted to figures 18 and 19 \
+                     (lab/workloads/src/claims.rs); a process alone communicates nothing"
+                ),
+                "seconds of an iteration, communication after computation; one server on a host \
+                 of its own; the ring has all processes, those of a host side by side"
+                    .into(),
+                "the paper gives no numbers here; (1)-(4): by equation (4), and for the ring by \
+                 its section 2.1"
+                    .into(),
+            ],
+            claims: Vec::new(),
+            columns: vec![
+                "hosts x processes",
+                "computation",
+                "PS",
+                "ring",
+                "PS (1)-(4)",
+                "ring, section 2.1",
+            ],
+            rows,
+            picture: Picture::Bars {
+                y: "seconds of an iteration",
+                series: ["computation", "PS", "ring"].map(str::to_owned).to_vec(),
+                groups,
+            },
+        });
+    }
+    made.push(speed_up(&speed_ups, &equations));
+    Ok(made)
+}
+
+/// Figure 6, and what the text says of it.
+fn speed_up(simulated: &[(f64, Vec<f64>)], equations: &[Vec<f64>]) -> Figure {
+    const NAMES: [&str; 4] = ["VGG19, PS", "VGG19, ring", "ResNet50, PS", "ResNet50, ring"];
+    let claims = speed_ups().iter().map(|claim| {
+        let world = f64::from(claim.accelerators);
+        let at = simulated.iter().zip(equations).filter(|((of, _), _)| *of == world);
+        let (mut both, mut apart) = (Vec::new(), Vec::new());
+        for ((_, simulated), equations) in at {
+            both.extend_from_slice(simulated);
+            apart.extend_from_slice(equations);
+        }
+        let within = |values: &[f64]| values.iter().filter(|x| **x <= claim.at_most).count();
+        let all = !both.is_empty() && within(&both) == both.len() && within(&apart) == apart.len();
+        let ours = NAMES.iter().zip(both.iter().zip(&apart));
+        let ours = ours.map(|(name, (both, apart))| format!("{name} {both:.1}, {apart:.1}"));
+        Claim {
+            paper: format!(
+                "with {} accelerators the speed-up is {} at most (figure {})",
+                claim.accelerators, claim.at_most, claim.figure
+            ),
+            ours: format!(
+                "{} (the second if all is pushed before anything is pulled)",
+                ours.collect::<Vec<_>>().join("; ")
+            ),
+            verdict: Verdict::of(all, within(&both) + within(&apart) > 0),
+        }
+    });
+    let row = |((world, simulated), equations): (&(f64, Vec<f64>), &Vec<f64>)| -> Vec<Cell> {
+        [*world].iter().chain(simulated).chain(equations).map(|value| Cell::from(*value)).collect()
+    };
+    let line = |(index, name): (usize, &str)| {
+        // Of clusters with as many processes, the last one has the most hosts.
+        let points = simulated.iter().map(|(world, of)| (*world, of[index])).collect::<Vec<_>>();
+        let last = points.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.last().copied());
+        (name.to_owned(), last.collect())
+    };
+    Figure {
+        name: "passing-6",
+        title: "PASSING, figure 6: speed-up by number of accelerators, 10 Gbit/s",
+        assumptions: vec![
+            "speed-up over one process: number of processes times computation over an iteration; \
+             clusters of figures 4 and 5, in their order"
+                .into(),
+            "computation is fitted to figures 18 and 19 (lab/workloads/src/claims.rs); no process \
+             is slower than another, and nothing waits but for links"
+                .into(),
+        ],
+        claims: claims.collect(),
+        columns: vec![
+            "processes",
+            "VGG19, PS",
+            "VGG19, ring",
+            "ResNet50, PS",
+            "ResNet50, ring",
+            "VGG19, PS (1)-(4)",
+            "VGG19, ring, 2.1",
+            "ResNet50, PS (1)-(4)",
+            "ResNet50, ring, 2.1",
+        ],
+        rows: simulated.iter().zip(equations).map(row).collect(),
+        picture: Picture::Lines {
+            x: "processes",
+            y: "speed-up",
+            axes: Axes::Linear,
+            series: NAMES.into_iter().enumerate().map(line).collect(),
+        },
+    }
 }

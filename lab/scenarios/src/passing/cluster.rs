@@ -9,10 +9,21 @@ use anyhow::{Context, Result, bail};
 use xdp_agg_testbed::{Direction, Process, Sink, program};
 use xdp_agg_workloads::model::{Servers, System};
 
-use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_server};
+use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_server, start_service};
 
 /// Port of the parameter servers.
 const SERVER_PORT: u16 = 29_600;
+/// Port of ATP's switch for the first host.
+const SWITCH_PORT: u16 = 29_700;
+
+/// The memory of the aggregator, or of ATP's switch, where it is not what a job has by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pool {
+    /// Slots of the job.
+    pub(crate) slots: Option<u32>,
+    /// Largest IP packet that goes into a slot.
+    pub(crate) mtu: Option<u32>,
+}
 
 /// Sizes of a network: the paper's `s`, `n` and `p`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +48,7 @@ impl Size {
 pub(crate) struct Cluster {
     lab: Lab,
     size: Size,
+    pool: Pool,
 }
 
 /// What the shapers of all links have sent, in bytes, up and down.
@@ -57,9 +69,9 @@ pub(crate) struct Services<'a> {
 
 impl Cluster {
     /// Builds the network. `plan` is for one of its links; its number of workers is replaced.
-    pub(crate) fn build(plan: Plan, size: Size) -> Result<Self> {
+    pub(crate) fn build(plan: Plan, size: Size, pool: Pool) -> Result<Self> {
         let lab = Lab::build(Plan { workers: size.hosts + size.servers.apart(), ..plan })?;
-        Ok(Self { lab, size })
+        Ok(Self { lab, size, pool })
     }
 
     pub(crate) const fn lab(&self) -> &Lab {
@@ -77,15 +89,46 @@ impl Cluster {
         }
         if system.uses_servers() {
             for server in 0..self.size.servers.count(self.size.hosts) {
-                services.servers.push(self.start_server(server)?);
+                services.servers.push(self.start_server(system, server)?);
             }
+        }
+        if system == System::Atp {
+            services.servers.push(self.start_switch()?);
         }
         Ok(services)
     }
 
-    fn start_server(&self, server: u16) -> Result<Process> {
+    /// ATP's switch, in the place of the aggregator.
+    fn start_switch(&self) -> Result<Process> {
+        let servers = self.server_addresses();
+        let mut command = self.lab.topology().aggregator().command(program("xdp-agg-atp")?);
+        command.args(["switch", "--listen", &self.switch_address(0)]);
+        command.args(["--hosts", &self.size.hosts.to_string(), "--servers", &servers]);
+        if let Some(slots) = self.pool.slots {
+            command.args(["--slots", &slots.to_string()]);
+        }
+        start_service("switch".to_owned(), command)
+    }
+
+    /// Where the switch listens for the workers of a host.
+    fn switch_address(&self, host: u16) -> String {
+        format!("{}:{}", self.lab.topology().aggregator_addr(), SWITCH_PORT + host)
+    }
+
+    fn server_addresses(&self) -> String {
+        let servers = 0..self.size.servers.count(self.size.hosts);
+        servers.map(|server| self.server_address(server)).collect::<Vec<_>>().join(",")
+    }
+
+    fn start_server(&self, system: System, server: u16) -> Result<Process> {
         let host = self.lab.topology().worker(self.server_host(server));
-        start_server(host, format!("server {server}"), &self.server_address(server))
+        let (name, listen) = (format!("server {server}"), self.server_address(server));
+        if system == System::Atp {
+            let mut command = host.command(program("xdp-agg-atp")?);
+            command.args(["server", "--listen", &listen]);
+            return start_service(name, command);
+        }
+        start_server(host, name, &listen)
     }
 
     fn server_address(&self, server: u16) -> String {
@@ -101,10 +144,9 @@ impl Cluster {
     /// The environment of one process, in the words of launchers. Ranks go through the hosts one
     /// after the other, so in a ring only one connection of a host leaves it.
     fn environment(&self, rank: u16, job: &str) -> Vec<(&'static str, String)> {
-        let Size { hosts, processes, servers } = self.size;
-        let servers = servers.count(hosts);
-        let addresses: Vec<_> = (0..servers).map(|server| self.server_address(server)).collect();
-        vec![
+        let processes = self.size.processes;
+        let mtu = self.pool.mtu.unwrap_or(self.lab.plan().mtu);
+        let mut environment = vec![
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", self.size.world().to_string()),
             ("LOCAL_RANK", (rank % processes).to_string()),
@@ -114,9 +156,14 @@ impl Cluster {
             ("MASTER_PORT", RENDEZVOUS_PORT.to_string()),
             ("XDP_AGG_ADDR", self.lab.control_address()),
             ("XDP_AGG_JOB", job.to_owned()),
-            ("XDP_AGG_PS_ADDRS", addresses.join(",")),
+            ("XDP_AGG_PS_ADDRS", self.server_addresses()),
+            ("XDP_AGG_ATP_SWITCH", self.switch_address(rank / processes)),
+            ("XDP_AGG_MTU", mtu.to_string()),
             ("NO_COLOR", "1".to_owned()),
-        ]
+        ];
+        let slots = self.pool.slots.map(|slots| ("XDP_AGG_JOB_SLOTS", slots.to_string()));
+        environment.extend(slots);
+        environment
     }
 
     /// Runs a program as every process until all have ended, and reads the links' counters at
@@ -200,11 +247,15 @@ impl Cluster {
 }
 
 impl Services<'_> {
-    /// Ends all of it in good order.
-    pub(crate) fn stop(self) -> Result<()> {
+    /// Ends all of it in good order. Returns what ATP's switch and servers have counted.
+    pub(crate) fn stop(self) -> Result<Vec<String>> {
+        let mut counted = Vec::new();
         for server in self.servers {
-            server.terminate().context("ending a parameter server")?;
+            let ended = server.terminate().context("ending a server or the switch")?;
+            let lines = ended.stdout.lines().filter(|line| line.starts_with("passed="));
+            counted.extend(lines.map(str::to_owned));
         }
-        self.daemon.map_or(Ok(()), Daemon::stop)
+        self.daemon.map_or(Ok(()), Daemon::stop)?;
+        Ok(counted)
     }
 }

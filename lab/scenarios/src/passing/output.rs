@@ -82,10 +82,14 @@ impl Output {
         let sections = [
             ("Time saved", table::savings(&self.rows)),
             ("Scaling efficiency", table::efficiencies(&self.rows)),
+            ("Computation, communication and speed-up", table::speed_ups(&self.rows)),
             ("The paper's figures and ours", table::claims(&self.rows)),
         ];
         for (title, table) in &sections {
             print(title, table);
+        }
+        for counted in self.counted() {
+            println!("# {counted}");
         }
         println!("# the hypervisor gave {stolen_s:.1} s of processor time to others meanwhile");
         if let Some(file) = &self.json {
@@ -102,6 +106,16 @@ impl Output {
             bail!("not a result: {}", complaints.join("; "));
         }
         Ok(())
+    }
+
+    /// What ATP's servers and switches have counted.
+    fn counted(&self) -> Vec<String> {
+        let of = |row: &Row| {
+            let Row { workload, hosts, processes, counted, .. } = row;
+            let counted = counted.join("; ");
+            format!("{}, {workload}, {hosts}x{processes}, all phases: {counted}", row.label())
+        };
+        distinct(self.rows.iter().filter(|row| !row.counted.is_empty()).map(of))
     }
 
     fn complaints(&self) -> Vec<String> {

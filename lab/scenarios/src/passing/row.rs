@@ -100,8 +100,8 @@ pub(crate) struct Row {
     pub(crate) one_copy_bytes: f64,
     /// Equations (1) to (4) and their like: nothing at once.
     pub(crate) paper_s: Option<f64>,
-    /// The busiest direction of any link at its rate. What finds no slot with ATP is not known
-    /// beforehand: its bound has what its servers' links carried.
+    /// The busiest direction of any link at its rate. What finds its slot taken with ATP is not
+    /// known beforehand: its bound has what its servers' links carried.
     pub(crate) bound_s: Option<f64>,
     /// Share of its rate that the busiest direction of any link carried during iterations; where
     /// communication comes after computation, during the former.
@@ -124,6 +124,11 @@ pub(crate) struct Row {
     pub(crate) efficiency: Option<f64>,
     /// The most memory that a process held.
     pub(crate) peak_memory_bytes: u64,
+    /// Packets that the queues of all links dropped while the system ran, all phases together; none
+    /// where links have no rate.
+    pub(crate) drops: Option<u64>,
+    /// With ATP, what its servers and its switch have counted, all phases together.
+    pub(crate) counted: Vec<String>,
 }
 
 /// What was run, for rows.
@@ -133,6 +138,8 @@ pub(crate) struct Ran<'a> {
     pub(crate) size: Size,
     pub(crate) rate: super::super::setting::Rate,
     pub(crate) mtu: u32,
+    /// Largest IP packet that goes into a slot.
+    pub(crate) slot_mtu: u32,
     /// Bytes a second that one process copies.
     pub(crate) in_host: f64,
 }
@@ -157,10 +164,11 @@ impl Ran<'_> {
         };
         let wrong = reports.iter().flat_map(|report| &report.loads).map(|load| load.wrong).sum();
         let caps_kept = links.map(|links| links.iter().all(|link| link.kept));
+        let drops = links.map(|links| links.iter().map(|link| link.drops).sum());
         (0..first.phases.len())
             .map(|phase| {
                 let mut row = self.row(reports, phase);
-                (row.wrong, row.caps_kept) = (wrong, caps_kept);
+                (row.wrong, row.caps_kept, row.drops) = (wrong, caps_kept, drops);
                 row.carry(&carried_in(marks, phase), self);
                 row.judge();
                 row
@@ -175,9 +183,10 @@ impl Ran<'_> {
         let time_s = quantile(&times_s, 0.5);
         let iters = f64::from(measured.iters);
         let bytes: u64 = load.buckets.iter().sum();
-        let one_copy = load.buckets.iter().map(|bytes| aggregated_wire_bytes(*bytes, self.mtu));
+        let one_copy =
+            load.buckets.iter().map(|bytes| aggregated_wire_bytes(*bytes, self.slot_mtu));
         let setting = self.setting();
-        let overhead = overhead(self.system, self.mtu);
+        let overhead = overhead(self.system, self.mtu, self.slot_mtu);
         let size = bytes as f64;
         let bound = |setting: &Setting| model::bound_seconds(self.system, setting, size, overhead);
         let processor_s = measured.wall_s * report.processors;
@@ -218,13 +227,15 @@ impl Ran<'_> {
             caps_kept: None,
             efficiency: with_compute.then(|| measured.compute_s / time_s),
             peak_memory_bytes: reports.iter().map(|r| r.peak_memory_bytes).max().unwrap_or(0),
+            drops: None,
+            counted: Vec::new(),
         }
     }
 }
 
 /// Bytes on the wire for one byte of gradient.
-fn overhead(system: System, mtu: u32) -> f64 {
-    let framing = if system.uses_aggregator() { Framing::xdp(mtu) } else { Framing::tcp(mtu) };
+fn overhead(system: System, mtu: u32, slot_mtu: u32) -> f64 {
+    let framing = if system.uses_slots() { Framing::xdp(slot_mtu) } else { Framing::tcp(mtu) };
     framing.wire(1.0)
 }
 
@@ -311,7 +322,13 @@ impl Row {
     /// How many times as long as its links allow it took; none where it computed, too.
     pub(crate) fn times_bound(&self) -> Option<f64> {
         let bound = self.bound_s.filter(|_| self.kind() == Kind::Communication)?;
-        Some(self.time_s / bound)
+        // A process alone sends nothing.
+        (bound > 0.0).then(|| self.time_s / bound)
+    }
+
+    /// All processes.
+    pub(crate) const fn world(&self) -> u16 {
+        self.hosts * self.processes
     }
 
     /// Whether two rows differ in their system alone.
@@ -418,6 +435,7 @@ pub(crate) mod tests {
             size: Size { hosts: 2, processes: 1, servers: Servers::Apart(1) },
             rate: Rate { bits: Some(8_000_000) },
             mtu: 1500,
+            slot_mtu: 1500,
             in_host: 1e9,
         };
         let mark = |begins, carried: [[u64; 2]; 3]| Mark { begins, carried: carried.to_vec() };

@@ -15,7 +15,7 @@ pub(crate) struct Table {
 }
 
 /// Columns of [`line()`].
-pub(crate) const HEADING: [&str; 18] = [
+pub(crate) const HEADING: [&str; 19] = [
     "system",
     "s x n",
     "compute",
@@ -32,6 +32,7 @@ pub(crate) const HEADING: [&str; 18] = [
     "idle",
     "cpu",
     "limit",
+    "drops",
     "wrong",
     "caps",
 ];
@@ -45,7 +46,8 @@ after the other; out/K: bytes on the wire out of a host over those of one gradie
 the same over one gradient and the headers of its blocks; link: share of its rate that the \
 busiest direction carried while nothing but communication went on; idle: share of the \
 processors' time; cpu: ms of processor time of the whole machine an iteration; limit: link (90 % \
-of its rate), machine (idle below 10 %), compute (it hides communication) or neither; caps: no \
+of its rate), machine (idle below 10 %), compute (it hides communication) or neither; drops: \
+packets that all links' queues dropped, in all rows of the system and setting together; caps: no \
 link carried more than its rate";
 
 /// One row's cells.
@@ -76,6 +78,7 @@ pub(crate) fn line(row: &Row) -> Vec<String> {
         percent(row.idle_share),
         ms(row.cpu_s),
         row.limit.to_owned(),
+        optional(row.drops.map(|drops| drops.to_string())),
         row.wrong.to_string(),
         said(row.caps_kept).to_owned(),
     ]
@@ -83,7 +86,7 @@ pub(crate) fn line(row: &Row) -> Vec<String> {
 
 /// A line of a table of fixed widths.
 pub(crate) fn aligned(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
-    const WIDTHS: [usize; 18] = [13, 6, 9, 9, 9, 9, 9, 9, 11, 9, 7, 9, 6, 6, 9, 9, 6, 5];
+    const WIDTHS: [usize; 19] = [13, 6, 9, 9, 9, 9, 9, 9, 11, 9, 7, 9, 6, 6, 9, 9, 7, 6, 5];
     let mut text = String::new();
     for (cell, width) in cells.into_iter().zip(WIDTHS) {
         let cell = cell.as_ref();
@@ -153,6 +156,52 @@ pub(crate) fn efficiencies(rows: &[Row]) -> Table {
             percent_or_dash(found.map(|value| value * 100.0))
         }));
         table.rows.push(cells);
+    }
+    table
+}
+
+/// Figures 4 to 6: computation, what communication adds to it, and speed-up over one process. Of
+/// clusters with iterations that communicate after the paper's computation.
+pub(crate) fn speed_ups(rows: &[Row]) -> Table {
+    let mut table = Table {
+        heading: vec![
+            "workload",
+            "s x n",
+            "system",
+            "computation, ms",
+            "communication, ms",
+            "speed-up",
+            "by equations (1) to (4)",
+            "paper, all cases",
+            "verdict",
+        ],
+        rows: Vec::new(),
+    };
+    let gbits = Some(claims::EFFICIENCY_GBITS);
+    let of = |row: &&Row| row.kind() == Kind::After && row.paper_gbits == gbits;
+    for row in rows.iter().filter(of) {
+        let world = f64::from(row.world());
+        let speed_up = |time_s: f64| world * row.compute_s / time_s;
+        let (ours, modelled) = (speed_up(row.time_s), row.paper_s);
+        let alone = row.world() == 1;
+        let modelled =
+            modelled.map(|sync| speed_up(row.compute_s + if alone { 0.0 } else { sync }));
+        let claim = claims::speed_ups().iter().find(|claim| claim.accelerators == row.world());
+        // The paper has it of PS and the ring.
+        let claim = claim.filter(|_| matches!(row.system, System::Ps | System::Ring));
+        let said = |claim: &claims::SpeedUp| format!("{} at most", claim.at_most);
+        let holds = |claim: &claims::SpeedUp| if ours <= claim.at_most { "yes" } else { "no" };
+        table.rows.push(vec![
+            row.workload.clone(),
+            format!("{}x{}", row.hosts, row.processes),
+            row.label(),
+            format!("{:.1}", row.compute_s * 1e3),
+            format!("{:.1}", row.exposed_s * 1e3),
+            format!("{ours:.2}"),
+            modelled.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")),
+            claim.map_or_else(|| "-".to_owned(), said),
+            claim.map_or("-", holds).to_owned(),
+        ]);
     }
     table
 }
@@ -321,6 +370,24 @@ mod tests {
             table.rows[0][3..],
             ["20.0 %", "28.6 %", "32.0 %", "33.3 %", "40.0 %", "50.0 %"]
         );
+    }
+
+    #[test]
+    fn speed_up_is_of_one_process_and_16_make_at_most_10() {
+        let table = speed_ups(&rows());
+        assert_eq!(table.rows.len(), 6);
+        // 16 processes that compute 0.4 s of an iteration of 2 s; the ring's takes 1 s.
+        let cells = |system: &str| {
+            let row = table.rows.iter().find(|row| row[2] == system).expect("a row");
+            [&row[4], &row[5], &row[7], &row[8]].map(String::as_str)
+        };
+        // What is exposed was not changed with the time.
+        assert_eq!(cells("ps")[1..], ["3.20", "10 at most", "yes"]);
+        assert_eq!(cells("ring")[1..], ["6.40", "10 at most", "yes"]);
+        assert_eq!(cells("passing")[1..], ["8.00", "-", "-"]);
+        let mut fast = rows();
+        fast[0].time_s = 0.5;
+        assert_eq!(speed_ups(&fast).rows[0][5..], ["12.80", "15.35", "10 at most", "no"]);
     }
 
     #[test]
