@@ -56,6 +56,7 @@
 mod begin;
 pub mod collectives;
 mod communicator;
+mod copies;
 mod digest;
 mod driver;
 pub mod error;

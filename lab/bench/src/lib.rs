@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod all_reduce;
+pub mod inhost;
 pub mod server;
 
 use std::io::{self, Write};
