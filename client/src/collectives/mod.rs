@@ -284,11 +284,12 @@ impl Communicator {
         part(rank.into(), self.world_size().into(), len)
     }
 
-    /// How a call of `bytes` bytes travels. Where all workers are processes of one host, all calls
-    /// go the aggregators' way, which ends in the host's shared memory then.
+    /// How a call of `bytes` bytes travels. Where all workers are processes of one host, calls go
+    /// the aggregators' way, which ends in the host's shared memory then. Reduce-scatters follow
+    /// the table there, too: a ring of the workers is faster with long ones, also on one host.
     #[must_use]
     pub fn choice(&self, kind: Kind, bytes: usize) -> Choice {
-        if self.in_host {
+        if self.in_host && kind != Kind::ReduceScatter {
             return Choice::new(Way::Aggregator);
         }
         self.side.tuning.choose(kind, self.world_size(), bytes as u64)

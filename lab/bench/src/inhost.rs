@@ -22,7 +22,7 @@ use xdp_agg_intranode::{Group, Options};
 /// Most bytes of the area for CSC: as much as is a half for an all-gather of 128 MiB.
 const MOST_ROOM: usize = 256 << 20;
 /// Bytes of the area for CSC in pieces, which stay in the caches.
-const PIECES: usize = 4 << 20;
+const PIECES: usize = 1 << 20;
 /// Pieces of the ring's mailboxes: all are tried.
 const MAILBOXES: [usize; 2] = [64 << 10, 256 << 10];
 /// Bytes that all timed calls of one system and size move, about; at least [`FEWEST`] are timed.

@@ -26,6 +26,8 @@ use super::setting::{Rate, parse_bytes, short_bytes};
 const AIMS: (f64, f64) = (1.5, 2.0);
 /// The size of these.
 const AIMED: u64 = 4 << 20;
+/// Rounds of each kernel.
+const ROUNDS: usize = 11;
 /// The longest that one call, and all of it, may take.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(1800));
 
@@ -52,7 +54,10 @@ pub(crate) struct Args {
     #[arg(long, value_parser = parse_bytes, default_value = "16M")]
     out_up_to: u64,
     /// Sizes of the buffer of which fusion is measured; 0 for none.
-    #[arg(long, value_delimiter = ',', value_parser = parse_bytes, default_value = "2M,4M,8M,16M,32M")]
+    #[arg(
+        long, value_delimiter = ',', value_parser = parse_bytes,
+        default_value = "2M,4M,8M,16M,32M"
+    )]
     fusion: Vec<u64>,
     /// What sums in the aggregator. Default: xdp as root, userspace otherwise.
     #[arg(long, value_enum)]
@@ -126,7 +131,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     daemon.stop()?;
     let measured: Vec<Vec<Measured>> = reports(&scratch, args.processes)?;
     let (rows, host) = rows(&measured, args.processes);
-    let saved = savings(args, &rows)?;
+    let saved = savings(args)?;
     let stolen = machine::steal_s() - stolen;
     let tables = tables(&rows, &saved);
     println!("# inhost: {} processes of one host, {engine}", args.processes);
@@ -258,8 +263,8 @@ fn fitted(host: Option<Host>, rows: &[Row]) -> String {
     let squares: Vec<f64> = errors.map(|error| error * error).collect();
     let rms = (squares.iter().sum::<f64>() / squares.len().max(1) as f64).sqrt();
     format!(
-        "fitted: t_launch {:.1} us, t_sync {:.1} us, B {:.2} GB/s a process; {:.0} % off (root mean \
-         square)",
+        "fitted: t_launch {:.1} us, t_sync {:.1} us, B {:.2} GB/s a process; {:.0} % off (root \
+         mean square)",
         launch_s * 1e6,
         sync_s * 1e6,
         bytes_per_s / 1e9,
@@ -268,15 +273,14 @@ fn fitted(host: Option<Host>, rows: &[Row]) -> String {
 }
 
 /// What fusion saves by size, with the kernels of gradients, on one processor.
-fn savings(args: &Args, rows: &[Row]) -> Result<Vec<Saved>> {
+fn savings(args: &Args) -> Result<Vec<Saved>> {
     let format = Format::new(ElementType::F32, Op::Sum, Scaling::Block, None, 8)?;
     let sources = usize::from(args.processes).min(8);
     let mut all = Vec::new();
     for &bytes in args.fusion.iter().filter(|bytes| **bytes > 0) {
         let chunks = (bytes as usize / (4 * CHUNK)).max(1);
-        let rounds = if rows.len() > 100 { 15 } else { 5 };
-        let kernels = fusion(&format, sources, chunks, rounds);
-        let alone = communication(&format, sources, chunks, rounds);
+        let kernels = fusion(&format, sources, chunks, ROUNDS);
+        let alone = communication(&format, sources, chunks, ROUNDS);
         // Sum and quantize is a reduce-scatter's; de-quantize and copy an all-gather's.
         for (operation, at, alone) in
             [("reduce-scatter", 0, &alone[0]), ("all-gather", 3, &alone[1])]
@@ -304,7 +308,7 @@ fn name(system: System) -> String {
     match system {
         System::Memory => "memory".into(),
         System::Csc => "CSC".into(),
-        System::CscPieces => "CSC, pieces in a room of 4 MiB".into(),
+        System::CscPieces => "CSC, pieces in a room of 1 MiB".into(),
         System::RingShared { piece } => format!("ring, mailboxes of {}", short_bytes(piece as u64)),
         System::RingSockets => "ring of sends and receives".into(),
         System::InHost => "xdp-agg in the host".into(),
