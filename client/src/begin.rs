@@ -165,6 +165,16 @@ impl Communicator {
                 .grouped_parts(group, buffer, format, (sequence, purpose, is_view))
                 .map_err(|error| self.first_error().unwrap_or(error))?,
         };
+        self.start_parts(sequence, parts)?;
+        Ok((sequence, results))
+    }
+
+    /// Starts a call's parts, one at each aggregator; [`Self::starting`] is held.
+    pub(crate) fn start_parts(
+        &self,
+        sequence: u64,
+        parts: Vec<Box<dyn Blocks>>,
+    ) -> Result<(), Error> {
         for (index, (stripe, part)) in self.stripes.iter().zip(parts).enumerate() {
             if let Err(error) = stripe.shared.start(part) {
                 self.fail(&error);
@@ -175,12 +185,12 @@ impl Communicator {
                 return Err(globally(error, &self.place));
             }
         }
-        Ok((sequence, results))
+        Ok(())
     }
 
     /// Why this membership has ended, if it has. The processes of the host may not know it, and say
     /// something else of a call.
-    fn first_error(&self) -> Option<Error> {
+    pub(crate) fn first_error(&self) -> Option<Error> {
         let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
         self.stripes.iter().find_map(failure).map(|error| globally(error.into(), &self.place))
     }
@@ -192,7 +202,7 @@ impl Communicator {
     }
 
     /// The next call's number. All aggregators count alike: [`joining`] sees to it.
-    fn agreed_sequence(&self) -> Result<u64, Error> {
+    pub(crate) fn agreed_sequence(&self) -> Result<u64, Error> {
         joining::next_call(&self.stripes).ok_or_else(|| {
             let error = Error::Job(JobError::Protocol(
                 "the aggregators are at different calls; connect again".into(),

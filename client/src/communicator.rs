@@ -63,6 +63,8 @@ pub struct Communicator {
     mode: ResultMode,
     deadline: Duration,
     chosen: Chosen,
+    /// All workers are processes of this host, and calls stay in it.
+    pub(crate) in_host: bool,
     /// What other collectives need.
     pub(crate) side: Side,
 }
@@ -105,6 +107,7 @@ impl Communicator {
             }
         }
         let starting = Mutex::new(());
+        let in_host = settings.stays_in_host(&place);
         let chosen = settings.chosen;
         Ok(Self {
             stripes,
@@ -117,6 +120,7 @@ impl Communicator {
             mode,
             deadline,
             chosen,
+            in_host,
             side,
         })
     }

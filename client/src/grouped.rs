@@ -235,6 +235,7 @@ impl<T: Element> Blocks for Grouped<T> {
                 Path::Aggregator => 1,
                 Path::Ring => 2,
                 Path::Mixed => 3,
+                Path::Host => 4,
             },
         };
         exchange.finish(last, marks);
@@ -254,14 +255,17 @@ impl<T: Element> Blocks for Grouped<T> {
         let len = buffer.len();
         let format = self.format;
         let mut scan = |block: &[u8]| format.peak::<T>(bytemuck::cast_slice(block));
-        let (leaves_out, left_out) = (self.purpose.leaves_out(), &mut self.left_out);
+        let (purpose, left_out) = (&self.purpose, &mut self.left_out);
+        let leaves_out = purpose.leaves_out();
         // A result that is a number has no NaN; results of integers never have one.
         let mut wanted = |place: Range<usize>, result: &[u8]| {
             let is_number = !leaves_out || !bytemuck::cast_slice::<_, T>(result)[0].is_nan();
-            if !is_number {
-                left_out.push(place.start / size_of::<T>()..place.end / size_of::<T>());
+            let elements = place.start / size_of::<T>()..place.end / size_of::<T>();
+            if is_number {
+                return purpose.wants(&elements);
             }
-            is_number
+            left_out.push(elements);
+            false
         };
         let progress = match access {
             Access::Copies => {
@@ -298,6 +302,7 @@ impl<T: Element> Blocks for Grouped<T> {
         report.path = match marks.path {
             2 => Path::Ring,
             3 => Path::Mixed,
+            4 => Path::Host,
             _ => Path::Aggregator,
         };
     }

@@ -59,6 +59,7 @@ mod begin;
 mod buffer;
 pub mod collectives;
 mod communicator;
+mod copies;
 mod digest;
 mod driver;
 pub mod error;

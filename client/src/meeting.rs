@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 const OTHER: Duration = Duration::from_secs(2);
 
 /// What must be the same at all processes: the variable, and its value. No value has a `|`.
-fn settings(of: &Builder) -> [(&'static str, String); 10] {
+fn settings(of: &Builder) -> [(&'static str, String); 11] {
     let or = |value: Option<String>| value.unwrap_or_else(|| "unset".into());
     let of_tuning = digest(format!("{:?}", of.tuning).bytes());
     let trees = of.aggregators.iter().map(|target| format!("{:?}", target.tree));
@@ -42,6 +42,7 @@ fn settings(of: &Builder) -> [(&'static str, String); 10] {
         ("XDP_AGG_ON_WORKER_LOSS", of.policy.worker_loss.name().into()),
         ("XDP_AGG_ON_AGGREGATOR_LOSS", of.policy.aggregator_loss.name().into()),
         ("XDP_AGG_IN_HOST", if of.in_host { "on" } else { "off" }.into()),
+        ("XDP_AGG_HOST_COLLECTIVES", if of.host_collectives { "on" } else { "off" }.into()),
         ("XDP_AGG_JOB_SLOTS", or(of.slots.map(|slots| slots.to_string()))),
         ("XDP_AGG_SEGMENT", or(of.segment.map(|bytes| bytes.to_string()))),
         ("XDP_AGG_SCALING", of.scaling.to_string()),

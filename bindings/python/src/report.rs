@@ -76,13 +76,15 @@ impl Report {
         self.outcome.report.reforms
     }
 
-    /// Where the sums were made: "aggregator", "ring" (a TCP ring of the workers) or "mixed".
+    /// Where the sums were made: "aggregator", "ring" (a TCP ring of the workers), "mixed",
+    /// or "host" (shared memory: all ranks are processes of one host).
     #[getter]
     fn path(&self) -> &'static str {
         match self.outcome.report.path {
             Path::Aggregator => "aggregator",
             Path::Ring => "ring",
             Path::Mixed => "mixed",
+            Path::Host => "host",
         }
     }
 

@@ -187,8 +187,16 @@ def sizes(group):
     dist.all_reduce(t := torch.ones(1), group=group)
     return xdp_agg.torch._backend.group_of(group).channel.engine.communicator.local_size
 assert sizes(None) == 2
-# On one host: a job, and not one for each process.
-assert sizes(pairs[rank // 2]) == 1
+# On one host: calls stay there.
+own = pairs[rank // 2]
+assert sizes(own) == 2
+dist.all_gather_into_tensor(out := torch.empty(4), torch.full((2,), float(rank)), group=own)
+first = float(rank // 2 * 2)
+assert out.tolist() == [first, first, first + 1, first + 1]
+dist.broadcast(t := torch.full((3,), float(rank)), rank // 2 * 2, group=own)
+assert t.tolist() == [first] * 3
+engine = xdp_agg.torch._backend.group_of(own).channel.engine
+assert engine.communicator.all_reduce(t.numpy(), op="sum").path == "host"
 assert sizes(dist.new_group()) == 2
 if rank in (0, 2):
     assert sizes(apart) == 1

@@ -1,6 +1,7 @@
 //! Broadcast, reduce, reduce-scatter, all-gather and barrier.
 //!
-//! Each goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
+//! Where all workers are processes of one host, each stays in that host's shared memory. Otherwise
+//! it goes through the aggregator or among the workers themselves ([`xdp_agg_mesh`]); a table
 //! ([`Tuning`]) says which way, by size and number of ranks. Through the aggregator, bytes travel
 //! as unsigned 64-bit lanes of which it keeps the largest: a worker without data sends zeros. The
 //! result is exact for any bytes and the same at all workers. In a broadcast one worker has data,
@@ -24,7 +25,7 @@ pub use xdp_agg_mesh::Algorithm;
 
 use crate::communicator::Communicator;
 use crate::error::Error;
-use crate::handle::Handle;
+use crate::handle::{Handle, Patience};
 use crate::name::{Name, named};
 pub(crate) use bytes::Words;
 use mesh::reducible;
@@ -121,6 +122,11 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.check_root(root)?;
         let what = self.describe::<T>("broadcast", data.len(), Some(root), None, choice.way);
+        if self.in_host && choice.way == Way::Aggregator {
+            let bytes = bytemuck::cast_slice_mut(data);
+            let all = 0..bytes.len();
+            return self.copy_in_host(bytes, &[(root, all)], &what);
+        }
         match self.way::<T>(Kind::Broadcast, choice)? {
             Way::Mesh(algorithm) => {
                 self.over_mesh(choice, &what, |mesh| mesh::broadcast(mesh, data, root, algorithm))
@@ -163,7 +169,10 @@ impl Communicator {
             Way::Mesh(algorithm) => {
                 self.over_mesh(choice, &what, |mesh| mesh.reduce(data, op, root, algorithm))
             }
-            _ => self.all_reduce_for(data, op, &Purpose::of(&what)).map(drop),
+            _ => {
+                let wanted = if self.rank() == root { 0..data.len() } else { 0..0 };
+                self.all_reduce_for(data, op, &Purpose::of(&what).wanting(wanted)).map(drop)
+            }
         }
     }
 
@@ -197,7 +206,10 @@ impl Communicator {
             Way::Ring => {
                 self.over_mesh(choice, &what, |mesh| mesh.reduce_scatter(data, op).map(drop))?;
             }
-            _ => drop(self.all_reduce_for(data, op, &Purpose::of(&what))?),
+            _ => {
+                let purpose = Purpose::of(&what).wanting(own.clone());
+                self.all_reduce_for(data, op, &purpose)?;
+            }
         }
         Ok(own)
     }
@@ -225,7 +237,11 @@ impl Communicator {
             .map(|rank| (rank, self.part(rank, data.len())))
             .map(|(rank, part)| (rank, part.start * size..part.end * size))
             .collect();
-        self.exchange("all-gather", bytemuck::cast_slice_mut(data), &parts, &what)
+        let bytes = bytemuck::cast_slice_mut(data);
+        if self.in_host {
+            return self.copy_in_host(bytes, &parts, &what);
+        }
+        self.exchange("all-gather", bytes, &parts, &what)
     }
 
     /// Everybody has contributed to everything, or there is an error.
@@ -236,11 +252,29 @@ impl Communicator {
         Report { contributors, path: Path::Ring, processes, ..Report::default() }
     }
 
+    /// Brings parts of `bytes` to all ranks, in the memory of this host.
+    fn copy_in_host(
+        &self,
+        bytes: &mut [u8],
+        parts: &[(u16, Range<usize>)],
+        what: &Arc<str>,
+    ) -> Result<(), Error> {
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
+        // SAFETY: the call is waited for, or taken out of all engines when this function ends in
+        // any other way, before the borrow of `bytes` ends.
+        let begun = unsafe { self.begin_copies(bytes, parts, &Purpose::of(what)) }?;
+        self.wait(begun, &mut patience).map(drop)
+    }
+
     /// Ends when all workers have begun it: a tiny all-reduce.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
     pub fn barrier(&self) -> Result<(), Error> {
+        if self.in_host {
+            return self.copy_in_host(&mut [], &[], &Arc::from("barrier"));
+        }
         self.all_reduce_for(&mut [1_i32], Op::Max, &Purpose::of(&Arc::from("barrier"))).map(drop)
     }
 
@@ -250,9 +284,14 @@ impl Communicator {
         part(rank.into(), self.world_size().into(), len)
     }
 
-    /// How a call of `bytes` bytes travels.
+    /// How a call of `bytes` bytes travels. Where all workers are processes of one host, calls go
+    /// the aggregators' way, which ends in the host's shared memory then. Reduce-scatters follow
+    /// the table there, too: a ring of the workers is faster with long ones, also on one host.
     #[must_use]
     pub fn choice(&self, kind: Kind, bytes: usize) -> Choice {
+        if self.in_host && kind != Kind::ReduceScatter {
+            return Choice::new(Way::Aggregator);
+        }
         self.side.tuning.choose(kind, self.world_size(), bytes as u64)
     }
 

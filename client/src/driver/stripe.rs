@@ -93,7 +93,9 @@ impl Stripe {
         let config = Config {
             local_size: place.local_size,
             local_rank: place.local_rank,
-            slots: settings.slots,
+            alone: settings.stays_in_host(place),
+            // Nothing of its calls comes to the aggregator.
+            slots: if settings.stays_in_host(place) { Some(2) } else { settings.slots },
             result_mode: settings.result_mode,
             policy: settings.policy,
             token: settings.token.clone(),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use xdp_agg_protocol::worker::Purpose;
+use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::Op;
 
 use super::inner::{Inner, Rest};
@@ -48,6 +48,9 @@ fn copy(
     parts: Vec<(u16, Range<usize>)>,
 ) -> Result<Rest, Error> {
     let communicator = &inner.communicator;
+    if communicator.is_in_host() {
+        return copy_in_host(inner, memory, &Purpose::of(&Arc::from(what)), &parts);
+    }
     let mut words = Words::default();
     // SAFETY: the memory is this call's; the slice ends with the statement.
     words.fill(unsafe { memory.as_bytes() }, &parts, communicator.rank());
@@ -68,9 +71,28 @@ fn copy(
     }))
 }
 
+/// The same where all ranks are processes of one host: straight from memory to memory.
+fn copy_in_host(
+    inner: &Inner,
+    memory: Memory,
+    purpose: &Purpose,
+    parts: &[(u16, Range<usize>)],
+) -> Result<Rest, Error> {
+    // SAFETY: the memory is this call's; the call is in the engines until it has been waited for,
+    // or `begun` is dropped.
+    let begun = unsafe { inner.communicator.begin_copies(memory.as_bytes(), parts, purpose) }?;
+    Ok(Box::new(move |inner, patience| {
+        let calls = inner.communicator.wait(begun, patience)?;
+        Ok(Outcome { report: Report::of_parts(&calls), ..Outcome::default() })
+    }))
+}
+
 /// Begins a barrier.
 pub(super) fn barrier(inner: &Inner, name: Option<&Name>) -> Result<Rest, Error> {
     let purpose = Purpose::of(&Arc::from(named("barrier", name)));
+    if inner.communicator.is_in_host() {
+        return copy_in_host(inner, Memory::none(), &purpose, &[]);
+    }
     let begun = inner.communicator.begin_owned(vec![1_i32], Op::Max, &purpose)?;
     Ok(Box::new(move |inner, patience| {
         let (_, report) = inner.communicator.wait_owned(begun, patience)?;

@@ -148,6 +148,10 @@ impl Builder {
         if let Some(value) = lookup("XDP_AGG_IN_HOST") {
             self.in_host = one_of("XDP_AGG_IN_HOST", &value, &[("on", true), ("off", false)])?;
         }
+        if let Some(value) = lookup("XDP_AGG_HOST_COLLECTIVES") {
+            let all = [("on", true), ("off", false)];
+            self.host_collectives = one_of("XDP_AGG_HOST_COLLECTIVES", &value, &all)?;
+        }
         self.segment = number(lookup, "XDP_AGG_SEGMENT", "bytes, such as 33554432")?;
         self.buffers = number(lookup, "XDP_AGG_BUFFERS", "bytes, such as 268435456")?.unwrap_or(0);
         self.segment_dir = lookup("XDP_AGG_SEGMENT_DIR").map(PathBuf::from);

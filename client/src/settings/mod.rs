@@ -77,6 +77,8 @@ pub struct Builder {
     pub(crate) group_rank: Option<u16>,
     /// The processes of a host sum among themselves first.
     pub(crate) in_host: bool,
+    /// If all of a job's processes are of one host, its calls stay there.
+    pub(crate) host_collectives: bool,
     pub(crate) segment: Option<usize>,
     pub(crate) segment_dir: Option<PathBuf>,
     pub(crate) buffers: usize,
@@ -120,6 +122,7 @@ impl Default for Builder {
             local_size: None,
             group_rank: None,
             in_host: true,
+            host_collectives: true,
             segment: None,
             segment_dir: None,
             buffers: 0,
@@ -220,6 +223,11 @@ impl Builder {
     /// False: every process is a worker of its own at the aggregator, as in SwitchML, also where a
     /// host has several.
     pub fn in_host(in_host: bool) => in_host = in_host;
+
+    /// False: calls of a job whose processes all share one host go through the aggregators, or from
+    /// worker to worker, as those of other jobs do. Default true: they stay in the host's shared
+    /// memory, and give the same results, bit for bit.
+    pub fn host_collectives(stay: bool) => host_collectives = stay;
 
     /// Bytes of the segment that the processes of a host share. Default: 32 MiB, and more where
     /// many processes need it ([`xdp_agg_intranode::Options::good_segment`]).

@@ -56,6 +56,11 @@ impl Builder {
         options
     }
 
+    /// Whether calls stay in the shared memory of this host: it has all processes of the job.
+    pub(crate) const fn stays_in_host(&self, place: &Place) -> bool {
+        self.host_collectives && place.hosts == 1 && place.local_size > 1
+    }
+
     /// Rank and world size, checked.
     pub(crate) fn world(&self) -> Result<(u16, u16), Error> {
         let missing = |name, method| Error::Config {

@@ -24,6 +24,9 @@ impl Builder {
             (chosen.strategy, chosen.reason) = (strategy.into(), reason.into());
         }
         let sizes = match &self.chooser {
+            _ if self.stays_in_host(place) => {
+                "all sizes in the memory of the one host that has all processes".into()
+            }
             Chooser::Caller => {
                 self.tuning.all_reduce.clear();
                 String::new()
@@ -131,6 +134,19 @@ mod tests {
         let mut builder = auto(Crossing::Always);
         builder.settle(&Place { local_size: 2, world_size: 8, ..ALONE });
         assert_eq!(way(&builder, 1), Way::Aggregator, "in-host groups stay together");
+    }
+
+    /// Who asks why can see that nothing leaves the host.
+    #[test]
+    fn a_job_on_one_host_says_so() {
+        let place = Place { world_size: 4, local_size: 4, hosts: 1, ..ALONE };
+        let mut builder = auto(Crossing::Always);
+        assert_eq!(
+            builder.settle(&place).reason,
+            "why; all sizes in the memory of the one host that has all processes"
+        );
+        let mut builder = auto(Crossing::Always).host_collectives(false);
+        assert!(!builder.settle(&place).reason.contains("memory"));
     }
 
     #[test]

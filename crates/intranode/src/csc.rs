@@ -5,7 +5,9 @@
 //! A buffer that is larger than the area goes through it in pieces. The area has two halves that
 //! take turns, so a piece needs no second synchronisation. A process that writes to a half has
 //! passed the barrier of the piece before. So all have arrived there, and have read what the half
-//! held.
+//! held. A half that has room for the whole vector is one piece: then there is one synchronisation,
+//! as in the paper, and an all-gather reads what lies behind and before the own part in one piece
+//! each (Fig. 9, advantages 1 and 3).
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::Relaxed;
@@ -86,6 +88,7 @@ pub struct Csc {
     half: usize,
     /// Which half is next.
     parity: usize,
+    synchronized: u64,
 }
 
 impl Csc {
@@ -112,7 +115,14 @@ impl Csc {
             bytes: 2 * half,
             zeroed: 0,
         };
-        Ok(Self { area: group.area(&claim)?, half, parity: 0 })
+        Ok(Self { area: group.area(&claim)?, half, parity: 0, synchronized: 0 })
+    }
+
+    /// How often this process has waited for all others in its collectives (`t_SYNC` of the paper's
+    /// Eq. (4)).
+    #[must_use]
+    pub const fn synchronizations(&self) -> u64 {
+        self.synchronized
     }
 
     /// CSC-AG (Algorithm 1): `output` is all processes' `input`, in order of local rank.
@@ -130,7 +140,20 @@ impl Csc {
         let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGather, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
-        let copy = copy_for(output.len());
+        let copy = stream::copy_for(output.len());
+        if n * len <= self.half {
+            // Parts lie in the half as in the output.
+            memory::write(core, self.at(rank * len), len).copy_from_slice(input);
+            let round = Self::arrive(core, called, 0);
+            copy(input, &mut output[rank * len..(rank + 1) * len]);
+            Self::pass(core, round, called)?;
+            for others in [(rank + 1) * len..n * len, 0..rank * len] {
+                let theirs = memory::read(core, self.at(others.start), others.len());
+                copy(theirs, &mut output[others]);
+            }
+            self.turn(1);
+            return Ok(());
+        }
         let part = self.half / n / LINE * LINE;
         for start in pieces(len, part) {
             let end = len.min(start + part);
@@ -147,7 +170,7 @@ impl Csc {
                 let theirs = memory::read(core, self.at(from * part), end - start);
                 copy(theirs, &mut output[from * len + start..from * len + end]);
             }
-            self.parity ^= 1;
+            self.turn(1);
         }
         Ok(())
     }
@@ -171,7 +194,7 @@ impl Csc {
         let round = Self::arrive(core, called, 0);
         Self::pass(core, round, called)?;
         let start = self.at(0);
-        self.parity ^= 1;
+        self.turn(1);
         let core = self.area.group().core();
         let parts = (0..n).map(|from| memory::read(core, start + from * part, len)).collect();
         Ok(View { parts })
@@ -216,7 +239,7 @@ impl Csc {
             });
             let sources: SmallVec<[&[u8]; 8]> = sources.collect();
             reduce(&sources, &mut output[start..end]);
-            self.parity ^= 1;
+            self.turn(1);
         }
         Ok(())
     }
@@ -275,7 +298,7 @@ impl Csc {
                 let from = memory::read(core, self.at((owner * n + owner) * part), range.len());
                 piece[range].copy_from_slice(from);
             }
-            self.parity ^= 1;
+            self.turn(2);
         }
         Ok(())
     }
@@ -297,14 +320,14 @@ impl Csc {
         assert_eq!(output.len(), n * len, "an output for all inputs");
         let round = Self::arrive(core, called, input.offset());
         Self::pass(core, round, called)?;
-        let copy = copy_for(output.len());
+        let copy = stream::copy_for(output.len());
         for i in 0..n {
             let from = (i + rank) % n;
             let theirs = memory::read(core, brought_at(core, round, from), len);
             copy(theirs, &mut output[from * len..(from + 1) * len]);
         }
         core.pass(core.arrive())?;
-        self.parity ^= 1;
+        self.turn(2);
         Ok(())
     }
 
@@ -338,8 +361,14 @@ impl Csc {
         reduce(&sources, output);
         drop(sources);
         core.pass(core.arrive())?;
-        self.parity ^= 1;
+        self.turn(2);
         Ok(())
+    }
+
+    /// The next piece uses the other half; all were waited for so many times in this one.
+    fn turn(&mut self, synchronizations: u64) {
+        self.parity ^= 1;
+        self.synchronized += synchronizations;
     }
 
     /// Offset of a byte of the half whose turn it is.
@@ -379,12 +408,6 @@ const fn parity_of(round: u32) -> usize {
 /// Where in the segment a process's input of this round lies.
 fn brought_at(core: &Core, round: u32, rank: usize) -> usize {
     core.segment.counter(Slot::of(rank).brings_at(parity_of(round))).load(Relaxed) as usize
-}
-
-/// How to copy a piece of an output of `output` bytes, which nobody reads before all of it is
-/// there.
-fn copy_for(output: usize) -> fn(&[u8], &mut [u8]) {
-    if output >= stream::FROM { stream::copy } else { |from, to| to.copy_from_slice(from) }
 }
 
 /// Starts of the pieces of `len` bytes: at least one, for the synchronisation.

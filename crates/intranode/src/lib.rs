@@ -4,11 +4,14 @@
 //! * [`Group::begin`] opens a call: a [`Feeder`] for the thread that has the vector, and an
 //!   [`Exchange`] for those that carry this process's blocks over the network. [`Geometry`] says
 //!   which process owns which block, [`Marks`] what is reported of it.
+//! * [`Group::begin_copies`] opens a call that brings parts of a vector to all: CSC for whoever
+//!   must not block.
 //! * [`csc`]: collectives on whole buffers, each part written once and one synchronisation;
 //!   [`send_receive`]: the same round a ring of sends and receives, the paper's baseline; [`ring`]:
 //!   round a ring of mailboxes in the segment.
 //! * [`Buffer`]: memory in the segment, from which a call takes its input without a copy;
 //!   [`View`]: results that all processes read in place.
+//! * [`model`]: what collectives cost, by the equations of paper 5.
 //! * [`Waker`]: sleeping in `poll(2)` without missing what the other processes do.
 #![deny(unsafe_code)]
 
@@ -18,6 +21,7 @@ mod begin;
 mod buffer;
 mod call;
 mod cgroup;
+mod copies;
 mod core;
 #[expect(unsafe_code, reason = "a system call that rustix has no right type for")]
 mod credentials;
@@ -31,6 +35,7 @@ mod keys;
 mod layout;
 mod marks;
 mod message;
+pub mod model;
 mod options;
 mod plan;
 #[doc(hidden)]
@@ -53,6 +58,7 @@ use std::hash::Hasher;
 
 pub use buffer::Buffer;
 pub use call::{ABANDONED, Shape};
+pub use copies::{Copied, Copies};
 pub use error::Error;
 pub use exchange::{Exchange, Inputs};
 pub use feeder::{Feeder, Progress};

@@ -9,6 +9,12 @@
 /// cache holds. A larger output has left that cache by the time it has all been written.
 pub(crate) const FROM: usize = 1 << 20;
 
+/// How to copy a piece of an output of `output` bytes, which nobody reads before all of it is
+/// there.
+pub(crate) fn copy_for(output: usize) -> fn(&[u8], &mut [u8]) {
+    if output >= FROM { copy } else { |from, to| to.copy_from_slice(from) }
+}
+
 /// Copies `from` to `to`, of one length, past the caches.
 pub(crate) fn copy(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "slices of one length");

@@ -28,6 +28,8 @@ pub struct Row {
     pub moved: usize,
     /// Seconds of a round: median, and best.
     pub seconds: [f64; 2],
+    /// How often a round goes through the buffers.
+    pub repeats: u32,
 }
 
 impl Row {
@@ -85,11 +87,16 @@ struct Case<'a> {
     moved: usize,
     run: Box<dyn FnMut(&mut Buffers) + 'a>,
     seconds: Vec<f64>,
+    repeats: usize,
 }
 
 impl<'a> Case<'a> {
     fn new(name: impl Into<String>, moved: usize, run: impl FnMut(&mut Buffers) + 'a) -> Self {
-        Self { name: name.into(), moved, run: Box::new(run), seconds: Vec::new() }
+        Self { name: name.into(), moved, run: Box::new(run), seconds: Vec::new(), repeats: 1 }
+    }
+
+    fn repeating(self, repeats: usize) -> Self {
+        Self { repeats, ..self }
     }
 }
 
@@ -107,7 +114,7 @@ fn measure(rounds: usize, buffers: &mut Buffers, mut cases: Vec<Case<'_>>) -> Ve
     let row = |mut case: Case<'_>| {
         case.seconds.sort_by(f64::total_cmp);
         let seconds = [case.seconds[case.seconds.len() / 2], case.seconds[0]];
-        Row { name: case.name, moved: case.moved, seconds }
+        Row { name: case.name, moved: case.moved, seconds, repeats: case.repeats as u32 }
     };
     cases.into_iter().map(row).collect()
 }
@@ -251,6 +258,38 @@ pub fn fusion(format: &Format, sources: usize, chunks: usize, rounds: usize) -> 
             }
         }),
     ];
+    let cases = cases.into_iter().map(|case| case.repeating(repeat)).collect();
+    measure(rounds, &mut buffers, cases)
+}
+
+/// The communication alone, as part of what [`fusion`] has one operation after the other: the sum
+/// of `sources` processes' elements in memory (a reduce-scatter's reading), and the copy of a
+/// result (an all-gather's). The paper's tables 3 and 4 compare with it.
+#[must_use]
+pub fn communication(format: &Format, sources: usize, chunks: usize, rounds: usize) -> Vec<Row> {
+    let len = chunks * CHUNK;
+    let mut buffers = Buffers {
+        sources: (0..sources as u64).map(|seed| values(len, seed)).collect(),
+        lanes: Vec::new(),
+        result: vec![1.0; len],
+        own: vec![1.0; len],
+    };
+    let repeat = (32 / chunks).max(1);
+    let moved = 4 * len * repeat;
+    let cases = vec![
+        Case::new("sum", moved * (sources + 1), move |b| {
+            for chunk in (0..chunks).cycle().take(chunks * repeat) {
+                let to = &mut b.own[chunk * CHUNK..][..CHUNK];
+                with_parts(&b.sources, chunk * CHUNK, CHUNK, |parts| format.reduce(parts, to));
+            }
+        }),
+        Case::new("copy", moved * 2, move |b| {
+            for _ in 0..repeat {
+                b.result.copy_from_slice(black_box(&b.own));
+            }
+        }),
+    ];
+    let cases = cases.into_iter().map(|case| case.repeating(repeat)).collect();
     measure(rounds, &mut buffers, cases)
 }
 

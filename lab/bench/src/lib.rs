@@ -4,6 +4,7 @@
 
 pub mod all_reduce;
 pub mod atp;
+pub mod inhost;
 pub mod server;
 
 use std::io::{self, Write};

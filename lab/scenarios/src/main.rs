@@ -8,6 +8,7 @@ mod compare;
 mod demo;
 mod files;
 mod flood;
+mod inhost;
 mod kernel;
 mod kill;
 mod lab;
@@ -54,6 +55,7 @@ enum Scenario {
     Kernel(kernel::Args),
     Kill(kill::Args),
     Flood(flood::Args),
+    Inhost(inhost::Args),
     Passing(passing::Args),
     Broadcast(broadcast::Args),
     Racks(racks::Args),
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
         Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
+        Command::Bench(Scenario::Inhost(args)) => inhost::main(args, privilege),
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),
         Command::Bench(Scenario::Racks(args)) => racks::main(args, privilege),

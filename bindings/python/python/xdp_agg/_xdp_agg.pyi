@@ -288,7 +288,7 @@ class Report:
         """How often the job's members changed while the call was under way."""
 
     @property
-    def path(self) -> Literal["aggregator", "ring", "mixed"]:
+    def path(self) -> Literal["aggregator", "ring", "mixed", "host"]:
         """Where the sums were made."""
 
 def _launch(

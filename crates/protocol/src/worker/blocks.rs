@@ -20,6 +20,7 @@ pub struct Purpose {
     what: Option<Arc<str>>,
     root: Option<u16>,
     leaves_out: bool,
+    wanted: Option<Range<usize>>,
 }
 
 impl Purpose {
@@ -40,6 +41,21 @@ impl Purpose {
     #[must_use]
     pub fn leaving_out(self) -> Self {
         Self { leaves_out: true, ..self }
+    }
+
+    /// This process needs these elements of the result alone; blocks without any of them may keep
+    /// their input. The workers need not agree on it.
+    #[must_use]
+    pub fn wanting(self, elements: Range<usize>) -> Self {
+        Self { wanted: Some(elements), ..self }
+    }
+
+    /// Whether this process needs some of these elements of the result: see [`Self::wanting`].
+    #[must_use]
+    pub fn wants(&self, elements: &Range<usize>) -> bool {
+        let some =
+            |wanted: &Range<usize>| wanted.start < elements.end && elements.start < wanted.end;
+        self.wanted.as_ref().is_none_or(some)
     }
 
     /// See [`Self::leaving_out`].
@@ -237,7 +253,7 @@ impl<T: Element> Local<T> {
     }
 
     const fn cut_as(buffer: Buffer<T>, format: Format, share: Share, chunks: Option<u16>) -> Self {
-        let purpose = Purpose { what: None, root: None, leaves_out: false };
+        let purpose = Purpose { what: None, root: None, leaves_out: false, wanted: None };
         Self { buffer, format, share, chunks, block_len: 0, purpose, left_out: Vec::new() }
     }
 

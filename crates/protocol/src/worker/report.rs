@@ -13,6 +13,8 @@ pub enum Path {
     Ring,
     /// Some blocks over the one, some over the other.
     Mixed,
+    /// Shared memory: all workers are processes of one host, and nothing leaves it.
+    Host,
 }
 
 /// What became of one call.

@@ -378,3 +378,32 @@ fn extreme_finite_values_are_rounded_or_clamped() {
         }
     }
 }
+
+/// A call of the only worker is summed from its own lanes, some blocks at a time. It takes none of
+/// the job's numbers, and has no seal.
+#[test]
+fn the_only_workers_call_is_its_own_sum() {
+    for len in [0, 1, 353, 100_000] {
+        let numbers = |i: usize| (i as f32 - 700.5) * 0.37;
+        let data: Vec<f32> = (0..len).map(numbers).collect();
+        let mut call = Call::new(Job::default(), 3, of(data, Op::Sum, Scaling::Block, 1));
+        call.alone = true;
+        assert!(!call.sum_alone(1), "it has not begun");
+        call.begin(JobBlock(7), 22, 1).expect("it can be cut");
+        let mut steps = 0;
+        while !call.is_done() {
+            assert!(call.sum_alone(1), "{len}");
+            steps += 1;
+        }
+        let blocks = len.div_ceil(352) as u64;
+        assert_eq!(call.report.blocks, blocks + u64::from(len > 0), "keys, and no seal");
+        assert!(steps >= call.report.blocks / AT_ONCE && !call.sum_alone(1));
+        assert_eq!((call.report.path, call.end()), (Path::Host, JobBlock(7)));
+        assert!(!call.holds(JobBlock(7)));
+        let blocks: Box<dyn Any> = call.into_blocks();
+        let local = blocks.downcast::<Local<f32>>().expect("these were given");
+        let sums = local.into_buffer().into_owned();
+        let near = |(i, x): (usize, &f32)| (x - numbers(i)).abs() <= numbers(i).abs() * 1e-6 + 1e-5;
+        assert!(sums.len() == len && sums.iter().enumerate().all(near));
+    }
+}

@@ -39,6 +39,7 @@ impl Machine {
         self.next_sequence += 1;
         let mut call = self.make(sequence, blocks);
         call.position = sequence + self.asides;
+        call.alone = self.config.alone;
         self.calls.push_back(call);
         self.begin_calls();
         Ok(sequence)
@@ -107,10 +108,11 @@ impl Machine {
     pub fn work(&mut self) -> bool {
         let mut did = false;
         let mut wrong = None;
+        let members = self.members();
         for call in &mut self.calls {
             let was_done = call.is_done();
             match call.work() {
-                Ok(worked) => did |= worked,
+                Ok(worked) => did |= worked | call.sum_alone(members),
                 Err(error) => wrong = wrong.or(Some(error)),
             }
             self.news |= !was_done && call.is_done();
@@ -187,7 +189,7 @@ impl Machine {
 
     pub(super) fn count(&mut self, report: Report) {
         self.counters.calls += 1;
-        self.counters.ring_calls += u64::from(report.path != Path::Aggregator);
+        self.counters.ring_calls += u64::from(matches!(report.path, Path::Ring | Path::Mixed));
         self.counters.saturated += report.saturated;
         self.counters.non_finite_blocks += report.non_finite_blocks;
     }

@@ -22,6 +22,9 @@ pub struct Config {
     pub local_size: u16,
     /// Which of these this is.
     pub local_rank: u16,
+    /// It is the only worker, and its processes sum over shared memory alone: calls have no blocks
+    /// in the job.
+    pub alone: bool,
     /// Name of the job.
     pub job: String,
     /// Slots that are asked for; none: the daemon's default.
@@ -79,6 +82,7 @@ impl Config {
             world_size,
             local_size: 1,
             local_rank: 0,
+            alone: false,
             job: job.into(),
             slots: None,
             result_mode: None,
