@@ -185,7 +185,7 @@ impl Tree {
 
     /// The tree of the ranks that are left: `members` as bits. Branches without ranks go. A branch
     /// for which `lost` holds is replaced by the first of its spares for which it does not hold.
-    /// Where there is none, what was below the branch goes to its parent.
+    /// Where there is none, what was below the branch goes to its parent. The tree names no spares.
     #[must_use]
     pub fn pruned(&self, members: u64, lost: impl Fn(SocketAddrV4) -> bool) -> Self {
         // By old index: the new one, or that of the branch that takes over what comes from there.
@@ -201,8 +201,7 @@ impl Tree {
             let daemon = std::iter::once(&branch.daemon).chain(&branch.spares).find(is_free);
             if let Some(daemon) = daemon.filter(|_| self.below(index) & members != 0) {
                 moved.push(Some(pruned.branches.len() as u16));
-                let spares = branch.spares.clone();
-                pruned.branches.push(Branch { daemon: *daemon, parent, ranks, spares });
+                pruned.branches.push(Branch::new(*daemon, parent, ranks));
                 continue;
             }
             if let Some(parent) = parent {
