@@ -1,7 +1,8 @@
 //! The ring that takes a lost aggregator's place. It carries what a worker's
 //! [`Machine`](xdp_agg_protocol::worker::Machine) cuts for it.
 //!
-//! Ring positions count the members of the last epoch, in order of their ranks; errors name ranks.
+//! Ring positions count the members of the last epoch, rack by rack where the racks are known;
+//! errors name ranks.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub(crate) struct Fallback {
 }
 
 impl Fallback {
-    /// Meets the other members: the lowest rank is the host.
+    /// Meets the other members: the first one is the host. Who has another order is turned away.
     pub(crate) fn build(
         seat: Seat,
         listener: Option<TcpListener>,
@@ -38,7 +39,7 @@ impl Fallback {
             .deadline(step)
             .join_deadline(meet)
             .cookie(cookie)
-            .occasion(format!("epoch {epoch}, ring {}", seat.rings));
+            .occasion(format!("epoch {epoch}, ring {} of {:?}", seat.rings, seat.members));
         if let Some(host) = seat.addresses.first() {
             builder = builder.rendezvous((*host).into());
         }
@@ -53,7 +54,7 @@ impl Fallback {
         }
     }
 
-    /// What all members have, in order of their ranks.
+    /// What all members have, as the ring visits them.
     pub(crate) fn gather(&mut self, own: &Progress) -> Result<Vec<(u16, Progress)>, Error> {
         let text = serde_json::to_vec(own).map_err(|error| self.nonsense(&error.to_string()))?;
         let (count, index) = (self.seat.members.len(), usize::from(self.seat.index));

@@ -2,13 +2,14 @@
 
 mod support;
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use support::watched::{self, RING, Said};
 use support::{ENGINES, LIMIT, at_all, check_all, check_sums, need_root};
 use xdp_agg_client::{Builder, Communicator, Op, Path};
-use xdp_agg_common::control::{JobStats, Stats};
+use xdp_agg_common::control::{AggregatorLoss, JobStats, Stats};
 use xdp_agg_common::maps::JobCounters;
 use xdp_agg_testbed::steady::{Line, Steady, Work};
 use xdp_agg_testbed::{Fabric, Faults, Process, Spot, Topology, at_once, program};
@@ -162,6 +163,142 @@ fn sums_go_along_a_path_of_racks() {
         assert!(blocks > 0);
         assert_eq!(steps, 2 * (3 - 1) * blocks, "2(G-1) steps between groups: {counters:?}");
     }
+}
+
+/// Copies of the vector that leave each rack, and that come into it, in two calls of this length.
+fn copies(fabric: &Fabric, workers: &[Communicator], len: usize) -> Vec<[f64; 2]> {
+    let racks = 0..fabric.topology.rack_count();
+    let read = || -> Vec<_> {
+        let all = racks.clone().map(|rack| fabric.topology.rack_counters(rack));
+        all.collect::<Result<_, _>>().expect("counters")
+    };
+    let before = read();
+    check_sums(workers, len);
+    // In frames of 1408 bytes of payload with 64 bytes of headers. A train has these once.
+    let copy = 2.0 * len as f64 * 4.0 * (1408.0 + 64.0) / 1408.0;
+    let share = |bytes: u64| bytes as f64 / copy;
+    let both = read().into_iter().zip(before);
+    let both = both
+        .map(|(now, was)| [share(now.tx_bytes - was.tx_bytes), share(now.rx_bytes - was.rx_bytes)]);
+    both.collect()
+}
+
+/// A rack without any daemon: its workers need no privileges, and are members of the group before
+/// theirs. Each of them sends a copy of its own, which is what that costs; the other racks' sums
+/// are one copy as before.
+#[test]
+fn workers_of_a_rack_without_daemon_join_the_group_before() {
+    need_root!();
+    for engine in ENGINES {
+        let fabric = fabric(racks(3, 2), &[engine; 2]);
+        let workers = connect(&fabric, Strategy::Rina, |settings| settings);
+        assert_eq!(workers[0].aggregators(), 2);
+        check_all(&workers, [1, 352, 100_000]);
+        // In either tree a sum to the root or a result from it, and the bare rack's two copies.
+        for ([up, down], most) in copies(&fabric, &workers, 200_000).into_iter().zip([1, 3, 2]) {
+            let most = f64::from(most);
+            let fits = |share: f64| (0.94..1.1).contains(&(share / most));
+            assert!(fits(up) && fits(down), "{engine}: {up} and {down} copies, and not {most}");
+        }
+    }
+}
+
+/// A rack in which nothing is installed: one of its workers runs behind `xdp-agg serve`, without a
+/// say over the network, as workers have none. Its rack is a group of the ring then, and one copy
+/// leaves it.
+#[test]
+fn a_worker_brings_the_aggregator_of_its_rack_along() {
+    need_root!();
+    let fabric = fabric(racks(2, 2), &["xdp"]);
+    let mut plan = fabric.plan(Strategy::Rina);
+    plan.hosts[2].daemon = Some(fabric.control(Spot::Worker(2)));
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rina.toml");
+    fs::write(&file, plan.to_toml()).expect("it is written");
+    let work = Work { longest: 100_000, ..Work::default() };
+    let start = |rank: u16| {
+        let host = fabric.topology.worker(rank.into());
+        let worker = program("steady_worker").expect("it is built");
+        let mut command = if rank == 2 {
+            let control = fabric.control(Spot::Worker(2));
+            let mut serve = host.unprivileged_command(program("xdp-agg").expect("it is built"));
+            serve.args(["serve", "--engine", "userspace", "--control", &control.to_string()]);
+            serve.args(["--data-addr", &control.ip().to_string(), "--"]).arg(worker);
+            serve
+        } else {
+            host.unprivileged_command(worker)
+        };
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "4")
+            .env("XDP_AGG_TOPOLOGY", &file)
+            .env("XDP_AGG_JOB", "training");
+        watched::start(rank, command, &work)
+    };
+    let workers = watched::all_begin((0..4).map(start));
+    let read = || {
+        let rack = fabric.topology.rack_counters(1).expect("counters").tx_bytes;
+        // What a host sends is a copy.
+        (rack, fabric.topology.host_counters(3).expect("counters").tx_bytes)
+    };
+    let before = read();
+    thread::sleep(Duration::from_millis(500));
+    goes_on(&workers, Vec::new(), Instant::now(), 0b1111);
+    let after = read();
+    let copies = (after.0 - before.0) as f64 / (after.1 - before.1) as f64;
+    assert!((0.9..1.1).contains(&copies), "{copies} copies leave the rack");
+}
+
+/// Rina, three racks: two with an aggregator and hosts that may stand in for it, one without, for
+/// which a process of one of its workers' hosts forwards in user space. An agent is killed and
+/// comes back. One copy of a group's sum leaves each rack throughout, and all sums are right.
+#[test]
+fn one_copy_leaves_each_rack_without_an_agent_too() {
+    need_root!();
+    let mut fabric = fabric(racks(3, 2), &["xdp"; 2]);
+    for worker in 0..5 {
+        fabric.serve(Spot::Worker(worker), "userspace", &[]).expect("a daemon");
+    }
+    let workers = connect(&fabric, Strategy::Rina, |settings| {
+        settings.on_aggregator_loss(AggregatorLoss::Ring).fallback_after(Duration::from_millis(300))
+    });
+    assert_eq!(workers[0].aggregators(), 3);
+    let len = 300_000;
+    // In one tree a rack is the first, in one the last, and in one between two others.
+    let planned = 4.0 / 3.0;
+    let as_planned = |copies: &[[f64; 2]]| {
+        copies.iter().flatten().all(|share| (0.94..1.06).contains(&(share / planned)))
+    };
+    check_sums(&workers, 1000);
+    let before = copies(&fabric, &workers, len);
+    assert!(as_planned(&before), "{before:?}");
+    fabric.take(Spot::Rack(1)).expect("it runs").kill().expect("killed");
+    // Over these the job finds its new trees.
+    check_sums(&workers, 1000);
+    check_sums(&workers, 1000);
+    let without = copies(&fabric, &workers, len);
+    // The tree that it led is a ring of the six workers in the order of the racks, each of whose
+    // links carries 5/3 of a third. In the others a host has its place: where the rack is the
+    // first, a sum goes up and a result comes down, and where it is between, two of each. With a
+    // copy a worker these would be 4/3, and not 1.
+    let most = [1.0, 1.0, 1.0].map(|trees| trees + 5.0 / 9.0);
+    for (copies, most) in without.iter().zip(most) {
+        assert!(copies.iter().all(|share| *share < 1.08 * most), "{without:?}, at most {most}");
+    }
+    fabric.serve(Spot::Rack(1), "xdp", &[]).expect("a daemon");
+    let since = Instant::now();
+    loop {
+        let now = copies(&fabric, &workers, 50_000);
+        // A host in its place sends as much: it leads its tree again, and is a branch of others.
+        let agent = counters(&fabric, Spot::Rack(1));
+        if as_planned(&now) && agent.blocks > agent.forwards && agent.forwards > 0 {
+            break;
+        }
+        assert!(since.elapsed() < LIMIT, "the trees are not as they were: {now:?}, {agent:?}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    let after = copies(&fabric, &workers, len);
+    assert!(as_planned(&after), "{after:?}");
 }
 
 /// One rack of two has an aggregator, which is the root of a tree for each of its workers (RAT).

@@ -106,6 +106,7 @@ impl Stripe {
             origin: settings.origin.clone().map(Box::new),
             data_port: socket.port().map_err(Error::io("reading the data port"))?,
             ring_port: ring_port.map(|address| address.port()),
+            ring_order: settings.ring_order.clone(),
             max_chunks,
             window_room: u32::try_from(room).unwrap_or(u32::MAX),
             rate: settings.rate,

@@ -8,6 +8,7 @@ use xdp_agg_common::control::{Branch, Tree};
 use xdp_agg_topology::analysis::{demands, shortfall};
 use xdp_agg_topology::choose::{JobChoice, for_job};
 use xdp_agg_topology::file::bounded;
+use xdp_agg_topology::plan::ring_order;
 use xdp_agg_topology::{Forest, Site, Strategy, Topology, TopologyFile};
 
 use super::{Builder, Chooser, Chosen, Source, Target};
@@ -84,6 +85,7 @@ impl Builder {
         }
         let trees = forest.trees.iter().map(|tree| target(topology, tree));
         self.aggregators = trees.collect::<Result<_, _>>().map_err(wrong)?;
+        self.ring_order = ring_order(topology);
         self.source = Some(source);
         Ok(self)
     }
@@ -102,8 +104,7 @@ impl Builder {
 
 /// A planned tree as the daemons to speak to.
 fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, String> {
-    let daemon = |index: usize| -> Result<SocketAddrV4, String> {
-        let site = tree.nodes[index].site;
+    let daemon = |site: Site| -> Result<SocketAddrV4, String> {
         let (name, control) = match site {
             Site::Host(host) => {
                 let host = &topology.hosts[host];
@@ -116,11 +117,12 @@ fn target(topology: &Topology, tree: &xdp_agg_topology::Tree) -> Result<Target, 
         };
         control.ok_or_else(|| format!("{name} is to aggregate and has no daemon"))
     };
-    let root = daemon(0)?;
-    let branches = tree.nodes.iter().enumerate().skip(1).map(|(index, node)| {
+    let root = daemon(tree.nodes[0].site)?;
+    let branches = tree.nodes.iter().skip(1).map(|node| {
         // Parents come before children there, too; the root is not a branch.
         let parent = node.parent.filter(|parent| *parent > 0).map(|parent| parent as u16 - 1);
-        Ok(Branch { daemon: daemon(index)?, parent, ranks: node.ranks.clone() })
+        let spares = node.spares.iter().map(|site| daemon(*site)).collect::<Result<_, String>>()?;
+        Ok(Branch { spares, ..Branch::new(daemon(node.site)?, parent, node.ranks.clone()) })
     });
     let tree = Tree { branches: branches.collect::<Result<_, String>>()? };
     Ok(Target { tree, ..Target::new(root.into()) })
@@ -182,6 +184,12 @@ mod tests {
         let [branch] = &first.tree.branches[..] else { panic!("one branch") };
         assert_eq!((branch.daemon.to_string(), branch.parent), ("10.0.0.202:9870".into(), None));
         assert_eq!(branch.ranks, [2, 3]);
+        // The hosts of its rack stand in for it, in the other tree those of the other rack.
+        let spares = |branch: &Branch| branch.spares.iter().map(|at| *at.ip()).collect::<Vec<_>>();
+        assert_eq!(spares(branch), [[10, 0, 0, 3], [10, 0, 0, 4]].map(std::net::Ipv4Addr::from));
+        let other = &second.tree.branches[0];
+        assert_eq!(spares(other), [[10, 0, 0, 2], [10, 0, 0, 1]].map(std::net::Ipv4Addr::from));
+        assert_eq!(builder.ring_order, [0, 1, 2, 3]);
         assert_eq!(first.tree.check(4), Ok(()));
         assert_eq!(first.serving(3).to_string(), "10.0.0.202:9870");
         assert_eq!(first.serving(0), first.address);
@@ -255,24 +263,31 @@ mod tests {
     }
 
     #[test]
-    fn a_rack_without_agent_is_refused_whoever_names_the_strategy() {
+    fn workers_of_a_rack_without_daemon_are_members_of_another_group() {
         let alone = RACKS.replace("        aggregator = \"10.0.0.202:9870\"\n", "");
         let alone = alone.replace("[defaults]", "[defaults]\n        daemon = false");
-        let alone = alone.replace("\"rat\"", "\"passing\"");
         let plan = |strategy| {
             let file = Arc::new(TopologyFile::parse(&alone).expect("a topology"));
-            Builder::default().plan_on(Source::File("f.toml".into(), file), strategy)
+            Builder::default().plan_on(Source::File("f.toml".into(), file), Some(strategy))
         };
-        assert!(plan(None).is_ok());
-        let said = plan(Some(Strategy::Rat)).expect_err("nobody is in r1").to_string();
-        assert!(
-            said.contains("f.toml: line 13: region \"r1\" has 2 workers and no agent"),
-            "{said}"
-        );
-        let topology = Topology::parse(&alone).expect("a topology");
-        let given = Builder::default().topology(&topology, Some(Strategy::Colocated));
-        let said = given.expect_err("there are no daemons").to_string();
-        assert!(said.contains("the topology \"two racks\": strategy colocated needs"), "{said}");
+        for strategy in [Strategy::Rat, Strategy::Rina] {
+            let builder = plan(strategy).expect("r0 has an aggregator");
+            let [target] = &builder.aggregators[..] else { panic!("one tree") };
+            assert!(target.tree.is_single(), "{strategy}");
+        }
+        let said = plan(Strategy::Colocated).expect_err("there are no daemons").to_string();
+        assert!(said.contains("f.toml: line 16: strategy colocated needs"), "{said}");
+    }
+
+    #[test]
+    fn the_ring_of_a_lost_aggregator_keeps_the_racks_order() {
+        let mixed = RACKS
+            .replace("10.0.0.2\"\n        region = \"r0\"", "10.0.0.2\"\n        region = \"r1\"");
+        let mixed = mixed
+            .replace("10.0.0.3\"\n        region = \"r1\"", "10.0.0.3\"\n        region = \"r0\"");
+        let topology = Topology::parse(&mixed).expect("a topology");
+        let builder = Builder::default().topology(&topology, None).expect("a plan");
+        assert_eq!(builder.ring_order, [0, 2, 1, 3]);
     }
 
     #[test]

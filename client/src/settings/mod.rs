@@ -66,6 +66,8 @@ pub struct Builder {
     pub(crate) meeting: Option<MeetingPoint>,
     /// The topology, if there is one.
     pub(crate) source: Option<Source>,
+    /// The hosts' ranks as a ring is to visit them; empty: ascending.
+    pub(crate) ring_order: Vec<u16>,
     pub(crate) job: String,
     pub(crate) run: Option<String>,
     /// What the job's processes are, once they have met.
@@ -113,6 +115,7 @@ impl Default for Builder {
             aggregators: Vec::new(),
             meeting: None,
             source: None,
+            ring_order: Vec::new(),
             job: "default".into(),
             run: None,
             origin: None,

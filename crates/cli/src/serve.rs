@@ -1,13 +1,17 @@
 //! `xdp-agg serve`: the daemon.
 
+use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
+use rustix::process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, Partial, Settings};
@@ -24,6 +28,11 @@ use xdp_agg::server::{Listener, Server, ServerConfig};
 /// When workers may connect, one line goes to standard output:
 /// `ready control=ADDR:PORT data_port=PORT engine=ENGINE`. Logs go to standard error.
 ///
+/// With a command, the daemon runs it and goes when it goes, with its exit code:
+/// `xdp-agg serve --engine userspace -- python train.py`. So a worker brings the aggregator of its
+/// rack along, as an ordinary user, where no daemon is installed. SIGINT and SIGTERM are handed to
+/// the command, and nothing of the daemon's goes to standard output.
+///
 /// SIGHUP has it read --config, token and certificates again. Those, --job-slots, --job-slots-max
 /// and --job-packet-rate then hold for new connections and jobs. If a file is wrong, all stay as
 /// they were, and the log says why.
@@ -38,6 +47,9 @@ pub(crate) struct Args {
     /// Settings in TOML
     #[arg(long, env = "XDP_AGG_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Run this command, and serve for as long as it runs
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
 }
 
 impl Args {
@@ -61,24 +73,24 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("starting the daemon's runtime")?;
-    runtime.block_on(serve(settings, (args, partial)))?;
-    Ok(ExitCode::SUCCESS)
+    runtime.block_on(serve(settings, (args, partial)))
 }
 
 /// How the engine without interfaces calls itself.
 const USERSPACE: &str = "userspace";
 
-async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<()> {
+async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<ExitCode> {
     // Signals first: one that comes while the engine opens must not leave it half open.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let hangup = signal(SignalKind::hangup())?;
-    let shutdown = async move {
+    let mut signalled = async move || {
         tokio::select! {
-            _ = terminate.recv() => "SIGTERM".to_owned(),
-            _ = interrupt.recv() => "SIGINT".to_owned(),
+            _ = terminate.recv() => (process::Signal::TERM, "SIGTERM"),
+            _ = interrupt.recv() => (process::Signal::INT, "SIGINT"),
         }
     };
+    let command = args.command.clone();
     let listener = Listener::bind(settings.control)?;
     let engine = engine::open(&settings.engine)?;
     if engine.describe() != USERSPACE {
@@ -100,13 +112,68 @@ async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<(
     let (control, data_port) = (server.control_addr(), server.data_port());
     let engine = server.engine();
     info!(%control, data_port, engine, "ready");
+    if let [program, arguments @ ..] = &command[..] {
+        let mut child = Child::run(program, arguments)?;
+        let ended = async {
+            loop {
+                tokio::select! {
+                    _ = &mut child.ended => return format!("{} has ended", program.display()),
+                    (signal, name) = signalled() => {
+                        info!("{name}: handed to {}", program.display());
+                        child.signal(signal);
+                    }
+                }
+            }
+        };
+        server.run(ended).await;
+        return Ok(child.code());
+    }
     let mut out = io::stdout();
     let line = writeln!(out, "ready control={control} data_port={data_port} engine={engine}");
     if let Err(error) = line.and_then(|()| out.flush()) {
         warn!("nobody reads standard output: {error}");
     }
-    server.run(shutdown).await;
-    Ok(())
+    server.run(async move { signalled().await.1.to_owned() }).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The command that the daemon serves for.
+struct Child {
+    pid: process::Pid,
+    /// Its end; whoever waits for it reads its status.
+    ended: oneshot::Receiver<()>,
+    waiter: JoinHandle<io::Result<ExitStatus>>,
+}
+
+impl Child {
+    fn run(program: &OsString, arguments: &[OsString]) -> Result<Self> {
+        let spawned = Command::new(program).args(arguments).spawn();
+        let mut child = spawned.with_context(|| format!("running {}", program.display()))?;
+        let (pid, (over, ended)) = (process::Pid::from_child(&child), oneshot::channel());
+        let waiter = thread::spawn(move || {
+            let status = child.wait();
+            // The daemon may have gone for another reason.
+            let _ = over.send(());
+            status
+        });
+        Ok(Self { pid, ended, waiter })
+    }
+
+    /// Hands a signal on. A command that has ended meanwhile gets none: it was waited for.
+    fn signal(&self, signal: process::Signal) {
+        if !self.waiter.is_finished()
+            && let Err(error) = process::kill_process(self.pid, signal)
+        {
+            warn!("the command cannot be signalled: {error}");
+        }
+    }
+
+    /// As a shell has it: 128 and the signal's number where one ended it.
+    fn code(self) -> ExitCode {
+        let status = self.waiter.join().ok().and_then(Result::ok);
+        let code = status.and_then(|s| s.code().or_else(|| s.signal().map(|number| 128 + number)));
+        ExitCode::from(u8::try_from(code.unwrap_or(1)).unwrap_or(1))
+    }
 }
 
 /// Reads the settings again at each signal, for `configs`. Where something is wrong, all of them

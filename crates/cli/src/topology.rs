@@ -19,8 +19,8 @@ use xdp_agg_topology::file::interfaces;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::incremental::{self, Upgrade};
 use xdp_agg_topology::occupation::StepCosts;
-use xdp_agg_topology::plan::{Lost, racks, ring_order};
-use xdp_agg_topology::{Forest, Strategy, Topology, TopologyFile, size};
+use xdp_agg_topology::plan::{racks, ring_order};
+use xdp_agg_topology::{BareRack, Forest, Strategy, Topology, TopologyFile, size};
 
 use input::{open, read};
 
@@ -109,6 +109,8 @@ struct Report {
     forest: Option<Forest>,
     /// The ring over all, of `ring`; the racks' rings, of `h-ar`.
     rings: Vec<Vec<u16>>,
+    /// Racks in which nothing aggregates, of `rat` and `rina`.
+    bare: Vec<BareRack>,
     /// Steps between groups, of `rina`.
     steps: Option<usize>,
     traffic: Traffic,
@@ -175,6 +177,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 topology.name,
                 topology.strategy
             )?;
+            for bare in topology.bare_racks(topology.strategy) {
+                writeln!(io::stdout(), "{bare}")?;
+            }
             if let Err(baseline) = topology.strategy.of_job() {
                 writeln!(io::stdout(), "a job would be refused: {baseline}")?;
             }
@@ -234,10 +239,9 @@ fn report(args: &PlanArgs) -> Result<Report> {
     file.check_agents(strategy).with_context(|| args.file.display().to_string())?;
     let scheme = Scheme::of(&topology, strategy)
         .with_context(|| format!("no plan for {}", args.file.display()))?;
-    let none = Lost::default();
     let rings = match strategy {
-        Strategy::Ring => vec![ring_order(&topology, &none)],
-        Strategy::HAr => racks(&topology, &none),
+        Strategy::Ring => vec![ring_order(&topology)],
+        Strategy::HAr => racks(&topology),
         _ => Vec::new(),
     };
     let forest = match &scheme {
@@ -260,6 +264,7 @@ fn report(args: &PlanArgs) -> Result<Report> {
         job: Job::of(&topology, asked, args.slots),
         bytes: args.bytes,
         rings,
+        bare: topology.bare_racks(strategy),
         steps: groups.filter(|_| strategy == Strategy::Rina).map(|groups| 2 * (groups - 1)),
         traffic: Traffic::of(&topology, &scheme, bytes),
         least_crossing: least_crossing(&topology, bytes),

@@ -153,6 +153,42 @@ fn nobody_at_the_address_has_an_exit_code_of_its_own() {
     assert!(other.join().is_ok());
 }
 
+/// The daemon is there for its command, goes with it, and says nothing on its standard output.
+#[test]
+fn a_command_is_served_for_as_long_as_it_runs() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let control = free.local_addr().expect("it is bound").to_string();
+    drop(free);
+    let serve = |command: &[&str]| {
+        let mut serve = program();
+        serve.args(["serve", "--engine", "userspace", "--control", &control, "--data-port", "0"]);
+        serve.arg("--").args(command);
+        serve
+    };
+    let run = |command: &[&str]| serve(command).output().expect("it runs");
+    let own = env!("CARGO_BIN_EXE_xdp-agg");
+    let output = run(&[own, "stats", "--json", "--control", &control]);
+    let stats: Value = serde_json::from_slice(&output.stdout).expect("the daemon's stats alone");
+    assert_eq!(stats["slots"], stats["slots_free"]);
+    let output = run(&["sh", "-c", "exit 7"]);
+    assert_eq!((output.status.code(), &*stdout(&output)), (Some(7), ""), "{}", stderr(&output));
+    assert_eq!(run(&["sh", "-c", "kill -9 $$"]).status.code(), Some(128 + 9));
+    fails(&run(&["/no/such/program"]), 1, &["running /no/such/program"]);
+    // A signal is the command's.
+    let waits = "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut waiting = serve(&["sh", "-c", waits]);
+    let mut waiting = waiting.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut out = waiting.stdout.take().expect("a pipe");
+    let mut ready = [0; 6];
+    out.read_exact(&mut ready).expect("the command runs");
+    let pid = waiting.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs").success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("it ends");
+    assert_eq!((&ready[..], &*rest), (&b"ready\n"[..], "told\n"));
+    assert_eq!(waiting.wait().expect("it has ended").code(), Some(3));
+}
+
 #[test]
 fn a_second_daemon_is_refused() {
     let daemon = Daemon::userspace();

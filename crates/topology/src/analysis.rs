@@ -287,7 +287,7 @@ pub fn table1(topology: &Topology, bytes: f64) -> Vec<Comparison> {
     let narrow = topology.oversubscribed();
     let levels = |host: &crate::Host| topology.around(host.region).filter(|&r| narrow[r]).count();
     let l = topology.hosts.iter().map(levels).max().unwrap_or(0) as f64;
-    let racks = crate::plan::racks(topology, &crate::Lost::default());
+    let racks = crate::plan::racks(topology);
     let widest = racks.iter().map(Vec::len).max().unwrap_or(0) as f64;
     let strategy = |strategy| Scheme::of(topology, strategy);
     let groups = |scheme: &Result<Scheme, PlanError>| match scheme {

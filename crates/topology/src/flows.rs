@@ -5,7 +5,7 @@
 
 use crate::graph::Network;
 use crate::model::{Strategy, Topology};
-use crate::plan::{Forest, Lost, PlanError, Site, racks, ring_order};
+use crate::plan::{Forest, PlanError, Site, racks, ring_order};
 use crate::units::Rate;
 
 /// Bytes from one host or aggregator to another.
@@ -106,11 +106,10 @@ impl Scheme {
     /// # Errors
     /// [`PlanError`]: it lacks aggregators, or is `auto`.
     pub fn of(topology: &Topology, strategy: Strategy) -> Result<Self, PlanError> {
-        let none = Lost::default();
         match strategy {
-            Strategy::Ring => Ok(Self::Rings(Rings::one(&ring_order(topology, &none)))),
+            Strategy::Ring => Ok(Self::Rings(Rings::one(&ring_order(topology)))),
             Strategy::HAr => {
-                let racks = racks(topology, &none);
+                let racks = racks(topology);
                 let rings = racks.iter().map(|rack| Rings::one(rack)).collect();
                 Ok(Self::Rings(Rings::across(rings)))
             }

@@ -34,8 +34,8 @@ pub mod servers;
 pub mod size;
 pub mod units;
 
-pub use agents::Lack;
+pub use agents::{BareRack, Lack};
 pub use file::{Fault, FileError, TopologyFile};
 pub use model::{Aggregator, Host, KnownCosts, Measured, Region, Strategy, Topology};
-pub use plan::{Forest, Lost, Node, PlanError, Site, Tree};
+pub use plan::{Forest, Node, PlanError, Site, Tree};
 pub use units::Rate;

@@ -2,8 +2,7 @@
 
 mod grow;
 mod scope;
-
-use std::collections::BTreeSet;
+mod spares;
 
 use serde::Serialize;
 
@@ -37,13 +36,18 @@ pub struct Node {
     pub parent: Option<usize>,
     /// The ranks that send to it directly, ascending.
     pub ranks: Vec<u16>,
+    /// Hosts of its rack that take its place while it is lost, the first of them whose daemon is
+    /// there. They are no nodes of this tree. The root has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spares: Vec<Site>,
 }
 
-/// Ranks that a ring is to leave out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Lost {
-    /// Those that left.
-    pub ranks: BTreeSet<u16>,
+impl Node {
+    /// A node that nobody stands in for.
+    #[must_use]
+    pub const fn new(site: Site, parent: Option<usize>, ranks: Vec<u16>) -> Self {
+        Self { site, parent, ranks, spares: Vec::new() }
+    }
 }
 
 /// Why there is no plan.
@@ -115,8 +119,8 @@ impl Forest {
             return Err(PlanError::NoWorkers);
         }
         let trees = match strategy {
-            Strategy::Rat => grow::rat(&scopes),
-            Strategy::Rina => grow::rina(&scopes),
+            Strategy::Rat => spares::named(topology, grow::rat(&scopes)),
+            Strategy::Rina => spares::named(topology, grow::rina(&scopes)),
             Strategy::Atp => grow::atp(&scopes),
             _ => grow::flat(&scopes, strategy),
         };
@@ -127,11 +131,10 @@ impl Forest {
     }
 }
 
-/// The ranks that are left, in the order of a ring that enters and leaves each region once.
+/// The ranks in the order of a ring that enters and leaves each region once.
 #[must_use]
-pub fn ring_order(topology: &Topology, lost: &Lost) -> Vec<u16> {
-    let mut hosts: Vec<_> =
-        topology.hosts.iter().filter(|host| !lost.ranks.contains(&host.rank)).collect();
+pub fn ring_order(topology: &Topology) -> Vec<u16> {
+    let mut hosts: Vec<_> = topology.hosts.iter().collect();
     hosts.sort_by_cached_key(|host| {
         let mut path: Vec<_> = topology.around(host.region).collect();
         path.reverse();
@@ -140,13 +143,13 @@ pub fn ring_order(topology: &Topology, lost: &Lost) -> Vec<u16> {
     hosts.into_iter().map(|host| host.rank).collect()
 }
 
-/// The rings of `h-ar`: the ranks of each rack that are left, racks in the order of
-/// [`ring_order`]. Workers at the core are a rack each.
+/// The rings of `h-ar`: the ranks of each rack, racks in the order of [`ring_order`]. Workers at
+/// the core are a rack each.
 #[must_use]
-pub fn racks(topology: &Topology, lost: &Lost) -> Vec<Vec<u16>> {
+pub fn racks(topology: &Topology) -> Vec<Vec<u16>> {
     let mut racks: Vec<Vec<u16>> = Vec::new();
     let mut last = None;
-    for rank in ring_order(topology, lost) {
+    for rank in ring_order(topology) {
         let region = topology.hosts[usize::from(rank)].region;
         match racks.last_mut() {
             Some(rack) if region.is_some() && region == last => rack.push(rank),

@@ -72,6 +72,25 @@ fn check(topology: &Topology, forest: &Forest) -> Result<(), TestCaseError> {
         }
         prop_assert_eq!(tree.ranks_below(0), all.clone(), "every rank exactly once");
         prop_assert!(tree.nodes.iter().all(|node| node.ranks.is_sorted()));
+        prop_assert!(tree.nodes[0].spares.is_empty(), "a root leads the job");
+        for node in &tree.nodes {
+            let spares: BTreeSet<_> = node.spares.iter().collect();
+            prop_assert_eq!(spares.len(), node.spares.len(), "each once");
+            let region = match node.site {
+                Site::Region(region) => Some(region),
+                Site::Host(host) => topology.hosts[host].region,
+            };
+            for spare in &node.spares {
+                let Site::Host(host) = *spare else { panic!("{spare:?} is no host") };
+                let beside = region.is_some_and(|region| topology.is_within(host, region));
+                prop_assert!(beside, "{spare:?} is of another rack than {:?}", node.site);
+                prop_assert!(topology.hosts[host].daemon.is_some());
+                prop_assert!(
+                    tree.nodes.iter().all(|other| other.site != *spare),
+                    "it sums already"
+                );
+            }
+        }
         let sites: BTreeSet<_> = tree.nodes.iter().map(|node| node.site).collect();
         prop_assert_eq!(sites.len(), tree.nodes.len(), "a site at most once in a tree");
         for site in sites {
@@ -246,6 +265,84 @@ fn a_worker_of_rina_without_daemon_joins_a_neighbour() {
     let groups: Vec<_> =
         forest.trees[0].nodes.iter().rev().map(|node| node.ranks.clone()).collect();
     assert_eq!(groups, [vec![0, 1, 2, 3], vec![4, 5], vec![6], vec![7]]);
+}
+
+#[test]
+fn hosts_of_its_rack_stand_in_for_an_agent() {
+    let mut topology = sample::racks(3, 4, 4.0);
+    for rack in 0..3 {
+        equip(&mut topology, rack);
+    }
+    topology.hosts[6].daemon = None;
+    for strategy in [Strategy::Rat, Strategy::Rina] {
+        let forest = Forest::plan(&topology, strategy).expect("there are aggregators");
+        let spares = |tree: usize, rack: usize| {
+            let mut nodes = forest.trees[tree].nodes.iter();
+            let node = nodes.find(|node| node.site == Site::Region(rack));
+            node.expect("each rack has a node").spares.clone()
+        };
+        let hosts = |hosts: [usize; 3]| hosts.map(Site::Host);
+        // The trees begin with different hosts.
+        let begin: BTreeSet<_> =
+            (0..3).filter_map(|tree| spares(tree, 0).first().copied()).collect();
+        assert_eq!(begin.len(), 2, "{strategy}: as many as trees that rack 0 is not the root of");
+        // Rack 1 has three hosts with daemons.
+        let own = (0..3).map(|tree| spares(tree, 1)).find(|spares| !spares.is_empty());
+        let mut own = own.expect("it is no root of some tree");
+        own.sort_unstable();
+        assert_eq!(own, hosts([4, 5, 7]), "{strategy}");
+    }
+    // A host's own daemon is replaced by its neighbours'; an autonomous worker's is not.
+    let topology = two_racks();
+    let rat = Forest::plan(&topology, Strategy::Rat).expect("there are daemons");
+    assert_eq!(rat.trees[1].nodes[1].site, Site::Host(5));
+    assert_eq!(rat.trees[1].nodes[1].spares, [6, 7, 4].map(Site::Host));
+    let rina = Forest::plan(&topology, Strategy::Rina).expect("there are daemons");
+    assert!(rina.trees.iter().flat_map(|tree| &tree.nodes).all(|node| node.spares.is_empty()));
+}
+
+/// A rack in which nothing aggregates is part of the group before it in the ring: m copies leave
+/// it, and the others' paths are as they were.
+#[test]
+fn a_rack_without_daemon_joins_the_group_before_it() {
+    let mut topology = sample::racks(3, 4, 4.0);
+    for rack in [0, 2] {
+        equip(&mut topology, rack);
+    }
+    for host in 4..8 {
+        topology.hosts[host].daemon = None;
+    }
+    let forest = Forest::plan(&topology, Strategy::Rina).expect("there are aggregators");
+    assert_eq!(forest.trees.len(), 2);
+    for (tree, path) in [[2, 0], [0, 2]].into_iter().enumerate() {
+        assert_eq!(sites(&forest, tree), path.map(Site::Region));
+        let nodes = &forest.trees[tree].nodes;
+        let group = nodes.iter().find(|node| node.site == Site::Region(0));
+        assert_eq!(group.expect("rack 0 is a group").ranks, (0..8).collect::<Vec<_>>());
+    }
+    let bare = topology.bare_racks(Strategy::Rina);
+    assert_eq!(
+        bare.iter().map(|bare| (&*bare.region, bare.workers)).collect::<Vec<_>>(),
+        [("rack1", 4)]
+    );
+    let up = |topology: &Topology| {
+        let scheme = Scheme::of(topology, Strategy::Rina).expect("there are aggregators");
+        Traffic::of(topology, &scheme, 1000.0).cables[1].up
+    };
+    assert!((up(&topology) - 4000.0).abs() < 1e-6, "a copy a worker");
+    // With one daemon on one host of it, a sum goes up and a result goes on: 2(G-1)/G, G = 3.
+    topology.hosts[5].daemon = Some(SocketAddrV4::new(topology.hosts[5].address, 9870));
+    assert!((up(&topology) - 4000.0 / 3.0).abs() < 1e-6, "{}", up(&topology));
+    assert!(topology.bare_racks(Strategy::Rina).is_empty());
+    // The first rack's group before it is the last one's.
+    let mut first = sample::racks(3, 2, 4.0);
+    equip(&mut first, 1);
+    equip(&mut first, 2);
+    first.hosts[0].daemon = None;
+    first.hosts[1].daemon = None;
+    let forest = Forest::plan(&first, Strategy::Rina).expect("there are aggregators");
+    let node = forest.trees[0].nodes.iter().find(|node| node.site == Site::Region(2));
+    assert_eq!(node.expect("rack 2 is a group").ranks, [0, 1, 4, 5]);
 }
 
 #[test]

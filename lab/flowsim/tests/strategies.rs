@@ -9,7 +9,7 @@ use xdp_agg_topology::analysis::Traffic;
 use xdp_agg_topology::flows::Scheme;
 use xdp_agg_topology::graph::Network;
 use xdp_agg_topology::plan::ring_order;
-use xdp_agg_topology::{Lost, Rate, Strategy};
+use xdp_agg_topology::{Rate, Strategy};
 
 const BYTES: f64 = 97e6;
 /// Bytes a second of the links here.
@@ -205,7 +205,7 @@ fn planned_times_are_the_simulators() {
     let networks = [one.topology, two.topology, narrow.topology, equipped, pods(10), pods(3)];
     for topology in networks {
         let network = Network::of(&topology);
-        let ranks = ring_order(&topology, &Lost::default());
+        let ranks = ring_order(&topology);
         let with = |strategy| Scheme::of(&topology, strategy);
         for (way, scheme) in [
             (Way::Servers, with(Strategy::Ps)),

@@ -32,6 +32,8 @@ const TREES: u64 = 0x7ee5_0f7e_e5ff_0001;
 const WINDOWS: u64 = 0xa1bd_a1bd_5a77_5a77;
 /// So are the limits of waits.
 const WAITS: u64 = 0x3a17_3a17_11fe_11fe;
+/// And who stands in for a lost aggregator.
+const SPARES: u64 = 0x5ba2_e5ba_2e5b_a2e5;
 
 /// What a seed is not asked about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +60,8 @@ pub struct Scenario {
     pub same_port: bool,
     /// Replays and mutations of packets are sent.
     pub hostile: bool,
+    /// How long a lost branch must be there again.
+    pub return_after: Nanos,
     /// When the hosts or links of members count as dead.
     pub dead_after: Nanos,
     /// How long a restarted daemon waits for members.
@@ -119,6 +123,8 @@ pub struct JobPlan {
     pub deadline: Nanos,
     /// How long the workers are without a daemon until they go on over a ring, if they may.
     pub fallback_after: Nanos,
+    /// In which order the ring visits the ranks; empty: ascending.
+    pub ring_order: Vec<u16>,
 }
 
 /// How good a link is.
@@ -289,6 +295,7 @@ impl Scenario {
             kernel_data_path: rng.random_bool(0.5),
             same_port: rng.random_bool(0.5),
             hostile: rng.random_bool(trouble),
+            return_after: SECOND,
             dead_after,
             resume_timeout: magnitude(rng, 100 * MILLI, 5 * SECOND),
             join_timeout: magnitude(rng, 200 * MILLI, 5 * SECOND),
@@ -315,6 +322,7 @@ impl Scenario {
         scenario.draw_faults(rng, trouble);
         scenario.draw_fallback(rng);
         scenario.draw_stragglers(rng);
+        scenario.draw_spares();
         scenario
     }
 
@@ -464,6 +472,7 @@ impl JobPlan {
             floats: rng.random_bool(0.6),
             deadline: if long { 60 * SECOND } else { deadline },
             fallback_after: SECOND,
+            ring_order: Vec::new(),
         }
     }
 }

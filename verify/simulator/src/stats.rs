@@ -93,6 +93,10 @@ stats! {
     relays: u64,
     /// Members that were told of the loss of a branch, and go on.
     branches_lost: u64,
+    /// Members that were told that a lost branch is taken back.
+    branches_back: u64,
+    /// Epochs in which another aggregator stands in for a lost one.
+    stood_in: u64,
     /// Blocks of keys that were agreed upon.
     keys: u64,
     /// Of these, behind data of their call: what a call begins with is not enough for it.
@@ -153,9 +157,11 @@ impl Stats {
 
     pub(crate) fn count_reply(&mut self, reply: &Reply) {
         match reply {
-            Reply::Reform { lost, .. } => {
+            Reply::Reform { lost, reason } => {
                 self.reforms += 1;
                 self.branches_lost += u64::from(lost.is_empty());
+                let back = reason.starts_with("the aggregator") && reason.ends_with("is back");
+                self.branches_back += u64::from(back);
             }
             Reply::Resumed => self.resumes += 1,
             Reply::Pause { .. } => self.pauses += 1,
@@ -224,9 +230,12 @@ impl Stats {
              daemon, {returned} jobs taken up by it"
         ));
         let Self { trees, sums_up, deliveries, relays, branches_lost, .. } = self;
+        let Self { branches_back, stood_in, .. } = self;
         lines.push(format!(
             "trees       {trees} runs, {sums_up} sums sent up, {deliveries} results taken down, \
-             {relays} answers handed on, {branches_lost} told of a branch's loss or a return"
+             {relays} answers handed on, {branches_lost} told of a branch's loss or a \
+             return, {branches_back} of these that a branch is taken back; {stood_in} epochs with \
+             an aggregator in a lost one's place"
         ));
         let Self { copies, redone, .. } = self;
         lines.push(format!("plans       {copies} blocks handed on, {redone} summed again"));

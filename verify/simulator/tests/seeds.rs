@@ -54,6 +54,8 @@ fn trees_keep_every_promise() {
         ("results taken down", stats.deliveries),
         ("answers handed on", stats.relays),
         ("members told of a branch's loss", stats.branches_lost),
+        ("members told that a branch is back", stats.branches_back),
+        ("epochs with a stand-in", stats.stood_in),
         ("blocks handed on", stats.copies),
         ("blocks summed again", stats.redone),
         ("rings", stats.rings),

@@ -65,6 +65,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(1);
 /// How long after a change of an interface all interfaces are looked at.
 const SETTLED: Duration = Duration::from_millis(20);
+/// How long a lost branch of a tree must be there again until the tree takes it back.
+const RETURN_AFTER: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted: there may be no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -169,6 +171,7 @@ impl Server {
             join_timeout: config.join_timeout,
             join_timeout_max: config.join_timeout_max,
             probe_timeout: config.probe_timeout,
+            return_after: RETURN_AFTER,
             resume_timeout: config.resume_timeout,
             patience: config.patience,
             straggler_timeout: config.straggler_timeout,

@@ -115,7 +115,7 @@ fn a_branch_that_falls_silent_is_given_up_step_by_step() {
 fn is_given_up(control: SocketAddr, last: Last, words: &str) {
     let begin = Instant::now();
     let fake = Fake::start(last);
-    let branch = Branch { daemon: fake.control, parent: None, ranks: vec![0] };
+    let branch = Branch::new(fake.control, None, vec![0]);
     let tree = Tree { branches: vec![branch] };
     let join = Join { tree, ..wish(&format!("{last:?}"), 0, 1) };
     let mut worker = Joining::new(control, join);
@@ -161,6 +161,7 @@ impl Unreachable {
             daemon: SocketAddrV4::new(Ipv4Addr::new(127, 1, 0, index as u8), self.port),
             parent: index.checked_sub(1),
             ranks: if index + 1 == LONGEST { vec![0] } else { vec![] },
+            spares: Vec::new(),
         };
         let tree = Tree { branches: (0..LONGEST).map(branch).collect() };
         Join { tree, ..wish(job, 0, 1) }

@@ -226,7 +226,7 @@ fn a_daemon_that_speaks_tls_now_says_its_token_to_no_branch_in_plain() {
 fn connects_to_no_branch(daemon: &Daemon, certificates: &Authority) {
     let branch = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     let Ok(SocketAddr::V4(address)) = branch.local_addr() else { panic!("it is IPv4") };
-    let tree = Tree { branches: vec![Branch { daemon: address, parent: None, ranks: vec![0] }] };
+    let tree = Tree { branches: vec![Branch::new(address, None, vec![0])] };
     let door = door(daemon, &certificates.trusting());
     let mut worker = Joining::new(door, Join { tree, ..wish("train", 0, 1) });
     let reason = match worker.client.hear() {

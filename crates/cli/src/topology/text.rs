@@ -43,6 +43,10 @@ fn write(report: &Report, to: &mut String) -> fmt::Result {
         None => {}
     }
     trees(report, to)?;
+    for (index, bare) in report.bare.iter().enumerate() {
+        to.push_str(if index == 0 { "\n" } else { "" });
+        writeln!(to, "{bare}")?;
+    }
     writeln!(to, "\nbytes on the links")?;
     to.push_str(&cables(&traffic.cables));
     writeln!(to, "\ndependency chain: {} messages", traffic.chain)?;

@@ -48,8 +48,8 @@ pub use policy::{AggregatorLoss, Policy, WorkerLoss};
 pub use reason::{AbortReason, Cause, ErrorCode};
 pub use standing::{Doing, Presence, Standing};
 pub use tree::{
-    Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, MAX_BRANCHES, Tree, TreeError,
-    Uplink,
+    Branch, BranchReply, BranchRequest, BranchSetup, LocalMembers, MAX_BRANCHES, MAX_SPARES, Tree,
+    TreeError, Uplink,
 };
 
 /// Version of the control protocol.

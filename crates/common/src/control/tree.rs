@@ -16,6 +16,8 @@ use crate::wire::MAX_WORKERS;
 
 /// Most daemons of a tree besides its root.
 pub const MAX_BRANCHES: usize = MAX_WORKERS - 1;
+/// Most daemons that may stand in for a branch.
+pub const MAX_SPARES: usize = 4;
 
 /// How the daemons of a job are connected. The same from all its workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +35,18 @@ pub struct Branch {
     pub parent: Option<u16>,
     /// Ranks that send to it directly. Those that no branch names send to the root.
     pub ranks: Vec<u16>,
+    /// Daemons of its rack that take its place while it is lost, the first of them that is there.
+    /// They are no branches of this tree.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spares: Vec<SocketAddrV4>,
+}
+
+impl Branch {
+    /// A branch that nobody stands in for.
+    #[must_use]
+    pub const fn new(daemon: SocketAddrV4, parent: Option<u16>, ranks: Vec<u16>) -> Self {
+        Self { daemon, parent, ranks, spares: Vec::new() }
+    }
 }
 
 /// What is wrong with a tree.
@@ -57,6 +71,19 @@ pub enum TreeError {
     /// One daemon in two places.
     #[error("the daemon {0} is named twice in one tree: every aggregator has one place in it")]
     Twice(SocketAddrV4),
+    /// More daemons for one place than any rack needs.
+    #[error(
+        "branch {index} ({daemon}) has {count} daemons that may stand in for it: at most \
+         {MAX_SPARES} are possible"
+    )]
+    Spares {
+        /// The branch.
+        index: usize,
+        /// Its daemon.
+        daemon: SocketAddrV4,
+        /// How many it names.
+        count: usize,
+    },
     /// A rank that is at two branches, or that the job does not have.
     #[error(
         "rank {rank} at branch {index}: each rank below the world size of {world_size} is at one \
@@ -97,7 +124,7 @@ impl Tree {
         }
         let mut seen = 0_u64;
         for (index, branch) in self.branches.iter().enumerate() {
-            let Branch { daemon, parent, ranks } = branch;
+            let Branch { daemon, parent, ranks, spares } = branch;
             if let Some(parent) = *parent
                 && usize::from(parent) >= index
             {
@@ -105,6 +132,14 @@ impl Tree {
             }
             if self.branches[..index].iter().any(|other| other.daemon == *daemon) {
                 return Err(TreeError::Twice(*daemon));
+            }
+            if spares.len() > MAX_SPARES {
+                let count = spares.len();
+                return Err(TreeError::Spares { index, daemon: *daemon, count });
+            }
+            let mut others = self.branches.iter().map(|branch| branch.daemon);
+            if let Some(twice) = others.find(|other| spares.contains(other)) {
+                return Err(TreeError::Twice(twice));
             }
             for rank in ranks.iter().copied() {
                 let bit = 1_u64.checked_shl(rank.into()).unwrap_or(0);
@@ -148,8 +183,9 @@ impl Tree {
         self.branches.iter().position(|branch| branch.ranks.contains(&rank))
     }
 
-    /// The tree of the ranks that are left: `members` as bits. Branches without ranks go, and what
-    /// was below a branch for which `lost` holds goes to its parent.
+    /// The tree of the ranks that are left: `members` as bits. Branches without ranks go. A branch
+    /// for which `lost` holds is replaced by the first of its spares for which it does not hold.
+    /// Where there is none, what was below the branch goes to its parent. The tree names no spares.
     #[must_use]
     pub fn pruned(&self, members: u64, lost: impl Fn(SocketAddrV4) -> bool) -> Self {
         // By old index: the new one, or that of the branch that takes over what comes from there.
@@ -159,9 +195,13 @@ impl Tree {
             let parent = branch.parent.and_then(|parent| moved[usize::from(parent)]);
             let mut ranks = branch.ranks.clone();
             ranks.retain(|rank| members >> (rank & 63) & 1 == 1);
-            if !lost(branch.daemon) && self.below(index) & members != 0 {
+            let is_free = |daemon: &&SocketAddrV4| {
+                !lost(**daemon) && pruned.branches.iter().all(|other| other.daemon != **daemon)
+            };
+            let daemon = std::iter::once(&branch.daemon).chain(&branch.spares).find(is_free);
+            if let Some(daemon) = daemon.filter(|_| self.below(index) & members != 0) {
                 moved.push(Some(pruned.branches.len() as u16));
-                pruned.branches.push(Branch { daemon: branch.daemon, parent, ranks });
+                pruned.branches.push(Branch::new(*daemon, parent, ranks));
                 continue;
             }
             if let Some(parent) = parent {
@@ -340,7 +380,7 @@ mod tests {
     }
 
     fn branch(host: u8, parent: Option<u16>, ranks: &[u16]) -> Branch {
-        Branch { daemon: daemon(host), parent, ranks: ranks.to_vec() }
+        Branch::new(daemon(host), parent, ranks.to_vec())
     }
 
     /// Root with rank 0; branch 0 with 1 and 2, below it branch 1 with 3, and branch 2 with 4.
@@ -375,6 +415,16 @@ mod tests {
         assert!(matches!(with(|t| t.branches[2].ranks = vec![5]), Err(TreeError::Rank { .. })));
         assert!(matches!(with(|t| t.branches[2].ranks = vec![64]), Err(TreeError::Rank { .. })));
         assert!(matches!(with(|t| t.branches[1].ranks.clear()), Err(TreeError::Empty { .. })));
+        let spares = |hosts: &[u8]| -> Vec<_> { hosts.iter().copied().map(daemon).collect() };
+        let mut other = tree();
+        other.branches[0].spares = spares(&[9, 3]);
+        assert_eq!(other.check(5), Err(TreeError::Twice(daemon(3))), "a branch of its own");
+        other.branches[0].spares = spares(&[1]);
+        assert_eq!(other.check(5), Err(TreeError::Twice(daemon(1))), "its own");
+        other.branches[0].spares = spares(&[9; MAX_SPARES]);
+        assert_eq!(other.check(5), Ok(()));
+        other.branches[0].spares.push(daemon(10));
+        assert!(matches!(other.check(5), Err(TreeError::Spares { index: 0, count: 5, .. })));
         let many = Tree { branches: vec![branch(1, None, &[0]); MAX_BRANCHES + 1] };
         assert!(matches!(many.check(64), Err(TreeError::TooMany(_))));
     }
@@ -394,6 +444,41 @@ mod tests {
             assert_eq!(read, prepared(local));
         }
         assert!(local.has(2) && !local.has(1) && !local.has(64));
+    }
+
+    #[test]
+    fn a_spare_takes_the_place_of_what_is_lost() {
+        let mut tree = tree();
+        tree.branches[0].spares = vec![daemon(8), daemon(9)];
+        tree.branches[2].spares = vec![daemon(8)];
+        let at = |lost: &[u8]| -> Vec<_> {
+            let lost: Vec<_> = lost.iter().copied().map(daemon).collect();
+            let pruned = tree.pruned(0b11111, |at| lost.contains(&at));
+            assert_eq!(pruned.check(5), Ok(()));
+            let last = |b: &Branch| (b.daemon.ip().octets()[3], b.parent, b.ranks.clone());
+            pruned.branches.iter().map(last).collect()
+        };
+        let (one, two) = (|host| (host, None, vec![1, 2]), (2, Some(0), vec![3]));
+        let three = |host| (host, None, vec![4]);
+        assert_eq!(at(&[1]), [one(8), two.clone(), three(3)]);
+        assert_eq!(at(&[1, 8]), [one(9), two.clone(), three(3)]);
+        // Nobody is at two places: the second one has no other spare, and its rank goes up.
+        assert_eq!(at(&[1, 3]), [one(8), two.clone()]);
+        assert_eq!(at(&[1, 8, 9]), [(2, None, vec![3]), three(3)]);
+        assert_eq!(at(&[3]), [one(1), two, three(8)]);
+        // A branch that nobody is below is not replaced.
+        assert_eq!(tree.pruned(0b10001, |at| at == daemon(1)).branches.len(), 1);
+    }
+
+    #[test]
+    fn a_branch_without_spares_is_said_as_before() {
+        let json = |branch: &Branch| serde_json::to_string(branch).expect("plain data");
+        let mut one = branch(1, None, &[2]);
+        let before = r#"{"daemon":"10.0.0.1:9870","parent":null,"ranks":[2]}"#;
+        assert_eq!(json(&one), before);
+        assert_eq!(serde_json::from_str::<Branch>(before).expect("it is one"), one);
+        one.spares.push(daemon(9));
+        assert_eq!(serde_json::from_str::<Branch>(&json(&one)).expect("it is one"), one);
     }
 
     #[test]

@@ -85,6 +85,10 @@ pub struct Limits {
     /// How long members may take to try their paths, and the branches of a tree for each step until
     /// the job runs.
     pub probe_timeout: Duration,
+    /// For how long a lost branch must be there again, without a break, before a tree that runs
+    /// takes it back: twice as long after each further loss. The first pause between attempts to
+    /// reach it, too.
+    pub return_after: Duration,
     /// How long the members of another daemon's job may take to come back, from the first one.
     pub resume_timeout: Duration,
     /// In what time a dead host is noticed. Heartbeats go out eight times as often; the caller sets

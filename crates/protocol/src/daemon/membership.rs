@@ -302,7 +302,8 @@ impl Jobs {
         };
         let restored = job.life.restored.filter(|_| !job.all_connected());
         let late = self.straggler_due(job);
-        [wait, restored, late, self.trouble_due(job)].into_iter().flatten().min()
+        let all = [wait, restored, late, self.trouble_due(job), job.comeback_due()];
+        all.into_iter().flatten().min()
     }
 
     /// A wait of this job is over: each in turn that may be.
@@ -318,7 +319,7 @@ impl Jobs {
                 return self.give_up_on(job_id, &absent, "resume");
             }
         }
-        if self.end_troubles(job_id) {
+        if self.end_troubles(job_id) || self.look_for_lost_branches(job_id) {
             return;
         }
         let Some(job) = self.jobs.get_mut(&job_id) else {

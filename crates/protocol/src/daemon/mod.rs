@@ -10,7 +10,8 @@
 //!
 //! A job that has run may get further epochs (`membership`). One goes on without a lost member,
 //! where the policy is to shrink. One takes in the members of another daemon's job that come back
-//! (`resume`), or ranks that join anew. Until it has run once, a loss ends it, whatever its policy.
+//! (`resume`), or ranks that join anew. One takes back a branch of its tree that was lost
+//! (`comeback`). Until it has run once, a loss ends it, whatever its policy.
 //!
 //! Every epoch has a fresh cookie and a number that no job of this daemon had before (until the
 //! numbers have gone round). So nothing in slots that another job used can be mistaken for this
@@ -39,6 +40,7 @@ macro_rules! note {
 
 mod branch;
 mod checks;
+mod comeback;
 mod effect;
 mod handle;
 mod heartbeat;
@@ -89,7 +91,7 @@ pub use patience::Patience;
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
 /// Waits that a job can have at a time.
-const WAITS_MAX: usize = 5;
+const WAITS_MAX: usize = 6;
 
 /// What is known of a connection.
 #[derive(Clone, Copy, Debug)]

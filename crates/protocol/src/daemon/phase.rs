@@ -11,7 +11,7 @@
 //! | Starting | Running | all engines of the tree sum |
 //! | Running | Pausing | ranks wait to join |
 //! | Pausing | RunningTo | all members have said which call they would start next |
-//! | Probing, Starting, Running, Pausing, RunningTo | Collecting | a member or a branch is lost, or a member has a new address |
+//! | Probing, Starting, Running, Pausing, RunningTo | Collecting | a member or a branch is lost, a lost branch is back, or a member has a new address |
 //! | Returning, RunningTo, Collecting | Preparing, Branching | all have said what they have; those that are lost are not waited for |
 //! | all but Forming | Returning | a worker remembers a ring that this daemon does not know of |
 //! | all but Forming | Forming | the job ends: all have left, or it is aborted |

@@ -2,8 +2,8 @@
 //!
 //! A branch is greeted and asked to serve the job once; from then on it follows each of the job's
 //! epochs. The loss of a branch ends a job whose policy is to fail when an aggregator is lost.
-//! Otherwise the job goes on without it, in a new epoch. Workers below it send to its parent (in
-//! Rina, the rack of a lost agent falls back).
+//! Otherwise the job goes on without it, in a new epoch. One of its spares takes its place; where
+//! none is there, workers below it send to its parent. [`super::comeback`] takes it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
@@ -15,6 +15,7 @@ use xdp_agg_common::control::{
 
 use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 
+use super::comeback::Away;
 use super::handle::agent_name;
 use super::job::Job;
 use super::phase::Phase;
@@ -129,7 +130,7 @@ impl Jobs {
             return;
         };
         let Some(link) = job.life.trunk.links.get_mut(&daemon) else {
-            return;
+            return self.watched_said(job_id, daemon, &reply);
         };
         let current = job.life.on_data_path.then_some(job.life.epoch);
         match reply {
@@ -217,7 +218,7 @@ impl Jobs {
         let members = job.member_bits();
         let policy = job.life.policy.unwrap_or_default();
         let trunk = &mut job.life.trunk;
-        trunk.tree = trunk.asked.pruned(members, |daemon| trunk.dead.contains(&daemon));
+        trunk.tree = trunk.asked.pruned(members, |daemon| trunk.dead.contains_key(&daemon));
         let wanted: BTreeSet<_> = trunk.tree.branches.iter().map(|b| b.daemon).collect();
         let gone: Vec<_> =
             trunk.links.extract_if(.., |daemon, _| !wanted.contains(daemon)).collect();
@@ -228,21 +229,14 @@ impl Jobs {
                 self.links.insert(id, (job_id, daemon));
                 note!(self, info, job = job.name, %daemon, "connecting to a branch");
                 self.effects.push_back(Effect::Link(LinkEffect::Dial(id, daemon, policy)));
-                Link {
-                    id,
-                    up: false,
-                    serving: None,
-                    prepared: false,
-                    local: None,
-                    linked: false,
-                    started: None,
-                    asked: None,
-                }
+                Link::new(id)
             });
         }
         let there = trunk.is_there();
-        for (_, link) in gone {
-            self.hang_up(link.id);
+        let gone = gone.into_iter().map(|(_, link)| link.id);
+        let gone: Vec<_> = gone.chain(job.needless_watches()).collect();
+        for link in gone {
+            self.hang_up(link);
         }
         there
     }
@@ -272,7 +266,7 @@ impl Jobs {
         }
     }
 
-    fn hang_up(&mut self, link: LinkId) {
+    pub(super) fn hang_up(&mut self, link: LinkId) {
         if self.links.remove(&link).is_some() {
             self.effects.push_back(Effect::Link(LinkEffect::HangUp(link)));
         }
@@ -282,9 +276,15 @@ impl Jobs {
 
     /// The job needs no branches any more.
     pub(super) fn hang_up_all(&mut self, job_id: u16) {
-        let links = self.jobs.get_mut(&job_id).map(|job| std::mem::take(&mut job.life.trunk.links));
-        for link in links.into_iter().flat_map(BTreeMap::into_values) {
-            self.hang_up(link.id);
+        let Some(job) = self.jobs.get_mut(&job_id) else {
+            return;
+        };
+        let trunk = &mut job.life.trunk;
+        let links = std::mem::take(&mut trunk.links).into_values().map(|link| link.id);
+        let watched = trunk.dead.values_mut().filter_map(Away::unwatch);
+        let all: Vec<_> = links.chain(watched).collect();
+        for link in all {
+            self.hang_up(link);
         }
     }
 
@@ -295,11 +295,14 @@ impl Jobs {
             return;
         };
         let Some(link) = job.life.trunk.links.remove(&daemon) else {
-            return;
+            return self.watched_lost(job_id, daemon, why);
         };
         note!(self, warn, job = job.name, %daemon, "a branch is lost: {why}");
         let goes_on = job.life.ran && job.policy().aggregator_loss != AggregatorLoss::Fail;
-        job.life.trunk.dead.insert(daemon);
+        let follows = job.bury(daemon, self.clock, self.limits.return_after);
+        if goes_on {
+            note!(self, warn, job = job.name, %daemon, "{follows}");
+        }
         let phase = job.phase();
         self.hang_up(link.id);
         if !goes_on {

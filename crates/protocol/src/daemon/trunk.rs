@@ -1,11 +1,12 @@
 //! Where a job's sums come together besides its root, as the root sees it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::time::Instant;
 
 use xdp_agg_common::control::{BranchInfo, BranchReply, LocalMembers, Tree};
 
+use super::comeback::{Away, Losses};
 use super::effect::LinkId;
 use super::numbers::latest;
 use crate::engine::Started;
@@ -26,6 +27,22 @@ pub(super) struct Link {
     pub(super) started: Option<Started>,
     /// When it was last asked which members contribute.
     pub(super) asked: Option<Instant>,
+}
+
+impl Link {
+    /// One that nobody was asked over.
+    pub(super) const fn new(id: LinkId) -> Self {
+        Self {
+            id,
+            up: false,
+            serving: None,
+            prepared: false,
+            local: None,
+            linked: false,
+            started: None,
+            asked: None,
+        }
+    }
 }
 
 /// A branch that serves the job.
@@ -70,8 +87,10 @@ pub(super) struct Trunk {
     /// How often a branch has called the number of an epoch used since the last one that ran:
     /// others take numbers at the same branches.
     pub(super) contests: u32,
-    /// Daemons that were lost: the job does without them.
-    pub(super) dead: BTreeSet<SocketAddrV4>,
+    /// Daemons that were lost: the job does without them until they are back.
+    pub(super) dead: BTreeMap<SocketAddrV4, Away>,
+    /// How often, and what came of it.
+    pub(super) losses: BTreeMap<SocketAddrV4, Losses>,
     /// This daemon's engine has prepared the epoch.
     pub(super) prepared: bool,
     /// Members on this host.

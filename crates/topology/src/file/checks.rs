@@ -164,12 +164,7 @@ impl Reader<'_> {
     /// all is wrong itself, if it is the file's.
     pub(super) fn lacks(&self, lack: Lack, of_file: Strategy) -> FileError {
         let raw = self.raw;
-        let region = match &lack {
-            Lack::Agent { region, .. } => {
-                raw.region.iter().find(|raw| raw.name.get_ref() == region)
-            }
-            Lack::Aggregator(_) => raw.region.first(),
-        };
+        let region = raw.region.first();
         let asked = raw.job.as_ref().and_then(|job| job.strategy.as_ref()).map(Spanned::span);
         let host = || raw.host.first().map(|host| host.name.span());
         // Regions that are not in the file were found in measured rates.

@@ -194,23 +194,21 @@ fn a_longer_cycle_is_shown_as_it_goes() {
 }
 
 #[test]
-fn a_rack_without_agent_is_refused() {
+fn a_rack_without_daemon_is_told_of() {
     let alone = GOOD.replace("aggregator = \"10.0.0.254\"\naggregator_slots = 512\n", "");
     let alone = alone.replace("address = \"10.0.0.3\"", "address = \"10.0.0.3\"\ndaemon = false");
-    for strategy in ["rat", "rina"] {
-        let error = Topology::parse(&alone.replace("\"rat\"", &format!("{strategy:?}")));
-        let error = error.expect_err("rack b has no agent");
-        assert_eq!(error.line, 11, "{error}");
-        assert!(error.to_string().contains("region \"b\" has 2 workers and no agent"), "{error}");
-    }
     let ring = TopologyFile::parse(&alone.replace("\"rat\"", "\"ring\""));
     let ring = ring.expect("a ring needs none");
-    assert_eq!(ring.check_agents(Strategy::Ring), Ok(()));
-    assert_eq!(ring.check_agents(Strategy::Colocated), Ok(()));
-    for strategy in [Strategy::Rat, Strategy::Rina] {
-        let error = ring.check_agents(strategy).expect_err("rack b has no agent");
-        assert_eq!(error.line, 11, "{error}");
-        assert!(error.to_string().contains(&format!("no agent for strategy {strategy}")));
+    for strategy in Strategy::ALL {
+        let bare = ring.topology().bare_racks(strategy);
+        if matches!(strategy, Strategy::Rat | Strategy::Rina) {
+            assert_eq!(ring.check_agents(strategy), Ok(()), "{strategy}: rack a has daemons");
+            let [bare] = &bare[..] else { panic!("{strategy}: {bare:?}") };
+            assert_eq!((&*bare.region, bare.workers), ("b", 2));
+            assert!(bare.to_string().contains("region \"b\" has 2 workers and no aggregator"));
+        } else {
+            assert_eq!(bare, [], "{strategy}");
+        }
     }
     let passing = ring.check_agents(Strategy::Passing).expect_err("there are only daemons");
     assert_eq!(passing.line, 8, "where one can be given");
@@ -244,7 +242,7 @@ fn baselines_are_strategies_of_no_job() {
 }
 
 #[test]
-fn racks_that_were_measured_need_agents_too() {
+fn racks_that_were_measured_are_told_of_too() {
     let host = |i: usize| {
         let daemon = if i < 3 { "" } else { "daemon = false\n" };
         let host = format!("[[host]]\nname = \"h{i}\"\nrank = {i}\naddress = \"10.0.1.{i}\"");
@@ -262,9 +260,9 @@ fn racks_that_were_measured_need_agents_too() {
     let text = format!("{hosts}[measured]\nhosts = [{names}]\nmbit = [{}]\n", rows.join(","));
     let file = TopologyFile::parse(&text).expect("it is right");
     assert_eq!(file.topology().clone().inferred().regions.len(), 2);
-    let error = file.check_agents(Strategy::Rat).expect_err("rack measured1 has no agent");
-    assert_eq!(error.line, 34, "{error}");
-    assert!(error.to_string().contains("has 3 workers and no agent"), "{error}");
+    let bare = file.topology().clone().inferred().bare_racks(Strategy::Rat);
+    let [bare] = &bare[..] else { panic!("{bare:?}") };
+    assert_eq!((&*bare.region, bare.workers, &*bare.host), ("measured1", 3, "h3"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::model::{Site, Strategy};
 
 use super::scope::Scopes;
-use super::{Lost, Node, Tree};
+use super::{Node, Tree};
 
 /// One tree of one node for each aggregator: `colocated` and `passing`.
 pub(super) fn flat(scopes: &Scopes<'_>, strategy: Strategy) -> Vec<Tree> {
@@ -13,7 +13,7 @@ pub(super) fn flat(scopes: &Scopes<'_>, strategy: Strategy) -> Vec<Tree> {
     } else {
         scopes.core().sites.clone()
     };
-    let leaves = |site| Node { site, parent: None, ranks: scopes.workers().to_vec() };
+    let leaves = |site| Node::new(site, None, scopes.workers().to_vec());
     sites.into_iter().map(|site| Tree { nodes: vec![leaves(site)] }).collect()
 }
 
@@ -83,7 +83,8 @@ pub(super) fn rina(scopes: &Scopes<'_>) -> Vec<Tree> {
 
 /// The groups of `rina` in the order of the ring, each as a tree of its own: an abstracted worker
 /// for every equipped region, and an autonomous one for every other daemon. A worker without a
-/// daemon joins the nearest aggregator; None if there is no aggregator at all.
+/// daemon joins the nearest aggregator, a rack without any the group before it. None if there is no
+/// aggregator at all.
 fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
     let load = Load { hosts: Vec::new(), regions: Vec::new() };
     let mut groups: Vec<Tree> = Vec::new();
@@ -100,12 +101,12 @@ fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
             node.ranks.push(rank);
             node.ranks.sort_unstable();
         } else {
-            groups.push(Tree { nodes: vec![Node { site, parent: None, ranks: vec![rank] }] });
+            groups.push(Tree { nodes: vec![Node::new(site, None, vec![rank])] });
         }
     }
     // A group that only others' workers joined has no worker of its own region: it counts by those
     // that it has.
-    let order = super::ring_order(scopes.topology, &Lost::default());
+    let order = super::ring_order(scopes.topology);
     let mut place = vec![usize::MAX; scopes.topology.hosts.len()];
     for (index, rank) in order.into_iter().enumerate() {
         place[usize::from(rank)] = index;
@@ -118,7 +119,8 @@ fn groups(scopes: &Scopes<'_>) -> Option<Vec<Tree>> {
     Some(groups)
 }
 
-/// The worker's own daemon, or the nearest other aggregator, the lowest rank first.
+/// The worker's own daemon, or the nearest other aggregator, the lowest rank first; where none is
+/// in a region around it, that of the group before it in the ring.
 fn nearest(scopes: &Scopes<'_>, rank: u16) -> Option<Site> {
     let topology = scopes.topology;
     if scopes.has_daemon(rank) {
@@ -135,7 +137,24 @@ fn nearest(scopes: &Scopes<'_>, rank: u16) -> Option<Site> {
             return Some(Site::Host(usize::from(other)));
         }
     }
-    scopes.core().sites.first().copied()
+    before(scopes, rank).or_else(|| scopes.core().sites.first().copied())
+}
+
+/// The aggregator of the last worker before this one in the ring that has one.
+fn before(scopes: &Scopes<'_>, rank: u16) -> Option<Site> {
+    let topology = scopes.topology;
+    let order = super::ring_order(topology);
+    let place = order.iter().position(|other| *other == rank)?;
+    let (behind, ahead) = order.split_at(place);
+    let mut others = behind.iter().rev().chain(ahead.iter().rev());
+    others.find_map(|&other| {
+        let host = usize::from(other);
+        let mut around = topology.around(topology.hosts[host].region);
+        let equipped =
+            |region: &usize| scopes.has_aggregator(*region) && scopes.workers_within(*region) > 1;
+        let own = || scopes.has_daemon(other).then_some(Site::Host(host));
+        around.find(equipped).map(Site::Region).or_else(own)
+    })
 }
 
 /// Adds the scope's workers and inner regions below a node that aggregates it.
@@ -156,7 +175,7 @@ fn grow(scopes: &Scopes<'_>, scope: usize, tree: &mut Tree, node: usize, load: &
 }
 
 fn push(tree: &mut Tree, site: Site, parent: Option<usize>) -> usize {
-    tree.nodes.push(Node { site, parent, ranks: Vec::new() });
+    tree.nodes.push(Node::new(site, parent, Vec::new()));
     tree.nodes.len() - 1
 }
 

@@ -19,7 +19,7 @@ use xdp_agg_client::{
 };
 use xdp_agg_mesh::{DEFAULT_DEADLINE, Groups, Mesh};
 use xdp_agg_topology::file::bounded;
-use xdp_agg_topology::plan::{Lost, racks};
+use xdp_agg_topology::plan::racks;
 use xdp_agg_topology::{Topology, TopologyFile};
 pub(crate) use xdp_agg_workloads::model::System as Strategy;
 
@@ -144,7 +144,7 @@ fn meshes(groups: Option<Groups>, count: usize) -> Result<Vec<Mesh>> {
 fn regions() -> Result<Option<Groups>> {
     let Some(file) = std::env::var_os("XDP_AGG_TOPOLOGY") else { return Ok(None) };
     let topology = read(Path::new(&file))?.inferred();
-    let racks = racks(&topology, &Lost::default());
+    let racks = racks(&topology);
     Ok(Some(Groups::new(topology.world() as u16, racks).map_err(|text| anyhow!(text))?))
 }
 

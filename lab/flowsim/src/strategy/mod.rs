@@ -10,7 +10,7 @@ use strum::VariantNames as _;
 use thiserror::Error;
 use xdp_agg_topology::graph::{Network, NodeKind};
 use xdp_agg_topology::plan::{racks, ring_order};
-use xdp_agg_topology::{Forest, Lost, Node, PlanError, Site, Strategy, Topology, Tree};
+use xdp_agg_topology::{Forest, Node, PlanError, Site, Strategy, Topology, Tree};
 
 use crate::engine::Schedule;
 use crate::fabric::Fabric;
@@ -148,13 +148,12 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
     let Job { topology, bytes, processes, coupling } = *job;
     let costs = fabric.costs();
     let all_bytes = bytes * f64::from(processes);
-    let lost = Lost::default();
     let planted = |strategy, bytes| -> Result<Schedule, StrategyError> {
         let plan = Forest::plan(topology, strategy)?;
         let load = Load { wire_bytes: costs.aggregated.wire(bytes), hop: costs.hop };
         Ok(forest(fabric, &plan, load, coupling))
     };
-    let ranks = || ring_order(topology, &lost);
+    let ranks = || ring_order(topology);
     let network = fabric.network();
     let aggregating = || equipped(topology, network);
     let served = |servers: &Servers<'_>, aggregating: &BTreeSet<usize>| {
@@ -169,7 +168,7 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
             Ok(forest(fabric, &plan, load, coupling))
         }
         Way::Ring => Ok(ring(fabric, &ranks(), bytes)),
-        Way::HierarchicalRing => hierarchical(fabric, &racks(topology, &lost), bytes),
+        Way::HierarchicalRing => hierarchical(fabric, &racks(topology), bytes),
         Way::HalvingDoubling => halving_doubling(fabric, &ranks(), bytes),
         Way::OneAtp => Ok(served(&Servers::new(network, [0]), &aggregating())),
         Way::Atp => Ok(served(&Servers::everywhere(network), &aggregating())),
@@ -185,7 +184,7 @@ pub fn schedule(fabric: &Fabric<'_>, way: Way, job: &Job<'_>) -> Result<Schedule
 fn everywhere(topology: &Topology) -> Forest {
     let ranks: Vec<u16> = topology.hosts.iter().map(|host| host.rank).collect();
     let server = |host| {
-        let node = Node { site: Site::Host(host), parent: None, ranks: ranks.clone() };
+        let node = Node::new(Site::Host(host), None, ranks.clone());
         Tree { nodes: vec![node] }
     };
     Forest { trees: (0..topology.hosts.len()).map(server).collect() }

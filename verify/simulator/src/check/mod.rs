@@ -65,6 +65,8 @@ pub(crate) struct Checker {
     rings: BTreeMap<usize, usize>,
     /// Epochs at daemons whose members came from a ring.
     pub(crate) returned: u64,
+    /// Epochs in which an aggregator stands in for a lost one.
+    pub(crate) stood_in: u64,
     /// What every member got for a call, by lineage and sequence: which completions, and a digest.
     answers: BTreeMap<(usize, u64), Vec<GivenResult>>,
     problem: Option<String>,
@@ -297,6 +299,9 @@ impl Checker {
         let (job, chunks, plan) = (*job, admitted.chunks, admitted.plan.clone());
         let on_ring = self.epochs[index].on_ring;
         if !on_ring && let Err(problem) = self.check_tree(admitted) {
+            return self.fail(|| problem);
+        }
+        if !on_ring && let Err(problem) = self.check_spares(index) {
             return self.fail(|| problem);
         }
         let members = self.members_of(index);

@@ -2,12 +2,13 @@
 //! block.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddrV4;
 
 use xdp_agg_common::control::Admitted;
 use xdp_agg_protocol::engine::JobSetup;
 
 use super::Checker;
-use crate::scenario::daemon_at;
+use crate::scenario::{JobPlan, daemon_at};
 
 /// Aggregators that were killed, stopped or cut off, and pairs that lost each other.
 #[derive(Debug, Default)]
@@ -118,6 +119,30 @@ impl Checker {
         let job_id = admitted.job_id;
         let words = || format!("rank {rank} is sent to {} (job {job_id})", admitted.data);
         if fits { Ok(()) } else { Err(words() + ", which does not know it as a worker") }
+    }
+
+    /// Whoever sums in an epoch that is no aggregator of the job's tree stands in for one that does
+    /// not sum.
+    pub(super) fn check_spares(&mut self, index: usize) -> Result<(), String> {
+        let epoch = &self.epochs[index];
+        let JobPlan { tree, root, .. } = &self.jobs[epoch.job].1;
+        let Some(nodes) = self.trunks.get(&epoch.admitted.cookie) else { return Ok(()) };
+        let sums = |at: &SocketAddrV4| {
+            daemon_at((*at.ip()).into()).is_some_and(|d| nodes.contains_key(&d))
+        };
+        let planned: Vec<_> =
+            tree.branches.iter().filter_map(|b| daemon_at((*b.daemon.ip()).into())).collect();
+        let strangers = nodes.keys().filter(|daemon| *daemon != root && !planned.contains(daemon));
+        let places = tree
+            .branches
+            .iter()
+            .filter(|branch| !sums(&branch.daemon) && branch.spares.iter().any(sums));
+        let (strangers, places) = (strangers.count(), places.count());
+        if strangers > places {
+            return Err(format!("{strangers} aggregators stand in for {places} that are lost"));
+        }
+        self.stood_in += u64::from(strangers > 0);
+        Ok(())
     }
 
     /// The aggregators of an epoch that begins are one tree, with each member at one place.

@@ -2,12 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use rand::Rng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
 use xdp_agg_common::control::{AggregatorLoss, Branch, CONTROL_PORT, Tree};
 
-use super::{DAEMONS_MAX, JobPlan, Scenario, magnitude};
+use super::{DAEMONS_MAX, JobPlan, SPARES, Scenario, magnitude};
+use crate::reference::mix;
 use crate::time::{MILLI, SECOND};
 
 /// Address of the first aggregator; the others' follow.
@@ -56,6 +57,29 @@ impl Scenario {
         }
     }
 
+    /// Who stands in for whom, and when a lost aggregator is taken back. What else a seed stands
+    /// for does not depend on it.
+    pub(super) fn draw_spares(&mut self) {
+        let rng = &mut SmallRng::seed_from_u64(mix(self.seed ^ SPARES));
+        self.return_after = magnitude(rng, 5 * MILLI, SECOND);
+        for job in &mut self.jobs {
+            let taken: Vec<_> = job.tree.branches.iter().map(|branch| branch.daemon).collect();
+            let mut others: Vec<_> = (0..self.daemons)
+                .filter(|daemon| *daemon != job.root && !taken.contains(&control(*daemon)))
+                .map(control)
+                .collect();
+            for branch in &mut job.tree.branches {
+                others.shuffle(rng);
+                let count = rng.random_range(0..=others.len());
+                branch.spares = others[..count].to_vec();
+            }
+            if rng.random_bool(0.5) {
+                job.ring_order = (0..job.world).collect();
+                job.ring_order.shuffle(rng);
+            }
+        }
+    }
+
     pub(super) fn draw_daemon(&self, rng: &mut SmallRng) -> usize {
         if self.daemons > 1 { rng.random_range(0..self.daemons) } else { 0 }
     }
@@ -72,7 +96,7 @@ fn tree(rng: &mut SmallRng, job: &JobPlan, daemons: usize) -> Tree {
         let last = index.checked_sub(1).map(|last| last as u16);
         let any = last.filter(|_| rng.random_bool(0.6)).map(|last| rng.random_range(0..=last));
         let parent = if is_path { last } else { any };
-        branches.push(Branch { daemon: control(daemon), parent, ranks: Vec::new() });
+        branches.push(Branch::new(control(daemon), parent, Vec::new()));
     }
     // With or without workers at the root.
     let first = usize::from(rng.random_bool(0.3));

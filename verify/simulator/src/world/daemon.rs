@@ -151,6 +151,7 @@ impl World {
             join_timeout: duration(scenario.join_timeout),
             join_timeout_max: duration(scenario.join_timeout),
             probe_timeout: duration(scenario.join_timeout),
+            return_after: duration(scenario.return_after),
             resume_timeout: duration(scenario.resume_timeout),
             patience: Patience(Some(duration(scenario.dead_after))),
             straggler_timeout: scenario.straggler_timeout.map(duration),

@@ -192,6 +192,7 @@ impl World {
         self.stats.events = events;
         self.stats.count_keys(self.checker.key_counts());
         self.stats.returned = self.checker.returned;
+        self.stats.stood_in = self.checker.stood_in;
         let violation = self.checker.problem().map(str::to_owned);
         self.stats.violations = u64::from(violation.is_some());
         if let Some(violation) = &violation {

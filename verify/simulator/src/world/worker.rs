@@ -117,6 +117,7 @@ impl World {
         config.data_port = port;
         config.tree = plan.tree.clone();
         config.ring_port = Some(30_000 + rank);
+        config.ring_order = plan.ring_order.clone();
         config.fallback_after = duration(plan.fallback_after);
         config.return_pause = duration(plan.fallback_after / 8);
         config.max_chunks = plan.chunks;

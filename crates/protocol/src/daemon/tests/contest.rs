@@ -18,7 +18,7 @@ struct Root {
 }
 
 fn tree() -> Tree {
-    Tree { branches: vec![Branch { daemon: BRANCH, parent: None, ranks: vec![0] }] }
+    Tree { branches: vec![Branch::new(BRANCH, None, vec![0])] }
 }
 
 impl Root {

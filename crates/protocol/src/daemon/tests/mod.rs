@@ -1,6 +1,7 @@
 //! A world of connections around a [`Jobs`], with an engine that answers when it is told to. It
 //! checks in every test that each connection is told things in an order that makes sense.
 
+mod comeback;
 mod contest;
 mod late;
 mod life;
@@ -75,6 +76,7 @@ fn limits() -> Limits {
         join_timeout: Duration::from_secs(60),
         join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
+        return_after: Duration::from_secs(1),
         resume_timeout: Duration::from_secs(10),
         patience: Patience(Some(Duration::from_secs(2))),
         ..Limits::default()

@@ -304,7 +304,7 @@ fn a_daemon_in_two_places_of_a_tree_is_refused() {
         (at(1, 9870), at(1, 9871), "it is 10.0.0.2:9870, under another address"),
         (at(1, 9870), at(0, 9871), "it is the root of the tree, under another address"),
     ] {
-        let place = |daemon, rank| Branch { daemon, parent: None, ranks: vec![rank] };
+        let place = |daemon, rank| Branch::new(daemon, None, vec![rank]);
         let tree = Tree { branches: vec![place(first, 1), place(second, 2)] };
         let mut woods = Woods::new(1);
         let conns = woods.join_all(&tree, 3, GO_ON);

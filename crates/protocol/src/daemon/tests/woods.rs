@@ -358,7 +358,7 @@ impl Woods {
 }
 
 pub(super) fn branch(index: usize, parent: Option<u16>, ranks: &[u16]) -> Branch {
-    Branch { daemon: control(index), parent, ranks: ranks.to_vec() }
+    Branch::new(control(index), parent, ranks.to_vec())
 }
 
 /// Root with rank 0, branch 1 with 1 and 2, below it branch 2 with 3 and 4.

@@ -49,6 +49,9 @@ pub struct Config {
     pub origin: Option<Box<Origin>>,
     /// TCP port of this worker's listener for a ring.
     pub ring_port: Option<u16>,
+    /// The ranks as a ring is to visit them, the same at all workers: rack by rack. Ranks that are
+    /// not named come last, in ascending order.
+    pub ring_order: Vec<u16>,
     /// Most chunks of a block that the path allows.
     pub max_chunks: u16,
     /// Blocks that the receiver has room for: the window never exceeds it.
@@ -95,6 +98,7 @@ impl Config {
             chosen: None,
             origin: None,
             ring_port: None,
+            ring_order: Vec::new(),
             max_chunks: chunks_for_mtu(1500),
             window_room: 1 << 16,
             rate: None,

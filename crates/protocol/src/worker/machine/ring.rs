@@ -25,7 +25,7 @@ const BATCH: u64 = 2048;
 /// The members of a ring, and where they listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seat {
-    /// The members' ranks, in ascending order.
+    /// The members' ranks, as the ring visits them.
     pub members: Vec<u16>,
     /// Where each of them listens.
     pub addresses: Vec<SocketAddrV4>,
@@ -78,7 +78,11 @@ impl Machine {
         let out = if goes_on { lost & !rank_bit(self.config.rank) } else { 0 };
         let all = ranks.filter(|rank| admitted.members & rank_bit(*rank) != 0);
         let left = all.zip(&admitted.ring).filter(|(rank, _)| out & rank_bit(*rank) == 0);
-        let (members, addresses): (Vec<u16>, Vec<_>) = left.unzip();
+        let mut left: Vec<_> = left.collect();
+        let order = &self.config.ring_order;
+        let place = |rank| order.iter().position(|other| *other == rank).unwrap_or(usize::MAX);
+        left.sort_by_key(|(rank, _)| place(*rank));
+        let (members, addresses): (Vec<u16>, Vec<_>) = left.into_iter().unzip();
         let index = members.iter().position(|rank| *rank == self.config.rank)? as u16;
         let (epoch, rings) = ((admitted.epoch, admitted.cookie), self.back.rings);
         Some(Seat { members, addresses, index, epoch, rings })
@@ -148,7 +152,10 @@ impl Machine {
     }
 
     fn try_enter_ring(&mut self, progress: &[(u16, Progress)], now: Duration) -> Result<(), Error> {
-        let plan = Plan::new(progress).map_err(|error| match error {
+        // A plan depends on the order of the ranks, and is the same at all.
+        let mut progress = progress.to_vec();
+        progress.sort_by_key(|(rank, _)| *rank);
+        let plan = Plan::new(&progress).map_err(|error| match error {
             PlanError::NoSource(block) => Error::Aborted(AbortReason::Unrecoverable { block }),
             PlanError::Impossible { .. } => Error::Protocol(error.to_string()),
         })?;

@@ -1,11 +1,11 @@
 //! Trees in the stories: the daemons that they name, and short words for what their workers say.
 //!
 //! `tree 1:0,1 2<0:2` is the tree of the next joins: host 1 under the root with ranks 0 and 1, host
-//! 2 under the first branch with rank 2. `C joins R N` may have `go-on` behind it, where the job
-//! shall go on after any loss. `C returns R N` and `C offers R N` may have the same and a number of
-//! rings behind it. These, `C ready`, `C progress B`, `C paused S`, `C missing B` and `C leaves`
-//! are a worker's requests in few bytes. Almost every change of one is another request; of JSON
-//! almost none is.
+//! 2 under the first branch with rank 2; `1+3:0` has host 3 to stand in for host 1. `C joins R N`
+//! may have `go-on` behind it, where the job shall go on after any loss. `C returns R N` and
+//! `C offers R N` may have the same and a number of rings behind it. These, `C ready`,
+//! `C progress B`, `C paused S`, `C missing B` and `C leaves` are a worker's requests in few bytes.
+//! Almost every change of one is another request; of JSON almost none is.
 //!
 //! `grove` says that daemons are where a tree names them, and do what the root wants; `fell` that
 //! they are gone. `lost K` takes away the connection to one. `mute` keeps all that they would say,
@@ -226,7 +226,7 @@ fn progress(base: u64) -> Progress {
     Progress { base, next_sequence: 1, held: Vec::new() }
 }
 
-/// `1:0,1 2<0:2`; words of another form are left out.
+/// `1:0,1 2<0:2`, or `1+3:0` with host 3 as a spare; words of another form are left out.
 fn tree(text: &str) -> Tree {
     let branches = text.split(' ').filter_map(|word| {
         let (place, ranks) = word.split_once(':')?;
@@ -234,9 +234,14 @@ fn tree(text: &str) -> Tree {
             Some((host, parent)) => (host, Some(parent.parse().ok()?)),
             None => (place, None),
         };
-        let daemon = SocketAddrV4::new(Ipv4Addr::new(10, 0, 9, host.parse().ok()?), CONTROL_PORT);
+        let at = |host: &str| {
+            let host = Ipv4Addr::new(10, 0, 9, host.parse().ok()?);
+            Some(SocketAddrV4::new(host, CONTROL_PORT))
+        };
+        let mut hosts = host.split('+').filter_map(at);
+        let daemon = hosts.next()?;
         let ranks = ranks.split(',').filter_map(|rank| rank.parse().ok()).collect();
-        Some(Branch { daemon, parent, ranks })
+        Some(Branch { spares: hosts.collect(), ..Branch::new(daemon, parent, ranks) })
     });
     Tree { branches: branches.collect() }
 }

@@ -55,6 +55,7 @@ fn limits() -> Limits {
         join_timeout: Duration::from_secs(60),
         join_timeout_max: Duration::from_secs(600),
         probe_timeout: Duration::from_secs(20),
+        return_after: Duration::from_secs(1),
         resume_timeout: Duration::from_secs(10),
         patience: Patience(Some(Duration::from_secs(2))),
         straggler_timeout: Some(Duration::from_secs(30)),

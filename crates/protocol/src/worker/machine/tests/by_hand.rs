@@ -534,3 +534,24 @@ fn a_ring_is_left_behind_what_it_hands_on() {
     assert_eq!(alone.machine.state(), State::Reconnecting);
     assert!(alone.sent().is_empty());
 }
+
+/// The ring goes from rack to rack, whatever the ranks' numbers. Ranks without a place come last.
+#[test]
+fn a_ring_visits_its_members_rack_by_rack() {
+    let mut alone = Alone::with(AggregatorLoss::Ring);
+    alone.machine.config.ring_order = vec![2, 7, 0];
+    alone.enter(1, None);
+    alone.machine.handle_disconnected("a test".into(), NOW);
+    let later = NOW + Duration::from_secs(3);
+    alone.machine.handle_timeout(later);
+    let seat = alone.machine.ring_seat(0).expect("no daemon came");
+    assert_eq!((&seat.members[..], seat.index), (&[2, 0, 1][..], 2));
+    let listens = alone.machine.admitted().expect("it was a member").ring.clone();
+    assert_eq!(seat.addresses, [listens[2], listens[0], listens[1]]);
+    // What the members say comes in that order, and is understood by rank.
+    let own = alone.machine.progress();
+    let all = [(2, Progress::default()), (0, Progress::default()), (1, own)];
+    alone.machine.handle_ring_formed(&all, later).expect("they fit");
+    let ring = alone.machine.admitted().expect("it is on a ring").ring.clone();
+    assert_eq!(ring, listens);
+}
