@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use xdp_agg_protocol::worker::EpochBlock;
-use xdp_agg_protocol::worker::flow::{self, CallRole, Flow};
+use xdp_agg_protocol::worker::flow::{self, CallRole, Congestion, Flow};
 use xdp_agg_quantize::{ElementType, Format, FormatError, Op, Scaling};
 
 use super::LIMIT;
@@ -70,6 +70,7 @@ impl Worker {
             limit: LIMIT as u32,
             window_max: window_max(options.slots),
             initial_window: INITIAL_WINDOW,
+            congestion: Congestion::Tolerant,
             rto_min: RTO_MIN,
             rto_max: RTO_MAX,
             block_interval: Duration::ZERO,
