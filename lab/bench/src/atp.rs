@@ -93,9 +93,6 @@ fn serve(service: &Service, stop: &Stop) -> Result<Counters> {
             serve_sums(*listen, stop, ready).with_context(|| format!("a server at {listen}"))
         }
         Service::Switch { listen, hosts, servers, slots } => {
-            // XDP goes before all processes, and a switch is hardware. What may not be had without
-            // a privilege is not needed where the machine is idle.
-            let _ = rustix::process::setpriority_process(None, -20);
             serve_switch(*listen, *hosts, servers, *slots, stop, ready)
                 .with_context(|| format!("a switch at {listen}"))
         }

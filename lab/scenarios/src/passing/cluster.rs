@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use xdp_agg_testbed::{Direction, Process, Sink, program};
+use xdp_agg_testbed::{Direction, Namespace, Process, Sink, program};
 use xdp_agg_workloads::model::{Servers, System};
 
-use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_server, start_service};
+use super::super::lab::{Daemon, Lab, Plan, RENDEZVOUS_PORT, reap, start_service};
 
 /// Port of the parameter servers.
 const SERVER_PORT: u16 = 29_600;
@@ -101,7 +101,7 @@ impl Cluster {
     /// ATP's switch, in the place of the aggregator.
     fn start_switch(&self) -> Result<Process> {
         let servers = self.server_addresses();
-        let mut command = self.lab.topology().aggregator().command(program("xdp-agg-atp")?);
+        let mut command = first(self.lab.topology().aggregator(), "xdp-agg-atp")?;
         command.args(["switch", "--listen", &self.switch_address(0)]);
         command.args(["--hosts", &self.size.hosts.to_string(), "--servers", &servers]);
         if let Some(slots) = self.pool.slots {
@@ -123,12 +123,15 @@ impl Cluster {
     fn start_server(&self, system: System, server: u16) -> Result<Process> {
         let host = self.lab.topology().worker(self.server_host(server));
         let (name, listen) = (format!("server {server}"), self.server_address(server));
-        if system == System::Atp {
-            let mut command = host.command(program("xdp-agg-atp")?);
-            command.args(["server", "--listen", &listen]);
-            return start_service(name, command);
-        }
-        start_server(host, name, &listen)
+        let mut command = if system == System::Atp {
+            let mut command = first(host, "xdp-agg-atp")?;
+            command.arg("server");
+            command
+        } else {
+            first(host, "xdp-agg-ps")?
+        };
+        command.args(["--listen", &listen]);
+        start_service(name, command)
     }
 
     fn server_address(&self, server: u16) -> String {
@@ -244,6 +247,15 @@ impl Cluster {
             })
             .collect()
     }
+}
+
+/// A service that goes before workers. Servers and switches have machines of their own, and the
+/// XDP program goes before all processes.
+fn first(host: &Namespace, name: &str) -> Result<Command> {
+    let mut command = host.command("nice");
+    // Without a privilege `nice` says so, and runs the program as it would be.
+    command.args(["-n", "-20"]).arg(program(name)?);
+    Ok(command)
 }
 
 impl Services<'_> {
