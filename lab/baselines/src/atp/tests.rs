@@ -24,6 +24,12 @@ enum To {
     Worker(usize),
 }
 
+/// When a packet comes, its number, where it goes, and its bytes. The earliest is the greatest.
+type Arrival = Reverse<(u64, u64, To, Vec<u8>)>;
+
+/// When it arrives, the number that it was sent as, where, and its bytes.
+type Arrival = (u64, u64, To, Vec<u8>);
+
 /// A network under a virtual clock.
 struct Net {
     random: SplitMix64,
@@ -31,7 +37,7 @@ struct Net {
     faults: [u64; 3],
     now: u64,
     count: u64,
-    under_way: BinaryHeap<Reverse<(u64, u64, To, Vec<u8>)>>,
+    under_way: BinaryHeap<Arrival>,
     workers: Vec<Worker>,
     switch: Switch,
     servers: Vec<Server>,
