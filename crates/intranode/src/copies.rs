@@ -35,8 +35,7 @@ const PLACES: usize = 2;
 /// Bytes of a process's counters: two lines, which prefetchers pull together.
 const COUNTERS: usize = 2 * LINE;
 
-/// Most bytes of a call's room. Larger rooms are not faster: a room of this size stays in the
-/// caches that cores share.
+/// Most bytes of a call's room: a quarter of the segment that there is by default.
 const ROOM: usize = 8 << 20;
 
 /// Bytes that one step copies at most: others' work in the same thread is not kept waiting longer.
@@ -297,7 +296,8 @@ impl Copies {
     /// Lines 7 to 11: reads some of the others' pieces, from the next process's on. Pieces that are
     /// neighbours in the room and in the vector are one.
     fn read(&mut self, data: &mut [u8]) {
-        let (core, round, copy) = (self.core(), self.read, stream::copy_for(self.len));
+        let (core, round, copy) =
+            (self.core(), self.read, stream::copy_for(self.len, self.parts.len()));
         let (rank, n) = (core.rank, self.parts.len());
         let (mut skip, mut room) = (self.within, STEP);
         let mut copy_some = |from: usize, place: Range<usize>| {

@@ -140,7 +140,7 @@ impl Csc {
         let (rank, n, len) = (core.rank, core.size, input.len());
         let called = Called { kind: Kind::AllGather, grain: 1, len };
         assert_eq!(output.len(), n * len, "an output for all inputs");
-        let copy = stream::copy_for(output.len());
+        let copy = stream::copy_for(output.len(), n);
         if n * len <= self.half {
             // Parts lie in the half as in the output.
             memory::write(core, self.at(rank * len), len).copy_from_slice(input);
@@ -320,7 +320,7 @@ impl Csc {
         assert_eq!(output.len(), n * len, "an output for all inputs");
         let round = Self::arrive(core, called, input.offset());
         Self::pass(core, round, called)?;
-        let copy = stream::copy_for(output.len());
+        let copy = stream::copy_for(output.len(), n);
         for i in 0..n {
             let from = (i + rank) % n;
             let theirs = memory::read(core, brought_at(core, round, from), len);

@@ -73,13 +73,13 @@ impl Ring {
         let (rank, n, len) = (group.local_rank(), group.local_size(), input.len());
         assert_eq!(output.len(), n * len, "an output for all inputs");
         // As CSC: past the caches where nobody reads it again.
-        let past = stream::copy_for(output.len());
+        let past = stream::copy_for(output.len(), n);
         past(input, &mut output[rank * len..(rank + 1) * len]);
         for round in 0..n - 1 {
             let sends = (rank + n - round) % n * len;
             let receives = (rank + n - round - 1) % n * len;
             // What comes in the last round is not sent on.
-            let take = if round + 2 == n { past } else { stream::copy_for(0) };
+            let take = if round + 2 == n { past } else { stream::plain };
             for start in (0..len).step_by(self.piece) {
                 let end = len.min(start + self.piece);
                 match round {

@@ -5,14 +5,34 @@
 //! library does for copies above some size. The copies of a collective are parts of a larger one,
 //! each below that size: only the caller knows how large the whole is.
 
-/// Bytes of output from which on copies go past the caches: about what a core's second level of
-/// cache holds. A larger output has left that cache by the time it has all been written.
-pub(crate) const FROM: usize = 1 << 20;
+use std::fs;
+use std::sync::OnceLock;
+
+/// Bytes of the largest cache, where the system does not say.
+const USUAL: usize = 32 << 20;
 
 /// How to copy a piece of an output of `output` bytes, which nobody reads before all of it is
-/// there.
-pub(crate) fn copy_for(output: usize) -> fn(&[u8], &mut [u8]) {
-    if output >= FROM { copy } else { |from, to| to.copy_from_slice(from) }
+/// there. So many processes write one at the same time: together, outputs that the largest cache
+/// holds are written into it, and larger ones past it.
+pub(crate) fn copy_for(output: usize, processes: usize) -> fn(&[u8], &mut [u8]) {
+    static CACHE: OnceLock<usize> = OnceLock::new();
+    let cache = *CACHE.get_or_init(|| largest_cache().unwrap_or(USUAL));
+    if output.saturating_mul(processes) >= cache { copy } else { plain }
+}
+
+/// How to copy what is read again soon.
+pub(crate) fn plain(from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(from);
+}
+
+/// Bytes of the largest cache of the first processor, as the system says.
+fn largest_cache() -> Option<usize> {
+    let size = |index: usize| {
+        let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+        let text = fs::read_to_string(file).ok()?;
+        text.trim().strip_suffix('K')?.parse::<usize>().ok()
+    };
+    (0..8).filter_map(size).max().map(|kib| kib << 10)
 }
 
 /// Copies `from` to `to`, of one length, past the caches.
@@ -70,6 +90,15 @@ mod lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_outputs_go_past_the_caches() {
+        let past = |output, processes| {
+            std::ptr::fn_addr_eq(copy_for(output, processes), copy as fn(&[u8], &mut [u8]))
+        };
+        assert!(!past(0, 64) && !past(4096, 4));
+        assert!(past(1 << 40, 1) && past(1 << 36, 64) && past(usize::MAX, 2));
+    }
 
     #[test]
     fn every_length_at_every_address() {
