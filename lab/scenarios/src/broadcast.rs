@@ -2,8 +2,8 @@
 //!
 //! `xdp-agg tune` runs as every worker: first to write a table, then on its own, to compare the
 //! table's choice with the best of all. A third run of short vectors leaves out the agreement on a
-//! call, so that only the trees over TCP are timed. MPI_Bcast of OpenMPI is timed on the same links,
-//! where it is installed.
+//! call, so that only the trees over TCP are timed. MPI_Bcast of OpenMPI is timed on the same
+//! links, where it is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ const AIMS: (f64, f64) = (0.10, 2.0);
 /// The longest that one call, and one run, may take.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(1800));
 
-/// Broadcast: every algorithm over TCP, the aggregator and MPI_Bcast, 4 bytes to 64 MiB, and what is
-/// chosen.
+/// Broadcast: every algorithm over TCP, the aggregator and MPI_Bcast, 4 bytes to 64 MiB, and what
+/// is chosen.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Hosts.

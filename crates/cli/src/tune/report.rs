@@ -188,7 +188,8 @@ impl Report {
             let rate = bytes_per_s / 1e6;
             let _ = write!(
                 text,
-                "\n# chunks: pipelined chains alone have t_s = {startup_us:.1} us, B = {rate:.1} MB/s"
+                "\n# chunks: pipelined chains alone have t_s = {startup_us:.1} us, B = {rate:.1} \
+                 MB/s"
             );
         }
         text += "\n# time: median of the calls, each the longest of all ranks'\n\

@@ -250,8 +250,8 @@ impl Groups {
 
     /// The order of a topology-aware chain from this root: host by host, the root's first; inside a
     /// host from where it is entered backwards (section 4.3, Fig. 4: GPU 1 sends to GPU 4, and the
-    /// chain leaves by GPU 2). Modules of a host follow each other backwards in the same way, and so
-    /// do the ranks of each: it is entered and left once.
+    /// chain leaves by GPU 2). Modules of a host follow each other backwards in the same way, and
+    /// so do the ranks of each: it is entered and left once.
     #[must_use]
     pub fn chain(&self, root: u16) -> Vec<u16> {
         let home = self.hosts.iter().position(|group| group.contains(&root)).unwrap_or(0);

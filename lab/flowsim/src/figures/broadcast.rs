@@ -246,8 +246,8 @@ fn panel(plan: &Plan, bench: &Bench, of: &Order, sizes: &[u32]) -> Result<Figure
 mod tests {
     use super::*;
 
-    /// Node of figures 3 and 4: two cards, an adapter. Each hop of PC has its directions for itself;
-    /// TA-PC as the text has it (1, 4, 3, 2) uses those of the first card twice.
+    /// Node of figures 3 and 4: two cards, an adapter. Each hop of PC has its directions for
+    /// itself; TA-PC as the text has it (1, 4, 3, 2) uses those of the first card twice.
     #[test]
     fn uses_of_the_figures_links() {
         let of = Order { nodes: 3, cards: 2, ..orders()[0].clone() };
