@@ -288,7 +288,7 @@ fn shortest(lab: &Lab, workers: &[Communicator], call: impl Fn(&Communicator) + 
 }
 
 /// On links with a rate, trees take as many message times as the models say. A parent whose
-/// children's streams share its link takes twice that: 6, 7 and 2.7 in place of 3, 4 and 1.75.
+/// children's streams share its link takes up to twice that: 4.8 here in place of 3, 6.1 of 4 MiB.
 #[test]
 fn trees_take_the_time_of_their_models() {
     need_root!();

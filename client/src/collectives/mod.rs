@@ -20,7 +20,7 @@ use std::sync::Arc;
 use xdp_agg_mesh::schedule::part;
 use xdp_agg_quantize::Element;
 
-pub use tuning::{Choice, Kind, Rule, Tuning, Way};
+pub use tuning::{Choice, Kind, Network, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
 use crate::communicator::Communicator;

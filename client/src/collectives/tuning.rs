@@ -7,7 +7,7 @@ use std::fs::File;
 use std::str::FromStr;
 
 use serde::Serialize;
-use xdp_agg_mesh::Algorithm;
+use xdp_agg_mesh::{Algorithm, model};
 use xdp_agg_topology::file::{MAX_BYTES, bounded};
 
 use crate::error::Error;
@@ -157,7 +157,8 @@ pub struct Rule {
     pub up_to: Option<u64>,
     /// The way.
     pub algorithm: Way,
-    /// Bytes of a chunk, where it cuts any.
+    /// Bytes of a chunk, where it cuts any. None: what model (5) makes best, where the table has a
+    /// [`Network`], and 128 KiB where it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<u32>,
     /// The `k` of a k-nomial tree.
@@ -184,10 +185,49 @@ impl Rule {
         Self { ranks, up_to, algorithm, chunk, k, checked: true }
     }
 
-    /// What it chooses.
+    /// The same, with chunks of the size that model (5) makes best for each call.
+    #[must_use]
+    pub fn by_model(self) -> Self {
+        let algorithm = self.algorithm.name().parse().unwrap_or(self.algorithm);
+        Self { algorithm, chunk: None, ..self }
+    }
+
+    /// Whether the two choose the same for a call that both are for.
+    #[must_use]
+    pub fn chooses_like(&self, other: &Self) -> bool {
+        (self.choice(), self.chunk, self.k) == (other.choice(), other.chunk, other.k)
+    }
+
+    /// What it chooses where no model says more.
     #[must_use]
     pub fn choice(&self) -> Choice {
         Choice { way: self.algorithm.with(self.chunk, self.k), checked: self.checked }
+    }
+}
+
+/// What pipelined chains cost: `t_s` and `B` of model (5), as `xdp-agg tune` has fitted them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Network {
+    /// `t_s` in nanoseconds.
+    pub startup_ns: u64,
+    /// `B` in bytes a second.
+    pub bytes_per_s: u64,
+}
+
+impl Network {
+    /// A fitted network, to the nanosecond and the byte.
+    #[must_use]
+    pub const fn of(network: model::Network) -> Self {
+        let model::Network { startup_s, bytes_per_s } = network;
+        Self { startup_ns: (startup_s * 1e9) as u64, bytes_per_s: bytes_per_s as u64 }
+    }
+
+    /// The chunk that model (5) makes best, where it tells any.
+    fn chunk(self, ranks: u16, bytes: u64) -> Option<u32> {
+        let startup_s = self.startup_ns as f64 / 1e9;
+        let network = model::Network { startup_s, bytes_per_s: self.bytes_per_s as f64 };
+        model::best_chunk(ranks.into(), bytes as f64, network)
     }
 }
 
@@ -210,6 +250,9 @@ pub struct Tuning {
     /// aggregators, unless it is `auto` and has reasons for other ways.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub all_reduce: Vec<Rule>,
+    /// What chunks are chosen by where a rule names none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
 }
 
 impl Default for Tuning {
@@ -233,6 +276,7 @@ impl Default for Tuning {
             reduce_scatter: parts(),
             all_gather: parts(),
             all_reduce: Vec::new(),
+            network: None,
         }
     }
 }
@@ -248,6 +292,7 @@ impl Tuning {
             reduce_scatter: all(),
             all_gather: all(),
             all_reduce: all(),
+            network: None,
         }
     }
 
@@ -318,7 +363,11 @@ impl Tuning {
         let of_group = || rules.iter().filter(|rule| Some(limit(rule)) == group);
         let chosen = of_group().filter(|rule| room(rule) >= bytes).min_by_key(room);
         let rule = chosen.or_else(|| of_group().max_by_key(room));
-        rule.map_or(Choice::new(Way::Aggregator), Rule::choice)
+        let Some(rule) = rule else { return Choice::new(Way::Aggregator) };
+        let by_model = self.network.filter(|_| rule.chunk.is_none());
+        let chunk = by_model.and_then(|network| network.chunk(ranks, bytes));
+        let choice = rule.choice();
+        Choice { way: choice.way.with(chunk, None), ..choice }
     }
 }
 
@@ -373,6 +422,29 @@ mod tests {
         assert_eq!(choose(2, 9), Choice::new(tree).unchecked());
         // What is not in it stays as usual.
         assert_eq!(table.reduce, Tuning::default().reduce);
+    }
+
+    /// Chains without a chunk take the one that the model makes best for each size.
+    #[test]
+    fn the_model_chooses_chunks() {
+        let rules = "[[broadcast]]\nalgorithm = \"pipelined-chain\"\n\
+                     [[reduce]]\nalgorithm = \"pipelined-chain\"\nchunk = 4096\n";
+        let network = "[network]\nstartup-ns = 10000\nbytes-per-s = 1000000000\n";
+        let table = Tuning::parse(&format!("{rules}{network}")).expect("it is one");
+        let chunk = |table: &Tuning, kind, ranks, bytes| match table.choose(kind, ranks, bytes).way
+        {
+            Way::Mesh(algorithm) => algorithm.chunk(),
+            _ => None,
+        };
+        assert_eq!(chunk(&table, Kind::Broadcast, 8, 1_000_000), Some(40 << 10));
+        assert_eq!(chunk(&table, Kind::Broadcast, 8, 4_000_000), Some(80 << 10));
+        assert_eq!(chunk(&table, Kind::Broadcast, 2, 1_000_000), Some(128 << 10));
+        assert_eq!(chunk(&table, Kind::Reduce, 8, 1_000_000), Some(4096));
+        let without = Tuning::parse(rules).expect("it is one");
+        assert_eq!(chunk(&without, Kind::Broadcast, 8, 1_000_000), Some(128 << 10));
+        assert_eq!(Tuning::parse(&table.to_toml().expect("a text")), Ok(table));
+        let wrong = Tuning::parse("[network]\nstartup-ns = 10\nbytes-per-s = 0\n");
+        assert!(wrong.expect_err("no network").starts_with("line 3: bytes-per-s = 0: expected"));
     }
 
     #[test]

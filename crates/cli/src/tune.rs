@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use xdp_agg_client::Builder;
-use xdp_agg_client::collectives::{Kind, Tuning};
+use xdp_agg_client::collectives::{Kind, Tuning, Way};
 use xdp_agg_topology::file::bounded;
 use xdp_agg_topology::size;
 
@@ -25,9 +25,10 @@ use report::Report;
 ///
 /// Start it once per worker, with the environment of training. Each time is the longest of all
 /// ranks'. Rank 0 prints the times beside the models (1) to (6) of the broadcast paper, with t_s
-/// and B fitted to these measurements. It also prints how far off the models are, and for (6) the
-/// time of a copy in memory, and writes the table for XDP_AGG_TUNING. The exit code is 1 if a byte
-/// is wrong.
+/// and B fitted to these measurements. It also prints how far off each model is; (6) is of a tree
+/// whose root copies the data first. It writes the table for XDP_AGG_TUNING, with what pipelined
+/// chains cost and so with the chunk that model (5) makes best, where that is the fastest. The exit
+/// code is 1 if a byte is wrong.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Sizes, separated by commas: bytes, or with K, M, G (1024-based).
@@ -46,6 +47,10 @@ pub(crate) struct Args {
         default_value = "broadcast,reduce,reduce-scatter,all-gather,all-reduce"
     )]
     collective: Vec<What>,
+    /// Measure these ways alone, separated by commas: aggregator, ring, or algorithms of
+    /// broadcasts. Default: all.
+    #[arg(long, value_delimiter = ',', value_parser = way)]
+    ways: Vec<String>,
     /// The root of broadcast and reduce.
     #[arg(long, default_value_t = 0)]
     root: u16,
@@ -112,20 +117,25 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut bytes = args.bytes.clone();
     bytes.sort_unstable();
     bytes.dedup();
-    let bench = Bench {
+    let mut bench = Bench {
         communicator: &communicator,
         root: args.root,
         iters: args.iters,
         checked: !args.unchecked,
+        extra_us: 0.0,
+        only: &args.ways,
     };
     let check_us = bench.check_us()?;
+    if bench.checked {
+        bench.extra_us = check_us;
+    }
     let mut all: Vec<Measured> = Vec::new();
     for what in &args.collective {
         for bytes in &bytes {
             if rank == 0 {
                 eprintln!("measuring {} of {bytes} bytes", what.kind());
             }
-            let measured = bench.measure(what.kind(), *bytes);
+            let measured = bench.measure(what.kind(), *bytes, &all);
             all.extend(measured.with_context(|| format!("{} of {bytes} bytes", what.kind()))?);
         }
     }
@@ -146,6 +156,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         0 => Ok(ExitCode::SUCCESS),
         wrong => bail!("{wrong} elements are wrong: no way is to be trusted"),
     }
+}
+
+fn way(name: &str) -> Result<String, String> {
+    name.parse::<Way>().map(|way| way.name().to_owned())
 }
 
 fn read(file: &PathBuf) -> Result<Tuning> {

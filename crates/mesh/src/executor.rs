@@ -27,9 +27,9 @@ const YIELDS: u32 = 20;
 const YIELDING_BYTES: usize = 64 << 10;
 /// How long, after the end of a connection or of the deadline, another rank may still say why.
 const REASON_GRACE: Duration = Duration::from_millis(500);
-/// Bytes that may still wait for the link in one rank's socket when the next rank's turn comes. More
-/// would make the streams of a tree's children share the link: all would end late, and with each
-/// everything below it. Fewer could leave the link idle.
+/// Bytes that may still wait for the link in one rank's socket when the next rank's turn comes.
+/// More would make the streams of a tree's children share the link: all would end late, and with
+/// each everything below it. Fewer could leave the link idle.
 const UNSENT: usize = 32 << 10;
 /// Most messages of one send.
 const MESSAGES: usize = 4;
@@ -161,9 +161,9 @@ impl<'a> Run<'a> {
         Ok(moved)
     }
 
-    /// Whether a rank may be sent to: ranks are served one after the other, as the models (1) to (4)
-    /// say. The kernel takes megabytes at once, so that a rank's turn ends when its socket has passed
-    /// them on, and not when it has taken them.
+    /// Whether a rank may be sent to: ranks are served one after the other, as the models (1) to
+    /// (4) say. The kernel takes megabytes at once, so that a rank's turn ends when its socket has
+    /// passed them on, and not when it has taken them.
     fn takes_turn(&mut self, to: u16) -> Result<bool, Error> {
         let Some((last, bytes)) = self.turn.filter(|(last, _)| *last != to) else {
             return Ok(true);

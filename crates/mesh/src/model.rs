@@ -69,6 +69,21 @@ pub fn pipelined_chain(n: u32, m: f64, c: f64) -> Cost {
     Cost::times(((m / c).max(1.0) + f64::from(n) - 2.0).max(0.0), c)
 }
 
+/// The chunk that makes (5) least: `sqrt(M t_s B / (n-2))` bytes, in whole KiB, and never so small
+/// that a message is more than 1024 chunks. None where the model does not tell: two ranks have
+/// nothing to pipeline, and chunks that cost no start would have no size.
+#[must_use]
+pub fn best_chunk(n: u32, m: f64, network: Network) -> Option<u32> {
+    let Network { startup_s, bytes_per_s } = network;
+    let hops = f64::from(n.checked_sub(2).filter(|hops| *hops > 0)?);
+    let best = (m * startup_s * bytes_per_s / hops).sqrt();
+    if !best.is_normal() {
+        return None;
+    }
+    let kib = (best.min(m).max(m / 1024.0) / 1024.0).round().max(1.0);
+    Some((kib * 1024.0).min(f64::from(1 << 30)) as u32)
+}
+
 /// Equation (6): `M/B_PCIe + ceil(log_k n) (t_s + M/B)` in seconds: a k-nomial tree from memory
 /// that has to be copied to the host first at `pcie_bytes_per_s`.
 #[must_use]
@@ -169,6 +184,26 @@ mod tests {
         }
         // Two ranks: nothing to pipeline, just the message.
         close(pipelined_chain(2, 1e6, 1e5), 10.0 * 1.1e-4);
+    }
+
+    /// No other chunk makes (5) less.
+    #[test]
+    fn the_best_chunk_is_the_least_of_the_model() {
+        for (n, m) in [(3, 1e6), (8, 1e6), (8, 6.4e7), (64, 1e8)] {
+            let best = best_chunk(n, m, NETWORK).expect("the model tells");
+            let seconds = |c: f64| pipelined_chain(n, m, c).seconds(NETWORK);
+            let least = seconds(best.into());
+            for factor in [0.5, 0.8, 1.25, 2.0] {
+                assert!(seconds(f64::from(best) * factor) >= least, "{n} {m}: {best} x {factor}");
+            }
+        }
+        // sqrt(1e6 * 1e-5 * 1e9 / 6) is 40.8 kB: 40 KiB.
+        assert_eq!(best_chunk(8, 1e6, NETWORK), Some(40 << 10));
+        assert_eq!(best_chunk(2, 1e6, NETWORK), None);
+        assert_eq!(best_chunk(8, 1e6, Network { startup_s: 0.0, ..NETWORK }), None);
+        // 256 MiB and next to no start: 1024 chunks.
+        let quick = Network { startup_s: 1e-12, ..NETWORK };
+        assert_eq!(best_chunk(8, f64::from(1 << 28), quick), Some(256 << 10));
     }
 
     #[test]

@@ -33,7 +33,7 @@ struct FiguresArgs {
     #[arg(long, value_name = "DIR", default_value = "target/bench/figures")]
     report: PathBuf,
     /// Make these alone: rat-6, rat-7, rina-5, rina-10 (with 11), passing-14 (with
-    /// 15 to 17), passing-18 (with 19), scale
+    /// 15 to 17), passing-18 (with 19), broadcast-11, scale
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Fewer points, in a minute

@@ -2,7 +2,8 @@
 //!
 //! `xdp-agg tune` runs as every worker: first to write a table, then on its own, to compare the
 //! table's choice with the best of all. A third run of short vectors leaves out the agreement on a
-//! call, so that only the trees over TCP are timed.
+//! call, so that only the trees over TCP are timed. MPI_Bcast of OpenMPI is timed on the same
+//! links, where it is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +11,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use statrs::statistics::{Data, Median, OrderStatistics};
 use tempfile::TempDir;
 
 use super::compare;
 use super::files::{read_json, report_file, scratch};
 use super::lab::{Engine, Lab, Plan, Privilege, Program, wait_all};
+use super::openmpi::{BROADCASTS, OpenMpi};
 use super::setting::{Rate, parse_bytes, short_bytes};
 
-/// Sizes where none are given: 4 KiB to 64 MiB.
-const SIZES: [u64; 8] =
-    [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Sizes where none are given: 4 bytes to 64 MiB.
+const SIZES: [u64; 11] =
+    [4, 64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+/// Calls of MPI_Bcast before those that are timed.
+const MPI_WARMUP: u32 = 3;
 /// Size at which the aggregator and the binomial tree are compared.
 const SHORT: u64 = 4 << 10;
 /// How far the choice may be from the best, and how much faster the aggregator has to be.
@@ -27,15 +32,26 @@ const AIMS: (f64, f64) = (0.10, 2.0);
 /// The longest that one call, and one run, may take.
 const LIMITS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(1800));
 
-/// Broadcast: every algorithm over TCP and the aggregator, 4 KiB to 64 MiB, and what is chosen.
+/// Broadcast: every algorithm over TCP, the aggregator and MPI_Bcast, 4 bytes to 64 MiB, and what
+/// is chosen.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Hosts, one worker each.
+    /// Hosts.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=32))]
     workers: u16,
+    /// Worker processes of each host. With several, topology-chain is measured beside
+    /// pipelined-chain.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    processes: u16,
     /// Sizes, separated by commas, such as 4K,1M.
     #[arg(long, value_delimiter = ',', value_parser = parse_bytes)]
     bytes: Option<Vec<u64>>,
+    /// Measure these ways alone, separated by commas: aggregator, or algorithms.
+    #[arg(long, value_delimiter = ',')]
+    ways: Vec<String>,
+    /// Leave MPI_Bcast out, as is done with several processes a host.
+    #[arg(long)]
+    no_openmpi: bool,
     /// Calls of each way and turn; large vectors get fewer.
     #[arg(long, default_value_t = 30)]
     iters: u32,
@@ -59,7 +75,20 @@ pub(crate) struct Args {
 /// What rank 0 of `xdp-agg tune` reports, as far as it is used here.
 #[derive(Debug, Deserialize)]
 struct Report {
+    /// What the models (1) to (6) are fitted to: `t_s` and `B`.
+    startup_us: Option<f64>,
+    bytes_per_s: Option<f64>,
+    models: Vec<ModelError>,
     rows: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ModelError {
+    equation: u8,
+    of: String,
+    count: usize,
+    error: f64,
+    slower: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -67,6 +96,10 @@ struct Row {
     bytes: u64,
     algorithm: String,
     chunk: Option<u32>,
+    k: Option<u32>,
+    by_model: bool,
+    copied: bool,
+    model_us: Option<f64>,
     median_us: f64,
     p10_us: f64,
     p90_us: f64,
@@ -77,8 +110,14 @@ struct Row {
 
 impl Row {
     fn name(&self) -> String {
-        let chunk = self.chunk.map(|chunk| format!(" {}", short_bytes(chunk.into())));
-        format!("{}{}", self.algorithm, chunk.unwrap_or_default())
+        let chunk = self.chunk.map(|chunk| match chunk % 1024 {
+            0 => format!(" {}K", chunk >> 10),
+            _ => format!(" {chunk}"),
+        });
+        let parameter = chunk.or_else(|| self.k.map(|k| format!(" {k}"))).unwrap_or_default();
+        let by_model = if self.by_model { " (model)" } else { "" };
+        let copied = if self.copied { ", copied" } else { "" };
+        format!("{}{parameter}{by_model}{copied}", self.algorithm)
     }
 }
 
@@ -97,10 +136,18 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let offloads = if plan.offloads { "" } else { ", no offloads" };
     let Plan { workers, rate, mtu, .. } = plan;
     let engine = daemon.engine();
-    println!("# broadcast: {workers} hosts, links: {rate}, MTU {mtu}{offloads}, {engine}");
+    let processes = args.processes;
+    println!(
+        "# broadcast: {workers} hosts x {processes}, links: {rate}, MTU {mtu}{offloads}, {engine}"
+    );
     let table = scratch.path().join("table.toml");
     let path = |path: &Path| path.to_string_lossy().into_owned();
-    let tune = |job: &str, further: &[&str]| tune(&lab, &scratch, job, args.iters, further);
+    let ways = args.ways.join(",");
+    let ways = if ways.is_empty() { Vec::new() } else { vec!["--ways", &ways] };
+    let tune = |job: &str, further: &[&str]| {
+        let further = [further, &ways].concat();
+        tune((&lab, processes), &scratch, job, args.iters, &further)
+    };
     tune("tune", &["--bytes", &list(&sizes), "--write", &path(&table)])?;
     let judged = tune("judge", &["--bytes", &list(&sizes), "--tuning", &path(&table)])?;
     let short = tune("short", &["--bytes", &SHORT.to_string(), "--unchecked"])?;
@@ -110,31 +157,43 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     let mut complaints = judge(&judged, &sizes);
     complaints.extend(compare_short(&short));
+    print_models(&judged);
+    if !args.no_openmpi && processes == 1 {
+        complaints.extend(openmpi(&lab, &judged, &sizes, args.iters)?);
+    }
     if complaints.is_empty() { Ok(()) } else { bail!("missed: {}", complaints.join("; ")) }
 }
 
 /// Runs `xdp-agg tune` as every worker; its output is shown.
-fn tune(lab: &Lab, scratch: &TempDir, job: &str, iters: u32, further: &[&str]) -> Result<Report> {
+fn tune(
+    (lab, processes): (&Lab, u16),
+    scratch: &TempDir,
+    job: &str,
+    iters: u32,
+    further: &[&str],
+) -> Result<Report> {
     let file = report_file(scratch, job);
     let mut arguments = vec!["tune".to_owned(), "--collective".into(), "broadcast".into()];
     arguments.extend(["--iters".into(), iters.to_string()]);
     arguments.extend(["--json".into(), file.to_string_lossy().into_owned()]);
     arguments.extend(further.iter().map(ToString::to_string));
     let program = Program { name: "xdp-agg", job, deadline: LIMITS.0, shows_rank_0: true };
-    wait_all(lab.start_workers(&program, |_| arguments.clone())?, LIMITS.1)?;
+    wait_all(lab.start_processes(&program, processes, |_| arguments.clone())?, LIMITS.1)?;
     read_json(&file)
 }
 
 /// Prints every way, and what the choice is worth; what is missed.
 fn judge(report: &Report, sizes: &[u64]) -> Vec<String> {
     println!("# time: median (10 % - 90 %) of the calls in us, each the longest of all ranks'");
+    println!("# model: equations (1) to (6) in us, with t_s and B fitted to all of them");
     println!("# * best, < chosen by the table of an earlier run");
     let mut complaints = Vec::new();
     for row in &report.rows {
         let marks = [(row.best, "*"), (row.chosen, "<")];
         let marks: String = marks.iter().filter(|(is, _)| *is).map(|(_, mark)| *mark).collect();
+        let model = row.model_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.0}"));
         println!(
-            "{:>6}  {:<22} {:>9.0} ({:.0} - {:.0}) {marks}",
+            "{:>6}  {:<30} {:>9.0} ({:.0} - {:.0}) model {model} {marks}",
             short_bytes(row.bytes),
             row.name(),
             row.median_us,
@@ -177,4 +236,48 @@ fn compare_short(report: &Report) -> Option<String> {
         AIMS.1
     );
     (ratio < AIMS.1).then(|| format!("the aggregator is {ratio:.2}x as fast at 4 KiB"))
+}
+
+/// How far the models are from what was measured.
+fn print_models(report: &Report) {
+    if let Some((startup_us, rate)) = report.startup_us.zip(report.bytes_per_s) {
+        println!("# models: t_s = {startup_us:.1} us, B = {:.1} MB/s", rate / 1e6);
+    }
+    for ModelError { equation, of, count, error, slower } in &report.models {
+        let (error, slower) = (error * 100.0, slower * 100.0);
+        println!(
+            "# ({equation}) {of}: off by {error:.0} % over {count}, {slower:+.0} % on average"
+        );
+    }
+}
+
+/// MPI_Bcast over the same links, beside the best of ours; what is wrong.
+fn openmpi(lab: &Lab, report: &Report, sizes: &[u64], iters: u32) -> Result<Vec<String>> {
+    if !OpenMpi::is_installed() {
+        println!("# MPI_Bcast: not installed (`cargo xtask setup --openmpi` does that)");
+        return Ok(Vec::new());
+    }
+    let mpi = OpenMpi::prepare()?;
+    let mut complaints = Vec::new();
+    println!("# MPI_Bcast of OpenMPI: median (10 % - 90 %) in us, over our best of the size");
+    for algorithm in &BROADCASTS {
+        let rows = mpi.run(lab, algorithm, sizes, (iters, MPI_WARMUP), LIMITS.1)?;
+        for row in rows {
+            let best = report.rows.iter().find(|ours| ours.bytes == row.bytes && ours.best);
+            let mut times = Data::new(row.mean_us);
+            let median = times.median();
+            let over = best.map_or(f64::NAN, |best| median / best.median_us);
+            println!(
+                "{:>6}  MPI_Bcast {:<20} {median:>9.0} ({:.0} - {:.0}) {over:.2}x",
+                short_bytes(row.bytes),
+                algorithm.name,
+                times.percentile(10),
+                times.percentile(90)
+            );
+            if row.wrong > 0 {
+                complaints.push(format!("{} elements wrong by MPI_Bcast", row.wrong));
+            }
+        }
+    }
+    Ok(complaints)
 }

@@ -208,12 +208,12 @@ impl Lab {
     }
 
     /// The environment of one worker, in the words of launchers.
-    fn environment(&self, rank: u16, job: &str) -> Vec<(&'static str, String)> {
+    fn environment(&self, rank: u16, processes: u16, job: &str) -> Vec<(&'static str, String)> {
         vec![
             ("RANK", rank.to_string()),
-            ("WORLD_SIZE", self.plan.workers.to_string()),
-            ("LOCAL_RANK", "0".to_owned()),
-            ("LOCAL_WORLD_SIZE", "1".to_owned()),
+            ("WORLD_SIZE", (self.plan.workers * processes).to_string()),
+            ("LOCAL_RANK", (rank % processes).to_string()),
+            ("LOCAL_WORLD_SIZE", processes.to_string()),
             ("MASTER_ADDR", self.topology.worker_addr(0).to_string()),
             ("MASTER_PORT", RENDEZVOUS_PORT.to_string()),
             ("XDP_AGG_ADDR", self.control_address()),
@@ -241,7 +241,7 @@ impl Lab {
     ) -> Result<Steady> {
         let host: &Namespace = self.topology.worker(usize::from(rank));
         let mut command = host.command(xdp_agg_testbed::program("steady_worker")?);
-        command.envs(self.environment(rank, job)).envs(settings.iter().map(|(k, v)| (*k, v)));
+        command.envs(self.environment(rank, 1, job)).envs(settings.iter().map(|(k, v)| (*k, v)));
         Ok(Steady::spawn(&format!("worker {rank}"), command, work)?)
     }
 
@@ -249,14 +249,25 @@ impl Lab {
     pub(crate) fn start_workers(
         &self,
         program: &Program<'_>,
+        arguments: impl FnMut(u16) -> Vec<String>,
+    ) -> Result<Vec<Process>> {
+        self.start_processes(program, 1, arguments)
+    }
+
+    /// The same with several processes on each host, numbered host by host.
+    pub(crate) fn start_processes(
+        &self,
+        program: &Program<'_>,
+        processes: u16,
         mut arguments: impl FnMut(u16) -> Vec<String>,
     ) -> Result<Vec<Process>> {
         let path = xdp_agg_testbed::program(program.name)?;
-        (0..self.plan.workers)
+        (0..self.plan.workers * processes)
             .map(|rank| {
-                let host: &Namespace = self.topology.worker(usize::from(rank));
+                let host: &Namespace = self.topology.worker(usize::from(rank / processes));
                 let mut command: Command = host.command(&path);
-                command.args(arguments(rank)).envs(self.environment(rank, program.job));
+                command.args(arguments(rank));
+                command.envs(self.environment(rank, processes, program.job));
                 command.env("XDP_AGG_DEADLINE", program.deadline.as_secs().to_string());
                 let shown = program.shows_rank_0 && rank == 0;
                 let stderr = if shown { Sink::Inherit } else { Sink::Capture };

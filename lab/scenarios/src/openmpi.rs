@@ -1,4 +1,4 @@
-//! OpenMPI's all-reduce over the same network, where OpenMPI is installed.
+//! OpenMPI's all-reduce and broadcast over the same network, where OpenMPI is installed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,6 +21,8 @@ const SOURCE: &str = include_str!("../peers/openmpi_bench.c");
 
 /// An algorithm of OpenMPI's, and how it is asked for.
 pub(crate) struct Algorithm {
+    /// Of this collective, in the benchmark's words.
+    collective: &'static str,
     /// Its name in tables.
     pub(crate) name: &'static str,
     parameters: &'static [(&'static str, &'static str)],
@@ -28,14 +30,16 @@ pub(crate) struct Algorithm {
 
 /// OpenMPI's own choice, with plain sends only: the fastest for short vectors here.
 pub(crate) const DEFAULT: Algorithm =
-    Algorithm { name: "default", parameters: &[("btl_tcp_flags", "1")] };
+    Algorithm { collective: "allreduce", name: "default", parameters: &[("btl_tcp_flags", "1")] };
 /// The fastest two for long vectors.
 pub(crate) const RING: Algorithm = Algorithm {
+    collective: "allreduce",
     name: "ring",
     parameters: &[("coll_tuned_use_dynamic_rules", "1"), ("coll_tuned_allreduce_algorithm", "4")],
 };
 /// A ring over segments of 1 MiB.
 pub(crate) const SEGMENTED_RING: Algorithm = Algorithm {
+    collective: "allreduce",
     name: "segmented ring",
     parameters: &[
         ("coll_tuned_use_dynamic_rules", "1"),
@@ -44,6 +48,40 @@ pub(crate) const SEGMENTED_RING: Algorithm = Algorithm {
         ("btl_tcp_flags", "1"),
     ],
 };
+
+/// Ways of MPI_Bcast: OpenMPI's own choice, a binomial tree, a pipelined chain, and scatter with an
+/// all-gather round a ring.
+pub(crate) const BROADCASTS: [Algorithm; 4] = [
+    Algorithm { collective: "bcast", ..DEFAULT },
+    Algorithm {
+        collective: "bcast",
+        name: "binomial",
+        parameters: &[
+            ("coll_tuned_use_dynamic_rules", "1"),
+            ("coll_tuned_bcast_algorithm", "6"),
+            ("btl_tcp_flags", "1"),
+        ],
+    },
+    Algorithm {
+        collective: "bcast",
+        name: "pipeline 64K",
+        parameters: &[
+            ("coll_tuned_use_dynamic_rules", "1"),
+            ("coll_tuned_bcast_algorithm", "3"),
+            ("coll_tuned_bcast_algorithm_segmentsize", "65536"),
+            ("btl_tcp_flags", "1"),
+        ],
+    },
+    Algorithm {
+        collective: "bcast",
+        name: "scatter, ring",
+        parameters: &[
+            ("coll_tuned_use_dynamic_rules", "1"),
+            ("coll_tuned_bcast_algorithm", "9"),
+            ("btl_tcp_flags", "1"),
+        ],
+    },
+];
 
 /// OpenMPI on this machine, and the benchmark compiled with it.
 pub(crate) struct OpenMpi {
@@ -117,7 +155,8 @@ impl OpenMpi {
         {
             command.args(["--mca", name, value]);
         }
-        command.arg(&self.program).args([iters.to_string(), warmup.to_string()]);
+        command.arg(&self.program).arg(algorithm.collective);
+        command.args([iters.to_string(), warmup.to_string()]);
         command.args(bytes.iter().map(u64::to_string));
         let finished = Process::spawn("mpirun", command)?.wait(limit)?.success()?;
         let rows: Vec<Measured> = finished

@@ -7,6 +7,7 @@
 //! * [`model`]: equations (1) to (4) of PASSING (Yu et al. 2025) and their like for the systems
 //!   that it is compared with.
 //! * [`claims`]: the figures of that paper's text, and the share of computation that they imply.
+//! * [`broadcast`]: the numbers of the broadcast paper's text.
 //! * [`Framing`]: a vector's bytes on the wire.
 //!
 //! Nothing here does any input or output.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod bert;
+pub mod broadcast;
 mod buckets;
 pub mod claims;
 mod framing;

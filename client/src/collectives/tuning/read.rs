@@ -8,7 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use xdp_agg_mesh::{Algorithm, MAX_WORLD};
 
-use super::{Kind, Rule, Tuning, Way};
+use super::{Kind, Network, Rule, Tuning, Way};
 
 /// Fewest bytes of a chunk: below, a call is nothing but messages.
 const MIN_CHUNK: u32 = 1 << 10;
@@ -23,6 +23,14 @@ struct File {
     reduce_scatter: Option<Spanned<Vec<RawRule>>>,
     all_gather: Option<Spanned<Vec<RawRule>>>,
     all_reduce: Option<Spanned<Vec<RawRule>>>,
+    network: Option<RawNetwork>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RawNetwork {
+    startup_ns: u64,
+    bytes_per_s: Spanned<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,7 +50,7 @@ pub(super) fn table(text: &str) -> Result<Tuning, String> {
         let problem = error.message().trim().replace('\n', ", ");
         reader.fault(&error.span().unwrap_or_default(), problem)
     })?;
-    let File { broadcast, reduce, reduce_scatter, all_gather, all_reduce } = file;
+    let File { broadcast, reduce, reduce_scatter, all_gather, all_reduce, network } = file;
     let mut table = Tuning::default();
     for (kind, rules) in [
         (Kind::Broadcast, broadcast),
@@ -54,6 +62,13 @@ pub(super) fn table(text: &str) -> Result<Tuning, String> {
         if let Some(rules) = rules {
             *table.rules_mut(kind) = reader.rules(kind, &rules)?;
         }
+    }
+    if let Some(RawNetwork { startup_ns, bytes_per_s }) = network {
+        let (rate, span) = (*bytes_per_s.get_ref(), bytes_per_s.span());
+        if rate == 0 {
+            return Err(reader.fault(&span, "bytes-per-s = 0: expected more than 0"));
+        }
+        table.network = Some(Network { startup_ns, bytes_per_s: rate });
     }
     Ok(table)
 }

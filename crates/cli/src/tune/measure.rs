@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow};
 use statrs::statistics::{Data, Median};
 use xdp_agg_client::collectives::{Algorithm, Choice, Kind, Way};
 use xdp_agg_client::{Communicator, Op};
+use xdp_agg_mesh::model::{self, Network};
 
 /// Turns in which every way is measured.
 const ROUNDS: u32 = 3;
@@ -24,6 +25,10 @@ pub(super) struct Bench<'a> {
     /// Calls of a way.
     pub(super) iters: u32,
     pub(super) checked: bool,
+    /// What of a call's time is agreeing on it.
+    pub(super) extra_us: f64,
+    /// Ways to leave out.
+    pub(super) only: &'a [String],
 }
 
 /// What one way takes.
@@ -38,7 +43,28 @@ pub(super) struct Measured {
     pub(super) times_us: Vec<f64>,
     /// The table in force takes it.
     pub(super) chosen: bool,
+    /// Its chunk is the one that model (5) makes best.
+    pub(super) by_model: bool,
+    /// The root copies the data from other memory first, as in model (6).
+    pub(super) copied: bool,
     pub(super) wrong: u64,
+}
+
+/// What pipelined chains cost, fitted to these measurements.
+pub(super) fn chains<'a>(
+    ranks: u16,
+    extra_us: f64,
+    all: impl Iterator<Item = &'a Measured>,
+) -> Option<Network> {
+    let points = all.filter(|one| one.kind == Kind::Broadcast).filter_map(|one| {
+        let Way::Mesh(chain @ Algorithm::PipelinedChain { .. }) = one.choice.way else {
+            return None;
+        };
+        let us = one.median_us() - extra_us;
+        let cost = model::of(chain, ranks.into(), one.bytes as f64);
+        (us > 0.0 && us >= extra_us).then_some((cost, us / 1e6))
+    });
+    model::fit(&points.collect::<Vec<_>>())
 }
 
 impl Measured {
@@ -74,30 +100,64 @@ impl Bench<'_> {
         }
         let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce);
         let ring = rings.then_some(Way::Ring);
-        [Way::Aggregator].into_iter().chain(mesh.into_iter().map(Way::Mesh)).chain(ring).collect()
+        let all = [Way::Aggregator].into_iter().chain(mesh.into_iter().map(Way::Mesh)).chain(ring);
+        let wanted = |way: &Way| self.only.is_empty() || self.only.iter().any(|n| n == way.name());
+        all.filter(wanted).collect()
     }
 
-    /// Measures a size by all ways; the same numbers at all ranks.
-    pub(super) fn measure(&self, kind: Kind, bytes: usize) -> Result<Vec<Measured>> {
+    fn plan(&self, (kind, bytes): (Kind, usize), way: Way, copy_us: f64) -> Measured {
+        let choice = Choice { way, checked: self.checked };
+        Measured {
+            kind,
+            bytes,
+            choice,
+            copy_us,
+            times_us: Vec::new(),
+            chosen: false,
+            by_model: false,
+            copied: false,
+            wrong: 0,
+        }
+    }
+
+    /// A chain with the chunk that the model makes best, by what was measured before.
+    fn by_model(&self, one: (Kind, usize), before: &[Measured], now: &[Measured]) -> Option<Way> {
+        let ranks = self.communicator.world_size();
+        let (kind, bytes) = one;
+        // A size that is too short for chunks has no chain to compare with.
+        let chains_now =
+            |one: &&Measured| matches!(one.choice.way, Way::Mesh(Algorithm::PipelinedChain { .. }));
+        if kind != Kind::Broadcast || now.iter().filter(chains_now).count() < 2 {
+            return None;
+        }
+        let network = chains(ranks, self.extra_us, before.iter().chain(now))?;
+        let chunk = model::best_chunk(ranks.into(), bytes as f64, network)?;
+        let way = Way::Mesh(Algorithm::PipelinedChain { chunk });
+        now.iter().all(|one| one.choice.way != way).then_some(way)
+    }
+
+    /// Measures a size by all ways; the same numbers at all ranks. `before`: other sizes.
+    pub(super) fn measure(
+        &self,
+        kind: Kind,
+        bytes: usize,
+        before: &[Measured],
+    ) -> Result<Vec<Measured>> {
         let in_force = self.communicator.choice(kind, bytes);
         let mut ways = self.ways(kind, bytes);
         if !ways.contains(&in_force.way) {
             ways.push(in_force.way);
         }
-        let choice = |way| Choice { way, checked: self.checked };
-        let copy_us = copy_us(bytes);
-        let mut all: Vec<Measured> = ways
-            .into_iter()
-            .map(|way| Measured {
-                kind,
-                bytes,
-                choice: choice(way),
-                copy_us,
-                times_us: Vec::new(),
-                chosen: way == in_force.way,
-                wrong: 0,
-            })
-            .collect();
+        let (size, copy_us) = ((kind, bytes), copy_us(bytes));
+        let mut all: Vec<Measured> =
+            ways.into_iter().map(|way| self.plan(size, way, copy_us)).collect();
+        for one in &mut all {
+            one.chosen = one.choice.way == in_force.way;
+        }
+        let binomial = Way::Mesh(Algorithm::Binomial);
+        if kind == Kind::Broadcast && all.iter().any(|one| one.choice.way == binomial) {
+            all.push(Measured { copied: true, ..self.plan(size, binomial, copy_us) });
+        }
         let mut data = vec![0_i32; bytes / 4];
         let fewer = (bytes / MANY_CALLS).max(1) as u32;
         let iters = (self.iters / fewer).clamp(2, self.iters).div_ceil(ROUNDS);
@@ -110,8 +170,12 @@ impl Bench<'_> {
             }
         }
         let best = all.iter().map(Measured::median_us).fold(f64::INFINITY, f64::min);
-        let close: Vec<bool> =
+        let mut close: Vec<bool> =
             all.iter().map(|one| one.chosen || one.median_us() <= best * CLOSE).collect();
+        if let Some(way) = self.by_model(size, before, &all) {
+            all.push(Measured { by_model: true, ..self.plan(size, way, copy_us) });
+            close.push(true);
+        }
         for round in 0..FINAL_ROUNDS {
             for (one, _) in all.iter_mut().zip(&close).filter(|(_, close)| **close) {
                 self.time(one, iters, &mut data)?;
@@ -156,11 +220,16 @@ impl Bench<'_> {
         // Small numbers: sums of sums would not fit at some time.
         data.fill(0);
         self.call(one, data)?;
+        let is_source = one.copied && self.communicator.rank() == self.root;
+        let source = vec![0_i32; if is_source { data.len() } else { 0 }];
         let mut times = Vec::with_capacity(iters as usize);
         for _ in 0..iters {
             data.fill(0);
             self.communicator.barrier()?;
             let start = Instant::now();
+            if is_source {
+                data.copy_from_slice(black_box(&source));
+            }
             self.call(one, data)?;
             times.push(start.elapsed().as_secs_f64() * 1e6);
         }

@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use statrs::statistics::{Data, OrderStatistics};
-use xdp_agg_client::collectives::{Algorithm, Kind, Rule, Tuning, Way};
-use xdp_agg_mesh::model::{self, Network};
+use xdp_agg_client::collectives::{self, Algorithm, Kind, Rule, Tuning, Way};
+use xdp_agg_mesh::model::{self, Cost, Network};
 
-use super::measure::Measured;
+use super::measure::{Measured, chains};
 use crate::table::{columns, row};
 
 /// All of it.
@@ -28,7 +28,33 @@ pub(super) struct Report {
     fit_error: Option<f64>,
     /// Broadcasts among the workers that were fitted: those that are not mostly the check.
     fitted: usize,
+    /// How far each model is from its broadcasts, with the network that is fitted to all.
+    models: Vec<ModelError>,
+    /// What pipelined chains alone cost, for chunks.
+    chains: Option<Chains>,
     rows: Vec<Row>,
+}
+
+/// How far a model is from what it is of.
+#[derive(Debug, Serialize)]
+struct ModelError {
+    /// Its number in the paper, 1 to 6.
+    equation: u8,
+    /// What is measured.
+    of: String,
+    /// How many broadcasts.
+    count: usize,
+    /// The root of the mean square of the relative errors, as a share.
+    error: f64,
+    /// The mean of measured over model, less one: above 0 they are slower than the model.
+    slower: f64,
+}
+
+/// `t_s` and `B`.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Chains {
+    startup_us: f64,
+    bytes_per_s: f64,
 }
 
 /// One way of one size.
@@ -39,14 +65,16 @@ struct Row {
     algorithm: &'static str,
     chunk: Option<u32>,
     k: Option<u32>,
+    /// The chunk is the one that model (5) makes best.
+    by_model: bool,
+    /// The root copied the data from other memory first; the model is (6).
+    copied: bool,
     calls: usize,
     median_us: f64,
     p10_us: f64,
     p90_us: f64,
     /// The model's time, with the fitted network, and with the check where there is one.
     model_us: Option<f64>,
-    /// The same of a tree from memory that is copied first: model (6), with a copy that was timed.
-    staged_us: Option<f64>,
     /// The fastest of its size.
     best: bool,
     /// The table in force takes it.
@@ -70,12 +98,10 @@ impl Report {
         let extra_us = if checked { check_us } else { 0.0 };
         let points = points(ranks, extra_us, &all);
         let network = model::fit(&points);
-        let model_us = |one: &Measured| {
-            let cost = cost(ranks, one)?;
-            Some(cost.seconds(network?) * 1e6 + extra_us)
-        };
+        let model_us = |one: &Measured| Some(model_us(ranks, one, network?)? + extra_us);
         let least = |kind: Kind, bytes: usize| {
             let same = all.iter().filter(|one| (one.kind, one.bytes) == (kind, bytes));
+            let same = same.filter(|one| !one.copied);
             same.map(Measured::median_us).fold(f64::INFINITY, f64::min)
         };
         let rows = all
@@ -92,13 +118,14 @@ impl Report {
                     algorithm: one.choice.way.name(),
                     chunk,
                     k,
+                    by_model: one.by_model,
+                    copied: one.copied,
                     calls: one.times_us.len(),
                     median_us: one.median_us(),
                     p10_us: tenths.percentile(10),
                     p90_us: tenths.percentile(90),
                     model_us: model_us(one),
-                    staged_us: network.and_then(|on| Some(staged_us(ranks, one, on)? + extra_us)),
-                    best: one.median_us() <= least(one.kind, one.bytes),
+                    best: !one.copied && one.median_us() <= least(one.kind, one.bytes),
                     chosen: one.chosen,
                     wrong: one.wrong,
                     kind: one.kind,
@@ -115,6 +142,11 @@ impl Report {
             bytes_per_s: network.map(|network| network.bytes_per_s),
             fit_error: network.map(|network| model::residual(&points, network)),
             fitted: points.len(),
+            models: network.map_or_else(Vec::new, |on| errors(ranks, extra_us, &all, on)),
+            chains: chains(ranks, extra_us, all.iter()).map(|chains| Chains {
+                startup_us: chains.startup_s * 1e6,
+                bytes_per_s: chains.bytes_per_s,
+            }),
             rows,
         }
     }
@@ -144,27 +176,43 @@ impl Report {
         if self.checked {
             text += " (not to those that are half agreeing on the call, or more)";
         }
+        for ModelError { equation, of, count, error, slower } in &self.models {
+            let (error, slower) = (error * 100.0, slower * 100.0);
+            let _ = write!(
+                text,
+                "\n# model ({equation}), {of}: off by {error:.0} % over {count}; measured is \
+                 {slower:+.0} % of it on average"
+            );
+        }
+        if let Some(Chains { startup_us, bytes_per_s }) = self.chains {
+            let rate = bytes_per_s / 1e6;
+            let _ = write!(
+                text,
+                "\n# chunks: pipelined chains alone have t_s = {startup_us:.1} us, B = {rate:.1} \
+                 MB/s"
+            );
+        }
         text += "\n# time: median of the calls, each the longest of all ranks'\n\
-                 # model: equations (1) to (5); copied: (6), a tree from memory that is copied \
-                 first, the copy timed here\n# * fastest, < the table's choice\n";
-        let mut rows = vec![row(
-            "collective|bytes|algorithm|C or k|time us|p10|p90|model us|copied us|calls|#wrong|",
-        )];
+                 # model: equations (1) to (5), of a tree whose root copies the data first (6), \
+                 the copy timed by itself\n# * fastest, < the table's choice, m: the chunk that \
+                 model (5) makes best\n";
+        let mut rows =
+            vec![row("collective|bytes|algorithm|C or k|time us|p10|p90|model us|calls|#wrong|")];
         for one in &self.rows {
             let parameter = one.chunk.or(one.k).map_or_else(|| "-".into(), |p| p.to_string());
             let us = |us: Option<f64>| us.map_or_else(|| "-".into(), |us| format!("{us:.0}"));
-            let mark =
-                format!("{}{}", if one.best { "*" } else { "" }, if one.chosen { "<" } else { "" });
+            let marks = [(one.best, "*"), (one.chosen, "<"), (one.by_model, "m")];
+            let mark: String = marks.iter().filter(|(is, _)| *is).map(|(_, mark)| *mark).collect();
+            let copied = if one.copied { ", copied" } else { "" };
             rows.push(vec![
                 one.collective.into(),
                 one.bytes.to_string(),
-                one.algorithm.into(),
+                format!("{}{copied}", one.algorithm),
                 parameter,
                 format!("{:.0}", one.median_us),
                 format!("{:.0}", one.p10_us),
                 format!("{:.0}", one.p90_us),
                 us(one.model_us),
-                us(one.staged_us),
                 one.calls.to_string(),
                 one.wrong.to_string(),
                 mark,
@@ -181,6 +229,10 @@ impl Report {
 
     /// The table with the rules that follow for this number of ranks.
     pub(super) fn table(&self, mut table: Tuning) -> Result<String> {
+        if let Some(Chains { startup_us, bytes_per_s }) = self.chains {
+            let startup_s = startup_us / 1e6;
+            table.network = Some(collectives::Network::of(Network { startup_s, bytes_per_s }));
+        }
         for kind in Kind::ALL {
             let rules = self.rules(kind);
             if !rules.is_empty() {
@@ -207,10 +259,11 @@ impl Report {
         for (index, row) in best.iter().enumerate() {
             let middle = |next: &&Row| (row.bytes as f64 * next.bytes as f64).sqrt() as u64;
             let up_to = best.get(index + 1).map(middle);
-            let mut rule = Rule::new(Some(self.ranks), up_to, row.way);
+            let rule = Rule::new(Some(self.ranks), up_to, row.way);
+            let mut rule = if row.by_model { rule.by_model() } else { rule };
             rule.checked = self.checked;
             match rules.last_mut() {
-                Some(last) if last.choice() == rule.choice() => last.up_to = rule.up_to,
+                Some(last) if last.chooses_like(&rule) => last.up_to = rule.up_to,
                 _ => rules.push(rule),
             }
         }
@@ -228,26 +281,67 @@ fn cost(ranks: u16, one: &Measured) -> Option<model::Cost> {
     }
 }
 
-/// Model (6) in microseconds, of a broadcast over a tree.
-fn staged_us(ranks: u16, one: &Measured, network: Network) -> Option<f64> {
-    let k = match (one.kind, one.choice.way) {
-        (Kind::Broadcast, Way::Mesh(Algorithm::Binomial)) => 2,
-        (Kind::Broadcast, Way::Mesh(Algorithm::Knomial { k })) => k,
-        _ => return None,
-    };
+/// What the model says of this in microseconds, without agreeing on the call.
+fn model_us(ranks: u16, one: &Measured, network: Network) -> Option<f64> {
+    if !one.copied {
+        return Some(cost(ranks, one)?.seconds(network) * 1e6);
+    }
     let bytes = one.bytes as f64;
     let copied = bytes / (one.copy_us / 1e6);
-    Some(model::staged_knomial(ranks.into(), k, bytes, copied, network) * 1e6)
+    Some(model::staged_knomial(ranks.into(), 2, bytes, copied, network) * 1e6)
 }
 
-/// What the network is fitted to: the broadcasts among the workers. Where agreeing on the call
-/// takes as long as the transfer or longer, the difference of the two tells of nothing but noise.
-fn points(ranks: u16, extra_us: f64, all: &[Measured]) -> Vec<(model::Cost, f64)> {
-    let broadcasts = all.iter().filter(|one| one.kind == Kind::Broadcast);
-    broadcasts
-        .filter_map(|one| Some((cost(ranks, one)?, one.median_us() - extra_us)))
-        .filter(|(_, us)| *us > 0.0 && *us >= extra_us)
-        .map(|(cost, us)| (cost, us / 1e6))
+/// How far each model is from its broadcasts.
+fn errors(ranks: u16, extra_us: f64, all: &[Measured], network: Network) -> Vec<ModelError> {
+    let mut errors: Vec<(ModelError, f64, f64)> = Vec::new();
+    for one in all.iter().filter(|one| tells(one, extra_us)) {
+        let Way::Mesh(algorithm) = one.choice.way else { continue };
+        let Some(model_us) = model_us(ranks, one, network) else { continue };
+        let equation = match algorithm {
+            _ if one.copied => 6,
+            Algorithm::Direct => 1,
+            Algorithm::Chain => 2,
+            Algorithm::Binomial | Algorithm::Knomial { .. } => 3,
+            Algorithm::ScatterAllGather => 4,
+            Algorithm::PipelinedChain { .. } | Algorithm::TopologyChain { .. } => 5,
+        };
+        let k = algorithm.k().map_or_else(String::new, |k| format!(" {k}"));
+        let of = format!("{algorithm}{k}{}", if one.copied { ", copied" } else { "" });
+        let us = one.median_us() - extra_us;
+        let (square, ratio) = ((model_us / us - 1.0).powi(2), us / model_us);
+        match errors.iter_mut().find(|(error, ..)| error.of == of) {
+            Some((error, squares, ratios)) => {
+                error.count += 1;
+                *squares += square;
+                *ratios += ratio;
+            }
+            None => {
+                let error = ModelError { equation, of, count: 1, error: 0.0, slower: 0.0 };
+                errors.push((error, square, ratio));
+            }
+        }
+    }
+    errors.sort_by(|(a, ..), (b, ..)| (a.equation, &a.of).cmp(&(b.equation, &b.of)));
+    let mean = |(error, squares, ratios): (ModelError, f64, f64)| {
+        let count = error.count as f64;
+        ModelError { error: (squares / count).sqrt(), slower: ratios / count - 1.0, ..error }
+    };
+    errors.into_iter().map(mean).collect()
+}
+
+/// Whether this is a broadcast among the workers that tells something of the network. Where
+/// agreeing on the call takes as long as the transfer or longer, the difference of the two tells of
+/// nothing but noise.
+fn tells(one: &Measured, extra_us: f64) -> bool {
+    let us = one.median_us() - extra_us;
+    one.kind == Kind::Broadcast && us > 0.0 && us >= extra_us
+}
+
+/// What the network is fitted to: the broadcasts among the workers without a copy.
+fn points(ranks: u16, extra_us: f64, all: &[Measured]) -> Vec<(Cost, f64)> {
+    all.iter()
+        .filter(|one| tells(one, extra_us) && !one.copied)
+        .filter_map(|one| Some((cost(ranks, one)?, (one.median_us() - extra_us) / 1e6)))
         .collect()
 }
 
@@ -259,7 +353,8 @@ mod tests {
     fn measured(bytes: usize, way: Way, us: f64) -> Measured {
         let choice = Choice::new(way);
         let (kind, times_us, copy_us) = (Kind::Broadcast, vec![us; 3], bytes as f64 / 1e4);
-        Measured { kind, bytes, choice, copy_us, times_us, chosen: false, wrong: 0 }
+        let (chosen, by_model, copied, wrong) = (false, false, false, 0);
+        Measured { kind, bytes, choice, copy_us, times_us, chosen, by_model, copied, wrong }
     }
 
     #[test]
@@ -305,6 +400,11 @@ mod tests {
         let mut all: Vec<_> =
             (0..3).map(|i| measured(4096, Way::Mesh(mesh[i]), [98.0, 101.0, 88.0][i])).collect();
         all.extend(mesh.map(|algorithm| measured(262_144, Way::Mesh(algorithm), long(algorithm))));
+        let copied = Measured {
+            copied: true,
+            ..measured(262_144, Way::Mesh(Algorithm::Binomial), long(Algorithm::Binomial) + 26.2)
+        };
+        all.push(copied);
         let report = Report::new(2, "xdp", 87.0, true, all);
         assert_eq!(report.fitted, 5);
         let (startup, rate) = (report.startup_us.expect("a fit"), report.bytes_per_s);
@@ -316,15 +416,50 @@ mod tests {
         let model = row.model_us.expect("model (3)");
         assert!((model / row.median_us - 1.0).abs() < 0.01, "{model} {}", row.median_us);
         // 10 GB/s in memory: 26 us more.
-        let staged = row.staged_us.expect("model (6)") - model;
-        assert!((staged - 26.2).abs() < 0.1, "{staged}");
+        let copied = report.rows.iter().find(|row| row.copied).expect("it was measured");
+        let more = copied.model_us.expect("model (6)") - model;
+        assert!((more - 26.2).abs() < 0.1 && !copied.best, "{more}");
+        let equations: Vec<u8> = report.models.iter().map(|error| error.equation).collect();
+        assert_eq!(equations, [1, 3, 4, 5, 6], "{:?}", report.models);
+        assert!(report.models.iter().all(|m| m.error < 0.01 && m.slower.abs() < 0.01));
         let text = report.text();
         assert!(text.contains("fitted to 5 broadcasts: t_s = 10.0 us, B = 24.0 MB/s, off by 0 %"));
-        assert!(text.contains("(6)") && text.contains("copied us"), "{text}");
-        let direct = report.rows.iter().find(|row| row.algorithm == "direct").map(|r| r.staged_us);
-        assert_eq!(direct, Some(None), "(6) is of trees");
+        assert!(text.contains("model (6), binomial, copied: off by 0 % over 1"), "{text}");
         let none = Report::new(2, "xdp", 87.0, true, vec![measured(4096, Way::Ring, 98.0)]);
         assert!(none.text().contains("no model: 0 broadcasts do not tell"));
+    }
+
+    /// Where chunks by the model are the fastest, the table names no chunk, and what they follow
+    /// from.
+    #[test]
+    fn the_table_has_the_models_network() {
+        let link = Network { startup_s: 5e-5, bytes_per_s: 6e7 };
+        let chain = |chunk| Algorithm::PipelinedChain { chunk };
+        let sizes = [1 << 20, 4 << 20];
+        let us = |bytes: usize, chunk| model::of(chain(chunk), 8, bytes as f64).seconds(link) * 1e6;
+        let mut all = Vec::new();
+        for bytes in sizes {
+            let best = model::best_chunk(8, bytes as f64, link).expect("the model tells");
+            let fixed = [16 << 10, 256 << 10].map(|chunk| (chunk, false));
+            for (chunk, by_model) in fixed.into_iter().chain([(best, true)]) {
+                let one = measured(bytes, Way::Mesh(chain(chunk)), us(bytes, chunk));
+                all.push(Measured { by_model, ..one });
+            }
+        }
+        let report = Report::new(8, "xdp", 0.0, false, all);
+        let text = report.table(Tuning::default()).expect("it has one");
+        let table = Tuning::parse(&text).expect("it can be read");
+        let network = table.network.expect("it was fitted");
+        assert!(network.startup_ns.abs_diff(50_000) < 50, "{network:?}");
+        assert_eq!(table.rules(Kind::Broadcast)[0].chunk, None, "{text}");
+        for bytes in sizes {
+            let best = model::best_chunk(8, bytes as f64, link);
+            let Way::Mesh(way) = table.choose(Kind::Broadcast, 8, bytes as u64).way else {
+                panic!("{text}")
+            };
+            assert_eq!(way.chunk(), best);
+        }
+        assert!(report.text().contains("chains alone have t_s = 50.0 us, B = 60.0 MB/s"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The broadcast algorithms by name.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -151,22 +152,54 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Which ranks share a host: lists of ranks, each rank in one of them.
+/// Which ranks share a host: lists of ranks, each rank in one of them. And which of a host's ranks
+/// are closer to each other than to the rest: modules, such as the sockets of a host and the cards
+/// of a socket (section 4.3: CS-Storm has four modules of four GPUs a node).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groups(Vec<Vec<u16>>);
+pub struct Groups {
+    hosts: Vec<Vec<u16>>,
+    /// By level, from the outermost in.
+    modules: Vec<Vec<Vec<u16>>>,
+}
 
 impl Groups {
     /// Every rank on a host of its own.
     #[must_use]
     pub fn single(world_size: u16) -> Self {
-        Self((0..world_size).map(|rank| vec![rank]).collect())
+        Self::of((0..world_size).map(|rank| vec![rank]).collect())
     }
 
     /// `size` ranks a host, numbered host by host; the last host may have fewer.
     #[must_use]
     pub fn of_size(world_size: u16, size: u16) -> Self {
         let ranks: Vec<u16> = (0..world_size).collect();
-        Self(ranks.chunks(usize::from(size.max(1))).map(<[u16]>::to_vec).collect())
+        Self::of(ranks.chunks(usize::from(size.max(1))).map(<[u16]>::to_vec).collect())
+    }
+
+    const fn of(hosts: Vec<Vec<u16>>) -> Self {
+        Self { hosts, modules: Vec::new() }
+    }
+
+    /// The same, with modules inside those that there are: lists of ranks. A rank in none of them
+    /// is a module by itself.
+    ///
+    /// # Errors
+    /// A module that is empty, spreads over several of those around it, or has a rank of another,
+    /// in words.
+    pub fn with_modules(mut self, modules: Vec<Vec<u16>>) -> Result<Self, String> {
+        let mut seen = BTreeSet::new();
+        let around = self.modules.last().unwrap_or(&self.hosts);
+        for module in &modules {
+            let whole = around.iter().any(|outer| module.iter().all(|rank| outer.contains(rank)));
+            if module.is_empty() || !whole || !module.iter().all(|rank| seen.insert(*rank)) {
+                return Err(format!(
+                    "the module {module:?}: its ranks must be of one host (of one module where \
+                     modules are nested), and each rank in one module"
+                ));
+            }
+        }
+        self.modules.push(modules);
+        Ok(self)
     }
 
     /// Lists of ranks.
@@ -183,7 +216,7 @@ impl Groups {
                 world_size.saturating_sub(1)
             ));
         }
-        Ok(Self(groups))
+        Ok(Self::of(groups))
     }
 
     /// As the ranks say in order: each its host, and how many processes its launcher says are
@@ -206,29 +239,49 @@ impl Groups {
                 None => groups.push((host, vec![rank])),
             }
         }
-        Self(groups.into_iter().map(|(_, ranks)| ranks).collect())
+        Self::of(groups.into_iter().map(|(_, ranks)| ranks).collect())
     }
 
     /// The groups.
     #[must_use]
     pub fn groups(&self) -> &[Vec<u16>] {
-        &self.0
+        &self.hosts
     }
 
     /// The order of a topology-aware chain from this root: host by host, the root's first; inside a
     /// host from where it is entered backwards (section 4.3, Fig. 4: GPU 1 sends to GPU 4, and the
-    /// chain leaves by GPU 2).
+    /// chain leaves by GPU 2). Modules of a host follow each other backwards in the same way, and
+    /// so do the ranks of each: it is entered and left once.
     #[must_use]
     pub fn chain(&self, root: u16) -> Vec<u16> {
-        let home = self.0.iter().position(|group| group.contains(&root)).unwrap_or(0);
-        let hosts = (0..self.0.len()).map(|i| &self.0[(home + i) % self.0.len()]);
+        let home = self.hosts.iter().position(|group| group.contains(&root)).unwrap_or(0);
         let mut order = Vec::new();
-        for host in hosts {
-            let entry = host.iter().position(|rank| *rank == root).unwrap_or(0);
-            let len = host.len();
-            order.extend((0..len).map(|i| host[(entry + len - i) % len]));
+        for i in 0..self.hosts.len() {
+            self.walk(&self.hosts[(home + i) % self.hosts.len()], root, 0, &mut order);
         }
         order
+    }
+
+    /// Backwards through what modules of this level make of the ranks, from where the root is.
+    fn walk(&self, ranks: &[u16], root: u16, level: usize, order: &mut Vec<u16>) {
+        let Some(modules) = self.modules.get(level) else {
+            let entry = ranks.iter().position(|rank| *rank == root).unwrap_or(0);
+            order.extend((0..ranks.len()).map(|i| ranks[(entry + ranks.len() - i) % ranks.len()]));
+            return;
+        };
+        let mut units: Vec<(Option<usize>, Vec<u16>)> = Vec::new();
+        for rank in ranks {
+            let module = modules.iter().position(|module| module.contains(rank));
+            match units.iter_mut().find(|(known, _)| module.is_some() && *known == module) {
+                Some((_, unit)) => unit.push(*rank),
+                None => units.push((module, vec![*rank])),
+            }
+        }
+        let entry = units.iter().position(|(_, unit)| unit.contains(&root)).unwrap_or(0);
+        for i in 0..units.len() {
+            let (_, unit) = &units[(entry + units.len() - i) % units.len()];
+            self.walk(unit, root, level + 1, order);
+        }
     }
 }
 
@@ -247,7 +300,7 @@ mod tests {
 
     #[test]
     fn groups_are_the_processes_of_hosts() {
-        let of = |hosts: &[(&str, u16)]| Groups::of_hosts(hosts).0;
+        let of = |hosts: &[(&str, u16)]| Groups::of_hosts(hosts).hosts;
         assert_eq!(of(&[("a", 2), ("a", 2), ("b", 2), ("b", 2)]), [[0, 1], [2, 3]]);
         assert_eq!(of(&[("a", 3), ("a", 3), ("a", 3), ("b", 1)]), [vec![0, 1, 2], vec![3]]);
         assert_eq!(of(&[("a", 2), ("b", 2), ("a", 2), ("b", 2)]), [[0, 2], [1, 3]]);
@@ -272,5 +325,29 @@ mod tests {
         assert_eq!(groups.chain(0), [0, 3, 2, 1, 4, 7, 6, 5]);
         assert_eq!(groups.chain(6), [6, 5, 4, 7, 0, 3, 2, 1]);
         assert_eq!(Groups::single(3).chain(1), [1, 2, 0]);
+    }
+
+    /// CS-Storm: two sockets of two modules of four GPUs. Each is entered and left once.
+    #[test]
+    fn a_topology_chain_goes_through_a_module_at_a_time() {
+        let four = |first: u16| (first..first + 4).collect::<Vec<u16>>();
+        let sockets = vec![(0..8).collect(), (8..16).collect()];
+        let nested = Groups::of_size(18, 16).with_modules(sockets.clone()).expect("sockets");
+        let modules = [0, 4, 8, 12].map(four).to_vec();
+        let nested = nested.with_modules(modules.clone()).expect("modules");
+        let expected = [0, 3, 2, 1, 4, 7, 6, 5, 8, 11, 10, 9, 12, 15, 14, 13, 16, 17];
+        assert_eq!(nested.chain(0), expected);
+        // From the inside of a module: out of it last by its next rank.
+        assert_eq!(nested.chain(13)[..8], [13, 12, 15, 14, 8, 11, 10, 9]);
+        for outer in sockets.iter().chain(&modules) {
+            let order = nested.chain(6);
+            let inside: Vec<bool> = order.iter().map(|rank| outer.contains(rank)).collect();
+            let entries = inside.windows(2).filter(|pair| !pair[0] && pair[1]).count();
+            assert!(entries + usize::from(inside[0]) == 1, "{outer:?}: {order:?}");
+        }
+        let flat = Groups::of_size(18, 16);
+        for wrong in [vec![vec![15, 16]], vec![vec![]], vec![vec![0, 1], vec![1, 2]]] {
+            assert!(flat.clone().with_modules(wrong).is_err());
+        }
     }
 }

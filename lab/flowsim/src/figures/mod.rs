@@ -1,6 +1,7 @@
 //! The papers' figures, from simulated runs, with the papers' claims beside them.
 
 mod atp;
+mod broadcast;
 mod passing;
 mod rat;
 mod rina;
@@ -162,7 +163,7 @@ enum Picture {
 type Maker = fn(&Plan, &Bench) -> Result<Vec<Figure>>;
 
 /// Names on the command line, and what makes them.
-const FIGURES: [(&str, Maker); 8] = [
+const FIGURES: [(&str, Maker); 9] = [
     ("rat-6", rat::over_subscription),
     ("rat-7", rat::paused),
     ("rina-5", rina::occupation_model),
@@ -170,6 +171,7 @@ const FIGURES: [(&str, Maker); 8] = [
     ("passing-4", passing::clusters),
     ("passing-14", passing::iterations),
     ("passing-18", passing::scaling),
+    ("broadcast-11", broadcast::orders_of_chains),
     ("scale", scale::scale),
 ];
 
