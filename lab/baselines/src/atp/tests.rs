@@ -27,9 +27,6 @@ enum To {
 /// When a packet comes, its number, where it goes, and its bytes. The earliest is the greatest.
 type Arrival = Reverse<(u64, u64, To, Vec<u8>)>;
 
-/// When it arrives, the number that it was sent as, where, and its bytes.
-type Arrival = (u64, u64, To, Vec<u8>);
-
 /// A network under a virtual clock.
 struct Net {
     random: SplitMix64,
