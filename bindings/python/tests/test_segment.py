@@ -101,8 +101,10 @@ except xdp_agg.Closed:
 """
     found = json.loads(workers.start(script, 2).check()[0])
     assert found["sum"] == 20
-    assert found["room"].startswith("Config: ") and "XDP_AGG_BUFFERS=4194304" in found["room"]
-    assert found["shape"].startswith("ValueError: ") and found["type"].startswith("TypeError: ")
+    assert found["room"].startswith("Config: ")
+    assert "XDP_AGG_BUFFERS=4194304" in found["room"]
+    assert found["shape"].startswith("ValueError: ")
+    assert found["type"].startswith("TypeError: ")
 
 
 def test_a_killed_process_leaves_the_array_to_the_others(workers: Workers) -> None:

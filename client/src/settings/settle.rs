@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(way(&builder, 1), Way::Aggregator, "in-host groups stay together");
     }
 
-    /// Who asks why can see that nothing leaves the host.
+    /// The reason of the choice says that nothing leaves the host.
     #[test]
     fn a_job_on_one_host_says_so() {
         let place = Place { world_size: 4, local_size: 4, hosts: 1, ..ALONE };

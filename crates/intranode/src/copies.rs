@@ -241,7 +241,7 @@ impl Copies {
         each.min().unwrap_or(0)
     }
 
-    /// Release: who sees this sees what this process did before. The one that all have waited for
+    /// Release: a process that sees this sees what this one did before. The one that all have waited for
     /// rings; of two that come at once, the fence lets at least one see both.
     fn advance(&self, counter: Counter, rounds: u64) {
         self.counter(counter, self.core().rank).store(rounds, Release);

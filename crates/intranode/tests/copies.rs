@@ -136,7 +136,7 @@ fn calls_that_differ_are_named() {
     }
 }
 
-/// Who gives up, and who leaves, is named; so is who has not come.
+/// A process that gives up, leaves or does not come is named.
 #[test]
 fn losses_are_named() {
     let errors = on_all(3, |group| {

@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Says where it listens, and serves until it is stopped.
 fn serve(service: &Service, stop: &Stop) -> Result<Counters> {
     let ready = |address: SocketAddr| {
-        // Who started it waits for this line; without it, it is not ready.
+        // The scenario that started it waits for this line.
         drop(writeln!(io::stdout(), "ready atp={address}").and_then(|()| io::stdout().flush()));
     };
     match service {

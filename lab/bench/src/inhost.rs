@@ -71,7 +71,7 @@ pub enum Operation {
 pub enum System {
     /// The C library.
     Memory,
-    /// CSC, in one piece if [`MOST_ROOM`] has room for it.
+    /// CSC, in one piece if 256 MiB have room for it.
     Csc,
     /// CSC in pieces.
     CscPieces,

@@ -141,9 +141,7 @@ class Communicator:
     ) -> Report:
         """Gives every worker each worker's part of the array, in place."""
 
-    def empty(
-        self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None
-    ) -> Any:
+    def empty(self, shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = None) -> Any:
         """An array of zeros in the memory that the processes of this host share.
 
         dtype: of NumPy (float32 unless given), or of PyTorch, which gives a tensor.

@@ -284,7 +284,7 @@ fn a_server_counts_no_rank_twice() {
     assert_eq!(server.counters().refused, 1);
     let result = Packet { kind: Kind::Result, ranks: 0b111, ..sum(0b100, false) };
     assert_eq!(server.handle_fragment(&sum(0b100, false), &lanes(4)), Some((result, &[7][..])));
-    // It answers who asks again, and nobody else.
+    // A worker that asks again is answered, and no other.
     assert_eq!(server.handle_fragment(&sum(0b010, false), &lanes(2)), None);
     let result = Packet { kind: Kind::Result, ..sum(0b010, true) };
     assert_eq!(server.handle_fragment(&sum(0b010, true), &lanes(2)), Some((result, &[7][..])));
