@@ -61,7 +61,8 @@ pub(super) fn simulate(
 pub(super) fn test(place: &Path, number: u32, tests: &Tests) -> Result<Option<Caught>> {
     let Tests(package, name) = tests;
     let output = cargo(place)
-        .args(["test", "--quiet", "--offline", "--package", package, "--lib", name])
+        .args(["test", "--quiet", "--offline", "--package", package, "--all-features"])
+        .args(["--lib", name])
         .env(VARIABLE, number.to_string())
         .stdin(Stdio::null())
         .output()
