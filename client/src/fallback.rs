@@ -26,7 +26,8 @@ pub(crate) struct Fallback {
 }
 
 impl Fallback {
-    /// Meets the other members: the first one is the host. A member with another order is turned away.
+    /// Meets the other members: the first one is the host. A member with another order is turned
+    /// away.
     pub(crate) fn build(
         seat: Seat,
         listener: Option<TcpListener>,

@@ -241,8 +241,8 @@ impl Copies {
         each.min().unwrap_or(0)
     }
 
-    /// Release: a process that sees this sees what this one did before. The one that all have waited for
-    /// rings; of two that come at once, the fence lets at least one see both.
+    /// Release: a process that sees this sees what this one did before. The one that all have
+    /// waited for rings; of two that come at once, the fence lets at least one see both.
     fn advance(&self, counter: Counter, rounds: u64) {
         self.counter(counter, self.core().rank).store(rounds, Release);
         crate::protocol::advanced::<std::sync::atomic::AtomicU32>();

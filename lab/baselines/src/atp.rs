@@ -21,7 +21,7 @@
 //!
 //! [`Worker`], [`Switch`] and [`Server`] decide; they have neither sockets nor clocks. The worker's
 //! window, losses and timers are those of xdp-agg ([`xdp_agg_protocol::worker::flow`]), and so are
-//! its numbers ([`xdp_agg_quantize`]). [`Client`] and [`serve`] have the sockets.
+//! its numbers ([`xdp_agg_quantize`]). [`Client`] and the services have the sockets.
 
 mod client;
 mod port;
