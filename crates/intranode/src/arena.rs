@@ -11,10 +11,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::layout::LINE;
+use crate::pages::PAGE;
 use crate::segment::Segment;
 
-/// The grain of the bitmap, in bytes.
-pub(crate) const PAGE: usize = 8 << 10;
 /// Bytes of a block that is cut into pieces. Blocks lie on boundaries of their size.
 const BLOCK: usize = 64 << 10;
 const BLOCK_PAGES: usize = BLOCK / PAGE;
@@ -72,12 +71,6 @@ impl Arena {
             }
             pages -= 1;
         }
-    }
-
-    /// Bytes, at most, that the tables for `len` bytes of pages take.
-    pub(crate) const fn overhead(len: usize) -> usize {
-        let pages = len.div_ceil(PAGE);
-        pages * 4 + pages.div_ceil(64) * 8 + 2 * 4096
     }
 
     /// Bytes in pages.

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::futex;
 
-use crate::arena::{Arena, PAGE};
+use crate::arena::Arena;
 use crate::layout::{self, Slot};
 use crate::options::PAGES;
+use crate::pages::PAGE;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
 use crate::{Error, Options};

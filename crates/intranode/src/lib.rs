@@ -37,6 +37,7 @@ mod marks;
 mod message;
 pub mod model;
 mod options;
+mod pages;
 mod plan;
 #[doc(hidden)]
 pub mod protocol;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::arena::Arena;
+use crate::pages;
 
 /// Processes of one host in a job at most.
 pub const MAX_PROCESSES: usize = 64;
@@ -129,7 +129,7 @@ impl Options {
         }
         let [calls, buffers] = [self.segment, self.buffers].map(|len| len.next_multiple_of(PAGES));
         // The tables of the allocator come on top: what is asked for is what there is.
-        calls + buffers + (Arena::overhead(buffers)).next_multiple_of(PAGES)
+        calls + buffers + pages::overhead(buffers).next_multiple_of(PAGES)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -54,7 +54,7 @@ impl Plan {
         depths()
             .filter(|&depth| depth > 1)
             .map(of)
-            .find(|plan| plan.bytes.next_multiple_of(crate::arena::PAGE) <= room / 2)
+            .find(|plan| plan.bytes.next_multiple_of(crate::pages::PAGE) <= room / 2)
             .or_else(|| depths().map(of).find(|plan| plan.bytes <= room))
             .ok_or_else(|| Error::TooLarge { wanted: of(1).bytes, room })
     }
@@ -65,7 +65,7 @@ impl Plan {
             let n = options.local_size;
             let long = Geometry::new(n * m * (1 << 24), 1, m, n);
             let plan = Self::new(options, depth, block_bytes, true, &long);
-            plan.bytes.next_multiple_of(crate::arena::PAGE) <= room / 2
+            plan.bytes.next_multiple_of(crate::pages::PAGE) <= room / 2
         };
         let most = options.slice_blocks;
         let good = SLICE_BLOCKS_GOOD.min(most);

@@ -4,6 +4,8 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -197,9 +199,10 @@ proptest! {
     /// results in place or not: all sums are those of the inputs.
     #[test]
     fn sums_are_the_same_wherever_vectors_are(calls in places(), size in 1_usize..4) {
+        let ended = AtomicUsize::new(0);
         run(size, with_buffers, move |group| {
             let rank = group.local_rank();
-            // No process waits for room that it holds itself.
+            // Two calls at a time have room, where none of before is left.
             for (round, calls) in calls.chunks(2).enumerate() {
                 let sequence = |index: usize| (round * 2 + index) as u64;
                 let mut running: Vec<_> = calls.iter().enumerate().map(|(index, call)| {
@@ -234,6 +237,13 @@ proptest! {
                             .filter(|start| !is_number(*start)).collect();
                         assert_eq!(kept, all, "each is told of once");
                     }
+                }
+                drop(running);
+                ended.fetch_add(1, SeqCst);
+                let start = Instant::now();
+                while ended.load(SeqCst) < size * (round + 1) {
+                    assert!(start.elapsed() < Duration::from_secs(60), "another process failed");
+                    std::thread::yield_now();
                 }
             }
         });

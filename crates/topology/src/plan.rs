@@ -119,8 +119,8 @@ impl Forest {
             return Err(PlanError::NoWorkers);
         }
         let trees = match strategy {
-            Strategy::Rat => spares::named(topology, grow::rat(&scopes)),
-            Strategy::Rina => spares::named(topology, grow::rina(&scopes)),
+            Strategy::Rat => with_spares(topology, grow::rat(&scopes)),
+            Strategy::Rina => with_spares(topology, grow::rina(&scopes)),
             Strategy::Atp => grow::atp(&scopes),
             _ => grow::flat(&scopes, strategy),
         };
@@ -129,6 +129,17 @@ impl Forest {
         }
         Ok(Self { trees })
     }
+}
+
+/// The trees, with the hosts that take the place of a node that is lost.
+fn with_spares(topology: &Topology, mut trees: Vec<Tree>) -> Vec<Tree> {
+    for (index, tree) in trees.iter_mut().enumerate() {
+        let taken: Vec<_> = tree.nodes.iter().map(|node| node.site).collect();
+        for node in tree.nodes.iter_mut().skip(1) {
+            node.spares = spares::of(topology, node.site, &taken, index);
+        }
+    }
+    trees
 }
 
 /// The ranks in the order of a ring that enters and leaves each region once.

@@ -10,57 +10,15 @@ use std::time::{Duration, Instant};
 
 use xdp_agg_common::control::{BranchReply, Tree};
 
+use super::away::{Away, FORGIVEN, LOSSES_MAX, Watch};
 use super::effect::LinkId;
 use super::job::Job;
 use super::phase::Phase;
 use super::trunk::{Link, Serving, Trunk};
 use super::{Effect, Jobs, LinkEffect};
 
-/// Losses of one branch after which a job takes it back no more.
-pub(super) const LOSSES_MAX: u32 = 8;
-/// How long a branch must have been part of the tree for its losses before to be forgiven.
-const FORGIVEN: Duration = Duration::from_secs(600);
 /// Longest pause between two attempts to reach a branch, in [`super::Limits::return_after`]s.
 const PAUSE_MAX: u32 = 32;
-
-/// A branch that the job does without.
-#[derive(Clone, Debug)]
-pub(super) struct Away {
-    /// When the next attempt is made; of one that is there, when it may be taken back.
-    due: Instant,
-    /// Pause before the attempt after that.
-    pause: Duration,
-    watch: Watch,
-}
-
-/// Whether it is there again.
-#[derive(Clone, Copy, Debug)]
-enum Watch {
-    No,
-    /// An attempt is under way.
-    Trying(LinkId),
-    /// It keeps slots for the job, and sums nothing.
-    There(LinkId, Serving),
-}
-
-impl Away {
-    /// Nobody watches it any more; the connection that is needless now.
-    pub(super) fn unwatch(&mut self) -> Option<LinkId> {
-        match std::mem::replace(&mut self.watch, Watch::No) {
-            Watch::No => None,
-            Watch::Trying(link) | Watch::There(link, _) => Some(link),
-        }
-    }
-}
-
-/// What became of a branch so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Losses {
-    /// How often it was lost.
-    times: u32,
-    /// When the tree took it back.
-    back: Option<Instant>,
-}
 
 impl Trunk {
     /// Whether the tree would be the better for this lost daemon: a branch as it was planned comes

@@ -38,6 +38,7 @@ macro_rules! note {
     };
 }
 
+mod away;
 mod branch;
 mod checks;
 mod comeback;

@@ -15,7 +15,7 @@ use xdp_agg_common::control::{
 
 use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 
-use super::comeback::Away;
+use super::away::Away;
 use super::handle::agent_name;
 use super::job::Job;
 use super::phase::Phase;

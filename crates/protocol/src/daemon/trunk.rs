@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use xdp_agg_common::control::{BranchInfo, BranchReply, LocalMembers, Tree};
 
-use super::comeback::{Away, Losses};
+use super::away::{Away, Losses};
 use super::effect::LinkId;
 use super::numbers::latest;
 use crate::engine::Started;

@@ -2,28 +2,21 @@
 
 use crate::model::{Site, Topology};
 
-use super::Tree;
-
 /// Most hosts that stand in for one aggregator: a job's messages name all of them.
 const SPARES_MAX: usize = 3;
 
-/// The trees, with the hosts that take the place of a node that is lost. The trees begin with
-/// different ones, so that what a lost aggregator summed is shared out.
-pub(super) fn named(topology: &Topology, mut trees: Vec<Tree>) -> Vec<Tree> {
-    for (index, tree) in trees.iter_mut().enumerate() {
-        let taken: Vec<_> = tree.nodes.iter().map(|node| node.site).collect();
-        for node in tree.nodes.iter_mut().skip(1) {
-            let mut hosts = beside(topology, node.site);
-            hosts.retain(|site| !taken.contains(site));
-            if !hosts.is_empty() {
-                let first = index % hosts.len();
-                hosts.rotate_left(first);
-            }
-            hosts.truncate(SPARES_MAX);
-            node.spares = hosts;
-        }
+/// The hosts that take the place of the node at `site`, which are not `taken` by its tree. The
+/// trees, which have numbers, begin with different ones. So what a lost aggregator summed is shared
+/// out.
+pub(super) fn of(topology: &Topology, site: Site, taken: &[Site], tree: usize) -> Vec<Site> {
+    let mut hosts = beside(topology, site);
+    hosts.retain(|site| !taken.contains(site));
+    if !hosts.is_empty() {
+        let first = tree % hosts.len();
+        hosts.rotate_left(first);
     }
-    trees
+    hosts.truncate(SPARES_MAX);
+    hosts
 }
 
 /// The hosts of an aggregator's region that have daemons, by rank.

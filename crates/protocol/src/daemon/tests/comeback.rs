@@ -1,6 +1,6 @@
 //! Branches that are lost, whose place is taken, and that come back.
 
-use super::super::comeback::LOSSES_MAX;
+use super::super::away::LOSSES_MAX;
 use super::woods::{GO_ON, Woods, branch, control, data};
 use super::*;
 
