@@ -197,7 +197,8 @@ impl Process {
         Ok(self.finished(status))
     }
 
-    /// Sends it a signal. Nothing happens if it has ended.
+    /// Sends it a signal. Nothing happens if it has ended. After SIGSTOP all its threads have
+    /// stopped: one on another processor goes on for a moment otherwise.
     pub fn signal(&mut self, signal: i32) -> Result<(), Error> {
         // A child that is not reaped keeps its id, so this cannot meet another process.
         if self.try_wait()?.is_none() {
@@ -206,7 +207,32 @@ impl Process {
             let sent = signal.and_then(|signal| kill_process(Pid::from_child(&self.child), signal));
             sent.map_err(Error::os(what))?;
         }
+        if signal == libc::SIGSTOP {
+            self.wait_stopped()?;
+        }
         Ok(())
+    }
+
+    /// Waits until none of its threads runs.
+    fn wait_stopped(&mut self) -> Result<(), Error> {
+        let start = Instant::now();
+        while self.try_wait()?.is_none() && self.runs() {
+            if start.elapsed() > GRACE {
+                return Err(Error::Process(format!("{} does not stop in {GRACE:?}", self.name)));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Whether a thread of it neither is stopped nor has ended.
+    fn runs(&self) -> bool {
+        let tasks = procfs::process::Process::new(self.pid() as i32).and_then(|own| own.tasks());
+        let Ok(mut tasks) = tasks else { return false };
+        tasks.any(|task| {
+            let state = task.and_then(|task| task.stat()).map(|stat| stat.state);
+            state.is_ok_and(|state| !matches!(state, 'T' | 't' | 'Z' | 'X'))
+        })
     }
 
     /// Waits for a line on its standard output for which the condition holds, and returns it.
