@@ -26,9 +26,6 @@ log = logging.getLogger("xdp_agg.torch")
 HOST_SLOTS = 1024
 #: Slots of any other group: 32 of them fit beside the default group into a daemon as it comes.
 GROUP_SLOTS = 128
-#: Processes up to which a group that lies on one host takes a job for each: its calls stay in the
-#: host's memory then. A daemon has 48 jobs, so larger groups take one job and use the network.
-ONE_HOST = 4
 #: The longest that ranks take to join once all of them have called, in seconds, where
 #: XDP_AGG_JOIN_DEADLINE does not say otherwise.
 JOIN = 30.0
@@ -119,14 +116,12 @@ class Membership:
         """Local ranks and sizes to join with, the best first; None: each process for itself.
 
         With them a group takes a job for each process of a host, and one without: too much for
-        large groups of a mesh that lie on one host (`ONE_HOST`).
+        groups of a mesh that lie on one host, where it would save nothing.
         """
         place = _place.placement(hosts, self.rank)
         if self._is_default:
             return [place]
-        if place is None or place[1] == self.size > ONE_HOST:
-            return [None]
-        return [place, None]
+        return [None] if place is None or place[1] == self.size else [place, None]
 
     def _slots(self, hosts: list[str]) -> int | None:
         if not self._is_default:
