@@ -197,7 +197,8 @@ fn workers_of_a_rack_without_daemon_join_the_group_before() {
         // In either tree a sum to the root or a result from it, and the bare rack's two copies.
         for ([up, down], most) in copies(&fabric, &workers, 200_000).into_iter().zip([1, 3, 2]) {
             let most = f64::from(most);
-            let fits = |share: f64| (0.94..1.1).contains(&(share / most));
+            // One copy more would be a third or more. Beside other tests some packets go twice.
+            let fits = |share: f64| (0.94..1.25).contains(&(share / most));
             assert!(fits(up) && fits(down), "{engine}: {up} and {down} copies, and not {most}");
         }
     }
