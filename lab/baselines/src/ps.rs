@@ -13,6 +13,17 @@ use crate::error::Error;
 /// they come beside those of all buckets: with long blocks its link stands still at first.
 pub(crate) const BLOCK: usize = 1024;
 
+/// Bytes that all workers together may have pushed to a server in a call, and whose sums have not
+/// come.
+const AHEAD: usize = 128 << 10;
+
+/// A worker's part of [`AHEAD`]. A sum leaves when the slowest worker has pushed. Connections whose
+/// windows grow freely share a link unevenly, and bursts of one keep the others' blocks waiting:
+/// the server's link out stands still meanwhile. With equal short windows all workers come abreast.
+pub(crate) fn window(world: u16) -> usize {
+    (AHEAD / usize::from(world.max(1))).max(2 * BLOCK * size_of::<f32>())
+}
+
 /// Every process pushes its whole vector to `p` parameter servers, and takes the sums in:
 /// `T_PS` of PASSING's section 4.1.
 #[derive(Debug)]
@@ -31,6 +42,7 @@ impl Ps {
         let options = xdp_agg_ps::Options {
             deadline: deadline.max(join_deadline),
             block: BLOCK,
+            window: window(place.world_size),
             ..xdp_agg_ps::Options::new(settings.get_job(), place.rank, place.world_size)
         };
         let mut client = PsClient::connect_with(servers, options)?;

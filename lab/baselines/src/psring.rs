@@ -12,7 +12,7 @@ use xdp_agg_quantize::{Element, Format, Scaling};
 
 use crate::collective::{About, BoxError, Collective};
 use crate::error::Error;
-use crate::ps::{BLOCK, operation};
+use crate::ps::{BLOCK, operation, window};
 
 /// Longest sleep.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -48,6 +48,7 @@ impl PsRing {
         let (deadline, join_deadline) = settings.get_deadlines();
         let options = xdp_agg_ps::Options {
             deadline: deadline.max(join_deadline),
+            window: window(place.world_size),
             ..xdp_agg_ps::Options::new(job, place.host, place.hosts)
         };
         let mut client = PsClient::connect_with(servers, options)?;
@@ -125,7 +126,8 @@ impl PsRing {
                     )
                     .into());
                 }
-                self.sleep(&feeder, exchange, pushed)?;
+                // A push that was refused waits for a sum, or for room: the sockets tell of both.
+                self.sleep(&feeder, || !full && pushed < exchange.staged())?;
                 full = false;
             }
         }
@@ -140,9 +142,9 @@ impl PsRing {
     }
 
     /// Sleeps until a server or another process of the host has done something.
-    fn sleep(&self, feeder: &Feeder, exchange: &Exchange, pushed: u64) -> Result<(), Error> {
+    fn sleep(&self, feeder: &Feeder, can_push: impl FnOnce() -> bool) -> Result<(), Error> {
         self.waker.arm();
-        if !feeder.can() && pushed >= exchange.staged() {
+        if !feeder.can() && !can_push() {
             let mut fds = vec![PollFd::from_borrowed_fd(self.waker.fd(), PollFlags::IN)];
             fds.extend(self.client.fds().map(|(fd, writes)| {
                 let write = if writes { PollFlags::OUT } else { PollFlags::empty() };

@@ -61,13 +61,17 @@ pub struct Options {
     /// Bytes that may wait in this process for a server to take them, for pieces that are pushed
     /// one by one.
     pub queue: usize,
+    /// Bytes that may have been pushed to a server and whose sums have not come; at least one block
+    /// or piece is. It keeps workers abreast: a sum leaves when the slowest of them has pushed.
+    pub window: usize,
 }
 
 impl Options {
-    /// A worker with a deadline of 30 s, blocks of [`DEFAULT_BLOCK`] and a queue of 1 MiB a server.
+    /// A worker with a deadline of 30 s, blocks of [`DEFAULT_BLOCK`], and a queue and a window of
+    /// 1 MiB a server.
     pub fn new(job: impl Into<String>, rank: u16, world: u16) -> Self {
         let (job, deadline) = (job.into(), Duration::from_secs(30));
-        Self { job, rank, world, deadline, block: DEFAULT_BLOCK, queue: 1 << 20 }
+        Self { job, rank, world, deadline, block: DEFAULT_BLOCK, queue: 1 << 20, window: 1 << 20 }
     }
 
     fn check(&self, servers: usize) -> Result<(), Error> {
@@ -190,7 +194,8 @@ impl PsClient {
             call: (data.len() as u64) << 8 | op as u64,
         };
         let block = self.options.block * size_of::<T>();
-        let mut call = Call { header, block, links: self.links.len(), flows: Vec::new() };
+        let ahead = (self.options.window / block).max(1) * self.links.len();
+        let mut call = Call { header, block, links: self.links.len(), ahead, flows: Vec::new() };
         call.flows.extend((0..self.links.len()).map(Flow::new));
         let done = self.run(&mut call, bytemuck::cast_slice_mut(data));
         self.keep(done)?;
@@ -242,7 +247,7 @@ impl PsClient {
             let mut fds: Vec<_> = (self.links.iter().zip(&call.flows))
                 .map(|(link, flow)| {
                     let read = call.at(flow.received) < data.len();
-                    let write = call.at(flow.sent) < data.len() && link.listens();
+                    let write = call.may_send(flow, data.len()) && link.listens();
                     awaited(&link.stream, read, write)
                 })
                 .collect();
@@ -297,6 +302,8 @@ struct Call {
     /// Bytes of a block.
     block: usize,
     links: usize,
+    /// A block leaves when its number is less than this above that of the next sum.
+    ahead: usize,
     flows: Vec<Flow>,
 }
 
@@ -322,6 +329,11 @@ impl Call {
         block.saturating_mul(self.block)
     }
 
+    /// Whether a block may leave now.
+    fn may_send(&self, flow: &Flow, len: usize) -> bool {
+        self.at(flow.sent) < len && flow.sent - flow.received < self.ahead
+    }
+
     fn header(&self, block: usize, len: usize) -> Header {
         let size = self.block.min(len.saturating_sub(self.at(block)));
         Header { piece: block as u64, len: size as u32, ..self.header }
@@ -341,11 +353,12 @@ impl Call {
     fn write(&mut self, link: &mut Link, flow: usize, data: &[u8]) -> bool {
         let mut moved = false;
         loop {
-            let Flow { sent, sent_at, .. } = self.flows[flow];
-            if self.at(sent) >= data.len() {
+            let Flow { sent, sent_at, received } = self.flows[flow];
+            if !self.may_send(&self.flows[flow], data.len()) {
                 return moved;
             }
-            let blocks = (sent..).step_by(self.links).take_while(|j| self.at(*j) < data.len());
+            let end = data.len().div_ceil(self.block).min(received + self.ahead);
+            let blocks = (sent..end).step_by(self.links);
             let frames = blocks.map(|block| {
                 let header = self.header(block, data.len());
                 (header, &data[self.at(block)..][..header.len as usize])
@@ -354,7 +367,7 @@ impl Call {
             moved = true;
             let mut at = sent_at + written;
             let mut block = sent;
-            while self.at(block) < data.len() {
+            while block < end {
                 let frame = HEADER_LEN + self.header(block, data.len()).len as usize;
                 if at < frame {
                     break;
@@ -400,5 +413,73 @@ impl Call {
             moved = true;
         }
         Ok(moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that welcomes a worker and adds nothing: the bytes that come within `wait`.
+    fn bytes_taken(listener: &TcpListener, wait: Duration) -> usize {
+        let (mut stream, _) = listener.accept().expect("a worker connects");
+        let mut hello = [0; HEADER_LEN];
+        stream.read_exact(&mut hello).expect("a header");
+        let len = Header::parse(&hello).expect("a Hello").len as usize;
+        stream.read_exact(&mut vec![0; len]).expect("a Hello");
+        stream.write_all(&Header::plain(Kind::Welcome, 0).emit()).expect("it is welcomed");
+        stream.set_read_timeout(Some(wait)).expect("a limit");
+        let mut taken = 0;
+        let mut buffer = [0; 4096];
+        while let Ok(bytes @ 1..) = stream.read(&mut buffer) {
+            taken += bytes;
+        }
+        taken
+    }
+
+    fn options(window: usize) -> Options {
+        let deadline = Duration::from_millis(100);
+        Options { block: 256, window, deadline, ..Options::new("window", 0, 2) }
+    }
+
+    /// Blocks of a KiB: whole ones within the window, and one where it holds none.
+    #[test]
+    fn a_call_pushes_no_more_than_its_window() {
+        for (window, blocks) in [(1, 1), (1024, 1), (3 << 10, 3), (4095, 3), (1 << 20, 40)] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("it is bound");
+            let work = move || {
+                let mut client =
+                    PsClient::connect_with(&[address], options(window)).expect("it joins");
+                client.all_reduce(&mut vec![1.0_f32; 40 * 256], Op::Sum).expect_err("no sum comes")
+            };
+            let worker = std::thread::spawn(work);
+            let taken = bytes_taken(&listener, Duration::from_secs(3));
+            assert_eq!(taken, blocks * (HEADER_LEN + 1024), "a window of {window}");
+            let error = worker.join().expect("it ends");
+            assert!(matches!(error, Error::Deadline { .. } | Error::ServerLost { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn pieces_beyond_the_window_are_refused() {
+        for (window, pieces) in [(1, 1), (2 << 10, 2), (4095, 3)] {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("it is bound");
+            let work = move || {
+                let mut client =
+                    PsClient::connect_with(&[address], options(window)).expect("it joins");
+                client.start(40).expect("a call");
+                let push = |piece| client.push(piece, &[1.0_f32; 256]).expect("nothing is lost");
+                (0..40).map(push).take_while(|taken| *taken).count()
+            };
+            let worker = std::thread::spawn(work);
+            let taken = bytes_taken(&listener, Duration::from_secs(3));
+            assert_eq!(worker.join().expect("it ends"), pieces, "a window of {window}");
+            assert_eq!(taken, pieces * (HEADER_LEN + 1024), "a window of {window}");
+        }
     }
 }

@@ -28,6 +28,8 @@ pub struct Piece<'a, T> {
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     headers: VecDeque<Header>,
+    /// Bytes of all of them.
+    bytes: usize,
     /// When the oldest was pushed, or became the oldest.
     since: Option<Instant>,
 }
@@ -54,7 +56,7 @@ impl PsClient {
 
     /// Pushes a piece of the call that was begun last. All workers push the same pieces in the
     /// same order; numbers may be left out. Piece `i` goes to server `i mod p`. False: nothing was
-    /// taken, for too much is waiting to leave already; [`Self::poll`] makes room.
+    /// taken, for too much is waiting to leave, or for its sum; [`Self::poll`] makes room.
     ///
     /// # Errors
     /// A piece that is too large ([`MAX_PIECE`] bytes), or a call that has failed.
@@ -72,6 +74,10 @@ impl PsClient {
         if link.queued() > 0 && link.queued() + size_of_val(values) > self.options.queue {
             return Ok(false);
         }
+        let expected = &mut self.expected[at];
+        if expected.bytes > 0 && expected.bytes + size_of_val(values) > self.options.window {
+            return Ok(false);
+        }
         let header = Header {
             kind: Kind::Push,
             element: Some(T::TYPE),
@@ -81,7 +87,7 @@ impl PsClient {
             call: self.pieces << 8 | PIECES,
         };
         link.enqueue(&header, bytemuck::cast_slice(values));
-        let expected = &mut self.expected[at];
+        expected.bytes += size_of_val(values);
         expected.headers.push_back(Header { kind: Kind::Result, ..header });
         expected.since.get_or_insert_with(Instant::now);
         link.write_queue();
@@ -157,6 +163,7 @@ impl PsClient {
                 Step::Payload(header) if header.kind == Kind::Result => {
                     check_type(&header, T::TYPE)?;
                     expected.headers.pop_front();
+                    expected.bytes -= header.len as usize;
                     let is_last = expected.headers.is_empty();
                     expected.since = (!is_last).then(Instant::now);
                     sums += 1;
