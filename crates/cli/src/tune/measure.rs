@@ -99,8 +99,9 @@ impl Bench<'_> {
             mesh.extend(chains.chain(topology));
         }
         let hierarchical = mesh.iter().filter(|by| {
-            let chain = matches!(by, Algorithm::PipelinedChain { .. });
-            let tree = matches!(by, Algorithm::Binomial | Algorithm::ScatterAllGather);
+            use Algorithm::{Binomial, Direct, PipelinedChain, ScatterAllGather};
+            let chain = matches!(by, PipelinedChain { .. });
+            let tree = matches!(by, Direct | Binomial | ScatterAllGather);
             shared && kind == Kind::Broadcast && (chain || tree)
         });
         let hierarchical = hierarchical.copied().map(Way::Hierarchical).collect::<Vec<_>>();
