@@ -336,9 +336,9 @@ fn a_server_keeps_what_may_be_asked_for() {
 /// A worker takes results of its own job, for itself, of a block's own length, and once.
 #[test]
 fn a_worker_takes_its_own_results_alone() {
-    let options = WorkerOptions { rank: 1, world: 3, job: JOB, block: 16, slots: 8, scale: 1.0 };
+    let options = WorkerOptions { rank: 1, world: 3, job: JOB, block: 32, slots: 8, scale: 1.0 };
     let mut worker = Worker::new(options).expect("it makes sense");
-    worker.start(vec![1.0; 20]);
+    worker.start(vec![1.0; 40]);
     let (mut out, now) = (vec![0; worker.packet_len()], Duration::ZERO);
     let mut sent = Vec::new();
     while let Some(len) = worker.poll_transmit(now, &mut out).expect("it fits") {
@@ -355,15 +355,15 @@ fn a_worker_takes_its_own_results_alone() {
         result.extend_from_slice(&bytes[..lanes * 4]);
         worker.handle_packet(&result, Duration::from_millis(1))
     };
-    assert!(!handle(&|packet| packet.job += 1, 0, 16), "another job's");
-    assert!(!handle(&|packet| packet.ranks = 0b101, 0, 16), "for others");
-    assert!(!handle(&|packet| packet.kind = Kind::Fragment, 0, 16), "no result");
-    assert!(!handle(&|_| (), 0, 15), "too short");
-    assert!(!handle(&|packet| packet.block = 1, 0, 16), "longer than the last block");
-    assert!(handle(&|_| (), 0, 16));
-    assert!(!handle(&|_| (), 0, 16), "twice");
-    assert!(handle(&|_| (), 1, 4));
-    assert_eq!(worker.poll_done().map(|sum| sum.len()), Some(20));
+    assert!(!handle(&|packet| packet.job += 1, 0, 32), "another job's");
+    assert!(!handle(&|packet| packet.ranks = 0b101, 0, 32), "for others");
+    assert!(!handle(&|packet| packet.kind = Kind::Fragment, 0, 32), "no result");
+    assert!(!handle(&|_| (), 0, 16), "too short");
+    assert!(!handle(&|packet| packet.block = 1, 0, 32), "longer than the last block");
+    assert!(handle(&|_| (), 0, 32));
+    assert!(!handle(&|_| (), 0, 32), "twice");
+    assert!(handle(&|_| (), 1, 16));
+    assert_eq!(worker.poll_done().map(|sum| sum.len()), Some(40));
 }
 
 #[test]
