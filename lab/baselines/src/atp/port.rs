@@ -165,9 +165,11 @@ mod tests {
         let targets = [(); 2].map(|()| Port::bind(any).expect("a socket"));
         let addresses = targets.each_ref().map(|port| port.local_addr().expect("it has one"));
         // Some of one length, a shorter one between them, a longer one, and more than a train.
+        let first = [700; 3].into_iter().chain([1400; 3]).chain([700; 3]);
         let lens = [700, 700, 300, 700, 1400, 1400, 26, 1400].into_iter().cycle().take(200);
+        let lens = first.chain(lens).chain([64; 90]).chain([1400; 201]);
         let mut sent = [const { Vec::new() }; 2];
-        for (number, len) in lens.chain([64; 90]).enumerate() {
+        for (number, len) in lens.enumerate() {
             let which = usize::from(number % 3 == 0);
             let packet: Vec<u8> = (0..len).map(|i| (i * 7 + number) as u8).collect();
             from.queue(addresses[which], len, |to| to.copy_from_slice(&packet));
@@ -175,7 +177,7 @@ mod tests {
         }
         let (mut inbox, start) = (Inbox::new(), Instant::now());
         let mut come = [const { Vec::new() }; 2];
-        while come.iter().map(Vec::len).sum::<usize>() < 290 {
+        while come.iter().map(Vec::len).sum::<usize>() < 500 {
             assert!(start.elapsed() < Duration::from_secs(10), "{:?}", come.map(|all| all.len()));
             from.flush().expect("it is sent");
             for (port, come) in targets.iter().zip(&mut come) {

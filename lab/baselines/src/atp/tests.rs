@@ -267,6 +267,10 @@ fn a_fragment_that_is_repeated_takes_its_part_to_the_server() {
     assert_eq!(switch.handle_fragment(&fragment(0, LIMIT - 1, false), &lanes), Onward::Passed);
     assert_eq!(switch.handle_fragment(&fragment(0, LIMIT, false), &lanes), Onward::Kept);
     assert_eq!(switch.counters().reclaimed, 1);
+    // One that is sent again and finds its slot free takes it from nobody.
+    let mut switch = Switch::new(1);
+    assert_eq!(switch.handle_fragment(&fragment(0, 0, true), &lanes), Onward::Passed);
+    assert_eq!(switch.taken(), 0);
 }
 
 /// A slot is a block's of a job: neither another job's block of its number nor another block's
