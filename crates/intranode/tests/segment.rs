@@ -290,7 +290,7 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
             drop(buffer);
             told.send(()).expect("the other is there");
             // The group stays until the other has looked.
-            let _ = looked.lock().expect("one waits").recv();
+            let _ = looked.lock().expect("one waits").recv_timeout(Duration::from_secs(30));
             return;
         }
         failed.lock().expect("one waits").recv().expect("the other fails");
@@ -355,7 +355,7 @@ fn a_result_that_a_failed_call_has_stays_as_it_was() {
             drop(view);
             told.send(()).expect("the other is there");
             // The group stays until the other has looked.
-            let _ = looked.lock().expect("one waits").recv();
+            let _ = looked.lock().expect("one waits").recv_timeout(Duration::from_secs(30));
             return;
         }
         drop(view);
