@@ -48,18 +48,33 @@ impl Communicator {
         #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
         // SAFETY: the call is waited for, or taken out of all engines when this function ends in
         // any other way, before the borrow of `data` ends.
+        let (begun, results) = unsafe { self.begin_view(data, op, purpose) }?;
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        let calls = self.wait(begun, &mut patience)?;
+        let report = Report::of_parts(&calls);
+        let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
+        Ok((view, report))
+    }
+
+    /// Begins such a call. Where its results are can be asked when it has been waited for.
+    ///
+    /// # Safety
+    /// As [`Self::begin_lent`]; the memory is only read.
+    #[expect(unsafe_code, reason = "memory is lent to a call")]
+    pub(crate) unsafe fn begin_view<T: Element>(
+        &self,
+        data: &[T],
+        op: Op,
+        purpose: &Purpose,
+    ) -> Result<(Begun, Option<Results>), Error> {
+        // SAFETY: as the caller promises.
         let buffer = unsafe { Buffer::lend_reading(data) };
         let short = self.is_short(&buffer);
         let (sequence, results) = self.begin_with(buffer, op, purpose, true)?;
         if !short {
             self.nudge(1);
         }
-        let begun = Begun::new(self.stripes(), (sequence, short));
-        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
-        let calls = self.wait(begun, &mut patience)?;
-        let report = Report::of_parts(&calls);
-        let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
-        Ok((view, report))
+        Ok((Begun::new(self.stripes(), (sequence, short)), results))
     }
 
     /// Begins a call on its own memory; [`Self::wait_owned`] gives it back.
@@ -287,7 +302,12 @@ impl Communicator {
                 }
                 Access::InSegment
             }
-            None if is_view => Access::Reads,
+            None if is_view => {
+                if purpose.leaves_out() {
+                    feeder.look_at_results();
+                }
+                Access::Reads
+            }
             None => Access::Copies,
         };
         let mut feed = Some(Feed { feeder: Some(feeder), buffer, access });

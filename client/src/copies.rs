@@ -1,5 +1,7 @@
-//! Broadcast, all-gather and barrier where all workers are processes of one host: their bytes go
-//! over the shared segment, and nothing of a call leaves the host ([`xdp_agg_intranode::Copies`]).
+//! Copies among the processes of a host: their bytes go over the shared segment, and nothing of
+//! such a call leaves the host ([`xdp_agg_intranode::Copies`]). Where one host has all workers,
+//! broadcast, all-gather and barrier are such calls. Of a hierarchical broadcast the part inside a
+//! host is one.
 //!
 //! Such a call is one like all others: it has a number, is driven by whichever thread drives the
 //! engine, and ends by the same deadlines. It has no blocks.
@@ -35,8 +37,8 @@ impl Communicator {
         self.in_host
     }
 
-    /// Begins a call that brings these parts of `bytes`, each a rank's, to all ranks. All workers
-    /// are processes of this host.
+    /// Begins a call that brings these parts of `bytes`, each of a rank of this host, to all ranks
+    /// of the host. All hosts begin one.
     ///
     /// # Safety
     /// As [`Self::begin_lent`].
@@ -56,7 +58,7 @@ impl Communicator {
         let sequence = self.agreed_sequence()?;
         let mut of_ranks = vec![0..0; group.local_size()];
         for (rank, part) in parts {
-            of_ranks[usize::from(*rank)] = part.clone();
+            of_ranks[usize::from(*rank % self.place.local_size)] = part.clone();
         }
         let copied = Copied {
             sequence,

@@ -273,7 +273,8 @@ impl<T: Element> Blocks for Grouped<T> {
                 feeder.poll_choosing(data, &mut scan, &mut wanted)
             }
             Access::Reads => {
-                feeder.poll_reading(bytemuck::cast_slice(buffer.slice(0..len)), &mut scan)
+                let data = bytemuck::cast_slice(buffer.slice(0..len));
+                feeder.poll_reading(data, &mut scan, &mut wanted)
             }
             Access::InSegment => feeder.poll_in_segment(&mut scan, &mut wanted),
         };

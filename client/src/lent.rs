@@ -34,6 +34,7 @@ mod memory;
 mod order;
 mod started;
 mod types;
+mod view;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -53,6 +54,7 @@ pub use flight::InFlight;
 pub use given::Given;
 pub use memory::Memory;
 pub use types::{DataType, Precision, Reduction};
+pub use view::LentView;
 pub use xdp_agg_quantize::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly by default.

@@ -168,8 +168,11 @@ fn processes_of_a_host_take_part() {
     let lab = Lab::start(network(2, "ports"), "xdp");
     let workers = lab.connect_hosts("hosts", (2, 2), |settings, _| settings);
     let work = |worker: &Communicator| {
-        for way in [Way::Aggregator, Way::Mesh(Algorithm::TopologyChain { chunk: 8192 })] {
+        let hierarchical = Algorithm::ALL.map(Way::Hierarchical);
+        let chain = Way::Mesh(Algorithm::TopologyChain { chunk: 8192 });
+        for way in [Way::Aggregator, chain].into_iter().chain(hierarchical) {
             check_broadcast(worker, 50_001, 3, Choice::new(way));
+            check_broadcast(worker, 703, 0, Choice::new(way));
         }
         let mut parts = vec![worker.rank() as i64; 1003];
         worker.all_gather(&mut parts).expect("all are well");

@@ -223,6 +223,11 @@ struct xdp_agg_config;
 struct xdp_agg_request;
 
 /**
+ * The result of a call, to read.
+ */
+struct xdp_agg_view;
+
+/**
  * Settings of communicators. To be used by one thread at a time.
  */
 typedef struct xdp_agg_config *xdp_agg_config_t;
@@ -246,6 +251,11 @@ typedef int (*xdp_agg_waiting_t)(void *argument);
  * in it are not copied there.
  */
 typedef struct xdp_agg_buffer *xdp_agg_buffer_t;
+
+/**
+ * The result of xdp_agg_all_reduce_view, which stays what it is until this is destroyed.
+ */
+typedef struct xdp_agg_view *xdp_agg_view_t;
 
 /**
  * A call in flight. Its vectors are the caller's again when xdp_agg_test or xdp_agg_wait has said
@@ -416,6 +426,36 @@ xdp_agg_result_t xdp_agg_buffer_create(const struct xdp_agg_comm *comm,
  * NULL: nothing happens.
  */
 xdp_agg_result_t xdp_agg_buffer_destroy(xdp_agg_buffer_t buffer);
+
+/**
+ * Reduces the ranks' vectors, element by element, and leaves them as they are.
+ *
+ * Sums and averages of floats in the precision of gradients are in memory that the processes of
+ * this host share, once for all of them: with `send` in an xdp_agg_buffer_t nothing is copied
+ * inside the host. Any other result is in memory of this process. All processes of a host make
+ * this call; those of other hosts may call xdp_agg_all_reduce.
+ *
+ * A process may have 8 results at a time, in the room of XDP_AGG_BUFFERS. A lack of either is
+ * XDP_AGG_ERROR_CONFIG before the call has begun, and does no harm to the communicator. Where
+ * other processes of the host have results in all of the room, it waits for them.
+ *
+ * `send`: `count` elements; they are only read.
+ * `result`: is set to where the `count` elements of the result are, which must not be written, and
+ * not be touched in a forked child.
+ * `view`: is set to what has to be given to xdp_agg_view_destroy; both to NULL after an error.
+ */
+xdp_agg_result_t xdp_agg_all_reduce_view(const void *send,
+                                         size_t count,
+                                         xdp_agg_datatype_t datatype,
+                                         xdp_agg_op_t op,
+                                         xdp_agg_comm_t comm,
+                                         const void **result,
+                                         xdp_agg_view_t *view);
+
+/**
+ * Frees a result, before or after its communicator. NULL: nothing happens.
+ */
+xdp_agg_result_t xdp_agg_view_destroy(xdp_agg_view_t view);
 
 /**
  * Reduces the ranks' vectors, element by element; all ranks get the result, the same bits.

@@ -5,11 +5,13 @@ use std::thread::panicking;
 
 use serde::Serialize;
 use xdp_agg_client::Error;
-use xdp_agg_client::lent::{Caller, Given, Options, Stats};
+use xdp_agg_client::lent::{Caller, Given, LentView, Options, Stats};
 use xdp_agg_client::log::{self, Level};
 
 use crate::failure::{Failure, keep};
-use crate::memory::{self, Hook, Prepared};
+use crate::memory::{self, Hook, Lent, Prepared};
+use crate::names;
+use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 use crate::request::Request;
 use crate::settings::Choices;
 
@@ -69,6 +71,32 @@ impl Comm {
         after.carry_out();
         keep(outcome);
         Ok(())
+    }
+
+    /// Makes an all-reduce that leaves the vector alone, and waits for its result.
+    pub(crate) fn all_reduce_view(
+        &self,
+        send: Lent,
+        (count, datatype): (usize, xdp_agg_datatype_t),
+        op: xdp_agg_op_t,
+    ) -> Result<LentView, Failure> {
+        let caller = self.caller()?;
+        let (data_type, reduction) = (names::data_type(datatype)?, names::reduction(op)?);
+        let bytes = count.checked_mul(data_type.size());
+        let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+            let problem = format!("elements of {data_type} are no memory's length");
+            Failure::argument("count", count, &problem)
+        })?;
+        let vector = send.vector(bytes);
+        vector.check("send", data_type)?;
+        let watch = EndsWithPanic(caller);
+        let hook = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let (memory, options) = (vector.memory(data_type), self.choices.options());
+        let (view, outcome) = memory::all_reduce_view(caller, memory, reduction, (&options, hook))
+            .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
+        drop(watch);
+        keep(outcome);
+        Ok(view)
     }
 
     /// Starts a call.

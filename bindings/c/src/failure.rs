@@ -187,7 +187,9 @@ fn of_abort(reason: &AbortReason) -> Code {
 fn of_host(error: &xdp_agg_intranode::Error) -> Code {
     use xdp_agg_intranode::Error as Host;
     match error {
-        Host::Config { .. } | Host::BufferRoom { .. } => Code::XDP_AGG_ERROR_CONFIG,
+        Host::Config { .. } | Host::BufferRoom { .. } | Host::TooManyViews { .. } => {
+            Code::XDP_AGG_ERROR_CONFIG
+        }
         Host::NameInUse { .. } => Code::XDP_AGG_ERROR_REFUSED,
         Host::Mismatch { .. } => Code::XDP_AGG_ERROR_CALL_MISMATCH,
         Host::PeerLost { .. } | Host::PeerLeft { .. } => Code::XDP_AGG_ERROR_MEMBER_LOST,

@@ -5,7 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use xdp_agg_client::lent::{Caller, DataType, InFlight, Memory, Options, Outcome, Task};
+use xdp_agg_client::lent::{
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task,
+};
 use xdp_agg_client::{Error, Name};
 
 use crate::failure::Failure;
@@ -243,6 +245,18 @@ pub(crate) fn call(
     // SAFETY: a vector's memory is valid, and the call's alone, until the call has ended: the
     // contract of `Lent::new`.
     unsafe { caller.call(memory, task, options, &mut interrupted) }
+}
+
+/// Makes an all-reduce that leaves a vector's memory alone, and waits for its end.
+pub(crate) fn all_reduce_view(
+    caller: &Caller,
+    memory: Memory,
+    reduction: Reduction,
+    (options, hook): (&Options, Option<Hook>),
+) -> Result<(LentView, Outcome), Error> {
+    let mut interrupted = || hook.is_some_and(Hook::wants_to_end);
+    // SAFETY: as in `call`; the memory is only read.
+    unsafe { caller.all_reduce_view(memory, reduction, options, &mut interrupted) }
 }
 
 /// Starts a call on a vector's memory.

@@ -22,9 +22,28 @@ const TYPES: &str = "float32, float16, bfloat16, float64, int8, int16, int32, in
 /// `TypeError`: it is not an array, or its type is not summed. `ValueError`: it is read-only, has
 /// gaps, or is not on this host.
 pub(crate) fn lend(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
+    lend_for(array, Use::Written)
+}
+
+/// The same for a call that only reads it: it may be read-only.
+///
+/// # Errors
+/// As [`lend`].
+pub(crate) fn lend_reading(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
+    lend_for(array, Use::Read)
+}
+
+/// What a call does with an array.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Written,
+}
+
+fn lend_for(array: &Bound<'_, PyAny>, what: Use) -> PyResult<Loan> {
     let module = array.get_type().module()?.to_string();
     match module.split('.').next().unwrap_or_default() {
-        "numpy" => return from_numpy(array),
+        "numpy" => return from_numpy(array, what),
         "jax" | "jaxlib" => {
             return Err(PyTypeError::new_err(
                 "arrays of JAX are immutable, so nothing can be summed in place; use \
@@ -43,10 +62,10 @@ pub(crate) fn lend(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
         return from_torch(array);
     }
     if let Ok(view) = PyMemoryView::from(array) {
-        return from_buffer(&view);
+        return from_buffer(&view, what);
     }
     if array.hasattr("__array_interface__")? {
-        return from_interface(array);
+        return from_interface(array, what);
     }
     if array.hasattr("__dlpack__")? {
         return dlpack::lend(array);
@@ -132,23 +151,23 @@ pub(crate) fn is_dense(shape: &[i64], strides: Option<&[i64]>, unit: i64) -> boo
         })
 }
 
-fn from_numpy(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
+fn from_numpy(array: &Bound<'_, PyAny>, what: Use) -> PyResult<Loan> {
     match PyMemoryView::from(array) {
-        Ok(view) => from_buffer(&view),
+        Ok(view) => from_buffer(&view, what),
         // Types that NumPy knows from others, such as bfloat16, have no format there.
-        Err(_) if array.hasattr("__array_interface__")? => from_interface(array),
+        Err(_) if array.hasattr("__array_interface__")? => from_interface(array, what),
         Err(error) => Err(error),
     }
 }
 
 /// The buffer protocol. The view keeps the memory: its owner must not move it as long as there is
 /// one.
-fn from_buffer(view: &Bound<'_, PyMemoryView>) -> PyResult<Loan> {
+fn from_buffer(view: &Bound<'_, PyMemoryView>, what: Use) -> PyResult<Loan> {
     // PyO3 takes no buffer without a shape; as bytes a single number has one.
     let is_number = view.getattr("ndim")?.extract::<usize>()? == 0;
     let bytes = if is_number { Some(view.call_method1("cast", ("B",))?) } else { None };
     let buffer = PyUntypedBuffer::get(bytes.as_ref().unwrap_or_else(|| view.as_any()))?;
-    if buffer.readonly() {
+    if buffer.readonly() && what == Use::Written {
         return Err(read_only());
     }
     let format: String = view.getattr("format")?.extract()?;
@@ -185,7 +204,7 @@ fn of_format(format: &[u8], size: usize) -> Option<DataType> {
 }
 
 /// NumPy's `__array_interface__`, for arrays of bfloat16 (ml_dtypes).
-fn from_interface(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
+fn from_interface(array: &Bound<'_, PyAny>, what: Use) -> PyResult<Loan> {
     let name = array.getattr("dtype").and_then(|of| of.getattr("name")?.extract::<String>());
     let name = name.unwrap_or_else(|_| name_of(array));
     if name != "bfloat16" {
@@ -199,7 +218,7 @@ fn from_interface(array: &Bound<'_, PyAny>) -> PyResult<Loan> {
         })
     };
     let (address, is_read_only): (usize, bool) = item("data")?.extract()?;
-    if is_read_only {
+    if is_read_only && what == Use::Written {
         return Err(read_only());
     }
     let shape: Vec<i64> = item("shape")?.extract()?;

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use xdp_agg_client::lent::{DataType, Options, Outcome, Precision, Reduction, Task, UnknownName};
+use xdp_agg_client::lent::{
+    Caller, DataType, Options, Outcome, Precision, Reduction, Task, UnknownName,
+};
 use xdp_agg_client::{Error, Name};
 
 use crate::errors::{World, exception_in};
 use crate::handle::Handle;
-use crate::memory::Loan;
+use crate::memory::{Loan, SharedResult};
 use crate::open::Open;
 use crate::pool::SLICE;
 use crate::report::Report;
@@ -113,18 +115,46 @@ pub(crate) fn run(
     task: &Task,
     options: &Options,
 ) -> PyResult<Report> {
+    let outcome = hearing_signals(py, open, |caller, interrupted| {
+        loan.call(caller, task, options, interrupted)
+    })?;
+    Ok(Report::new(outcome, open.world().size))
+}
+
+/// Carries out an all-reduce whose result is to be read, as [`run`] carries out a call.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_view(
+    py: Python<'_>,
+    open: &Open,
+    loan: &Loan,
+    reduction: Reduction,
+    options: &Options,
+) -> PyResult<(SharedResult, Report)> {
+    let (result, outcome) = hearing_signals(py, open, |caller, interrupted| {
+        loan.all_reduce_view(caller, reduction, options, interrupted)
+    })?;
+    Ok((result, Report::new(outcome, open.world().size)))
+}
+
+fn hearing_signals<T: Send>(
+    py: Python<'_>,
+    open: &Open,
+    call: impl FnOnce(&Caller, &mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
+) -> PyResult<T> {
     let (caller, _underway) = open.begin(py)?;
     let mut raised = None;
     let done = py.detach(|| {
         let mut signals = Signals::default();
-        loan.call(caller, task, options, &mut || {
+        call(caller, &mut || {
             raised = raised.take().or_else(|| signals.check());
             raised.is_some()
         })
     });
     match raised {
         Some(raised) => Err(raised),
-        None => report(py, done, open.world()),
+        None => done.map_err(|error| exception_in(py, &error, open.world())),
     }
 }
 

@@ -8,7 +8,7 @@ use pyo3::types::{PyCFunction, PyDict, PySlice, PyTuple, PyType};
 use xdp_agg_client::State;
 use xdp_agg_client::lent::Task;
 
-use crate::array::lend;
+use crate::array::{lend, lend_reading};
 use crate::calls;
 use crate::connect::connect;
 use crate::errors::{exception, exception_in};
@@ -155,6 +155,37 @@ impl Communicator {
         let task = Task::AllReduce(calls::reduction(op)?);
         let options = calls::options(precision, deadline, name)?;
         calls::run(array.py(), &self.open, &lend(array)?, &task, &options)
+    }
+
+    /// Reduces an array over all workers, and leaves it as it is. Returns the result, a read-only
+    /// NumPy array of its shape and type, and the call's report.
+    ///
+    /// Sums and means of floats in the precision of gradients lie in memory that the processes of
+    /// this host share, once for all of them: with the array from empty() nothing is copied inside
+    /// the host. Any other result is in memory of this process. A result stays what it is,
+    /// whatever is called afterwards, until the last array that lies in it is gone. A process may
+    /// have 8 such results at a time, in the room of XDP_AGG_BUFFERS; a lack of either is an error
+    /// before the call has begun. All processes of a host make this call; those of other hosts may
+    /// call all_reduce. The result must not be touched in a forked child.
+    ///
+    /// array: as of all_reduce, but may be read-only. Other arguments as of all_reduce.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
+    fn all_reduce_view<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+        name: Option<&str>,
+    ) -> PyResult<(Bound<'py, PyAny>, Report)> {
+        let py = array.py();
+        let reduction = calls::reduction(op)?;
+        let options = calls::options(precision, deadline, name)?;
+        let loan = lend_reading(array)?;
+        // Before the call: a type that NumPy has not is refused while nothing has begun.
+        let view = py.import("xdp_agg._memory")?.call_method1("viewer", (array,))?;
+        let (result, report) = calls::run_view(py, &self.open, &loan, reduction, &options)?;
+        Ok((view.call1((Bound::new(py, result)?,))?, report))
     }
 
     /// Starts an all_reduce and returns at once. The array is the call's until the handle says that

@@ -172,6 +172,13 @@ fn of_host(error: &xdp_agg_intranode::Error, ranks: Vec<u16>) -> Described {
                 ("problem", Value::Text(error.to_string())),
             ],
         ),
+        Host::TooManyViews { .. } => (
+            "Config",
+            vec![
+                ("name", Value::Text("results".into())),
+                ("problem", Value::Text(error.to_string())),
+            ],
+        ),
         _ => ("Error", vec![]),
     }
 }

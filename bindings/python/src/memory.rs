@@ -10,7 +10,9 @@ use std::ffi::{CStr, c_int, c_void};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use xdp_agg_client::lent::{Caller, DataType, InFlight, Memory, Options, Outcome, Task};
+use xdp_agg_client::lent::{
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task,
+};
 use xdp_agg_client::{Error, SharedBuffer};
 
 /// Memory of an object of Python's, and what keeps it where it is.
@@ -77,6 +79,20 @@ impl Loan {
         unsafe { caller.call(self.memory(task), task, options, interrupted) }
     }
 
+    /// Carries out an all-reduce that leaves the memory alone.
+    pub(crate) fn all_reduce_view(
+        &self,
+        caller: &Caller,
+        reduction: Reduction,
+        options: &Options,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<(SharedResult, Outcome), Error> {
+        let memory = self.memory(&Task::AllReduce(reduction));
+        // SAFETY: as in `call`.
+        let done = unsafe { caller.all_reduce_view(memory, reduction, options, interrupted) };
+        done.map(|(bytes, outcome)| (SharedResult { bytes }, outcome))
+    }
+
     /// Starts a call. `self`, or what [`Self::take_keep`] gives, must be kept until the call is
     /// done.
     pub(crate) fn start(
@@ -127,6 +143,39 @@ impl SharedMemory {
             ffi::PyBuffer_FillInfo(view, object, memory, bytes as ffi::Py_ssize_t, 0, flags)
         };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// The result of a call, to read, for arrays of Python's: they keep this object, and it keeps the
+/// memory.
+#[pyclass(module = "xdp_agg._xdp_agg", name = "_SharedResult", frozen)]
+pub(crate) struct SharedResult {
+    bytes: LentView,
+}
+
+#[pymethods]
+impl SharedResult {
+    /// The buffer protocol: bytes to read. Who asks for bytes to write gets a `BufferError`.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let bytes: &[u8] = &slf.get().bytes;
+        let object = slf.as_ptr();
+        // SAFETY: `view` is the interpreter's. The memory is valid as long as the object, of which
+        // the view gets a reference. The view is read-only, and nobody writes to a result.
+        let filled = unsafe {
+            let memory = bytes.as_ptr().cast_mut().cast();
+            ffi::PyBuffer_FillInfo(view, object, memory, bytes.len() as ffi::Py_ssize_t, 1, flags)
+        };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+
+    /// Whether all processes of the host read the same memory.
+    #[getter]
+    fn is_shared(&self) -> bool {
+        self.bytes.is_shared()
     }
 }
 

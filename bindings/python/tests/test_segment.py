@@ -78,6 +78,101 @@ comm.close()
     workers.start(script, 2, env=ROOM).check()
 
 
+VIEWS = """
+import gc
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+total = world * (world + 1) / 2
+for name in ["float32", "float64", "float16"]:
+    for count in [50_000, 300_000]:
+        for array in [comm.empty(count, name), np.empty(count, name)]:
+            array[:] = rank + 1
+            result, report = comm.all_reduce_view(array, precision="gradient")
+            assert result.dtype == name and result.shape == (count,)
+            assert (result == total).all() and (array == rank + 1).all()
+            assert world == 1 or result.base.is_shared, name
+            assert report.contributors == tuple(range(world)), report.contributors
+            # A result stays what it is, and nobody can write to it.
+            comm.all_reduce(array, "max")
+            mean, _ = comm.all_reduce_view(array, "mean", precision="gradient")
+            assert (result == total).all() and (mean == world).all()
+            assert not result.flags.writeable
+            try:
+                result[0] = 1
+                raise AssertionError("it was written")
+            except ValueError:
+                pass
+            # It may be the input of another call.
+            again, _ = comm.all_reduce_view(result, "mean", precision="gradient")
+            assert (again == total).all()
+# Exact sums and integers are the process's own.
+for array in [np.full((3, 4), rank + 1, "int64"), np.full((3, 4), rank + 1.0)]:
+    result, _ = comm.all_reduce_view(array)
+    assert (result == total).all() and result.shape == (3, 4) and (array == rank + 1).all()
+    assert not result.base.is_shared
+# A block with a NaN keeps its other numbers, and the input stays.
+array = comm.empty(200_000)
+array[:] = rank + 1
+array[1234 + rank] = np.nan
+array[77] = np.inf
+before = array.copy()
+for part in [array, before]:
+    result, report = comm.all_reduce_view(part, precision="gradient")
+    assert report.redone > 0 and not result.base.is_shared, report
+    assert np.isnan(result[1234 : 1234 + world]).all() and np.isinf(result[77])
+    rest = np.delete(result, [77, *range(1234, 1234 + world)])
+    assert (rest == total).all()
+    assert (array[:1234] == before[:1234]).all() and np.isnan(array[1234 + rank])
+# As many as there may be, then one more, and then again.
+del result, mean, again, rest
+gc.collect()
+views = [comm.all_reduce_view(np.full(50_000, i, "float32"))[0] for i in range(8)]
+if world > 1:
+    try:
+        comm.all_reduce_view(np.ones(50_000, "float32"))
+        raise AssertionError("a ninth")
+    except xdp_agg.Config as error:
+        assert "8" in str(error), error
+assert all((view == i * world).all() for i, view in enumerate(views))
+last = views[7][100:200]
+del views
+gc.collect()
+for _ in range(50):
+    result, _ = comm.all_reduce_view(np.ones(1_000_000, "float32"))
+    assert (result == world).all()
+    del result
+    gc.collect()
+    comm.barrier()
+comm.close()
+assert (last == 7 * world).all()
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_results_are_read_in_place(workers: Workers, world: int) -> None:
+    workers.start(VIEWS, world, env=ROOM).check()
+
+
+def test_results_of_tensors_are_arrays(workers: Workers) -> None:
+    pytest.importorskip("torch")
+    script = """
+import torch
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+tensor = torch.full((100, 400), rank + 1.0)
+result, _ = comm.all_reduce_view(tensor, "sum")
+assert result.shape == (100, 400) and (result == 3).all() and (tensor == rank + 1).all()
+try:
+    comm.all_reduce_view(tensor.bfloat16())
+    raise AssertionError("NumPy has no such type")
+except TypeError as error:
+    assert "bfloat16" in str(error), error
+# Nothing has begun.
+comm.all_reduce(tensor)
+assert (tensor == 3).all()
+comm.close()
+"""
+    workers.start(script, 2, env=ROOM).check()
+
+
 def test_a_lack_of_room_says_what_to_set(workers: Workers) -> None:
     script = """
 import json

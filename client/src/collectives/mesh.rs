@@ -205,6 +205,20 @@ pub(super) const fn reducible<T: Element>() -> bool {
     !matches!(T::TYPE, ElementType::F16 | ElementType::Bf16)
 }
 
+/// To one rank of each other host alone.
+pub(super) fn broadcast_between_hosts<T: Element>(
+    mesh: &mut Mesh,
+    data: &mut [T],
+    root: u16,
+    by: Algorithm,
+) -> Done {
+    match size_of::<T>() {
+        2 => mesh.broadcast_between_hosts::<u16>(bytemuck::cast_slice_mut(data), root, by),
+        4 => mesh.broadcast_between_hosts::<u32>(bytemuck::cast_slice_mut(data), root, by),
+        _ => mesh.broadcast_between_hosts::<u64>(bytemuck::cast_slice_mut(data), root, by),
+    }
+}
+
 pub(super) fn broadcast<T: Element>(
     mesh: &mut Mesh,
     data: &mut [T],

@@ -122,12 +122,15 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.check_root(root)?;
         let what = self.describe::<T>("broadcast", data.len(), Some(root), None, choice.way);
-        if self.in_host && choice.way == Way::Aggregator {
-            let bytes = bytemuck::cast_slice_mut(data);
-            let all = 0..bytes.len();
-            return self.copy_in_host(bytes, &[(root, all)], &what);
+        if self.in_host && matches!(choice.way, Way::Aggregator | Way::Hierarchical(_)) {
+            return self.spread_in_host(data, root, &what);
         }
         match self.way::<T>(Kind::Broadcast, choice)? {
+            Way::Hierarchical(by) => {
+                let between = |mesh: &mut _| mesh::broadcast_between_hosts(mesh, data, root, by);
+                self.over_mesh(choice, &what, between)?;
+                self.spread_in_host(data, self.head(root), &what)
+            }
             Way::Mesh(algorithm) => {
                 self.over_mesh(choice, &what, |mesh| mesh::broadcast(mesh, data, root, algorithm))
             }
@@ -252,7 +255,30 @@ impl Communicator {
         Report { contributors, path: Path::Ring, processes, ..Report::default() }
     }
 
-    /// Brings parts of `bytes` to all ranks, in the memory of this host.
+    /// The rank of this host that has a root's data first, in a hierarchical broadcast: the root,
+    /// or the first ([`xdp_agg_mesh::Groups::heads`]).
+    fn head(&self, root: u16) -> u16 {
+        let first = self.first_rank_of_host();
+        let is_here = (first..first + self.local_size()).contains(&root);
+        if is_here { root } else { first }
+    }
+
+    /// Brings what a rank of this host has to all ranks of the host.
+    fn spread_in_host<T: Element>(
+        &self,
+        data: &mut [T],
+        head: u16,
+        what: &Arc<str>,
+    ) -> Result<(), Error> {
+        if self.group.is_none() {
+            return Ok(());
+        }
+        let bytes = bytemuck::cast_slice_mut(data);
+        let all = 0..bytes.len();
+        self.copy_in_host(bytes, &[(head, all)], what)
+    }
+
+    /// Brings parts of `bytes`, each of a rank of this host, to all ranks of the host.
     fn copy_in_host(
         &self,
         bytes: &mut [u8],
@@ -326,11 +352,9 @@ impl Communicator {
     ) -> Arc<str> {
         let op = op.map_or_else(String::new, |op| format!(" ({op})"));
         let root = root.map_or_else(String::new, |root| format!(" with root {root}"));
-        let parameter = match way {
-            Way::Mesh(a) => a.chunk().or(a.k()).map(|value| format!(" {value}")),
-            Way::Aggregator | Way::Ring => None,
-        };
-        let way = format!("{way}{}", parameter.unwrap_or_default());
+        let parameter = way.algorithm().and_then(|a| a.chunk().or(a.k()));
+        let parameter = parameter.map_or_else(String::new, |value| format!(" {value}"));
+        let way = format!("{way}{parameter}");
         Arc::from(format!("{what}{op} of {len} {}{root} by {way}", T::TYPE))
     }
 

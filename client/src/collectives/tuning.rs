@@ -50,9 +50,16 @@ pub enum Way {
     /// From worker to worker over TCP, by one of the paper's algorithms; a reduce goes the
     /// broadcast's way backwards.
     Mesh(Algorithm),
+    /// Between hosts as [`Self::Mesh`], from the root to one worker of each other host. Inside a
+    /// host over the memory that its processes share. Where each worker is a host of its own, it
+    /// is [`Self::Mesh`].
+    Hierarchical(Algorithm),
     /// Round a ring of the workers over TCP: reduce-scatter, all-gather, or both.
     Ring,
 }
+
+/// What the names of hierarchical ways begin with.
+const HIERARCHICAL: &str = "hierarchical-";
 
 impl Way {
     /// The name in tables and messages.
@@ -61,7 +68,25 @@ impl Way {
         match self {
             Self::Aggregator => "aggregator",
             Self::Mesh(algorithm) => algorithm.name(),
+            Self::Hierarchical(algorithm) => match algorithm {
+                Algorithm::Direct => "hierarchical-direct",
+                Algorithm::Chain => "hierarchical-chain",
+                Algorithm::Binomial => "hierarchical-binomial",
+                Algorithm::Knomial { .. } => "hierarchical-knomial",
+                Algorithm::ScatterAllGather => "hierarchical-scatter-all-gather",
+                Algorithm::PipelinedChain { .. } => "hierarchical-pipelined-chain",
+                Algorithm::TopologyChain { .. } => "hierarchical-topology-chain",
+            },
             Self::Ring => "ring",
+        }
+    }
+
+    /// The algorithm, where it is one of the paper's.
+    #[must_use]
+    pub const fn algorithm(self) -> Option<Algorithm> {
+        match self {
+            Self::Mesh(algorithm) | Self::Hierarchical(algorithm) => Some(algorithm),
+            Self::Aggregator | Self::Ring => None,
         }
     }
 
@@ -69,7 +94,10 @@ impl Way {
     pub(crate) fn problem(self, kind: Kind) -> Option<String> {
         let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce);
         let choose = match (self, kind) {
-            (Self::Mesh(_), _) if rings => "aggregator or ring",
+            (Self::Mesh(_) | Self::Hierarchical(_), _) if rings => "aggregator or ring",
+            (Self::Hierarchical(_), Kind::Reduce) => {
+                "aggregator, or a tree without hierarchical- before it"
+            }
             (Self::Ring, _) if !rings => "aggregator or one of the broadcast algorithms",
             (Self::Mesh(Algorithm::ScatterAllGather), Kind::Reduce) => "aggregator or a tree",
             _ => return None,
@@ -80,14 +108,18 @@ impl Way {
     /// The same with these parameters, where it has any.
     #[must_use]
     fn with(self, chunk: Option<u32>, k: Option<u32>) -> Self {
-        let Self::Mesh(mut algorithm) = self else { return self };
+        let Some(mut algorithm) = self.algorithm() else { return self };
         if let Some(chunk) = chunk {
             algorithm = algorithm.with_chunk(chunk);
         }
         if let Some(k) = k {
             algorithm = algorithm.with_k(k);
         }
-        Self::Mesh(algorithm)
+        if matches!(self, Self::Mesh(_)) {
+            Self::Mesh(algorithm)
+        } else {
+            Self::Hierarchical(algorithm)
+        }
     }
 }
 
@@ -104,12 +136,19 @@ impl FromStr for Way {
         match name {
             "aggregator" => Ok(Self::Aggregator),
             "ring" => Ok(Self::Ring),
-            other => other.parse().map(Self::Mesh).map_err(|_| {
-                format!(
-                    "{name:?} is no way for a collective: choose aggregator, ring, direct, chain, \
-                     binomial, knomial, scatter-all-gather, pipelined-chain or topology-chain"
-                )
-            }),
+            other => {
+                let found = match other.strip_prefix(HIERARCHICAL) {
+                    Some(algorithm) => algorithm.parse().map(Self::Hierarchical),
+                    None => other.parse().map(Self::Mesh),
+                };
+                found.map_err(|_| {
+                    format!(
+                        "{name:?} is no way for a collective: choose aggregator, ring, direct, \
+                         chain, binomial, knomial, scatter-all-gather, pipelined-chain or \
+                         topology-chain, or one of the last seven with {HIERARCHICAL} before it"
+                    )
+                })
+            }
         }
     }
 }
@@ -178,10 +217,8 @@ impl Rule {
     /// This way for at most `ranks` ranks and `up_to` bytes.
     #[must_use]
     pub fn new(ranks: Option<u16>, up_to: Option<u64>, algorithm: Way) -> Self {
-        let (chunk, k) = match algorithm {
-            Way::Mesh(algorithm) => (algorithm.chunk(), algorithm.k()),
-            Way::Aggregator | Way::Ring => (None, None),
-        };
+        let by = algorithm.algorithm();
+        let (chunk, k) = (by.and_then(Algorithm::chunk), by.and_then(Algorithm::k));
         Self { ranks, up_to, algorithm, chunk, k, checked: true }
     }
 
@@ -402,6 +439,29 @@ mod tests {
         for table in [Tuning::default(), Tuning::aggregator()] {
             let text = table.to_toml().expect("it has one");
             assert_eq!(Tuning::parse(&text), Ok(table), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let ways = Algorithm::ALL.map(|by| [Way::Mesh(by), Way::Hierarchical(by)]);
+        for way in ways.into_iter().flatten().chain([Way::Aggregator, Way::Ring]) {
+            assert_eq!(way.to_string().parse(), Ok(way));
+            assert_eq!(way.with(Some(4096), Some(3)).name(), way.name());
+        }
+        for wrong in ["tree", "hierarchical-", "hierarchical-ring", "hierarchical-aggregator"] {
+            let error = wrong.parse::<Way>().expect_err("no way");
+            assert!(error.contains(wrong) && error.contains("hierarchical- before it"), "{error}");
+        }
+        let rule = "[[broadcast]]\nalgorithm = \"hierarchical-pipelined-chain\"\nchunk = 4096\n";
+        let table = Tuning::parse(rule).expect("it is one");
+        let chain = Way::Hierarchical(Algorithm::PipelinedChain { chunk: 4096 });
+        assert_eq!(table.choose(Kind::Broadcast, 8, 1 << 20), Choice::new(chain));
+        assert_eq!(Tuning::parse(&table.to_toml().expect("a text")), Ok(table));
+        for kind in ["reduce", "reduce-scatter", "all-gather", "all-reduce"] {
+            let rule = format!("[[{kind}]]\nalgorithm = \"hierarchical-binomial\"\n");
+            let error = Tuning::parse(&rule).expect_err("no broadcast");
+            assert!(error.contains("does not go by hierarchical-binomial"), "{error}");
         }
     }
 

@@ -29,6 +29,10 @@ impl Caller {
         Ok(Self(ManuallyDrop::new(Arc::new(Inner::connect(builder, settings)?))))
     }
 
+    pub(super) fn inner(&self) -> &Inner {
+        &self.0
+    }
+
     /// Rank, world size, and what else there is to know.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
@@ -127,7 +131,7 @@ impl Drop for Caller {
 
 impl Inner {
     /// What is told before the call has a turn.
-    fn check(&self, call: &Call) -> Result<(), Error> {
+    pub(super) fn check(&self, call: &Call) -> Result<(), Error> {
         if self.communicator.is_forked() {
             return Err(Error::Forked);
         }

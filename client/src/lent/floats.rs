@@ -89,7 +89,7 @@ fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Resul
 
 /// Sums these elements again, exactly, in a job of its own: infinities and NaNs stay with their
 /// element, and the others get their sum. How many there were.
-fn again<T: Element>(
+pub(super) fn again<T: Element>(
     inner: &Inner,
     data: &mut [T],
     left_out: &[Range<usize>],

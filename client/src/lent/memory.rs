@@ -94,7 +94,34 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(self.pointer.cast(), self.len) }
     }
 
+    /// The elements, of a call that only reads them.
+    ///
+    /// # Safety
+    /// As [`Self::elements`], but there may be other slices to read, and the memory need not be
+    /// valid for writing.
+    pub(super) unsafe fn reading<'a, T: bytemuck::Pod>(self) -> &'a [T] {
+        debug_assert_eq!(size_of::<T>(), self.data_type.size());
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: valid, aligned and not written to, by the contracts of `new` and of this
+        // function; any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast_const().cast(), self.len) }
+    }
+
     /// The same as bytes.
+    ///
+    /// # Safety
+    /// As [`Self::reading`].
+    pub(super) unsafe fn reading_bytes<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: as in `reading`.
+        unsafe { std::slice::from_raw_parts(self.pointer.cast_const(), self.bytes()) }
+    }
+
+    /// All of it as bytes.
     ///
     /// # Safety
     /// As [`Self::elements`].

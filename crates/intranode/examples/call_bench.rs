@@ -191,7 +191,7 @@ impl Bench {
             let own: &mut [u8] = bytemuck::cast_slice_mut(&mut self.own);
             let progress = match subject {
                 _ if in_segment => feeder.poll_in_segment(&mut peak, &mut |_, _| true),
-                Subject::View => feeder.poll_reading(own, &mut peak),
+                Subject::View => feeder.poll_reading(own, &mut peak, &mut |_, _| true),
                 _ => feeder.poll(own, &mut peak),
             }?;
             let can = carried < exchange.staged().min(exchange.scanned());

@@ -95,6 +95,12 @@ impl Feeder {
         self.call.adopt(vector, keeps);
     }
 
+    /// The call's results are read in place, and [`Self::poll_reading`] shows each of their blocks
+    /// to `wanted`, as [`Self::adopt`] does where inputs are kept.
+    pub fn look_at_results(&mut self) {
+        self.looks = true;
+    }
+
     /// Does one piece of work, if one can be done: makes keys of peaks, gathers a finished tile
     /// into `data`, publishes the peaks of a tile's blocks, or stages a tile.
     ///
@@ -115,6 +121,8 @@ impl Feeder {
     }
 
     /// As [`Self::poll`], of a vector that is only read: a call whose results are read in place.
+    /// `wanted` sees these after [`Self::look_at_results`], by their bytes' range in the vector.
+    /// What it says of them is of no meaning.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -125,9 +133,10 @@ impl Feeder {
         &mut self,
         data: &[u8],
         scan: &mut dyn FnMut(&[u8]) -> f64,
+        wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool,
     ) -> Result<Progress, Error> {
         assert!(self.call.region.is_some(), "results are to be written to the vector");
-        self.step(Data::Input(data), scan, &mut |_, _| true)
+        self.step(Data::Input(data), scan, wanted)
     }
 
     /// As [`Self::poll_choosing`], of the vector that was adopted.
@@ -309,10 +318,11 @@ impl Feeder {
     }
 
     /// Reads the owners' results, each process in another order (paper 5, Algorithm 1, line 8).
-    /// Where the owners have written them to the vector, it only looks at them, if at all.
+    /// Where the owners have written them to the vector, or where they are read in place, it only
+    /// looks at them, if at all.
     fn gather(&mut self, data: &mut Data<'_>, wanted: &mut dyn FnMut(Range<usize>, &[u8]) -> bool) {
         let copies = matches!(data, Data::Both(_));
-        if self.call.region.is_some() || !copies && !self.looks {
+        if !copies && !self.looks {
             self.gathered += 1;
             return;
         }
@@ -322,7 +332,10 @@ impl Feeder {
         for i in 0..core.size {
             let owner = (i + core.rank) % core.size;
             let to = self.call.bytes(self.call.geometry.slice_range(owner, tile));
-            let from = self.call.results(tile) + to.start - start;
+            let from = match &self.call.region {
+                Some(region) => region.offset() + to.start,
+                None => self.call.results(tile) + to.start - start,
+            };
             let from = call_bytes::results(core, from, to.len());
             for (index, result) in from.chunks(block).enumerate() {
                 let start = to.start + index * block;
@@ -387,7 +400,8 @@ mod call_bytes {
     /// Results of a tile that all owners have reduced.
     pub(super) fn results(core: &Core, offset: usize, len: usize) -> &[u8] {
         // SAFETY: all owners have finished the tile (seen by Acquire). They write to this place
-        // again only after this process has gathered this tile and staged a later one.
+        // of the ring again only after this process has gathered this tile and staged a later one.
+        // Results that are read in place have their place for themselves.
         unsafe { core.segment.bytes(offset, len) }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{in_small_segment, on_all, run};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use xdp_agg_intranode::{ABANDONED, Copied, Copies, Error, Group, MIN_SEGMENT};
 
 /// Bytes: none, some, a few lines, and some rounds in the smallest segment.
@@ -82,6 +83,24 @@ fn all_parts_come_to_all_in_a_small_segment() {
     }
 }
 
+/// A vector that fits has one round, however long it is. It is read in steps, which may begin and
+/// end inside of any part.
+#[test]
+fn a_long_vector_that_fits_is_read_in_steps() {
+    for n in [2, 3, 4] {
+        run(
+            n,
+            |options| options.segment = 40 << 20,
+            move |group| {
+                let uneven = [0..10, 10..1_500_000, 1_500_000..2_000_001, 2_000_001..4_500_007];
+                let len = uneven[n - 1].end;
+                check(&group, 0, uneven[..n].to_vec(), len);
+                check(&group, 1, even(n, 5_000_003), 5_000_003);
+            },
+        );
+    }
+}
+
 /// Calls are carried out in another order than they began in, and more of them than have room.
 #[test]
 fn calls_do_not_wait_for_each_other() {
@@ -133,6 +152,63 @@ fn calls_that_differ_are_named() {
         let Error::Mismatch { ours, theirs } = &error else { panic!("{error}") };
         let both = format!("{ours} {theirs}");
         assert!(both.contains("copy of 10") && both.contains("copy of 11"), "{both}");
+    }
+}
+
+/// Who has no place for a further piece sleeps, and is woken by the last one that reads.
+#[test]
+fn a_process_that_waits_for_a_place_is_woken() {
+    in_small_segment(2, |group| {
+        // Among these numbers of rounds are one more than there are places, and some more.
+        for k in 2..9 {
+            let (sequence, len) = (k as u64, k * 100_000);
+            let mut data: Vec<u8> = (0..len).map(|i| byte(group.local_rank(), i)).collect();
+            let mut copies = begin(&group, sequence, even(2, len), len);
+            let start = Instant::now();
+            if group.local_rank() == 1 {
+                // Both places are written; the other one reads them, and sleeps.
+                for _ in 0..2 {
+                    copies.poll(&mut data).expect("a piece is written");
+                }
+                std::thread::sleep(Duration::from_millis(50));
+                finish(&mut copies, &mut data).expect("it ends");
+            } else {
+                let waker = group.waker().expect("a waker");
+                while !copies.poll(&mut data).expect("it goes on").done {
+                    waker.arm();
+                    if !copies.can() {
+                        assert!(!copies.waiting_for().contains(&0), "{copies:?}");
+                        let mut ears = [PollFd::from_borrowed_fd(waker.fd(), PollFlags::IN)];
+                        let long = Timespec { tv_sec: 3, tv_nsec: 0 };
+                        poll(&mut ears, Some(&long)).expect("poll");
+                    }
+                    waker.disarm();
+                }
+            }
+            let took = start.elapsed();
+            assert!(took < Duration::from_secs(2), "{len} took {took:?}: nobody rang");
+            group.barrier().expect("both come");
+        }
+    });
+}
+
+/// Who has which part is agreed on, also where the words say the same.
+#[test]
+fn parts_that_differ_are_a_mismatch() {
+    let errors = on_all(3, |group| {
+        let cut = if group.local_rank() == 1 { 4 } else { 5 };
+        let copied = Copied {
+            sequence: 0,
+            len: 10,
+            parts: vec![0..cut, cut..10, 10..10],
+            description: "copy".into(),
+        };
+        let mut copies = group.begin_copies(&copied)?;
+        finish(&mut copies, &mut [0; 10])
+    });
+    for error in errors {
+        let error = error.expect_err("they differ");
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
     }
 }
 

@@ -108,10 +108,14 @@ impl Call {
         };
         let progress = match vector {
             _ if self.in_segment => feeder.poll_in_segment(&mut peak, &mut wanted),
-            Vector::Own(bytes) if results.is_some() => feeder.poll_reading(bytes, &mut peak),
+            Vector::Own(bytes) if results.is_some() => {
+                feeder.poll_reading(bytes, &mut peak, &mut wanted)
+            }
             Vector::Own(bytes) => feeder.poll(bytes, &mut peak),
             // An empty vector has no place.
-            Vector::Segment(bytes) if results.is_some() => feeder.poll_reading(bytes, &mut peak),
+            Vector::Segment(bytes) if results.is_some() => {
+                feeder.poll_reading(bytes, &mut peak, &mut wanted)
+            }
             Vector::Segment(bytes) => feeder.poll(bytes, &mut peak),
         };
         Ok(progress?.did)
@@ -230,7 +234,7 @@ proptest! {
                         let expected = expected(sequence, size, *len, (place, rank));
                         assert!(call.vector.bytes() == expected, "{sequence} {place:?}");
                     }
-                    if place == Place::Keeping && !is_view && *len > 0 {
+                    if place == Place::Keeping && *len > 0 {
                         let mut kept = call.kept.clone();
                         kept.sort_unstable();
                         let all: Vec<_> = (0..len * 4).step_by(256)
@@ -250,6 +254,15 @@ proptest! {
     }
 }
 
+/// Waits until two processes have come here.
+fn both(come: &AtomicUsize) {
+    let (_, start) = (come.fetch_add(1, SeqCst), Instant::now());
+    while come.load(SeqCst) < 2 {
+        assert!(start.elapsed() < Duration::from_secs(20), "the other one failed");
+        std::thread::yield_now();
+    }
+}
+
 /// The others sum what a process had when the call began, although its call has failed meanwhile
 /// and its caller has written something else there. Nobody gets that memory for something else.
 #[test]
@@ -258,6 +271,7 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
     let (told, failed) = channel();
     let (told_back, looked) = channel();
     let [failed, looked] = [failed, looked].map(std::sync::Mutex::new);
+    let staged = AtomicUsize::new(0);
     run(2, with_buffers, move |group| {
         let mut call = Call::begin(&group, 1, len, (Place::Segment, false)).expect("a call");
         let start = Instant::now();
@@ -265,6 +279,7 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
             assert!(start.elapsed() < Duration::from_secs(20));
             call.feed().expect("a step");
         }
+        both(&staged);
         if group.local_rank() == 0 {
             let Call { feeder, exchange, vector, .. } = call;
             drop((feeder, exchange));
@@ -275,7 +290,7 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
             drop(buffer);
             told.send(()).expect("the other is there");
             // The group stays until the other has looked.
-            let _ = looked.lock().expect("one waits").recv();
+            let _ = looked.lock().expect("one waits").recv_timeout(Duration::from_secs(30));
             return;
         }
         failed.lock().expect("one waits").recv().expect("the other fails");
@@ -298,6 +313,62 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
         if let Error::Elsewhere { local_rank, code, .. } = error {
             assert_eq!((local_rank, code), (0, ABANDONED));
         }
+        told_back.send(()).expect("the other is there");
+    });
+}
+
+/// The same of a result that is read in place, and that a process gave to another call as input.
+#[test]
+fn a_result_that_a_failed_call_has_stays_as_it_was() {
+    let len = 40_000;
+    let (told, failed) = channel();
+    let (told_back, looked) = channel();
+    let [failed, looked] = [failed, looked].map(std::sync::Mutex::new);
+    let staged = AtomicUsize::new(0);
+    run(2, with_buffers, move |group| {
+        let mut first = Call::begin(&group, 1, len, (Place::Own, true)).expect("a call");
+        first.finish().expect("a result");
+        let view = first.view();
+        drop(first);
+        let own = input(2, group.local_rank(), len);
+        let geometry = Geometry::new(len, 64, group.slice_blocks(64 * 4), 2);
+        let begun = group.begin_view(&shape(2, len), geometry).expect("a call");
+        let (mut feeder, exchange, results) = begun;
+        let is_first = group.local_rank() == 0;
+        if is_first {
+            let found = group.find(view.as_ptr().cast_mut(), view.len());
+            // SAFETY: the result stays until the call is dropped, and nobody writes to it.
+            unsafe { feeder.adopt(found.expect("it is in the segment"), false) };
+        }
+        let start = Instant::now();
+        while exchange.staged() == 0 {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            let did = match is_first {
+                true => feeder.poll_in_segment(&mut peak, &mut |_, _| true),
+                false => feeder.poll_reading(&own, &mut peak, &mut |_, _| true),
+            };
+            did.expect("a step");
+        }
+        both(&staged);
+        if is_first {
+            drop((feeder, exchange, results));
+            drop(view);
+            told.send(()).expect("the other is there");
+            // The group stays until the other has looked.
+            let _ = looked.lock().expect("one waits").recv_timeout(Duration::from_secs(30));
+            return;
+        }
+        drop(view);
+        failed.lock().expect("one waits").recv().expect("the other fails");
+        let mut rest = Vec::new();
+        while let Ok(mut buffer) = group.buffer(64 << 10) {
+            buffer.fill(0xdd);
+            rest.push(buffer);
+        }
+        assert!(rest.len() > 50, "{}", rest.len());
+        let (_, elements) = exchange.geometry().locate(1, 0);
+        let place = elements.start * 4..elements.end * 4;
+        assert!(*exchange.inputs(0)[0] == sum(1, 2, len)[place], "the result is gone");
         told_back.send(()).expect("the other is there");
     });
 }

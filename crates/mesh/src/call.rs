@@ -28,10 +28,12 @@ pub enum Collective {
     AllReduce = 7,
     /// The same of vectors so short that they go round whole.
     ShortAllReduce = 8,
+    /// The root's data to one rank of each other host.
+    HostBroadcast = 9,
 }
 
 impl Collective {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Broadcast,
         Self::Reduce,
         Self::ReduceScatter,
@@ -40,6 +42,7 @@ impl Collective {
         Self::HierarchicalAllReduce,
         Self::AllReduce,
         Self::ShortAllReduce,
+        Self::HostBroadcast,
     ];
 
     pub(crate) fn of_code(code: u8) -> Option<Self> {
@@ -58,6 +61,7 @@ impl Collective {
             Self::HierarchicalAllReduce => "hierarchical all-reduce",
             Self::AllReduce => "all-reduce",
             Self::ShortAllReduce => "all-reduce as a short vector",
+            Self::HostBroadcast => "broadcast between hosts",
         }
     }
 }
@@ -107,8 +111,8 @@ impl Call {
 
     /// What its elements are reduced by, in words.
     fn operation(&self) -> Option<&'static str> {
-        use Collective::{AllGather, Barrier, Broadcast};
-        if matches!(self.collective, Broadcast | AllGather | Barrier) {
+        use Collective::{AllGather, Barrier, Broadcast, HostBroadcast};
+        if matches!(self.collective, Broadcast | AllGather | Barrier | HostBroadcast) {
             return None;
         }
         if self.element == WORDS {
@@ -127,7 +131,8 @@ impl fmt::Display for Call {
             write!(f, ", {operation}")?;
         }
         write!(f, " of {count} × {}", name(*element))?;
-        if matches!(collective, Collective::Broadcast | Collective::Reduce) {
+        use Collective::{Broadcast, HostBroadcast, Reduce};
+        if matches!(collective, Broadcast | HostBroadcast | Reduce) {
             write!(f, ", root {root}, algorithm {} with {}", algorithm.0, algorithm.1)?;
         }
         Ok(())

@@ -123,6 +123,25 @@ impl Mesh {
         self.run(call, &schedule, bytemuck::cast_slice_mut(data), size, None)
     }
 
+    /// Leaves the root's data at one rank of each other host ([`Groups::heads`]): the part of a
+    /// hierarchical broadcast that goes between hosts. The data of other ranks stays as it is.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn broadcast_between_hosts<T: Datum>(
+        &mut self,
+        data: &mut [T],
+        root: u16,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
+        self.check(root, algorithm)?;
+        let (len, size) = (data.len(), size_of::<T>());
+        let (rank, groups) = (self.rank, &self.groups);
+        let schedule = schedule::broadcast_between_hosts(algorithm, rank, root, groups, len, size);
+        let call = Call::new(Collective::HostBroadcast, T::NAME, len).at(root).by(algorithm);
+        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size, None)
+    }
+
     /// Leaves all ranks' data, reduced, at the root. The order of the additions is the same in
     /// every run. At the other ranks the data is unspecified then.
     ///

@@ -5,20 +5,22 @@
 //! call, so that only the trees over TCP are timed. MPI_Bcast of OpenMPI is timed on the same
 //! links, where it is installed.
 
+mod table;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 use statrs::statistics::{Data, Median, OrderStatistics};
 use tempfile::TempDir;
 
 use super::compare;
-use super::files::{read_json, report_file, scratch};
+use super::files::{make_parent, read_json, report_file, scratch};
 use super::lab::{Engine, Lab, Plan, Privilege, Program, wait_all};
 use super::openmpi::{BROADCASTS, OpenMpi};
 use super::setting::{Rate, parse_bytes, short_bytes};
+use table::{Kept, ModelError, MpiRow, Report};
 
 /// Sizes where none are given: 4 bytes to 64 MiB.
 const SIZES: [u64; 11] =
@@ -70,55 +72,9 @@ pub(crate) struct Args {
     /// Keep the table here.
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-}
-
-/// What rank 0 of `xdp-agg tune` reports, as far as it is used here.
-#[derive(Debug, Deserialize)]
-struct Report {
-    /// What the models (1) to (6) are fitted to: `t_s` and `B`.
-    startup_us: Option<f64>,
-    bytes_per_s: Option<f64>,
-    models: Vec<ModelError>,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ModelError {
-    equation: u8,
-    of: String,
-    count: usize,
-    error: f64,
-    slower: f64,
-}
-
-#[derive(Debug, Deserialize)]
-struct Row {
-    bytes: u64,
-    algorithm: String,
-    chunk: Option<u32>,
-    k: Option<u32>,
-    by_model: bool,
-    copied: bool,
-    model_us: Option<f64>,
-    median_us: f64,
-    p10_us: f64,
-    p90_us: f64,
-    best: bool,
-    chosen: bool,
-    wrong: u64,
-}
-
-impl Row {
-    fn name(&self) -> String {
-        let chunk = self.chunk.map(|chunk| match chunk % 1024 {
-            0 => format!(" {}K", chunk >> 10),
-            _ => format!(" {chunk}"),
-        });
-        let parameter = chunk.or_else(|| self.k.map(|k| format!(" {k}"))).unwrap_or_default();
-        let by_model = if self.by_model { " (model)" } else { "" };
-        let copied = if self.copied { ", copied" } else { "" };
-        format!("{}{parameter}{by_model}{copied}", self.algorithm)
-    }
+    /// Keep all rows here, as JSON.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
 }
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
@@ -137,9 +93,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let Plan { workers, rate, mtu, .. } = plan;
     let engine = daemon.engine();
     let processes = args.processes;
-    println!(
-        "# broadcast: {workers} hosts x {processes}, links: {rate}, MTU {mtu}{offloads}, {engine}"
-    );
+    let links = format!("{rate}, MTU {mtu}{offloads}, {engine}");
+    println!("# broadcast: {workers} hosts x {processes}, links: {links}");
     let table = scratch.path().join("table.toml");
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let ways = args.ways.join(",");
@@ -158,8 +113,16 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let mut complaints = judge(&judged, &sizes);
     complaints.extend(compare_short(&short));
     print_models(&judged);
+    let mut mpi = Vec::new();
     if !args.no_openmpi && processes == 1 {
-        complaints.extend(openmpi(&lab, &judged, &sizes, args.iters)?);
+        complaints.extend(openmpi(&lab, &judged, &sizes, args.iters, &mut mpi)?);
+    }
+    let kept = Kept { hosts: workers, processes, links, report: judged, openmpi: mpi };
+    println!("# for documents: times in us, and models\n{}\n{}", kept.times(), kept.models());
+    if let Some(file) = &args.report {
+        make_parent(file)?;
+        let json = serde_json::to_string_pretty(&kept)? + "\n";
+        fs::write(file, json).with_context(|| format!("writing {}", file.display()))?;
     }
     if complaints.is_empty() { Ok(()) } else { bail!("missed: {}", complaints.join("; ")) }
 }
@@ -252,7 +215,13 @@ fn print_models(report: &Report) {
 }
 
 /// MPI_Bcast over the same links, beside the best of ours; what is wrong.
-fn openmpi(lab: &Lab, report: &Report, sizes: &[u64], iters: u32) -> Result<Vec<String>> {
+fn openmpi(
+    lab: &Lab,
+    report: &Report,
+    sizes: &[u64],
+    iters: u32,
+    kept: &mut Vec<MpiRow>,
+) -> Result<Vec<String>> {
     if !OpenMpi::is_installed() {
         println!("# MPI_Bcast: not installed (`cargo xtask setup --openmpi` does that)");
         return Ok(Vec::new());
@@ -266,6 +235,8 @@ fn openmpi(lab: &Lab, report: &Report, sizes: &[u64], iters: u32) -> Result<Vec<
             let best = report.rows.iter().find(|ours| ours.bytes == row.bytes && ours.best);
             let mut times = Data::new(row.mean_us);
             let median = times.median();
+            let (name, bytes) = (algorithm.name.to_owned(), row.bytes);
+            kept.push(MpiRow { algorithm: name, bytes, median_us: median });
             let over = best.map_or(f64::NAN, |best| median / best.median_us);
             println!(
                 "{:>6}  MPI_Bcast {:<20} {median:>9.0} ({:.0} - {:.0}) {over:.2}x",

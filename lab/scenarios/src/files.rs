@@ -38,7 +38,7 @@ pub(crate) fn write_json<T: Serialize>(file: &Path, rows: &[T]) -> Result<()> {
 }
 
 /// Makes the directory of a file.
-fn make_parent(file: &Path) -> Result<()> {
+pub(crate) fn make_parent(file: &Path) -> Result<()> {
     match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => make_directory(parent),
         _ => Ok(()),

@@ -1,15 +1,17 @@
-//! Memory that calls do not copy inside a host.
+//! Memory that calls do not copy inside a host, and results that are read there.
 #![expect(unsafe_code, reason = "functions of the C interface")]
 #![expect(non_camel_case_types, reason = "names of the C interface")]
 #![expect(unreachable_pub, reason = "cbindgen takes what is public")]
 
 use std::ffi::c_void;
 
-use super::comm::xdp_agg_comm;
+use super::comm::{xdp_agg_comm, xdp_agg_comm_t};
 use crate::failure::guarded;
-use crate::memory::{handle, place};
+use crate::memory::{Lent, handle, place};
 use crate::names::xdp_agg_result_t;
+use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
 use xdp_agg_client::SharedBuffer;
+use xdp_agg_client::lent::LentView;
 
 /// Memory that the processes of a host share.
 #[derive(Debug)]
@@ -60,6 +62,66 @@ pub unsafe extern "C" fn xdp_agg_buffer_destroy(buffer: xdp_agg_buffer_t) -> xdp
         if !buffer.is_null() {
             // SAFETY: a handle of this library, and freed once.
             drop(unsafe { Box::from_raw(buffer) });
+        }
+        Ok(())
+    })
+}
+
+/// The result of a call, to read.
+#[derive(Debug)]
+pub struct xdp_agg_view {
+    _bytes: LentView,
+}
+
+/// The result of xdp_agg_all_reduce_view, which stays what it is until this is destroyed.
+pub type xdp_agg_view_t = *mut xdp_agg_view;
+
+/// Reduces the ranks' vectors, element by element, and leaves them as they are.
+///
+/// Sums and averages of floats in the precision of gradients are in memory that the processes of
+/// this host share, once for all of them: with `send` in an xdp_agg_buffer_t nothing is copied
+/// inside the host. Any other result is in memory of this process. All processes of a host make
+/// this call; those of other hosts may call xdp_agg_all_reduce.
+///
+/// A process may have 8 results at a time, in the room of XDP_AGG_BUFFERS. A lack of either is
+/// XDP_AGG_ERROR_CONFIG before the call has begun, and does no harm to the communicator. Where
+/// other processes of the host have results in all of the room, it waits for them.
+///
+/// `send`: `count` elements; they are only read.
+/// `result`: is set to where the `count` elements of the result are, which must not be written, and
+/// not be touched in a forked child.
+/// `view`: is set to what has to be given to xdp_agg_view_destroy; both to NULL after an error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_all_reduce_view(
+    send: *const c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+    result: *mut *const c_void,
+    view: *mut xdp_agg_view_t,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: the caller's places.
+        let (result, view) = unsafe { (place(result, "result")?, place(view, "view")?) };
+        result.write(std::ptr::null());
+        view.write(std::ptr::null_mut());
+        // SAFETY: a handle of this library, and a vector as the header says.
+        let (comm, send) = unsafe { (handle(comm, "comm")?.comm(), Lent::new(send)) };
+        let bytes = comm.all_reduce_view(send, (count, datatype), op)?;
+        result.write(bytes.as_ptr().cast());
+        view.write(Box::into_raw(Box::new(xdp_agg_view { _bytes: bytes })));
+        Ok(())
+    })
+}
+
+/// Frees a result, before or after its communicator. NULL: nothing happens.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_view_destroy(view: xdp_agg_view_t) -> xdp_agg_result_t {
+    guarded(|| {
+        if !view.is_null() {
+            // SAFETY: a handle of this library, and freed once.
+            drop(unsafe { Box::from_raw(view) });
         }
         Ok(())
     })

@@ -21,6 +21,40 @@ static void lacks_room(xdp_agg_comm_t comm)
     OK(xdp_agg_buffer_destroy(NULL));
 }
 
+/* Results that all processes of a host read: they stay when others come, and the vector, too. */
+static void reads_results(xdp_agg_comm_t comm, const void *vector, int size)
+{
+    xdp_agg_view_t views[8], none = (xdp_agg_view_t)&comm;
+    const void *results[8], *nothing = &comm;
+    const float *first, *last;
+    int call, i;
+
+    for (call = 0; call < 8; call++)
+        OK(xdp_agg_all_reduce_view(vector, COUNT / 8, XDP_AGG_FLOAT32,
+                                   call % 2 ? XDP_AGG_AVERAGE : XDP_AGG_SUM, comm, &results[call],
+                                   &views[call]));
+    first = results[0], last = results[7];
+    for (i = 0; i < COUNT / 8; i++) {
+        EXPECT(((const float *)vector)[i] == (float)(i % 9));
+        EXPECT(first[i] == (float)(size * (i % 9)) && last[i] == (float)(i % 9));
+    }
+    GIVES(XDP_AGG_ERROR_CONFIG,
+          xdp_agg_all_reduce_view(vector, COUNT / 8, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, &nothing,
+                                  &none));
+    EXPECT(nothing == NULL && none == NULL);
+    REFUSES("result is a null pointer",
+            xdp_agg_all_reduce_view(vector, 1, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, NULL, &none));
+    REFUSES("send is a null pointer",
+            xdp_agg_all_reduce_view(NULL, 1, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, &nothing, &none));
+    for (call = 0; call < 8; call++)
+        OK(xdp_agg_view_destroy(views[call]));
+    OK(xdp_agg_view_destroy(NULL));
+    /* What is not shared: exact sums, and integers. */
+    OK(xdp_agg_all_reduce_view(vector, 100, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, &nothing, &none));
+    EXPECT(((const float *)nothing)[8] == (float)(size * 8));
+    OK(xdp_agg_view_destroy(none));
+}
+
 int main(void)
 {
     xdp_agg_comm_t comm;
@@ -55,6 +89,9 @@ int main(void)
             if (vector[i] != (float)(size * (i % 9 + call) + size * (size - 1) / 2))
                 FAIL("call %d, element %d: %g", call, i, vector[i]);
     }
+    for (i = 0; i < COUNT; i++)
+        vector[i] = (float)(i % 9);
+    reads_results(comm, vector, size);
     OK(xdp_agg_comm_destroy(comm));
     /* The memory stays when the communicator is gone. */
     ((float *)memory)[COUNT - 1] = 7;

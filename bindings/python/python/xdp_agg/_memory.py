@@ -34,3 +34,22 @@ def array(
     if of.hasobject:
         raise TypeError(f"elements of type {of} do not lie in memory; choose a type of numbers")
     return np.ndarray(lengths, of, buffer=memory(count * of.itemsize))
+
+
+def viewer(array: Any) -> Callable[[Any], Any]:
+    """Makes read-only arrays of NumPy's, like this array, of memory with as many bytes."""
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        shape, name = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+        try:
+            of = np.dtype(name)
+        except TypeError:
+            raise TypeError(
+                f"results are read as NumPy arrays, which have no {name}; use all_reduce"
+            ) from None
+    else:
+        like = np.asarray(array)
+        shape, of = like.shape, like.dtype
+    return lambda memory: np.ndarray(shape, of, buffer=memory)

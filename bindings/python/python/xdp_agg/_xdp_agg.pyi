@@ -92,6 +92,21 @@ class Communicator:
         deadline: seconds. name: what the call is called, the same at all workers, 1 to 128 bytes.
         """
 
+    def all_reduce_view(
+        self,
+        array: _Array,
+        op: str = "sum",
+        *,
+        precision: str | None = None,
+        deadline: float | None = None,
+        name: str | None = None,
+    ) -> tuple[Any, Report]:
+        """Reduces an array and leaves it alone; the result is a read-only NumPy array.
+
+        Sums of floats in the precision of gradients lie in memory that the processes of this host
+        share. A result stays what it is as long as an array lies in it.
+        """
+
     def start(
         self,
         array: _Array,

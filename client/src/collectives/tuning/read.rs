@@ -115,10 +115,9 @@ impl Reader<'_> {
             let problem = "ranks = 0: expected 1 or more; without it a rule is for any number";
             return Err(self.fault(&none.span(), problem));
         }
-        let (has_chunk, has_k) = match way {
-            Way::Mesh(algorithm) => (algorithm.chunk().is_some(), algorithm.k().is_some()),
-            Way::Aggregator | Way::Ring => (false, false),
-        };
+        let by = way.algorithm();
+        let has_chunk = by.and_then(Algorithm::chunk).is_some();
+        let has_k = by.and_then(Algorithm::k).is_some();
         self.parameter("chunk", chunk.as_ref(), has_chunk.then_some(MIN_CHUNK..=u32::MAX), way)?;
         self.parameter("k", k.as_ref(), has_k.then_some(2..=u32::from(MAX_WORLD)), way)?;
         let (chunk, k) = (chunk.as_ref().map(value), k.as_ref().map(value));

@@ -98,9 +98,17 @@ impl Bench<'_> {
         if matches!(kind, Kind::Broadcast | Kind::Reduce) {
             mesh.extend(chains.chain(topology));
         }
+        let hierarchical = mesh.iter().filter(|by| {
+            use Algorithm::{Binomial, Direct, PipelinedChain, ScatterAllGather};
+            let chain = matches!(by, PipelinedChain { .. });
+            let tree = matches!(by, Direct | Binomial | ScatterAllGather);
+            shared && kind == Kind::Broadcast && (chain || tree)
+        });
+        let hierarchical = hierarchical.copied().map(Way::Hierarchical).collect::<Vec<_>>();
         let rings = matches!(kind, Kind::ReduceScatter | Kind::AllGather | Kind::AllReduce);
         let ring = rings.then_some(Way::Ring);
-        let all = [Way::Aggregator].into_iter().chain(mesh.into_iter().map(Way::Mesh)).chain(ring);
+        let mesh = mesh.into_iter().map(Way::Mesh).chain(hierarchical);
+        let all = [Way::Aggregator].into_iter().chain(mesh).chain(ring);
         let wanted = |way: &Way| self.only.is_empty() || self.only.iter().any(|n| n == way.name());
         all.filter(wanted).collect()
     }

@@ -107,10 +107,8 @@ impl Report {
         let rows = all
             .iter()
             .map(|one| {
-                let (chunk, k) = match one.choice.way {
-                    Way::Mesh(algorithm) => (algorithm.chunk(), algorithm.k()),
-                    Way::Aggregator | Way::Ring => (None, None),
-                };
+                let by = one.choice.way.algorithm();
+                let (chunk, k) = (by.and_then(Algorithm::chunk), by.and_then(Algorithm::k));
                 let mut tenths = Data::new(one.times_us.clone());
                 Row {
                     collective: one.kind.name(),

@@ -248,6 +248,13 @@ impl Groups {
         &self.hosts
     }
 
+    /// A rank of each host, in the hosts' order: the root of its own, of the others the first.
+    #[must_use]
+    pub fn heads(&self, root: u16) -> Vec<u16> {
+        let head = |host: &Vec<u16>| if host.contains(&root) { root } else { host[0] };
+        self.hosts.iter().map(head).collect()
+    }
+
     /// The order of a topology-aware chain from this root: host by host, the root's first; inside a
     /// host from where it is entered backwards (section 4.3, Fig. 4: GPU 1 sends to GPU 4, and the
     /// chain leaves by GPU 2). Modules of a host follow each other backwards in the same way, and

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 pub use algorithm::{Algorithm, Groups, UnknownAlgorithm};
 pub use rings::{all_gather, all_reduce, barrier, hierarchical_all_reduce, reduce_scatter};
-pub use trees::{Tree, broadcast, reduce};
+pub use trees::{Tree, broadcast, broadcast_between_hosts, reduce};
 
 /// Sends a range to a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -109,6 +109,33 @@ pub fn broadcast(
     schedule
 }
 
+/// What `rank` does in a broadcast of `len` elements of `size` bytes from the root to one rank of
+/// each other host ([`Groups::heads`]), by the algorithm over these. Other ranks do nothing.
+#[must_use]
+pub fn broadcast_between_hosts(
+    algorithm: Algorithm,
+    rank: u16,
+    root: u16,
+    groups: &Groups,
+    len: usize,
+    size: usize,
+) -> Schedule {
+    let heads = groups.heads(root);
+    let host_of = |rank: u16| heads.iter().position(|head| *head == rank);
+    let (Some(host), Some(home)) = (host_of(rank), host_of(root)) else {
+        return Schedule::default();
+    };
+    let hosts = Groups::single(heads.len() as u16);
+    let mut schedule = broadcast(algorithm, host as u16, home as u16, &hosts, len, size);
+    for send in &mut schedule.sends {
+        send.to = heads[usize::from(send.to)];
+    }
+    for receive in &mut schedule.receives {
+        receive.from = heads[usize::from(receive.from)];
+    }
+    schedule
+}
+
 /// What `rank` does in a reduction of `len` elements of `size` bytes to the root: the broadcast of
 /// the same algorithm, backwards. The order of additions depends on nothing but the arguments.
 /// [`Algorithm::ScatterAllGather`] is not a tree; the binomial one takes its place.
@@ -273,6 +300,38 @@ mod tests {
                 prop_assert!(exactly_once(schedule, len, expected), "{rank}: {schedule:?}");
             }
             spread(&schedules, root, len, 1);
+        }
+
+        /// One rank of every host gets every element exactly once, the root is that of its own,
+        /// and the other ranks neither send nor receive.
+        #[test]
+        fn one_rank_of_every_host_gets_every_element_once(
+            algorithm in algorithms(),
+            world in 1..24_u16,
+            group in 1..6_u16,
+            root in 0..24_u16,
+            len in 1..300_usize,
+        ) {
+            let (root, groups) = (root % world, Groups::of_size(world, group));
+            let schedules: Vec<Schedule> = (0..world)
+                .map(|rank| broadcast_between_hosts(algorithm, rank, root, &groups, len, 4))
+                .collect();
+            for host in groups.groups() {
+                let getting = |rank: &&u16| !schedules[usize::from(**rank)].receives.is_empty();
+                let heads: Vec<&u16> = host.iter().filter(getting).collect();
+                let expected = if host.contains(&root) { vec![] } else { vec![&host[0]] };
+                prop_assert_eq!(heads, expected);
+            }
+            let mut all = World::of_own_ranks(&schedules, len);
+            all.run(1);
+            for (rank, schedule) in (0..world).zip(&schedules) {
+                let is_head = groups.heads(root).contains(&rank);
+                let owner = if is_head { root } else { rank };
+                prop_assert!(all.has_only(rank.into(), owner.into(), 0..len), "{rank}");
+                let times = usize::from(is_head && rank != root);
+                prop_assert!(exactly_once(schedule, len, times), "{rank}: {schedule:?}");
+                prop_assert!(is_head || schedule.sends.is_empty(), "{rank}: {schedule:?}");
+            }
         }
 
         /// The root's result holds every rank's contribution once, whatever the order of arrival.

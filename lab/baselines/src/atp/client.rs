@@ -214,3 +214,14 @@ impl Driver {
 fn job_number(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By FNV-1a's definition, of the empty name and of "a".
+    #[test]
+    fn jobs_have_numbers_by_their_names() {
+        assert_eq!([job_number(""), job_number("a")], [0x811c_9dc5, 0xe40c_292c]);
+    }
+}

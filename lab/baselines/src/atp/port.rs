@@ -150,3 +150,43 @@ fn is_loss(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error())
         || error.kind() == io::ErrorKind::ConnectionRefused
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// Packets to one address come in their order, each with its length, however they share trains.
+    #[test]
+    fn packets_come_as_they_were_queued() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut from = Port::bind(any).expect("a socket");
+        let targets = [(); 2].map(|()| Port::bind(any).expect("a socket"));
+        let addresses = targets.each_ref().map(|port| port.local_addr().expect("it has one"));
+        // Some of one length, a shorter one between them, a longer one, and more than a train.
+        let first = [700; 3].into_iter().chain([1400; 3]).chain([700; 3]);
+        let lens = [700, 700, 300, 700, 1400, 1400, 26, 1400].into_iter().cycle().take(200);
+        let lens = first.chain(lens).chain([64; 90]).chain([1400; 201]);
+        let mut sent = [const { Vec::new() }; 2];
+        for (number, len) in lens.enumerate() {
+            let which = usize::from(number % 3 == 0);
+            let packet: Vec<u8> = (0..len).map(|i| (i * 7 + number) as u8).collect();
+            from.queue(addresses[which], len, |to| to.copy_from_slice(&packet));
+            sent[which].push(packet);
+        }
+        let (mut inbox, start) = (Inbox::new(), Instant::now());
+        let mut come = [const { Vec::new() }; 2];
+        while come.iter().map(Vec::len).sum::<usize>() < 500 {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", come.map(|all| all.len()));
+            from.flush().expect("it is sent");
+            for (port, come) in targets.iter().zip(&mut come) {
+                port.receive(&mut inbox, |_, packet| come.push(packet.to_vec())).expect("read");
+            }
+        }
+        assert!(!from.is_waiting());
+        for which in 0..2 {
+            assert!(come[which] == sent[which], "to {which}: other packets, or another order");
+        }
+    }
+}

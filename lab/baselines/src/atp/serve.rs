@@ -227,3 +227,61 @@ fn sleep(ports: &mut [Port], ready: &mut Vec<bool>) -> io::Result<()> {
     ready.extend(interests.iter().map(|interest| interest.revents().intersects(packets)));
     ports.iter_mut().filter(|port| port.is_waiting()).try_for_each(Port::flush)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atp::wire::bit;
+
+    const HOSTS: [u16; 2] = [501, 502];
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn packet(kind: Kind, block: u64, ranks: u64) -> Vec<u8> {
+        let packet = Packet { kind, again: false, world: 3, job: 7, block, ranks };
+        let mut bytes = vec![0; HEADER_LEN + 4];
+        packet.emit(bytes.first_chunk_mut().expect("it is long enough"));
+        bytes[HEADER_LEN] = 5;
+        bytes
+    }
+
+    /// Where packets of this length wait, by port.
+    fn waiting(forwarder: &Forwarder<'_>) -> Vec<Vec<u16>> {
+        let ports = |out: &Outbox| out.packets.iter().map(|(to, _)| to.port()).collect();
+        forwarder.out.iter().map(ports).collect()
+    }
+
+    /// Two hosts, with ranks 0 and 1 behind the first, and two servers.
+    #[test]
+    fn packets_go_where_they_belong() {
+        let servers = [address(601), address(602)];
+        let mut forwarder = Forwarder {
+            hosts: HOSTS.len(),
+            servers: &servers,
+            switch: Switch::new(1),
+            workers: HashMap::new(),
+            out: (0..4).map(|_| Outbox::default()).collect(),
+        };
+        let fragment = |rank, block| packet(Kind::Fragment, block, bit(rank));
+        // Block 0 takes the slot; block 1 passes to its own server.
+        forwarder.handle(0, address(701), &fragment(0, 0));
+        forwarder.handle(0, address(702), &fragment(1, 1));
+        assert_eq!(waiting(&forwarder), [vec![], vec![], vec![], vec![602]]);
+        forwarder.handle(0, address(702), &fragment(1, 0));
+        forwarder.handle(1, address(703), &fragment(2, 0));
+        assert_eq!(waiting(&forwarder), [vec![], vec![], vec![601], vec![602]]);
+        // What claims to come from a server, but comes in from a host, frees and tells nothing.
+        forwarder.handle(1, address(703), &packet(Kind::Result, 0, 0b111));
+        // Nor does a worker speak to a worker by way of a server's port.
+        forwarder.handle(2, address(601), &fragment(0, 5));
+        // That something is pending frees no slot, and is for who asked.
+        forwarder.handle(2, address(601), &packet(Kind::Pending, 0, 0b100));
+        assert_eq!(forwarder.switch.taken(), 1);
+        assert_eq!(waiting(&forwarder), [vec![], vec![703], vec![601], vec![602]]);
+        forwarder.handle(2, address(601), &packet(Kind::Result, 0, 0b111));
+        assert_eq!(forwarder.switch.taken(), 0);
+        assert_eq!(waiting(&forwarder)[..2], [vec![701, 702], vec![703, 703]]);
+    }
+}

@@ -267,6 +267,107 @@ fn a_fragment_that_is_repeated_takes_its_part_to_the_server() {
     assert_eq!(switch.handle_fragment(&fragment(0, LIMIT - 1, false), &lanes), Onward::Passed);
     assert_eq!(switch.handle_fragment(&fragment(0, LIMIT, false), &lanes), Onward::Kept);
     assert_eq!(switch.counters().reclaimed, 1);
+    // One that is sent again and finds its slot free takes it from nobody.
+    let mut switch = Switch::new(1);
+    assert_eq!(switch.handle_fragment(&fragment(0, 0, true), &lanes), Onward::Passed);
+    assert_eq!(switch.taken(), 0);
+}
+
+/// A slot is a block's of a job: neither another job's block of its number nor another block's
+/// result has anything to do with it.
+#[test]
+fn jobs_and_blocks_are_told_apart() {
+    let mut switch = Switch::new(1);
+    let lanes = 5_u32.to_le_bytes();
+    assert_eq!(switch.handle_fragment(&fragment(0, 0, false), &lanes), Onward::Kept);
+    let other = |block| Packet { job: JOB + 1, ..fragment(1, block, false) };
+    assert_eq!(switch.handle_fragment(&other(0), &lanes), Onward::Passed, "another job's");
+    assert_eq!(switch.handle_fragment(&other(2 * LIMIT), &lanes), Onward::Passed, "far ahead");
+    for of in [fragment(0, 1, false), other(0)] {
+        switch.handle_result(&Packet { kind: Kind::Result, ranks: 0b111, ..of });
+        assert_eq!(switch.taken(), 1, "another block's result");
+    }
+    switch.handle_result(&Packet { kind: Kind::Result, ranks: 0b111, ..fragment(0, 0, false) });
+    assert_eq!(switch.taken(), 0);
+    // Blocks of two jobs that run side by side do not follow each other from slot to slot.
+    let same = (0..1000).filter(|block| {
+        let slot = |job| Packet { job, ..fragment(0, *block, false) }.slot(1024);
+        slot(JOB) == slot(JOB + 1)
+    });
+    assert!(same.count() < 20);
+}
+
+/// A whole sum that was lost on its way goes out again, and a fragment that was only repeated by
+/// the network takes nothing out.
+#[test]
+fn a_whole_sum_goes_out_again_when_it_is_asked_for() {
+    let mut switch = Switch::new(1);
+    let lanes = 5_u32.to_le_bytes();
+    for rank in [0, 1] {
+        switch.handle_fragment(&fragment(rank, 0, false), &lanes);
+    }
+    let sum = Packet { ranks: 0b111, ..fragment(2, 0, false) };
+    assert_eq!(switch.handle_fragment(&fragment(2, 0, false), &lanes), Onward::Sum(sum, &[15]));
+    assert_eq!(switch.handle_fragment(&fragment(1, 0, false), &lanes), Onward::Kept);
+    let sum = Packet { again: true, ..sum };
+    assert_eq!(switch.handle_fragment(&fragment(1, 0, true), &lanes), Onward::Sum(sum, &[15]));
+}
+
+/// A fragment that is late by no more than the window may still ask for its result.
+#[test]
+fn a_server_keeps_what_may_be_asked_for() {
+    let mut server = Server::default();
+    let lanes = |value: u32| value.to_le_bytes();
+    for block in [0, LIMIT - 1] {
+        let all = Packet { ranks: 0b111, ..fragment(0, block, false) };
+        let (result, sum) = server.handle_fragment(&all, &lanes(9)).expect("it is whole");
+        assert_eq!((result.kind, sum), (Kind::Result, &[9][..]));
+    }
+    let again = server.handle_fragment(&fragment(1, 0, true), &lanes(3));
+    assert_eq!(again.map(|(_, sum)| sum.to_vec()), Some(vec![9]));
+    // Lanes of another length are of no call of this block's.
+    let long = [1; 8];
+    let other = fragment(0, LIMIT, false);
+    assert_eq!(server.handle_fragment(&other, &lanes(1)), None);
+    assert_eq!(server.handle_fragment(&Packet { ranks: 0b110, ..other }, &long), None);
+    let rest = Packet { ranks: 0b110, ..other };
+    let whole = server.handle_fragment(&rest, &lanes(2));
+    assert_eq!(whole.map(|(_, sum)| sum.to_vec()), Some(vec![3]));
+    // A block so far behind that all have its result is not begun again.
+    assert_eq!(server.handle_fragment(&fragment(1, 0, true), &lanes(3)), None);
+}
+
+/// A worker takes results of its own job, for itself, of a block's own length, and once.
+#[test]
+fn a_worker_takes_its_own_results_alone() {
+    let options = WorkerOptions { rank: 1, world: 3, job: JOB, block: 32, slots: 8, scale: 1.0 };
+    let mut worker = Worker::new(options).expect("it makes sense");
+    worker.start(vec![1.0; 40]);
+    let (mut out, now) = (vec![0; worker.packet_len()], Duration::ZERO);
+    let mut sent = Vec::new();
+    while let Some(len) = worker.poll_transmit(now, &mut out).expect("it fits") {
+        sent.push(out[..len].to_vec());
+    }
+    assert_eq!(sent.len(), 2);
+    let mut handle = |change: &dyn Fn(&mut Packet), of: usize, lanes: usize| {
+        let (mut packet, bytes) = Packet::parse(&sent[of]).expect("it is one");
+        packet.kind = Kind::Result;
+        packet.ranks = 0b111;
+        change(&mut packet);
+        let mut result = vec![0; HEADER_LEN];
+        packet.emit(result.first_chunk_mut().expect("it is long enough"));
+        result.extend_from_slice(&bytes[..lanes * 4]);
+        worker.handle_packet(&result, Duration::from_millis(1))
+    };
+    assert!(!handle(&|packet| packet.job += 1, 0, 32), "another job's");
+    assert!(!handle(&|packet| packet.ranks = 0b101, 0, 32), "for others");
+    assert!(!handle(&|packet| packet.kind = Kind::Fragment, 0, 32), "no result");
+    assert!(!handle(&|_| (), 0, 16), "too short");
+    assert!(!handle(&|packet| packet.block = 1, 0, 32), "longer than the last block");
+    assert!(handle(&|_| (), 0, 32));
+    assert!(!handle(&|_| (), 0, 32), "twice");
+    assert!(handle(&|_| (), 1, 16));
+    assert_eq!(worker.poll_done().map(|sum| sum.len()), Some(40));
 }
 
 #[test]
