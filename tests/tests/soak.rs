@@ -74,7 +74,13 @@ fn knock(lab: &Lab, host: u16, (stop, joins): (&AtomicBool, &AtomicU64)) {
             ..Join::default()
         };
         write_message(&mut stream, &Request::Join(join)).expect("sent");
-        let reply: Reply = read_message(&mut stream).expect("an answer");
+        let reply = loop {
+            // The data path may take its time, as others change it, too.
+            match read_message(&mut stream).expect("an answer") {
+                Reply::Heartbeat => {}
+                reply => break reply,
+            }
+        };
         assert!(matches!(reply, Reply::Admitted(_)), "join {number}: {reply:?}");
         drop(stream);
         sleep(BETWEEN_JOINS.saturating_sub(began.elapsed()));
