@@ -11,9 +11,11 @@ mod lab;
 mod python;
 mod setup;
 mod shell;
+mod soak;
 mod test;
 mod tidy;
 mod toolchain;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -50,6 +52,10 @@ enum Command {
     Sim(Passed),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
     Fuzz(Passed),
+    /// Have jobs come and go, links flap and the daemon die, for long; memory has to stay flat.
+    Soak(soak::Args),
+    /// Have another revision's daemon and workers work with this one's: what goes on, what ends.
+    UpgradeTest(upgrade::Args),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers, what docs/papers.md names: the checks
@@ -78,6 +84,8 @@ fn main() -> ExitCode {
         Command::Wheel(args) => python::wheel(&args),
         Command::Sim(args) => lab::sim(&args),
         Command::Fuzz(args) => lab::fuzz(&args),
+        Command::Soak(args) => soak::main(&args),
+        Command::UpgradeTest(args) => upgrade::main(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };
