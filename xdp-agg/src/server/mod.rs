@@ -12,6 +12,7 @@ mod links;
 mod listener;
 mod long;
 mod turns;
+mod view;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -36,7 +37,7 @@ use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Watch};
 use crate::link::watch::Changes;
 use crate::state::StateFile;
 use connection::{Event, Line, serve_connection};
@@ -46,6 +47,7 @@ use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
 use turns::{AT_A_TURN, Turns, Wish, Work, is_question, is_work};
+pub use view::{Ask, View};
 use xdp_agg_protocol::bucket::Bucket;
 use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Terms};
 
@@ -134,6 +136,8 @@ pub struct Server {
     links: Links,
     /// Where settings come from that were read again.
     configs: Option<mpsc::Receiver<ServerConfig>>,
+    /// Who wants to see what it does.
+    asks: Option<mpsc::Receiver<Ask>>,
     /// Source of what is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
@@ -202,6 +206,7 @@ impl Server {
             unsaved: false,
             links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
             configs: None,
+            asks: None,
             asking: None,
         };
         server.take_over();
@@ -225,6 +230,14 @@ impl Server {
     #[must_use]
     pub const fn data_port(&self) -> u16 {
         self.data_port
+    }
+
+    /// The data path, for another thread that only looks.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn watch(&self) -> Result<Box<dyn Watch>, EngineError> {
+        self.engine.watch()
     }
 
     /// The engine's description.
@@ -256,6 +269,7 @@ impl Server {
                 () = std::future::ready(()), if more => {}
                 event = self.links.next() => self.link(event),
                 config = next_of(&mut self.configs) => self.take_config(config),
+                ask = next_of(&mut self.asks) => self.show(ask),
                 // The round below looks at the time.
                 () = sleep_until(due) => {}
                 // Changes come in bursts.
@@ -632,14 +646,14 @@ impl Server {
     }
 }
 
-/// The next settings; for ever none, if there is nowhere that they could come from.
-async fn next_of(configs: &mut Option<mpsc::Receiver<ServerConfig>>) -> ServerConfig {
-    if let Some(some) = configs
-        && let Some(config) = some.recv().await
+/// The next one; for ever none, if there is nowhere that it could come from.
+async fn next_of<T>(from: &mut Option<mpsc::Receiver<T>>) -> T {
+    if let Some(some) = from
+        && let Some(next) = some.recv().await
     {
-        return config;
+        return next;
     }
-    *configs = None;
+    *from = None;
     std::future::pending().await
 }
 

@@ -59,7 +59,7 @@ impl Daemon {
             let _inside = runtime.enter();
             Listener::bind(settings.control).map_err(Refused::Control)?
         };
-        let engine = engine::open(&settings.engine).map_err(Refused::Engine)?;
+        let engine = engine::open(&settings.engine).map_err(Refused::Engine)?.engine;
         let (configs, read_again) = mpsc::channel(1);
         let server = Server::new(listener, engine, &settings.server).with_configs(read_again);
         let (control, data_port) = (server.control_addr(), server.data_port());
