@@ -9,6 +9,7 @@ mod jobs;
 mod serve;
 mod stats;
 mod table;
+mod top;
 mod topology;
 mod tune;
 
@@ -32,6 +33,7 @@ enum Command {
     Serve(Box<serve::Args>),
     Jobs(jobs::Args),
     Stats(stats::Args),
+    Top(top::Args),
     Doctor(doctor::Args),
     Tune(tune::Args),
     Topology(topology::Args),
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Jobs(args) => jobs::run(args),
         Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),

@@ -227,7 +227,7 @@ pub(super) fn warn_if_open(listener: &HttpListener) {
     if !listener.addr().ip().is_loopback() {
         warn!(
             "HTTP IS OPEN: every host that reaches {} may read jobs, ranks, addresses and counters; \
-             bind --http to a loopback address, or put a proxy with authentication before it",
+             bind --http to loopback, or put a proxy with authentication before it",
             listener.addr()
         );
     }

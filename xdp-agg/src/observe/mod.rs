@@ -2,7 +2,7 @@
 //! second, and an HTTP server that shows what it saw.
 //!
 //! Both have threads of their own, without capabilities. The control loop answers one question a
-//! look. The data path is read through descriptors of the observer's own ([`crate::engine::Watch`]).
+//! look. The data path is read through the observer's own descriptors ([`crate::engine::Watch`]).
 //! However many ask, no more is done than that.
 
 pub mod api;
@@ -13,6 +13,8 @@ mod metrics;
 mod pages;
 mod ports;
 mod sampler;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use std::io;

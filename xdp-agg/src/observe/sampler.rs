@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{self, MissedTickBehavior};
 use tracing::{info, warn};
-use xdp_agg_common::control::{BranchInfo, JobStats, Stats};
+use xdp_agg_common::control::{BranchInfo, JobInfo, JobStats, Stats};
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Reject};
 use xdp_agg_common::slot::SlotState;
 use xdp_agg_protocol::daemon::{Overview, Seen};
@@ -39,7 +39,7 @@ pub(super) struct Sampler {
     asks: mpsc::Sender<Ask>,
     pages: Arc<Pages>,
     begun: Instant,
-    view: View,
+    pub(super) view: View,
     answered: Option<Instant>,
     jobs: BTreeMap<u16, Known>,
     /// The latest counters of all job indexes.
@@ -125,7 +125,7 @@ impl Sampler {
         }
     }
 
-    fn look(&mut self) -> Look {
+    pub(super) fn look(&mut self) -> Look {
         let start = Instant::now();
         self.tell_news();
         match self.watch.counters() {
@@ -194,46 +194,22 @@ impl Sampler {
         }
     }
 
-    /// Looks at a job; puts in what the data path says of its members.
+    /// What is shown of a job. Puts in what the data path says of its members.
     fn job(&mut self, seen: &mut Seen) -> Job {
         let counters = seen.counters(&self.counters);
-        let info = &mut seen.info;
+        let info = &seen.info;
         let known = self.jobs.entry(info.job_id).or_default();
         if known.name != info.job {
             *known = Known { name: info.job.clone(), ..Known::default() };
         }
-        let quiet = known.blocks == counters.blocks;
-        known.blocks = counters.blocks;
+        let quiet = std::mem::replace(&mut known.blocks, counters.blocks) == counters.blocks;
         let runs = info.phase == "running" || info.phase == "pausing";
-        if runs {
-            known.running_since.get_or_insert_with(Instant::now);
-        }
-        let mut sight = None;
-        if runs {
-            let now = self.begun.elapsed();
-            let mut eye = JobEye { lag: &mut known.lag, now, quiet, sight: None };
-            // A job that is not there is between two epochs.
-            if self.watch.look(info.job_id, &mut eye).is_ok_and(|there| there) {
-                // The view may be of an epoch before.
-                sight = eye.sight.filter(|sight| sight.epoch == info.epoch);
-            }
-            for (rank, ago) in self.watch.heard(info.job_id).unwrap_or_default() {
-                let here = branch_of(&info.branches, rank).is_none();
-                let member = info.members.iter_mut().find(|member| member.rank == rank && here);
-                if let Some(member) = member {
-                    member.contributed_ms = ago.map(|ago| ago.as_millis() as u64);
-                }
-            }
-        }
-        let sight = sight.unwrap_or_default();
-        let ranks: Vec<_> =
-            (0..info.world_size).filter_map(|rank| rank_of(seen, &sight, rank)).collect();
+        let sight = if runs { self.see(&mut seen.info, quiet) } else { Sight::default() };
         let info = &seen.info;
-        let branches: Vec<_> = info
-            .branches
-            .iter()
-            .map(|branch| branch_of_job(branch, &info.branches, &sight))
-            .collect();
+        let ranks = (0..info.world_size).filter_map(|rank| rank_of(seen, &sight, rank));
+        let ranks: Vec<_> = ranks.collect();
+        let branch = |branch| branch_of_job(branch, &info.branches, &sight);
+        let branches: Vec<_> = info.branches.iter().map(branch).collect();
         let parent = info.parent.map(|address| Parent {
             address,
             linked: seen.linked,
@@ -241,17 +217,13 @@ impl Sampler {
             lag_seconds: sight.parent.map(|parent| parent.wait.as_secs_f64()),
             late: sight.parent.is_some_and(|parent| parent.is_late()),
         });
-        let late: BTreeSet<u16> = ranks
-            .iter()
-            .filter(|rank| rank.state == RankState::Late)
-            .map(|rank| rank.rank)
-            .collect();
+        let late = ranks.iter().filter(|rank| rank.state == RankState::Late);
+        let late: BTreeSet<u16> = late.map(|rank| rank.rank).collect();
         let any_late = !late.is_empty()
             || branches.iter().any(|branch| branch.late)
             || parent.as_ref().is_some_and(|parent| parent.late);
         let known = self.jobs.entry(info.job_id).or_default();
         let before = std::mem::replace(&mut known.late, late);
-        let uptime_seconds = known.running_since.map(|since| since.elapsed().as_secs_f64());
         let job = Job {
             id: info.job_id,
             name: info.job.clone(),
@@ -268,7 +240,7 @@ impl Sampler {
             duplicates: counters.duplicates,
             resends: counters.resends,
             rejected: counters.rejects.iter().sum(),
-            uptime_seconds,
+            uptime_seconds: known.running_since.map(|since| since.elapsed().as_secs_f64()),
             stalled: quiet && any_late,
             parent,
             branches,
@@ -276,6 +248,25 @@ impl Sampler {
         };
         self.tell_late(&job, &before);
         job
+    }
+
+    /// Looks at the slots of a job that runs, and at when its members contributed.
+    fn see(&mut self, info: &mut JobInfo, quiet: bool) -> Sight {
+        let now = self.begun.elapsed();
+        let known = self.jobs.entry(info.job_id).or_default();
+        known.running_since.get_or_insert_with(Instant::now);
+        let mut eye = JobEye { lag: &mut known.lag, now, quiet, sight: None };
+        // A job that is not there is between two epochs. The view may be of the one before.
+        let there = self.watch.look(info.job_id, &mut eye).is_ok_and(|there| there);
+        let sight = eye.sight.filter(|sight| there && sight.epoch == info.epoch);
+        for (rank, ago) in self.watch.heard(info.job_id).unwrap_or_default() {
+            let here = branch_of(&info.branches, rank).is_none();
+            let member = info.members.iter_mut().find(|member| member.rank == rank && here);
+            if let Some(member) = member {
+                member.contributed_ms = ago.map(|ago| ago.as_millis() as u64);
+            }
+        }
+        sight.unwrap_or_default()
     }
 
     /// Says which ranks have become late, or are late no more.
