@@ -99,7 +99,8 @@ fn prometheus(name: &str) -> Option<PathBuf> {
     let found = all.into_iter().find(|program| program.is_file());
     if found.is_none() {
         let what = format!(
-            "{name} is missing: `cargo xtask test` fetches it, or install the Debian package prometheus"
+            "{name} is missing: `cargo xtask test` fetches it, or install the Debian package \
+             prometheus"
         );
         assert!(env::var_os("CI").is_none(), "{what}");
         eprintln!("skipped: {what}");
