@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub(crate) use fetch::NoHttp;
 use fetch::Source;
 use model::{Model, Sort};
 

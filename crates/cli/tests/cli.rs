@@ -121,7 +121,7 @@ fn top_prints_one_look_where_there_is_no_terminal() {
     }
     let (code, log) = daemon.signal(TERM);
     assert_eq!(code, Some(0), "{log}");
-    fails(&run(&["top", "--http", &http]), 1, &["no daemon serves HTTP at", &http, "--http"]);
+    fails(&run(&["top", "--http", &http]), 3, &["no daemon serves HTTP at", &http, "--http"]);
 }
 
 #[test]

@@ -19,6 +19,17 @@ const ANSWER_TIME: Duration = Duration::from_secs(3);
 /// Most bytes of an answer: 48 jobs of 64 ranks have about 1 MB.
 const ANSWER_MAX: usize = 16 << 20;
 
+/// Nobody answers there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no daemon serves HTTP at {addr} ({why}): start `xdp-agg serve` there (its `ready` line names \
+     the address), or name the address with --http"
+)]
+pub(crate) struct NoHttp {
+    addr: String,
+    why: String,
+}
+
 /// The server.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
@@ -47,12 +58,8 @@ impl Source {
         let Ok(answer) = timeout(ANSWER_TIME, self.body(path)).await else {
             bail!("no answer from {addr} in {} s", ANSWER_TIME.as_secs());
         };
-        let (status, body) = answer.with_context(|| {
-            format!(
-                "no daemon serves HTTP at {addr}: start `xdp-agg serve` there (its `ready` line \
-                 names the address), or name the address with --http"
-            )
-        })?;
+        let (status, body) =
+            answer.map_err(|error| NoHttp { addr: addr.clone(), why: format!("{error:#}") })?;
         if status != StatusCode::OK {
             let words = String::from_utf8_lossy(&body);
             bail!("{addr} says {status}: {}", words.trim_end());
