@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use fetch::NoHttp;
@@ -57,7 +58,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs the sub-command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
     let source = Source::new(&args.http);
     let mut model = Model::new(args.sort);
     model.take(runtime.block_on(source.state())?);
@@ -76,38 +77,47 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             });
         }
     }
-    let interval = Duration::from_secs_f64(args.interval);
     // A panic gives the terminal back too.
-    let mut terminal = ratatui::try_init().context("taking over the terminal")?;
-    let shown = (|| {
-        let mut due = Instant::now() + interval;
-        loop {
-            terminal.draw(|frame| draw::draw(frame, &mut model))?;
-            // Signals are heard in here.
-            runtime.block_on(tokio::task::yield_now());
-            if ended.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            if event::poll(TICK)?
-                && let Event::Key(key) = event::read()?
-                && press(&mut model, key)
-            {
-                return Ok(());
-            }
-            if Instant::now() >= due && !model.paused {
-                due = Instant::now() + interval;
-                match runtime.block_on(source.look(model.events_seen())) {
-                    Ok((state, events)) => {
-                        model.take(state);
-                        model.hear(events);
-                    }
-                    Err(error) => model.fail(format!("{error:#}")),
-                }
-            }
-        }
-    })();
+    let terminal = ratatui::try_init().context("taking over the terminal")?;
+    let interval = Duration::from_secs_f64(args.interval);
+    let shown = show(terminal, &mut model, (&runtime, &source), interval, &ended);
     ratatui::restore();
     shown.map(|()| ExitCode::SUCCESS)
+}
+
+/// Shows and asks until a key or a signal ends it.
+fn show(
+    mut terminal: ratatui::DefaultTerminal,
+    model: &mut Model,
+    (runtime, source): (&Runtime, &Source),
+    interval: Duration,
+    ended: &AtomicBool,
+) -> Result<()> {
+    let mut due = Instant::now() + interval;
+    loop {
+        terminal.draw(|frame| draw::draw(frame, model))?;
+        // Signals are heard in here.
+        runtime.block_on(tokio::task::yield_now());
+        if ended.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if event::poll(TICK)?
+            && let Event::Key(key) = event::read()?
+            && press(model, key)
+        {
+            return Ok(());
+        }
+        if Instant::now() >= due && !model.paused {
+            due = Instant::now() + interval;
+            match runtime.block_on(source.look(model.events_seen())) {
+                Ok((state, events)) => {
+                    model.take(state);
+                    model.hear(events);
+                }
+                Err(error) => model.fail(format!("{error:#}")),
+            }
+        }
+    }
 }
 
 /// What a key does. True: it ends the program.

@@ -110,8 +110,9 @@ fn top_prints_one_look_where_there_is_no_terminal() {
     assert!(daemon.ask(&["jobs", "create", "train", "--world-size", "2"]).status.success());
     // The observer looks five times a second.
     std::thread::sleep(Duration::from_millis(500));
-    for more in [&[][..], &["--once"]] {
-        let text = stdout(&run(&[&["top", "--http", &http], more].concat()));
+    let none: [&str; 0] = [];
+    for more in [&none[..], &["--once"][..]] {
+        let text = stdout(&run(&[&["top", "--http", http.as_str()][..], more].concat()));
         assert!(text.starts_with("xdp-agg ") && text.contains(", 1 jobs\n"), "{text}");
         let row = text.lines().find(|line| line.starts_with("train")).expect("the job's row");
         let cells: Vec<_> = row.split_whitespace().collect();

@@ -6,6 +6,9 @@
 //! one that a search finds. Loss makes holes for the time of a repetition. A look may then be off
 //! by the blocks behind a hole; the next one is not.
 //!
+//! Others wait for those members alone that lack the oldest unfinished block. A member that is
+//! further on, and behind others all the same, may itself wait for that block: its window is full.
+//!
 //! A job that completes nothing is read as a whole instead of searched, so that nothing in it is
 //! missed. Such a job has no other work for its locks.
 
@@ -30,7 +33,8 @@ pub struct Standing {
     pub next: u64,
     /// Blocks behind the foremost member.
     pub behind: u64,
-    /// How long others have been waiting for that block of it. Zero: nobody does.
+    /// How long others have been waiting for that block of it, the oldest unfinished one. Zero:
+    /// nobody does.
     pub wait: Duration,
 }
 
@@ -92,29 +96,32 @@ impl Lag {
         if self.marks.back().is_none_or(|(_, newest)| *newest < end) {
             self.marks.push_back((now, end));
         }
-        let mut oldest = end;
-        let mut standing = |marks: &VecDeque<(Duration, u64)>, next: u64| {
-            oldest = oldest.min(next);
-            let begun = || marks.iter().find(|(_, end)| *end > next).map(|(at, _)| *at);
-            let since = (next < end).then(begun).flatten();
-            let wait = since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-            Standing { next, behind: end - next, wait }
+        let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
+        let has = |state: &SlotState, rank: u16| {
+            state.reduction == Reduction::Copy as u8 || state.seen >> rank & 1 == 1
         };
-        for rank in (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1) {
-            let has = |state: &SlotState| {
-                state.reduction == Reduction::Copy as u8 || state.seen >> rank & 1 == 1
-            };
-            let next = next_of(&mut slots, &has);
-            sight.members.push((rank, standing(&self.marks, next)));
-        }
-        if pool.forwards() {
-            // What some member lacks is not the parent's to deliver.
-            let complete = oldest_next(&sight.members, end);
-            let next = next_of(&mut slots, &|state| state.settled != 0).min(complete);
-            let parent = standing(&self.marks, next);
-            let owes = next < complete;
-            let wait = if owes { parent.wait } else { Duration::ZERO };
-            sight.parent = Some(Standing { wait, behind: complete - next, ..parent });
+        let nexts: Vec<(u16, u64)> =
+            members.map(|rank| (rank, next_of(&mut slots, &|state| has(state, rank)))).collect();
+        let complete = nexts.iter().map(|(_, next)| *next).min().unwrap_or(end);
+        // What some member lacks is not the parent's to deliver.
+        let parent = pool.forwards().then(|| {
+            let settled = next_of(&mut slots, &|state| state.settled != 0);
+            settled.min(complete)
+        });
+        let oldest = parent.unwrap_or(complete);
+        let since = || self.marks.iter().find(|(_, end)| *end > oldest).map(|(at, _)| *at);
+        let age = (oldest < end).then(since).flatten();
+        let age = age.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let standing = |next: u64, foremost: u64, owes: bool| {
+            let wait = if owes && next == oldest { age } else { Duration::ZERO };
+            Standing { next, behind: foremost - next, wait }
+        };
+        sight.members =
+            nexts.iter().map(|(rank, next)| (*rank, standing(*next, end, *next < end))).collect();
+        sight.parent = parent.map(|next| standing(next, complete, next < complete));
+        if parent.is_some_and(|next| next < complete) {
+            // Whatever members lack, their results come from the parent in order.
+            sight.members.iter_mut().for_each(|(_, member)| member.wait = Duration::ZERO);
         }
         sight.in_use = u32::try_from(end - oldest).unwrap_or(u32::MAX);
         self.forget(oldest);
@@ -135,10 +142,6 @@ impl Lag {
             });
         }
     }
-}
-
-fn oldest_next(members: &[(u16, Standing)], end: u64) -> u64 {
-    members.iter().map(|(_, standing)| standing.next).min().unwrap_or(end)
 }
 
 /// A job's slots, each of which is read once a look.
@@ -287,8 +290,9 @@ mod tests {
         look(&mut lag, 200, false, [4, 3, 2]);
         let (sight, _) = look(&mut lag, 400, true, [10, 9, 2]);
         assert_eq!(waits(&sight), [(0, 10, 0, 0), (1, 9, 1, 0), (3, 2, 8, 200)]);
-        let (sight, _) = look(&mut lag, 800, true, [10, 10, 2]);
-        assert_eq!(waits(&sight), [(0, 10, 0, 0), (1, 10, 0, 0), (3, 2, 8, 600)]);
+        // One of the others has a smaller window: it waits, as the other one does.
+        let (sight, _) = look(&mut lag, 800, true, [10, 6, 2]);
+        assert_eq!(waits(&sight), [(0, 10, 0, 0), (1, 6, 4, 0), (3, 2, 8, 600)]);
         let late: Vec<_> = sight.members.iter().filter(|(_, s)| s.is_late()).collect();
         assert_eq!(late.len(), 1);
         // It goes on: slow, and later blocks have waited for less time.

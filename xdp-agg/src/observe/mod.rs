@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread;
 
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::error;
 
 use crate::confined::confine_helper;
@@ -50,8 +50,7 @@ pub struct Facts {
     pub warnings: Vec<String>,
 }
 
-/// Starts to observe, and to answer on `listener`: until the process ends, or the control loop does
-/// and nobody holds the other end of `asks`.
+/// Starts to observe, and to answer on `listener`, until the other end of `asks` is gone.
 ///
 /// # Errors
 /// A thread cannot be started.
@@ -64,11 +63,20 @@ pub fn start(
     http::warn_if_open(&listener);
     let pages = Arc::new(Pages::default());
     let mut sampler = Sampler::new(facts, watch, asks, Arc::clone(&pages));
-    let looks = runtime()?;
-    spawn("xdp-agg-look", move || looks.block_on(sampler.run()))?;
-    let answers = runtime()?;
+    let (looks, answers) = (runtime()?, runtime()?);
+    let (looking, ended) = oneshot::channel::<()>();
+    spawn("xdp-agg-look", move || {
+        looks.block_on(sampler.run());
+        drop(looking);
+    })?;
     spawn("xdp-agg-http", move || {
-        if let Err(error) = answers.block_on(http::serve(listener, pages)) {
+        let served = answers.block_on(async {
+            tokio::select! {
+                _ = ended => Ok(()),
+                served = http::serve(listener, pages) => served,
+            }
+        });
+        if let Err(error) = served {
             error!("HTTP has ended: {error}");
         }
     })

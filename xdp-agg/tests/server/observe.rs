@@ -98,18 +98,14 @@ fn a_rank_that_others_wait_for_is_named_within_a_second() {
     let late = |job: &Job| job.ranks.iter().any(|rank| rank.state == RankState::Late);
     let (job, took) = job_that(&daemon, "a late rank", late);
     assert!(took < Duration::from_secs(1), "{took:?}");
-    let (job, _) = if job.ranks[1].state == RankState::Late {
-        (job, took)
-    } else {
-        job_that(&daemon, "both", |job| job.ranks[1].state == RankState::Late)
-    };
-    assert_eq!(job.ranks[0].state, RankState::Ok, "{job:?}");
-    assert_eq!(job.ranks[2].state, RankState::Late, "{job:?}");
+    // The second one is behind as well, but has contributed to the block that all wait for.
+    let states: Vec<_> = job.ranks.iter().map(|rank| rank.state).collect();
+    assert_eq!(states, [RankState::Ok, RankState::Ok, RankState::Late], "{job:?}");
     let lags: Vec<_> = job.ranks.iter().map(|rank| rank.lag_blocks).collect();
     assert_eq!((lags, job.slots_in_use), (vec![Some(0), Some(2), Some(3)], 3));
     assert!(job.stalled && job.ranks[2].lag_seconds >= Some(0.5), "{job:?}");
 
-    // It comes: the block is complete, and the others wait for two ranks.
+    // They come: nobody waits.
     for block in 5..8 {
         workers[1].contribute(block, &[1]);
         workers[2].contribute(block, &[1]);
@@ -119,10 +115,8 @@ fn a_rank_that_others_wait_for_is_named_within_a_second() {
     assert_eq!((job.blocks_completed, job.slots_in_use), (8, 0));
     let kinds = kinds(&daemon, 0);
     assert_eq!(kinds[0], ("job_started".into(), None));
-    for rank in [1, 2] {
-        for kind in ["rank_late", "rank_caught_up"] {
-            assert!(kinds.contains(&(kind.into(), Some(rank))), "{kinds:?}");
-        }
+    for kind in ["rank_late", "rank_caught_up"] {
+        assert!(kinds.contains(&(kind.into(), Some(2))), "{kinds:?}");
     }
     assert!(!kinds.iter().any(|(_, rank)| *rank == Some(0)), "{kinds:?}");
 }

@@ -13,7 +13,7 @@ use super::model::{Model, late, members, rank_cells, slots};
 const EVENTS: u16 = 6;
 
 /// Draws all of it.
-pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let ports = model.state.ports.len().min(8) as u16 + 2;
     let warnings = model.state.daemon.warnings.len() as u16;
     let head = 1 + warnings + u16::from(model.error.is_some());

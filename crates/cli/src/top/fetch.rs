@@ -77,7 +77,7 @@ impl Source {
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
             let body = body.map_err(|error| anyhow::anyhow!("{error}"))?.to_bytes();
-            Ok((status, body))
+            Ok::<_, anyhow::Error>((status, body))
         };
         tokio::pin!(ask, connection);
         // The connection is driven until the answer is here.

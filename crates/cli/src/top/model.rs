@@ -152,13 +152,16 @@ impl Model {
         let mut jobs: Vec<_> = self.state.jobs.iter().collect();
         // The largest first, and names from A to Z.
         let largest_first = |key: &dyn Fn(&Job) -> f64, a: &Job, b: &Job| key(b).total_cmp(&key(a));
-        jobs.sort_by(|a, b| {
+        jobs.sort_by(|one, other| {
+            let (a, b): (&Job, &Job) = (one, other);
             let order = match self.sort {
                 Sort::Lag => largest_first(&lag, a, b),
-                Sort::Rate => largest_first(&|job| self.rates(job).map_or(0.0, |r| r.blocks), a, b),
-                Sort::Slots => largest_first(&|job| job.slots_in_use.into(), a, b),
+                Sort::Rate => {
+                    largest_first(&|job: &Job| self.rates(job).map_or(0.0, |r| r.blocks), a, b)
+                }
+                Sort::Slots => largest_first(&|job: &Job| job.slots_in_use.into(), a, b),
                 Sort::Repeats => {
-                    largest_first(&|job| self.rates(job).map_or(0.0, |r| r.repeats), a, b)
+                    largest_first(&|job: &Job| self.rates(job).map_or(0.0, |r| r.repeats), a, b)
                 }
                 Sort::Name => a.name.cmp(&b.name),
             };

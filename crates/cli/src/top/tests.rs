@@ -55,7 +55,7 @@ fn state(looks: u64) -> State {
     }
 }
 
-fn screen(model: &mut Model) -> String {
+fn screen(model: &Model) -> String {
     let mut terminal = Terminal::new(TestBackend::new(110, 24)).expect("it is memory");
     terminal.draw(|frame| draw::draw(frame, model)).expect("it is memory");
     let buffer = terminal.backend().buffer();
@@ -73,10 +73,10 @@ fn line<'a>(text: &'a str, begin: &str) -> &'a str {
 fn a_late_rank_is_named_with_its_lag_and_rates_are_since_the_last_look() {
     let mut model = Model::new(Sort::Lag);
     model.take(state(1));
-    let first = screen(&mut model);
+    let first = screen(&model);
     assert!(line(&first, "train").contains(" - "), "no rates yet: {first}");
     model.take(state(3));
-    let text = screen(&mut model);
+    let text = screen(&model);
     assert!(text.starts_with("xdp-agg 1.2.3, engine xdp (native), up 1:02:06, ready"), "{text}");
     assert!(text.contains("eth1 has no carrier"), "{text}");
     let train = line(&text, "train");
@@ -93,30 +93,30 @@ fn keys_sort_and_open_jobs() {
     let mut model = Model::new(Sort::Lag);
     model.take(state(1));
     model.take(state(2));
-    let order = |model: &mut Model| {
+    let order = |model: &Model| {
         let text = screen(model);
         text.find("train").expect("it is there") < text.find("calm").expect("it is there")
     };
-    let mut key = |model: &mut Model, code| press(model, KeyEvent::new(code, KeyModifiers::NONE));
-    assert!(order(&mut model), "the latest first");
-    assert!(!key(&mut model, KeyCode::Char('r')) && !order(&mut model));
+    let key = |model: &mut Model, code| press(model, KeyEvent::new(code, KeyModifiers::NONE));
+    assert!(order(&model), "the latest first");
+    assert!(!key(&mut model, KeyCode::Char('r')) && !order(&model));
     key(&mut model, KeyCode::Char('r'));
     key(&mut model, KeyCode::Char('s'));
-    assert!(!order(&mut model), "calm has more blocks a second");
+    assert!(!order(&model), "calm has more blocks a second");
     for _ in 0..3 {
         key(&mut model, KeyCode::Char('s'));
     }
-    assert!(model.sort == Sort::Name && !order(&mut model));
+    assert!(model.sort == Sort::Name && !order(&model));
     key(&mut model, KeyCode::Down);
     key(&mut model, KeyCode::Down);
     key(&mut model, KeyCode::Enter);
-    let text = screen(&mut model);
+    let text = screen(&model);
     assert!(text.contains("ranks of train, epoch 1, running") && !text.contains("calm"), "{text}");
     let late: Vec<_> = line(&text, "1 ").split_whitespace().collect();
     assert_eq!(late, ["1", "late", "10.0.0.1:4000", "33", "7", "5.2", "s", "0.2", "s", "ago"]);
     assert!(text.find("late").expect("it is") < text.find(" ok ").expect("it is"), "{text}");
     key(&mut model, KeyCode::Esc);
-    assert!(screen(&mut model).contains("calm"));
+    assert!(screen(&model).contains("calm"));
     let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     assert!(key(&mut model, KeyCode::Char('q')) && press(&mut model, control_c));
 }
@@ -145,7 +145,7 @@ fn a_job_that_goes_closes_its_ranks_and_a_daemon_that_went_is_told() {
     gone.jobs.truncate(1);
     model.take(gone);
     model.fail("no daemon serves HTTP here".into());
-    let text = screen(&mut model);
+    let text = screen(&model);
     assert!(text.contains("calm") && text.contains("train has ended: all have left"), "{text}");
     assert!(text.contains("no daemon serves HTTP here"), "{text}");
     assert_eq!((model.chosen(), model.events_seen()), (0, 9));
@@ -154,7 +154,7 @@ fn a_job_that_goes_closes_its_ranks_and_a_daemon_that_went_is_told() {
     anew.daemon.uptime_seconds = 1.0;
     model.take(anew);
     assert_eq!(model.events_seen(), 0);
-    assert!(line(&screen(&mut model), "calm").contains(" - "), "nothing to compare with");
+    assert!(line(&screen(&model), "calm").contains(" - "), "nothing to compare with");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn small_terminals_do_no_harm() {
     model.take(state(1));
     for (width, height) in [(1, 1), (20, 5), (300, 100)] {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("it is memory");
-        terminal.draw(|frame| draw::draw(frame, &mut model)).expect("it is memory");
+        terminal.draw(|frame| draw::draw(frame, &model)).expect("it is memory");
     }
 }
 
