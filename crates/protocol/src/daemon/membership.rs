@@ -150,6 +150,10 @@ impl Jobs {
     pub(super) fn lose(&mut self, job_id: u16, ranks: &[u16], reason: &str) {
         for rank in ranks {
             self.detach(job_id, *rank);
+            if let Some(job) = self.jobs.get(&job_id) {
+                let text = format!("rank {rank} of {} is lost: {reason}", job.name);
+                self.tell(job_id, Happened::RankLost, Some(*rank), text);
+            }
         }
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
@@ -157,15 +161,7 @@ impl Jobs {
         let Some(first) = ranks.first() else {
             return;
         };
-        let (shrinks, name) = (job.shrinks(), job.name.clone());
-        for rank in ranks {
-            let text = format!("rank {rank} of {name} is lost: {reason}");
-            self.tell(job_id, Happened::RankLost, Some(*rank), text);
-        }
-        let Some(job) = self.jobs.get_mut(&job_id) else {
-            return;
-        };
-        if !shrinks {
+        if !job.shrinks() {
             return self.abort(job_id, &AbortReason::MemberLost { rank: *first });
         }
         note!(self, warn, job = job.name, ?ranks, "lost: {reason}");
