@@ -195,7 +195,7 @@ fn a_real_prometheus_scrapes_what_stats_counts() {
 
 /// Rates of a job with a scrape each second beside those without HTTP, one after the other.
 #[test]
-#[ignore = "a measurement: docs/measurements/observability.md has its figures"]
+#[ignore = "a measurement, of some 30 s"]
 fn what_a_scrape_each_second_costs() {
     need_root!();
     const ROUNDS: usize = 8;
