@@ -20,7 +20,8 @@
 //! #     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 //! #     runtime.block_on(async {
 //! #         let listener = Listener::bind(settings.control)?;
-//! #         let server = Server::new(listener, engine::open(&settings.engine)?, &settings.server);
+//! #         let engine = engine::open(&settings.engine)?.engine;
+//! #         let server = Server::new(listener, engine, &settings.server);
 //! #         tell.send(server.control_addr())?;
 //! #         server.run(std::future::pending()).await;
 //! #         Ok(())

@@ -150,7 +150,7 @@ fn open(kind: EngineKind, addr: Ipv4Addr) -> Box<dyn Engine> {
         fresh: false,
         vlan: None,
     };
-    engine::open(&config).expect("it opens")
+    engine::open(&config).expect("it opens").engine
 }
 
 fn worker_address(net: &Topology, rank: u16) -> SocketAddrV4 {

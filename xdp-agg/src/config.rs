@@ -7,6 +7,7 @@ mod changes;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::de::Error as _;
@@ -39,6 +40,8 @@ pub const PROBE_TIMEOUT_S: u64 = 20;
 pub const RESUME_TIMEOUT_S: u64 = 10;
 /// Default directory of state files.
 pub const STATE_DIR: &str = "/run/xdp-agg";
+/// Default TCP port of HTTP.
+pub const HTTP_PORT: u16 = 9871;
 /// Least and most seconds until a dead host or a straggler is given up.
 const LOSS_S: RangeInclusive<f64> = 0.1..=3600.0;
 /// Most packets a second of a quota: one a nanosecond.
@@ -63,6 +66,10 @@ pub struct Partial {
     /// Where workers and tools connect (TCP) [default: 0.0.0.0:9870]
     #[arg(long, env = "XDP_AGG_CONTROL", value_name = "ADDR:PORT")]
     pub control: Option<SocketAddr>,
+    /// Where metrics, health and the page are served over HTTP, without TLS or token, to read only;
+    /// `off`: nowhere [default: 127.0.0.1:9871, and nowhere if that is taken]
+    #[arg(long, env = "XDP_AGG_HTTP", value_name = "ADDR:PORT|off")]
+    pub http: Option<HttpAddr>,
     /// IPv4 address of this host that workers send data to [default: the one that each worker is
     /// connected to]
     #[arg(long, env = "XDP_AGG_DATA_ADDR", value_name = "IP", value_parser = ipv4)]
@@ -174,10 +181,45 @@ pub struct Partial {
 pub struct Settings {
     /// Where workers and tools connect.
     pub control: SocketAddr,
+    /// Where HTTP is served. None: nobody has said.
+    pub http: Option<HttpAddr>,
     /// The engine's part.
     pub engine: EngineConfig,
     /// The control server's part.
     pub server: ServerConfig,
+}
+
+/// Where HTTP is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpAddr {
+    /// Nowhere.
+    Off,
+    /// Here.
+    At(SocketAddr),
+}
+
+impl HttpAddr {
+    /// What is taken if nobody says anything.
+    pub const DEFAULT: SocketAddr =
+        SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), HTTP_PORT);
+}
+
+impl FromStr for HttpAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let wanted = "an address and a port, as in 127.0.0.1:9871, or `off`";
+        text.parse().map(Self::At).map_err(|error| format!("{error}; expected {wanted}"))
+    }
+}
+
+impl<'de> Deserialize<'de> for HttpAddr {
+    fn deserialize<D: Deserializer<'de>>(text: D) -> Result<Self, D::Error> {
+        String::deserialize(text)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// What is wrong with a setting.
@@ -268,6 +310,7 @@ impl Partial {
             engine: self.engine.or(below.engine),
             xdp_mode: self.xdp_mode.or(below.xdp_mode),
             control: self.control.or(below.control),
+            http: self.http.or(below.http),
             data_addr: self.data_addr.or(below.data_addr),
             local_addr: self.local_addr.or(below.local_addr),
             data_port: self.data_port.or(below.data_port),
@@ -316,6 +359,7 @@ impl Partial {
         let server = self.server(job_slots, data_port, kind)?;
         Ok(Settings {
             control: self.control.unwrap_or(any_address),
+            http: self.http,
             engine: EngineConfig {
                 kind,
                 xdp_mode: self.xdp_mode.unwrap_or_default(),

@@ -2,6 +2,7 @@
 //!
 //! * [`engine`]: what sums contributions: the XDP program in the kernel, or user space.
 //! * [`server`]: the control connections around the engine and the daemon's protocol.
+//! * [`observe`]: what the daemon tells of itself: metrics, JSON, health, over HTTP.
 //! * [`state`]: the file in which a daemon leaves its running jobs to the next one.
 //! * [`config`]: the daemon's settings and where they come from.
 //! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.
@@ -16,6 +17,7 @@ pub mod doctor;
 mod drivers;
 pub mod engine;
 pub mod link;
+pub mod observe;
 mod private;
 pub mod process;
 pub mod server;

@@ -5,13 +5,14 @@
 //! as users do. (Without a linker, cargo could not even build this program: `xtask/linker.sh`
 //! installs it at that moment. So the check here rarely finds it missing.)
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
 use crate::python::{self, NEWEST_TORCH};
-use crate::shell::{is_root, run, say, step, which};
+use crate::shell::{is_root, run, say, step, target, which};
 use crate::toolchain::Toolchain;
 
 #[derive(clap::Args)]
@@ -80,7 +81,36 @@ pub(crate) fn ensure_tests() -> Result<()> {
     let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
     let needs: Vec<_> =
         missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();
-    install(&needs)
+    install(&needs)?;
+    fetch_prometheus()
+}
+
+/// Puts the programs of Debian's package `prometheus` where a test looks for them. Installed, the
+/// package would start a service and bring 30 others along.
+fn fetch_prometheus() -> Result<()> {
+    let place = target().join("prometheus");
+    let there = ["prometheus", "promtool"]
+        .into_iter()
+        .all(|name| which(name).is_some() || place.join("usr/bin").join(name).exists());
+    if there || which("apt-get").is_none() {
+        return Ok(());
+    }
+    fs::create_dir_all(&place)?;
+    let apt = |arguments: &[&str]| run(Command::new("apt-get").args(arguments).current_dir(&place));
+    step("apt-get download prometheus", || {
+        apt(&["download", "-q", "prometheus"]).or_else(|_| {
+            apt(&["update", "-q"])?;
+            apt(&["download", "-q", "prometheus"])
+        })?;
+        for entry in fs::read_dir(&place)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                run(Command::new("dpkg-deb").arg("-x").arg(&path).arg(&place))?;
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// Whether a tool for administrators is there: their directory is not on everybody's path.

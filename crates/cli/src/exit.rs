@@ -6,7 +6,7 @@ use xdp_agg::config::ConfigError;
 use xdp_agg_tls::{SecretError, TlsError};
 use xdp_agg_topology::FileError;
 
-use crate::control;
+use crate::{control, top};
 
 /// What the process ends with.
 pub(crate) const EXIT_CODES: &str = "\
@@ -14,7 +14,7 @@ Exit codes:
   0  done
   1  failed or refused; the message says what was wrong, what was expected and what to do
   2  wrong usage or configuration
-  3  no daemon answers at the control address";
+  3  no daemon answers at the control address (top: at the HTTP address)";
 
 /// An argument or setting that does not fit its purpose.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ const WRONG_USAGE: u8 = 2;
 const NO_DAEMON: u8 = 3;
 
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
-    if error.is::<control::NoDaemon>() {
+    if error.is::<control::NoDaemon>() || error.is::<top::NoHttp>() {
         NO_DAEMON
     } else if error.is::<ConfigError>()
         || error.is::<TlsError>()

@@ -11,6 +11,7 @@ mod reload;
 mod serve;
 mod stats;
 mod table;
+mod top;
 mod topology;
 mod tune;
 
@@ -36,6 +37,7 @@ enum Command {
     Jobs(jobs::Args),
     Reload(reload::Args),
     Stats(stats::Args),
+    Top(top::Args),
     Doctor(doctor::Args),
     Tune(tune::Args),
     Topology(topology::Args),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Jobs(args) => jobs::run(args),
         Command::Reload(args) => reload::run(args),
         Command::Stats(args) => stats::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),

@@ -14,10 +14,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
-use xdp_agg::config::{ConfigError, Partial, Settings};
+use xdp_agg::config::{ConfigError, HttpAddr, Partial, Settings};
 use xdp_agg::confined::confine;
 use xdp_agg::doctor;
-use xdp_agg::engine;
+use xdp_agg::engine::{self, Opened};
+use xdp_agg::observe::{self, Facts, HttpListener};
 use xdp_agg::process::raise_file_limit;
 use xdp_agg::server::{ConnId, Listener, Reread, Rereads, Server};
 use xdp_agg::supervisor::Supervisor;
@@ -29,7 +30,8 @@ use crate::exit::sentence;
 /// Flags win over environment variables, these over the file of --config, this over the defaults.
 /// The file is TOML; its keys are named like the flags, without the dashes in front.
 /// When workers may connect, one line goes to standard output:
-/// `ready control=ADDR:PORT data_port=PORT engine=ENGINE`. Logs go to standard error.
+/// `ready control=ADDR:PORT data_port=PORT http=ADDR:PORT|off engine=ENGINE`. Logs go to standard
+/// error.
 ///
 /// With a command, the daemon runs it and goes when it goes, with its exit code:
 /// `xdp-agg serve --engine userspace -- python train.py`. So a worker brings the aggregator of its
@@ -103,7 +105,8 @@ async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<E
         None => Listener::bind(settings.control)?,
     };
     let settings = Settings { control: listener.addr(), ..settings };
-    let engine = engine::open(&settings.engine)?;
+    let http = http_listener(settings.http)?;
+    let Opened { engine, fallback } = engine::open(&settings.engine)?;
     if engine.describe() != USERSPACE {
         for doubt in doctor::doubts(&settings.engine.interfaces).await {
             warn!("{doubt}");
@@ -126,7 +129,22 @@ async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<E
         .with_supervisor(Supervisor::from_env());
     let (control, data_port) = (server.control_addr(), server.data_port());
     let engine = server.engine();
-    info!(%control, data_port, engine, "ready");
+    let http_addr = http.as_ref().map_or_else(|| "off".into(), |http| http.addr().to_string());
+    let mut server = server;
+    if let Some(http) = http {
+        let facts = Facts {
+            engine: engine.clone(),
+            fallback,
+            interfaces: settings.engine.interfaces.clone(),
+            control,
+            data_port,
+            warnings: settings.openness().into_iter().collect(),
+        };
+        let (asks, views) = mpsc::channel(1);
+        observe::start(http, facts, server.watch()?, asks).context("starting the observer")?;
+        server = server.with_views(views);
+    }
+    info!(%control, data_port, http = http_addr, engine, "ready");
     if let [program, arguments @ ..] = &command[..] {
         let mut child = Child::run(program, arguments)?;
         let ended = async {
@@ -144,12 +162,30 @@ async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<E
         return Ok(child.code());
     }
     let mut out = io::stdout();
-    let line = writeln!(out, "ready control={control} data_port={data_port} engine={engine}");
+    let line = writeln!(
+        out,
+        "ready control={control} data_port={data_port} http={http_addr} engine={engine}"
+    );
     if let Err(error) = line.and_then(|()| out.flush()) {
         warn!("nobody reads standard output: {error}");
     }
     server.run(async move { signalled().await.1.to_owned() }).await;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The address of HTTP, if it is served. The default one may be another daemon's.
+fn http_listener(wanted: Option<HttpAddr>) -> Result<Option<HttpListener>> {
+    match wanted {
+        Some(HttpAddr::Off) => Ok(None),
+        Some(HttpAddr::At(addr)) => Ok(Some(HttpListener::bind(addr)?)),
+        None => match HttpListener::bind(HttpAddr::DEFAULT) {
+            Ok(listener) => Ok(Some(listener)),
+            Err(error) => {
+                warn!("no metrics and no page are served: {error}");
+                Ok(None)
+            }
+        },
+    }
 }
 
 /// The command that the daemon serves for.

@@ -85,12 +85,66 @@ fn the_daemon_says_when_it_is_ready_and_ends_on_signals() {
         assert!(words[1].starts_with("control=127.0.0.1:"), "{words:?}");
         let port = words[2].strip_prefix("data_port=").and_then(|port| port.parse::<u16>().ok());
         assert!(port.is_some_and(|port| port != 0), "{words:?}");
-        assert_eq!(words[3..], ["engine=userspace"]);
+        // The default address may be another daemon's.
+        assert!(matches!(words[3], "http=127.0.0.1:9871" | "http=off"), "{words:?}");
+        assert_eq!(words[4..], ["engine=userspace"]);
         let (code, log) = daemon.signal(signal);
         assert_eq!(code, Some(0), "{log}");
         assert!(log.contains(&format!("SIG{name}")), "{log}");
         assert!(!log.contains('\x1b'), "colours in a pipe: {log}");
     }
+}
+
+/// A daemon that serves HTTP on a free port, and where.
+fn with_http() -> (Daemon, String) {
+    let daemon =
+        Daemon::start(|command| _ = command.args(USERSPACE).args(["--http", "127.0.0.1:0"]));
+    let http = daemon.0.ready().split(' ').find_map(|word| word.strip_prefix("http="));
+    let http = http.expect("it is named").to_owned();
+    (daemon, http)
+}
+
+#[test]
+fn top_prints_one_look_where_there_is_no_terminal() {
+    let (daemon, http) = with_http();
+    assert!(daemon.ask(&["jobs", "create", "train", "--world-size", "2"]).status.success());
+    // The observer looks five times a second.
+    std::thread::sleep(Duration::from_millis(500));
+    let none: [&str; 0] = [];
+    for more in [&none[..], &["--once"][..]] {
+        let text = stdout(&run(&[&["top", "--http", http.as_str()][..], more].concat()));
+        assert!(text.starts_with("xdp-agg ") && text.contains(", 1 jobs\n"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("train")).expect("the job's row");
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(cells[..5], ["train", "forming", "0", "0/2", "0"], "{text}");
+        let missing = text.lines().filter(|line| line.contains(" missing ")).count();
+        assert_eq!(missing, 2, "{text}");
+    }
+    let (code, log) = daemon.signal(TERM);
+    assert_eq!(code, Some(0), "{log}");
+    fails(&run(&["top", "--http", &http]), 3, &["no daemon serves HTTP at", &http, "--http"]);
+}
+
+#[test]
+fn a_taken_http_address_is_an_error_and_the_default_one_a_warning() {
+    let (_first, http) = with_http();
+    let serve = ["serve", "--control", "127.0.0.1:0"];
+    let taken = program().args(serve).args(USERSPACE).args(["--http", &http]).output();
+    fails(&taken.expect("it runs"), 1, &["cannot listen on", &http, "for HTTP", "--http"]);
+    // One of these two has the default address, or neither.
+    let (second, third) = (Daemon::userspace(), Daemon::userspace());
+    let off = [&second, &third].map(|daemon| daemon.0.ready().contains("http=off"));
+    assert!(off.contains(&true));
+    for (daemon, off) in [(second, off[0]), (third, off[1])] {
+        let (code, log) = daemon.signal(TERM);
+        assert_eq!(code, Some(0), "{log}");
+        let warnings = log.lines().filter(|line| line.contains("no metrics and no page")).count();
+        assert_eq!(warnings, usize::from(off), "{log}");
+    }
+    let off = Daemon::start(|command| _ = command.args(USERSPACE).args(["--http", "off"]));
+    assert!(off.0.ready().contains("http=off"));
+    let (_, log) = off.signal(TERM);
+    assert!(!log.contains("no metrics and no page"), "{log}");
 }
 
 #[test]

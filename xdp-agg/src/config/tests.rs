@@ -15,9 +15,10 @@ fn a_file_says_what_the_flags_say() {
                join-timeout-max = 50\nprobe-timeout = 6\n\
                log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
                silent-timeout = 20\njob-slots-max = 16\njob-packet-rate = 1000\n\
-               local-addr = '169.254.7.7'\n";
+               local-addr = '169.254.7.7'\nhttp = '[::1]:9999'\n";
     let settings = file(all).and_then(Partial::complete).expect("all of it is right");
     assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
+    assert_eq!(settings.http, "[::1]:9999".parse().map(HttpAddr::At).ok());
     assert_eq!(settings.engine.interfaces, ["p0", "p1"]);
     assert_eq!((settings.engine.slots, settings.server.job_slots), (64, 8));
     assert_eq!(settings.engine.xdp_mode, XdpMode::Generic);
@@ -31,6 +32,15 @@ fn a_file_says_what_the_flags_say() {
     assert_eq!(server.straggler_timeout, Some(Duration::from_millis(2500)));
     assert_eq!(server.silent_timeout, Some(Duration::from_secs(20)));
     assert_eq!((server.job_slots_max, server.job_packet_rate), (Some(16), Some(1000)));
+}
+
+#[test]
+fn http_has_an_address_or_is_off() {
+    let http = |text: &str| file(text).and_then(Partial::complete).map(|settings| settings.http);
+    assert_eq!(http("").expect("it may be left out"), None);
+    assert_eq!(http("http = 'off'").expect("it is a word"), Some(HttpAddr::Off));
+    let error = http("http = '9871'").expect_err("no address").to_string();
+    assert!(error.contains("127.0.0.1:9871, or `off`"), "{error}");
 }
 
 #[test]

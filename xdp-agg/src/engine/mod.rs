@@ -7,6 +7,7 @@ mod open;
 mod options;
 mod uplink;
 pub mod userspace;
+pub mod watch;
 pub mod xdp;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -16,8 +17,9 @@ use std::time::Duration;
 use xdp_agg_common::control::LocalMembers;
 use xdp_agg_common::maps::{JobConf, JobCounters, ResultMode};
 
-pub use open::open;
+pub use open::{Opened, open};
 pub use options::{EngineConfig, EngineKind, LocalAddr, XdpMode};
+pub use watch::Watch;
 pub use xdp_agg_protocol::engine::{JobSetup, Started, Trouble, Uplink};
 pub use xdp_agg_protocol::sum::Error as SumError;
 
@@ -129,6 +131,13 @@ pub trait Engine: Send {
 
     /// What is pinned stays when the engine is dropped: the data path goes on.
     fn keep(&mut self) {}
+
+    /// The data path for another thread that only looks. It may outlive the engine: then it shows
+    /// what was left.
+    ///
+    /// # Errors
+    /// The engine's.
+    fn watch(&self) -> Result<Box<dyn Watch>, EngineError>;
 }
 
 /// One call of [`Engine::prepare`], [`Engine::start`] or [`Engine::stop`].

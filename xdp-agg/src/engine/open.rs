@@ -13,18 +13,27 @@ use super::{Engine, EngineConfig, EngineError, EngineKind, XdpMode};
 /// is not an error: the user-space engine steps in, with a warning. The same holds for a driver
 /// that does not run XDP programs itself, or not at this MTU, unless a mode was asked for. Generic
 /// mode is not taken in its place: it is the slowest of the three.
-pub fn open(config: &EngineConfig) -> Result<Box<dyn Engine>, EngineError> {
-    match config.kind {
-        EngineKind::Userspace => open_userspace(config),
-        EngineKind::Xdp => open_xdp(config),
+pub fn open(config: &EngineConfig) -> Result<Opened, EngineError> {
+    let (engine, fallback) = match config.kind {
+        EngineKind::Userspace => (open_userspace(config)?, None),
+        EngineKind::Xdp => (open_xdp(config)?, None),
         EngineKind::Auto => match open_xdp(config) {
             Err(reason) if gives_way(&reason, config.xdp_mode) => {
                 warn!("taking the user-space engine: {reason}");
-                open_userspace(config)
+                (open_userspace(config)?, Some(reason.to_string()))
             }
-            opened => opened,
+            opened => (opened?, None),
         },
-    }
+    };
+    Ok(Opened { engine, fallback })
+}
+
+/// An engine, and how it was come by.
+pub struct Opened {
+    /// The engine.
+    pub engine: Box<dyn Engine>,
+    /// Why it is the user-space engine, where that is not what was asked for.
+    pub fallback: Option<String>,
 }
 
 /// Whether the user-space engine may step in for an XDP engine that cannot start.

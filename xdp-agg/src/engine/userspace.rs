@@ -20,7 +20,8 @@ use xdp_agg_protocol::sum::{Answer, Job, Sums, uplink};
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
 use super::uplink::send_probe;
-use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
+use super::watch::Eye;
+use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble, Watch};
 use crate::confined::confine_helper;
 use crate::link::{Links, addresses};
 
@@ -147,9 +148,43 @@ impl Engine for UserspaceEngine {
         vec![Trouble { what, members }]
     }
 
+    fn watch(&self) -> Result<Box<dyn Watch>, EngineError> {
+        Ok(Box::new(UserspaceWatch { sums: Arc::clone(&self.sums), opened: self.opened }))
+    }
+
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
         // The lock first, then the clock: no member was heard later than that.
         let mut sums = self.sums();
+        Ok(sums.heard(job_id, self.opened.elapsed())?)
+    }
+}
+
+/// The sums, for another thread.
+struct UserspaceWatch {
+    sums: Arc<Mutex<Sums>>,
+    opened: Instant,
+}
+
+impl Watch for UserspaceWatch {
+    fn counters(&mut self) -> Result<Vec<JobCounters>, EngineError> {
+        Ok(locked(&self.sums).counters().to_vec())
+    }
+
+    fn look(&mut self, job_id: u16, eye: &mut dyn Eye) -> Result<bool, EngineError> {
+        let sums = locked(&self.sums);
+        let Some(conf) = sums.job(job_id).map(|job| job.conf) else {
+            return Ok(false);
+        };
+        let slot = |index: u32| sums.slot(job_id, index.into()).copied().unwrap_or_default();
+        eye.see(&conf, &mut { slot });
+        Ok(true)
+    }
+
+    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+        let mut sums = locked(&self.sums);
+        if sums.job(job_id).is_none() {
+            return Ok(Vec::new());
+        }
         Ok(sums.heard(job_id, self.opened.elapsed())?)
     }
 }

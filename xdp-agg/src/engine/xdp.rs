@@ -19,6 +19,7 @@ mod tables;
 mod tend;
 #[doc(hidden)]
 pub mod testing;
+mod watch;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -32,7 +33,9 @@ use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_protocol::sum::{self, since, uplink};
 
 use super::uplink::Prober;
-use super::{Change, Changed, Engine, EngineConfig, EngineError, JobSetup, Started, Trouble};
+use super::{
+    Change, Changed, Engine, EngineConfig, EngineError, JobSetup, Started, Trouble, Watch,
+};
 use crate::link::features::SwitchedOff;
 use clocks::KernelClock;
 use events::EventLog;
@@ -42,6 +45,7 @@ use object::{Object, Settings, other, wrong};
 use pins::{Lock, Pins};
 use plan::Plan;
 use sys::Stamp;
+use watch::XdpWatch;
 
 /// The XDP program on interfaces of this network namespace. Interfaces are known by their numbers
 /// here, so the calls of [`Engine`] are to be made in the namespace in which it was opened.
@@ -356,6 +360,10 @@ impl Engine for XdpEngine {
         if self.pins.is_some() {
             self.set_keep(true);
         }
+    }
+
+    fn watch(&self) -> Result<Box<dyn Watch>, EngineError> {
+        Ok(Box::new(XdpWatch::open(&self.object.watched, self.clock)?))
     }
 
     fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {

@@ -13,6 +13,7 @@ mod listener;
 mod long;
 mod reload;
 mod turns;
+mod view;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -37,7 +38,7 @@ use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 use xdp_agg_common::control::{Reply, Token, encode};
 use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, Watch};
 use crate::link::watch::Changes;
 use crate::state::StateFile;
 use crate::supervisor::Supervisor;
@@ -49,6 +50,7 @@ pub use listener::{Listener, ServerError};
 use long::LongFrames;
 pub use reload::{Reread, Rereads};
 use turns::{AT_A_TURN, Turns, Wish, Work, is_question, is_work};
+pub use view::{Ask, View};
 use xdp_agg_protocol::bucket::Bucket;
 pub use xdp_agg_protocol::daemon::ConnId;
 use xdp_agg_protocol::daemon::{Answer, Effect, Jobs, Limits, Patience, Peer};
@@ -141,6 +143,8 @@ pub struct Server {
     /// Where settings come from that were read again.
     rereads: Option<Rereads>,
     supervisor: Supervisor,
+    /// Who wants to see what it does.
+    asks: Option<mpsc::Receiver<Ask>>,
     /// Source of what is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
@@ -213,6 +217,7 @@ impl Server {
             config: config.clone(),
             rereads: None,
             supervisor: Supervisor::default(),
+            asks: None,
             asking: None,
         };
         server.take_over();
@@ -242,6 +247,14 @@ impl Server {
     #[must_use]
     pub const fn data_port(&self) -> u16 {
         self.data_port
+    }
+
+    /// The data path, for another thread that only looks.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn watch(&self) -> Result<Box<dyn Watch>, EngineError> {
+        self.engine.watch()
     }
 
     /// The engine's description.
@@ -279,6 +292,7 @@ impl Server {
                 () = std::future::ready(()), if more => {}
                 event = self.links.next() => self.link(event),
                 reread = Rereads::next_of(&mut self.rereads) => self.take_over_settings(reread),
+                ask = next_of(&mut self.asks) => self.show(ask),
                 // The round below looks at the time.
                 () = sleep_until(due) => {}
                 // Changes come in bursts.
@@ -659,6 +673,17 @@ async fn tick(sign: &mut Option<time::Interval>) {
         Some(sign) => drop(sign.tick().await),
         None => std::future::pending().await,
     }
+}
+
+/// The next one; for ever none, if there is nowhere that it could come from.
+async fn next_of<T>(from: &mut Option<mpsc::Receiver<T>>) -> T {
+    if let Some(some) = from
+        && let Some(next) = some.recv().await
+    {
+        return next;
+    }
+    *from = None;
+    std::future::pending().await
 }
 
 async fn sleep_until(at: Option<time::Instant>) {

@@ -9,12 +9,15 @@ use tracing::Dispatch;
 use tracing::dispatcher::with_default;
 use xdp_agg::config::Partial;
 use xdp_agg::engine::{self, EngineError, EngineKind};
+use xdp_agg::observe::{self, Facts, HttpListener};
 use xdp_agg::server::{ConnId, Listener, Reread, Rereads, Server, ServerError};
 
 /// A running daemon; dropping it shuts it down and waits.
 pub(crate) struct Daemon {
     pub(crate) control: SocketAddr,
     pub(crate) data_port: u16,
+    /// Where it serves HTTP.
+    pub(crate) http: SocketAddr,
     configs: mpsc::Sender<Reread>,
     _asked: mpsc::Receiver<ConnId>,
     shutdown: Option<oneshot::Sender<String>>,
@@ -54,24 +57,42 @@ impl Daemon {
     /// Its lines go to `log`.
     pub(crate) fn logging(settings: Partial, log: Dispatch) -> Result<Self, Refused> {
         let settings = settings.complete().expect("the settings are right");
+        let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let listener = {
             let _inside = runtime.enter();
             Listener::bind(settings.control).map_err(Refused::Control)?
         };
-        let engine = engine::open(&settings.engine).map_err(Refused::Engine)?;
+        let engine = engine::open(&settings.engine).map_err(Refused::Engine)?.engine;
         let (configs, done) = mpsc::channel(1);
         let (wishes, asked) = mpsc::channel(1);
         let server =
             Server::new(listener, engine, &settings.server).with_rereads(Rereads { wishes, done });
         let (control, data_port) = (server.control_addr(), server.data_port());
+        let http = {
+            let _inside = runtime.enter();
+            HttpListener::bind(free).expect("a free port is always free")
+        };
+        let http_addr = http.addr();
+        let facts = Facts {
+            engine: server.engine(),
+            fallback: None,
+            interfaces: vec!["lo".into()],
+            control,
+            data_port,
+            warnings: Vec::new(),
+        };
+        let (asks, views) = mpsc::channel(1);
+        let watch = server.watch().expect("sums can be watched");
+        observe::start(http, facts, watch, asks).expect("threads can be had");
+        let server = server.with_views(views);
         let (shutdown, wait) = oneshot::channel();
         let end = async { wait.await.unwrap_or_else(|_| "the test is over".into()) };
         let run = move || with_default(&log, || runtime.block_on(server.run(end)));
         let thread = std::thread::spawn(run);
         let (shutdown, thread) = (Some(shutdown), Some(thread));
-        Ok(Self { control, data_port, configs, _asked: asked, shutdown, thread })
+        Ok(Self { control, data_port, http: http_addr, configs, _asked: asked, shutdown, thread })
     }
 
     /// Has it take these settings over, as at SIGHUP. It does so soon, and not at once.

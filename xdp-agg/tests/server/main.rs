@@ -4,6 +4,7 @@ mod branches;
 mod daemon;
 mod limits;
 mod membership;
+mod observe;
 mod strangers;
 mod sums;
 mod tls;

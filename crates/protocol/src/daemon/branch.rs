@@ -16,7 +16,7 @@ use super::job::{Wish, bits_of};
 use super::numbers::is_later;
 use super::served::{Served, Step};
 use super::setup::{identity, quota};
-use super::{ConnId, Effect, Formation, Heard, Jobs, Look, Prepare, Purpose, Session};
+use super::{ConnId, Effect, Formation, Happened, Heard, Jobs, Look, Prepare, Purpose, Session};
 use crate::engine::{JobSetup, Started, Uplink};
 
 /// Pause between two probes of the way up.
@@ -115,6 +115,7 @@ impl Jobs {
             slots,
             step: Step::Idle,
             unsent: None,
+            ran: false,
             setup: None,
             mode: None,
             base: JobCounters::default(),
@@ -224,6 +225,10 @@ impl Jobs {
     /// The root has gone.
     pub(super) fn root_lost(&mut self, job_id: u16) {
         self.silence_served(job_id);
+        if let Some(served) = self.served.get(&job_id) {
+            let text = format!("{} has ended: its root has gone", served.name);
+            self.tell(job_id, Happened::JobEnded, None, text);
+        }
         if let Some(served) = self.served.remove(&job_id) {
             note!(self, info, job = served.name, job_id, "its root has gone: serves it no more");
             self.pool.give_back(served.slot_base);
@@ -254,6 +259,10 @@ impl Jobs {
                 );
                 served.step = Step::Running;
                 served.mode = Some(mode);
+                let again = std::mem::replace(&mut served.ran, true);
+                let what = if again { Happened::EpochStarted } else { Happened::JobStarted };
+                let text = format!("{} runs in epoch {epoch}, here as a branch", served.name);
+                self.tell(job_id, what, None, text);
                 BranchReply::Started { epoch, mode, group }
             }
             (Err(reason), _) => {

@@ -15,7 +15,7 @@ use super::effect::LinkId;
 use super::job::Job;
 use super::phase::Phase;
 use super::trunk::{Link, Serving, Trunk};
-use super::{Effect, Jobs, LinkEffect};
+use super::{Effect, Happened, Jobs, LinkEffect};
 
 /// Longest pause between two attempts to reach a branch, in [`super::Limits::return_after`]s.
 const PAUSE_MAX: u32 = 32;
@@ -138,6 +138,8 @@ impl Jobs {
             return false;
         };
         note!(self, info, job = job.name, %daemon, "a lost branch is back: the tree takes it back");
+        let text = format!("{}: the branch {daemon} is back", job.name);
+        self.tell(job_id, Happened::BranchBack, None, text);
         self.reform(job_id, Vec::new(), &format!("the aggregator {daemon} is back"), None);
         true
     }

@@ -15,7 +15,7 @@ use super::checks::Refusal;
 use super::job::{Job, Wish, since};
 use super::phase::Phase;
 use super::served::Served;
-use super::{Answer, ConnId, Effect, Formation, Jobs, Look, Purpose, Session};
+use super::{Answer, ConnId, Effect, Formation, Happened, Jobs, Look, Purpose, Session};
 use crate::engine::Started;
 
 impl Jobs {
@@ -275,7 +275,7 @@ impl Jobs {
         };
         job.enter(Phase::Running);
         job.life.mode = Some(mode);
-        job.life.ran = true;
+        let again = std::mem::replace(&mut job.life.ran, true);
         job.life.left.clear();
         job.life.trunk.contests = 0;
         job.life.identities = vec![(job.life.epoch, job.life.cookie, 0)];
@@ -289,12 +289,20 @@ impl Jobs {
             mode = mode.name(),
             "running"
         );
+        let text = format!(
+            "{} runs in epoch {} with {members} members, results go out by {}",
+            job.name,
+            job.life.epoch,
+            mode.name()
+        );
         self.changed = true;
         let told = job.life.members.iter().filter_map(|(rank, member)| {
             let Started { mode, group } = job.life.trunk.started_for(*rank)?;
             Some((member.conn?, Reply::Go { mode, group }))
         });
         self.effects.extend(told.map(|(conn, reply)| Effect::Reply(conn, reply)));
+        let what = if again { Happened::EpochStarted } else { Happened::JobStarted };
+        self.tell(job_id, what, None, text);
         self.advance(job_id);
     }
 

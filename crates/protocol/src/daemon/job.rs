@@ -132,6 +132,8 @@ pub(super) struct Life {
     pub(super) rings: u32,
     /// It was running once: calls may be in flight.
     pub(super) ran: bool,
+    /// Why it is being ended before its members have left.
+    pub(super) aborted: Option<String>,
     /// The engine knows it.
     pub(super) on_data_path: bool,
     /// What this epoch began with; the default one in a job's first epoch.

@@ -9,7 +9,7 @@ use xdp_agg_common::control::{AbortReason, BranchRequest, ErrorCode, Reply};
 use super::job::{Job, Life, Member};
 use super::phase::Phase;
 use super::trunk::Trunk;
-use super::{ConnId, Effect, Formation, Jobs};
+use super::{ConnId, Effect, Formation, Happened, Jobs};
 
 impl Jobs {
     /// Goes on if the event that the job waits for has come.
@@ -99,6 +99,8 @@ impl Jobs {
         };
         note!(self, info, job = job.name, rank, "left");
         let (phase, shrinks) = (job.phase(), job.shrinks());
+        let text = format!("rank {rank} has left {}", job.name);
+        self.tell(job_id, Happened::RankLeft, Some(rank), text);
         self.detach(job_id, rank);
         match phase {
             Phase::Forming(_) => self.end_if_empty(job_id),
@@ -148,6 +150,10 @@ impl Jobs {
     pub(super) fn lose(&mut self, job_id: u16, ranks: &[u16], reason: &str) {
         for rank in ranks {
             self.detach(job_id, *rank);
+            if let Some(job) = self.jobs.get(&job_id) {
+                let text = format!("rank {rank} of {} is lost: {reason}", job.name);
+                self.tell(job_id, Happened::RankLost, Some(*rank), text);
+            }
         }
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;
@@ -236,6 +242,7 @@ impl Jobs {
         let waiting = if stay { BTreeMap::new() } else { mem::take(&mut job.life.waiting) };
         if !job.life.members.is_empty() {
             note!(self, warn, job = job.name, "aborted: {reason}");
+            job.life.aborted = Some(reason.to_string());
         }
         self.tell_members(job_id, &Reply::Aborted(reason.clone()));
         for conn in waiting.into_values().filter_map(|member| member.conn) {
@@ -259,10 +266,15 @@ impl Jobs {
             return;
         };
         let policy = job.life.policy;
+        let why = job.life.aborted.take().or_else(|| job.life.ran.then(|| "all have left".into()));
+        let text = why.map(|why| format!("{} has ended: {why}", job.name));
         let Life { members, waiting, trunk, chosen, .. } = mem::take(&mut job.life);
         job.enter(Phase::Forming(None));
         for member in members.into_values() {
             self.discharge(member.conn);
+        }
+        if let Some(text) = text {
+            self.tell(job_id, Happened::JobEnded, None, text);
         }
         let Some(job) = self.jobs.get_mut(&job_id) else {
             return;

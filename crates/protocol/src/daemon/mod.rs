@@ -52,6 +52,7 @@ mod meeting;
 mod membership;
 mod numbers;
 mod open;
+mod overview;
 mod patience;
 mod phase;
 mod question;
@@ -81,6 +82,7 @@ use crate::engine::Lasting;
 use job::Job;
 use meeting::Meeting;
 use open::{OpenLook, Question};
+use overview::Chronicle;
 use served::Served;
 use slots::SlotRanges;
 
@@ -88,6 +90,7 @@ pub use effect::{
     Answer, ConnId, Effect, Formation, Heard, Limits, LinkEffect, LinkId, Look, Peer, Prepare,
     Purpose, Terms,
 };
+pub use overview::{Happened, News, Overview, Seen};
 pub use patience::Patience;
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
@@ -167,6 +170,8 @@ pub struct Jobs {
     troubles: Vec<Lasting>,
     /// What a snapshot shows may have changed since the last [`Effect::Persist`].
     changed: bool,
+    /// What has happened, for those that watch.
+    chronicle: Chronicle,
 }
 
 impl Jobs {
@@ -196,6 +201,7 @@ impl Jobs {
             lines: Log { info: Lines::new(INFO, now), warn: Lines::new(WARN, now) },
             troubles: Vec::new(),
             changed: false,
+            chronicle: Chronicle::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
 use super::phase::Phase;
 use super::trunk::Trunk;
-use super::{ConnId, Effect, Jobs, Session};
+use super::{ConnId, Effect, Happened, Jobs, Session};
 
 impl Jobs {
     /// A worker that was a member wants to go on.
@@ -113,6 +113,10 @@ impl Jobs {
             epoch = resume.epoch,
             "waiting for the members of another daemon's job"
         );
+        if resume.rings > 0 {
+            let text = format!("{}: its workers come back from a ring", job.name);
+            self.tell(job_id, Happened::RingEnded, None, text);
+        }
     }
 
     /// The members of this very epoch have met on a ring since: what this daemon has of the job is

@@ -35,6 +35,8 @@ pub(super) struct Served {
     pub(super) step: Step,
     /// Why the latest probe of the way up could not be sent, if it could not.
     pub(super) unsent: Option<String>,
+    /// It was running once.
+    pub(super) ran: bool,
     pub(super) setup: Option<BranchSetup>,
     pub(super) mode: Option<ResultMode>,
     pub(super) base: JobCounters,

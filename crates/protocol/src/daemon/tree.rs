@@ -20,7 +20,7 @@ use super::handle::agent_name;
 use super::job::Job;
 use super::phase::Phase;
 use super::trunk::{Link, Serving};
-use super::{Effect, Jobs, LinkEffect, LinkId};
+use super::{Effect, Happened, Jobs, LinkEffect, LinkId};
 use crate::engine::Started;
 
 /// How often branches may call the number of an epoch used before it runs. Each time another one is
@@ -304,6 +304,8 @@ impl Jobs {
             note!(self, warn, job = job.name, %daemon, "{follows}");
         }
         let phase = job.phase();
+        let text = format!("{}: the branch {daemon} is lost: {why}", job.name);
+        self.tell(job_id, Happened::BranchLost, None, text);
         self.hang_up(link.id);
         if !goes_on {
             let reason = why.to_owned();

@@ -20,6 +20,7 @@ use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota, U
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
+use super::watch::{Watched, again};
 use crate::engine::EngineError;
 
 /// The compiled kernel half (`cargo xtask build-ebpf`).
@@ -69,6 +70,8 @@ pub(super) struct Object {
     entrance: &'static str,
     /// Interface of the workers of this host; 0: none.
     pub(super) local_ifindex: u32,
+    /// Some of the maps once more.
+    pub(super) watched: Watched,
 }
 
 impl Object {
@@ -109,6 +112,16 @@ impl Object {
             let behind = xdp(&bpf, INGRESS)?.fd().map_err(|error| other(INGRESS, error))?;
             next.set(0, behind, 0).map_err(map_error("the program behind tags"))?;
         }
+        let twin = |name: &str| {
+            let map = bpf.map(name).ok_or_else(|| no_such(name))?;
+            again(map).map_err(|error| other("a map for those that watch", error))
+        };
+        let watched = Watched {
+            slots: twin("SLOTS")?,
+            jobs: twin("JOBS")?,
+            members: twin("MEMBERS")?,
+            counters: twin("COUNTERS")?,
+        };
         let mut take = |name: &str| bpf.take_map(name).ok_or_else(|| no_such(name));
         let ports: Result<_, _> = (0..MAX_JOBS).map(|job| take(&format!("PORTS_{job}"))).collect();
         Ok(Self {
@@ -125,6 +138,7 @@ impl Object {
             _next: next,
             entrance,
             local_ifindex,
+            watched,
             bpf,
         })
     }

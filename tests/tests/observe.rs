@@ -1,0 +1,248 @@
+//! What operators see: a real Prometheus scrapes a daemon with a job on it, and `top` names a rank
+//! that was stopped.
+
+mod support;
+
+use std::env;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network, on_all};
+use xdp_agg_client::{Communicator, Op};
+use xdp_agg_testbed::steady::Work;
+use xdp_agg_testbed::{Namespace, Process, program};
+
+/// Where the daemon serves HTTP, in its own namespace.
+const HTTP: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9871);
+
+/// The body of an answer.
+fn get(namespace: &Namespace, from: SocketAddr, path: &str) -> Option<String> {
+    let ask = || {
+        let mut stream = TcpStream::connect_timeout(&from, LIMIT).ok()?;
+        stream.set_read_timeout(Some(LIMIT)).ok()?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.split(' ').nth(1).is_some_and(|code| code == "200").then(|| body.to_owned())
+    };
+    namespace.run(ask).expect("entering the namespace")
+}
+
+/// Standard output of a program that succeeds in the daemon's namespace.
+fn output(mut command: Command, what: &str) -> String {
+    let done = command.stderr(Stdio::inherit()).output().expect("it starts");
+    assert!(done.status.success(), "{what}: {}", String::from_utf8_lossy(&done.stdout));
+    String::from_utf8(done.stdout).expect("it says text")
+}
+
+/// Both engines: a rank that is stopped amid calls is named within a second.
+#[test]
+fn top_names_a_stopped_rank() {
+    need_root!();
+    for engine in ENGINES {
+        let lab = Lab::start(network(3, "ports"), engine);
+        let mut workers = lab.steady_job("train", 3, &[], &Work::default());
+        let top = || {
+            let program = program("xdp-agg").expect("built");
+            let mut command = lab.topology.aggregator().command(program);
+            command.args(["top", "--once"]);
+            output(command, "top")
+        };
+        // They call one after the other, and nobody is late for long.
+        let calm = |text: &str| {
+            let row = text.lines().find(|line| line.starts_with("train")).expect("the job's row");
+            row.contains("running") && row.ends_with('-')
+        };
+        let start = Instant::now();
+        while !calm(&top()) {
+            assert!(start.elapsed() < LIMIT, "{engine}: {}", top());
+        }
+        workers[2].process.signal(libc::SIGSTOP).expect("it runs");
+        let stopped = Instant::now();
+        let text = loop {
+            let text = top();
+            if text.contains("rank 2: ") {
+                break text;
+            }
+            assert!(stopped.elapsed() < LIMIT, "{engine}: {text}");
+            sleep(Duration::from_millis(50));
+        };
+        // `top` itself takes some of that.
+        let took = stopped.elapsed();
+        println!("{engine}: named after {took:?}");
+        assert!(took < Duration::from_millis(1500), "{engine}: {took:?}");
+        assert!(!text.contains("rank 0: ") && !text.contains("rank 1: "), "{engine}: {text}");
+        let metrics = get(lab.topology.aggregator(), HTTP, "/metrics").expect("it is served");
+        let late = "xdp_agg_rank_late{job_name=\"train\",job_id=\"0\",rank=";
+        for (rank, is) in [(0, 0), (1, 0), (2, 1)] {
+            assert!(metrics.contains(&format!("{late}\"{rank}\"}} {is}\n")), "{metrics}");
+        }
+        workers[2].process.signal(libc::SIGCONT).expect("it is there");
+        let start = Instant::now();
+        while top().contains("rank 2: ") {
+            assert!(start.elapsed() < LIMIT, "{engine}: it goes on");
+            sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// A program of Debian's package `prometheus`: on the path, or where `cargo xtask test` puts it.
+/// None, with a message, where it is missing and need not be there.
+fn prometheus(name: &str) -> Option<PathBuf> {
+    let own = env::current_exe().expect("its own path");
+    let unpacked = own.ancestors().nth(3).map(|target| target.join("prometheus/usr/bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let all = env::split_paths(&path).chain(unpacked).map(|directory| directory.join(name));
+    let found = all.into_iter().find(|program| program.is_file());
+    if found.is_none() {
+        let what = format!(
+            "{name} is missing: `cargo xtask test` fetches it, or install the Debian package \
+             prometheus"
+        );
+        assert!(env::var_os("CI").is_none(), "{what}");
+        eprintln!("skipped: {what}");
+    }
+    found
+}
+
+/// The value of the one series that a query finds.
+fn asked(namespace: &Namespace, api: SocketAddr, query: &str) -> Option<f64> {
+    let query: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let answer = get(namespace, api, &format!("/api/v1/query?query={query}"))?;
+    let answer: Value = serde_json::from_str(&answer).expect("it is JSON");
+    let series = answer["data"]["result"].as_array()?;
+    assert!(series.len() <= 1, "{series:?}");
+    series.first()?["value"][1].as_str()?.parse().ok()
+}
+
+#[test]
+fn a_real_prometheus_scrapes_what_stats_counts() {
+    need_root!();
+    let (Some(server), Some(promtool)) = (prometheus("prometheus"), prometheus("promtool")) else {
+        return;
+    };
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let workers = lab.connect("train", 2, |settings| settings);
+    check_sums(&workers, 100_000);
+    let host = lab.topology.aggregator();
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = dir.path().join("prometheus.yml");
+    let scrape = format!(
+        "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n- job_name: \
+         xdp-agg\n  static_configs: [{{targets: ['{HTTP}']}}]\n"
+    );
+    fs::write(&config, scrape).expect("it can be written");
+    let api = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090));
+    let mut command = host.command(server);
+    command
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
+        .arg(format!("--web.listen-address={api}"));
+    let prometheus = Process::spawn("prometheus", command).expect("it starts");
+    let start = Instant::now();
+    // Nothing counts any more: what the latest of these has shown stays.
+    let scrapes = "sum_over_time(up{job=\"xdp-agg\"}[1m])";
+    while asked(host, api, scrapes).is_none_or(|scrapes| scrapes < 3.0) {
+        assert!(start.elapsed() < LIMIT, "no scrape succeeds");
+        sleep(Duration::from_millis(100));
+    }
+    assert_eq!(asked(host, api, "min_over_time(up{job=\"xdp-agg\"}[1m])"), Some(1.0));
+    let stats = lab.job_stats("train");
+    let counters = &stats.counters;
+    assert!(counters.blocks > 200, "{counters:?}");
+    let expected = [
+        ("xdp_agg_contributions_total", counters.contributions),
+        ("xdp_agg_blocks_completed_total", counters.blocks),
+        ("xdp_agg_duplicates_total", counters.duplicates),
+        ("xdp_agg_results_resent_total", counters.resends),
+        ("xdp_agg_pending_answers_total", counters.pendings),
+        ("xdp_agg_result_packets_total", counters.copies),
+        ("xdp_agg_job_slots", stats.info.slots.into()),
+        ("xdp_agg_job_epoch", stats.info.epoch.into()),
+    ];
+    for (name, count) in expected {
+        let value = asked(host, api, &format!("{name}{{job_name=\"train\",job_id=\"0\"}}"));
+        assert_eq!(value, Some(count as f64), "{name}");
+    }
+    let ports = "count(xdp_agg_port_up == 1)";
+    assert_eq!(asked(host, api, ports), Some(2.0));
+    let bytes = "min(xdp_agg_port_receive_bytes_total)";
+    assert!(asked(host, api, bytes).is_some_and(|bytes| bytes > 400_000.0), "of both workers");
+    let took = asked(host, api, "max_over_time(scrape_duration_seconds{job=\"xdp-agg\"}[1m])");
+    println!("longest scrape: {took:?} s");
+    prometheus.kill().expect("it was running");
+
+    // The older format, as a linter reads it.
+    let metrics = get(host, HTTP, "/metrics").expect("it is served");
+    let mut command = Command::new(promtool);
+    command.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut linter = command.stderr(Stdio::piped()).spawn().expect("it starts");
+    linter.stdin.take().expect("it is piped").write_all(metrics.as_bytes()).expect("it reads");
+    let done = linter.wait_with_output().expect("it ends");
+    let words = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && words.is_empty(), "{words}");
+}
+
+/// Rates of a job with a scrape each second beside those without HTTP, one after the other.
+#[test]
+#[ignore = "a measurement, of some 30 s"]
+fn what_a_scrape_each_second_costs() {
+    need_root!();
+    const ROUNDS: usize = 8;
+    let mut times = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    for round in 0..2 * ROUNDS {
+        let on = round % 2;
+        let http = [String::from("off"), HTTP.to_string()];
+        let lab = Lab::start_with(network(2, "ports"), "xdp", &["--http", &http[on]]);
+        let workers = lab.connect("train", 2, |settings| settings);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if on == 1 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        get(lab.topology.aggregator(), HTTP, "/metrics").expect("it is served");
+                        sleep(Duration::from_secs(1));
+                    }
+                });
+            }
+            for (kind, (len, calls)) in [(1 << 20, 60), (16, 4000)].into_iter().enumerate() {
+                let call = |worker: &Communicator| {
+                    let mut data = vec![1.0_f32; len];
+                    let start = Instant::now();
+                    for _ in 0..calls {
+                        data.fill(1.0);
+                        worker.all_reduce(&mut data, Op::Sum).expect("all call");
+                    }
+                    assert_eq!(data[len - 1], 2.0);
+                    start.elapsed() / calls
+                };
+                let took = on_all(&workers, call);
+                times[on][kind].push(took.into_iter().max().expect("there are two"));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        if on == 1 {
+            let metrics = get(lab.topology.aggregator(), HTTP, "/metrics").expect("it is served");
+            let look = metrics.lines().find(|line| line.starts_with("xdp_agg_look_duration"));
+            let daemon = lab.daemon.as_ref().expect("it runs");
+            println!("{}; daemon's processor time {:?}", look.unwrap_or(""), daemon.cpu_time());
+        }
+    }
+    for (on, kinds) in ["off", "on"].into_iter().zip(&mut times) {
+        for (kind, times) in ["4 MiB", "64 B"].into_iter().zip(kinds) {
+            times.sort();
+            let (least, median, most) = (times[0], times[ROUNDS / 2], times[ROUNDS - 1]);
+            println!("{kind}, HTTP {on}: median {median:?}, {least:?} to {most:?}");
+        }
+    }
+}
