@@ -77,6 +77,9 @@ pub(crate) fn ensure_tests() -> Result<()> {
         ("ethtool", "ethtool"),
         ("nft", "nftables"),
         ("systemd-analyze", "systemd"),
+        // The daemon's page is looked at.
+        ("chromium", "chromium"),
+        ("chromedriver", "chromium-driver"),
     ];
     let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
     let needs: Vec<_> =

@@ -7,8 +7,10 @@
     reason = "each test program uses a part of it"
 )]
 
+pub mod browser;
 pub mod lent;
 pub mod log;
+pub mod tool;
 pub mod watched;
 
 pub use xdp_agg_testbed::{at_once as on_all, need_root};

@@ -1,6 +1,7 @@
 //! The HTTP server: everything that strangers may do to it is bounded, and nothing that they do
 //! reaches the control loop or the data path.
 
+mod assets;
 mod guests;
 mod listener;
 
@@ -26,6 +27,7 @@ use tokio::time;
 use tracing::{debug, warn};
 
 use super::pages::Pages;
+use assets::ASSETS;
 use guests::Guests;
 use listener::accept;
 pub use listener::{HttpError, HttpListener};
@@ -46,15 +48,12 @@ const JSON: &str = "application/json";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The page, until it is fetched by a browser.
-const INDEX: &[u8] = include_bytes!("../../assets/index.html");
-
 /// What no answer goes without.
 const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
         HeaderValue::from_static(
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
              connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         ),
     ),
@@ -107,8 +106,11 @@ async fn answer(stream: TcpStream, router: Router) {
 }
 
 fn router(pages: Arc<Pages>, loopback: bool) -> Router {
-    let router = Router::new()
-        .route("/", get(index))
+    let page = ASSETS.into_iter().fold(Router::new(), |router, asset| {
+        let file = move || async move { bytes(asset.kind, Bytes::from_static(asset.bytes)) };
+        router.route(asset.path, get(file))
+    });
+    let router = page
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -162,10 +164,6 @@ fn line(status: StatusCode, words: &str) -> Response {
 
 fn bytes(kind: &'static str, body: Bytes) -> Response {
     ([(header::CONTENT_TYPE, kind)], Body::from(body)).into_response()
-}
-
-async fn index() -> Response {
-    bytes("text/html; charset=utf-8", Bytes::from_static(INDEX))
 }
 
 async fn metrics(State(pages): State<Arc<Pages>>, headers: HeaderMap) -> Response {
