@@ -6,10 +6,12 @@ mod control;
 mod doctor;
 mod exit;
 mod jobs;
+mod logging;
 mod serve;
 mod stats;
 mod table;
 mod topology;
+mod trace;
 mod tune;
 
 use std::io::{self, Write};
@@ -35,6 +37,7 @@ enum Command {
     Doctor(doctor::Args),
     Tune(tune::Args),
     Topology(topology::Args),
+    Trace(trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),
+        Command::Trace(args) => trace::run(&args),
     };
     match done {
         Ok(code) => code,
