@@ -1,14 +1,16 @@
 //! Systems side by side over one network: the scenarios `links` and `latency`.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport};
+use tempfile::TempDir;
+use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport, program};
 
 use super::bound;
-use super::files::write_json;
+use super::files::{scratch, write_json};
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
 use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
@@ -74,6 +76,9 @@ pub(crate) struct Common {
     /// Write the plot, the rows and a report (Markdown and HTML) into this directory.
     #[arg(long, value_name = "DIR", conflicts_with = "plot")]
     pub(crate) report: Option<PathBuf>,
+    /// Write a trace of the calls that are summed by the aggregator, of all ranks on one clock.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 impl Common {
@@ -98,8 +103,13 @@ impl Common {
     ) -> Result<()> {
         println!("# {scenario}: {title}\n{}", HEADING);
         let mut rows: Vec<Row> = Vec::new();
+        let traces = self.trace.as_ref().map(|_| scratch()).transpose()?;
         for system in self.systems(plan.privilege) {
-            rows.extend(measure(&Lab::build(plan)?, system, calls)?);
+            let to = traces.as_ref().filter(|_| system == System::XdpAgg).map(TempDir::path);
+            rows.extend(measure(&Lab::build(plan)?.traced_into(to), system, calls)?);
+        }
+        if let (Some(file), Some(traces)) = (&self.trace, &traces) {
+            merge(traces.path(), plan.workers, file)?;
         }
         print_ratios(&rows);
         let file = self.plot_file(scenario);
@@ -361,4 +371,15 @@ fn complaints(rows: &[Row]) -> Vec<String> {
         }
     }
     complaints
+}
+/// The traces of all ranks as one.
+fn merge(traces: &Path, workers: u16, file: &Path) -> Result<()> {
+    let ranks = (0..workers).map(|rank| traces.join(format!("xdp-agg-trace-r{rank}.json")));
+    let mut command = Command::new(program("xdp-agg")?);
+    let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
+    if !status.context("running xdp-agg trace merge")?.success() {
+        bail!("xdp-agg trace merge failed; --trace needs the system xdp-agg among --system");
+    }
+    println!("# trace: {}", file.display());
+    Ok(())
 }
