@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use xdp_agg_client::lent::{DataType, Options, Outcome, Precision, Reduction, Task, UnknownName};
 use xdp_agg_client::{Error, Name};
 
-use crate::errors::{World, exception_in};
+use crate::errors::{exception_in, noting};
 use crate::handle::Handle;
 use crate::memory::Loan;
 use crate::open::Open;
@@ -124,7 +124,7 @@ pub(crate) fn run(
     });
     match raised {
         Some(raised) => Err(raised),
-        None => report(py, done, open.world()),
+        None => report(py, done, open),
     }
 }
 
@@ -244,9 +244,14 @@ pub(crate) fn wait<T: Send>(
 pub(crate) fn report(
     py: Python<'_>,
     result: Result<Outcome, Error>,
-    world: World,
+    open: &Open,
 ) -> PyResult<Report> {
-    result
-        .map(|outcome| Report::new(outcome, world.size))
-        .map_err(|error| exception_in(py, &error, world))
+    let world = open.world();
+    result.map(|outcome| Report::new(outcome, world.size)).map_err(|error| {
+        let raised = exception_in(py, &error, world);
+        match open.caller(py).map(|caller| caller.communicator().flight_file()) {
+            Ok(Some(file)) => noting(py, raised, &file),
+            _ => raised,
+        }
+    })
 }
