@@ -245,7 +245,7 @@ impl Communicator {
         self.engine_of_first(|engine| engine.machine.policy())
     }
 
-    /// The latest 1000 calls of each aggregator, those under way included, in the format of a trace:
+    /// The latest 1000 calls of each aggregator, and those under way, in the format of a trace:
     /// `xdp-agg trace diagnose` and Perfetto read it. `docs/tracing.md` says what it holds.
     ///
     /// Empty in a forked child. A thread that keeps an engine for more than a second has its calls

@@ -286,8 +286,8 @@ fn flights(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A rank calls another size: each communicator writes a recording, and the diagnosis of these names
-/// the rank.
+/// A rank calls another size: each communicator writes a recording, and their diagnosis names the
+/// rank.
 #[test]
 fn a_rank_that_calls_another_size_is_named() {
     need_root!();
