@@ -35,7 +35,7 @@ pub(crate) fn call_failed(stripes: &[Stripe], error: &Error) {
     match tracer.write_of_failure(&text) {
         Ok(Written::To(path)) => {
             let path = path.display();
-            tracing::warn!(
+            tracing::info!(
                 "a call failed; the calls before it are in {path}: xdp-agg trace diagnose"
             );
         }
