@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use tempfile::TempDir;
 use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport, program};
 
 use super::bound;
@@ -76,7 +75,8 @@ pub(crate) struct Common {
     /// Write the plot, the rows and a report (Markdown and HTML) into this directory.
     #[arg(long, value_name = "DIR", conflicts_with = "plot")]
     pub(crate) report: Option<PathBuf>,
-    /// Write a trace of the calls that are summed by the aggregator, of all ranks on one clock.
+    /// Write a trace of the calls that are summed by the aggregator, of all ranks on one clock. Of
+    /// several sizes each has a file, with the bytes before the name's end.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }
@@ -103,13 +103,11 @@ impl Common {
     ) -> Result<()> {
         println!("# {scenario}: {title}\n{}", HEADING);
         let mut rows: Vec<Row> = Vec::new();
-        let traces = self.trace.as_ref().map(|_| scratch()).transpose()?;
+        let traces = self.trace.as_ref().map(|file| scratch().map(|to| (to, file))).transpose()?;
         for system in self.systems(plan.privilege) {
-            let to = traces.as_ref().filter(|_| system == System::XdpAgg).map(TempDir::path);
+            let to = traces.as_ref().filter(|_| system == System::XdpAgg);
+            let to = to.map(|(to, file)| (to.path(), file.as_path()));
             rows.extend(measure(&Lab::build(plan)?.traced_into(to), system, calls)?);
-        }
-        if let (Some(file), Some(traces)) = (&self.trace, &traces) {
-            merge(traces.path(), plan.workers, file)?;
         }
         print_ratios(&rows);
         let file = self.plot_file(scenario);
@@ -232,6 +230,9 @@ fn ours(lab: &Lab, system: &str, calls: &Calls<'_>) -> Result<Vec<Row>> {
         let reports =
             workers::run(lab, &bench).with_context(|| format!("{system}, {bytes} bytes"))?;
         let links = meter.map(xdp_agg_testbed::LinkMeter::finish).transpose()?;
+        if let Some((traces, file)) = lab.traces() {
+            merge(traces, lab.plan().workers, &of_size(file, bytes, calls))?;
+        }
         let first = reports.first().context("no worker")?;
         let measured = first.rows.first().context("no row")?;
         let mut row = row(lab.plan(), system, &first.algorithm, measured, links.as_deref());
@@ -372,13 +373,22 @@ fn complaints(rows: &[Row]) -> Vec<String> {
     }
     complaints
 }
+/// The file for a size: where several are measured, each has its own, `trace-4096.json`.
+fn of_size(file: &Path, bytes: u64, calls: &Calls<'_>) -> PathBuf {
+    if calls.bytes.len() == 1 {
+        return file.to_owned();
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    file.with_file_name(format!("{stem}-{bytes}.json"))
+}
+
 /// The traces of all ranks as one.
 fn merge(traces: &Path, workers: u16, file: &Path) -> Result<()> {
     let ranks = (0..workers).map(|rank| traces.join(format!("xdp-agg-trace-r{rank}.json")));
     let mut command = Command::new(program("xdp-agg")?);
     let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
     if !status.context("running xdp-agg trace merge")?.success() {
-        bail!("xdp-agg trace merge failed; --trace needs the system xdp-agg among --system");
+        bail!("xdp-agg trace merge failed");
     }
     println!("# trace: {}", file.display());
     Ok(())

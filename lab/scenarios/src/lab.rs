@@ -124,8 +124,8 @@ impl Plan {
 pub(crate) struct Lab {
     plan: Plan,
     topology: Topology,
-    /// Where workers write traces of their calls.
-    traces: Option<PathBuf>,
+    /// Where workers write traces of their calls, and the file for all of them.
+    traces: Option<(PathBuf, PathBuf)>,
 }
 
 impl Lab {
@@ -151,10 +151,15 @@ impl Lab {
         Ok(Self { plan, topology, traces: None })
     }
 
-    /// Has all workers write traces of their calls into this directory.
-    pub(crate) fn traced_into(mut self, directory: Option<&Path>) -> Self {
-        self.traces = directory.map(Path::to_owned);
+    /// Has all workers write traces of their calls into a directory, for a file.
+    pub(crate) fn traced_into(mut self, traces: Option<(&Path, &Path)>) -> Self {
+        self.traces = traces.map(|(directory, file)| (directory.to_owned(), file.to_owned()));
         self
+    }
+
+    /// See [`Self::traced_into`].
+    pub(crate) const fn traces(&self) -> Option<&(PathBuf, PathBuf)> {
+        self.traces.as_ref()
     }
 
     pub(crate) const fn plan(&self) -> &Plan {
@@ -218,7 +223,7 @@ impl Lab {
 
     /// The environment of one worker, in the words of launchers.
     fn environment(&self, rank: u16, processes: u16, job: &str) -> Vec<(&'static str, String)> {
-        let traces = self.traces.iter().map(|to| ("XDP_AGG_TRACE", to.display().to_string()));
+        let traces = self.traces.iter().map(|(to, _)| ("XDP_AGG_TRACE", to.display().to_string()));
         let own = [
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", (self.plan.workers * processes).to_string()),
