@@ -10,6 +10,7 @@ use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
+use crate::flight;
 use crate::grouped::{self, Access, Feed, Grouped};
 use crate::handle::{Begun, Owned, Patience, given_back, globally};
 use crate::joining;
@@ -163,7 +164,10 @@ impl Communicator {
             Format::new(T::TYPE, op, self.scaling, self.lanes_of::<T>(op), self.place.hosts)?;
         if self.is_single() {
             let part = Local::new(buffer, format).with_purpose(purpose);
-            return Ok((self.first().start(Box::new(part))?, None));
+            let started = self.first().start(Box::new(part));
+            let sequence =
+                started.inspect_err(|error| flight::call_failed(&self.stripes, error))?;
+            return Ok((sequence, None));
         }
         if self.group.is_none() {
             format.check(buffer.slice(0..buffer.len()), 1).map_err(|error| {
@@ -195,7 +199,7 @@ impl Communicator {
                 self.fail(&error);
                 // The caller's memory is the caller's again.
                 for started in &self.stripes[..index] {
-                    started.shared.lock().machine.remove(sequence);
+                    started.shared.lock().remove(sequence);
                 }
                 return Err(globally(error, &self.place));
             }

@@ -1,5 +1,6 @@
 //! The worker's view: connect, all-reduce, wait.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,13 @@ use crate::driver::engine::Engine;
 use crate::driver::shared::Shared;
 use crate::driver::{Stripe, drive};
 use crate::error::Error;
+use crate::flight::{self, Flight};
 use crate::handle::{Handle, Patience, fail};
 use crate::joining::{self, Joined};
 use crate::meeting;
 use crate::name::Name;
 use crate::settings::{Builder, Chosen, Place};
+use crate::trace::{Tracer, signal};
 use xdp_agg_protocol::worker::{Buffer, Counters, Purpose, Report, State};
 use xdp_agg_quantize::Op;
 
@@ -67,6 +70,8 @@ pub struct Communicator {
     pub(crate) in_host: bool,
     /// What other collectives need.
     pub(crate) side: Side,
+    /// What traces and flight recordings are made by.
+    flight: Arc<Flight>,
 }
 
 impl Communicator {
@@ -98,12 +103,21 @@ impl Communicator {
         check(place.hosts)?;
         settings.check_own_host(&place)?;
         settings.chosen = settings.settle(&place);
+        let tracer = settings.tracer(&place)?;
+        settings.tracer = Some(Arc::clone(&tracer));
         let explain = |error| settings.explain(error);
         let side = Side::new(&settings, until).map_err(explain)?;
         let Joined { stripes, group, mode, chunks } = joining::join(&settings, &place, until)?;
         for stripe in &*stripes {
             if let Some(group) = &group {
                 stripe.shared.watch(group)?;
+            }
+        }
+        let flight = Arc::new(Flight { stripes: Arc::downgrade(&stripes), tracer });
+        if let Some(number) = settings.tracing.signal {
+            let flies: Arc<dyn signal::Flies> = Arc::<Flight>::clone(&flight);
+            if let Err(error) = signal::register(number, Arc::downgrade(&flies)) {
+                tracing::warn!("XDP_AGG_FLIGHT_SIGNAL: signal {number} is left alone: {error}");
             }
         }
         let starting = Mutex::new(());
@@ -122,6 +136,7 @@ impl Communicator {
             chosen,
             in_host,
             side,
+            flight,
         })
     }
 
@@ -228,6 +243,47 @@ impl Communicator {
     #[must_use]
     pub fn policy(&self) -> Policy {
         self.engine_of_first(|engine| engine.machine.policy())
+    }
+
+    /// The latest 1000 calls of each aggregator, and those under way, in the format of a trace:
+    /// `xdp-agg trace diagnose` and Perfetto read it. `docs/tracing.md` says what it holds.
+    ///
+    /// Empty in a forked child. A thread that keeps an engine for more than a second has its calls
+    /// left out.
+    #[must_use]
+    pub fn flight_recording(&self) -> String {
+        if self.is_forked() {
+            return String::new();
+        }
+        flight::recording(&self.stripes, self.tracer(), "the program asked for it")
+    }
+
+    /// Writes [`Self::flight_recording`] to a new file, of `XDP_AGG_FLIGHT_DIR`; its name.
+    ///
+    /// # Errors
+    /// The system's; [`Error::Forked`].
+    pub fn write_flight_recording(&self) -> Result<PathBuf, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        let written = self.tracer().write(&self.flight_recording());
+        written.map_err(Error::io("writing a flight recording"))
+    }
+
+    /// The latest flight recording that was written, of a failed call for example.
+    #[must_use]
+    pub fn flight_file(&self) -> Option<PathBuf> {
+        if self.is_forked() { None } else { self.tracer().flight_file() }
+    }
+
+    /// The file that a trace is written to, where one is: see [`Builder::trace`].
+    #[must_use]
+    pub fn trace_file(&self) -> Option<PathBuf> {
+        self.tracer().trace_file()
+    }
+
+    pub(crate) fn tracer(&self) -> &Arc<Tracer> {
+        &self.flight.tracer
     }
 
     /// What the communicator is doing. Of several aggregators, one that it is not running with
@@ -367,6 +423,7 @@ impl Communicator {
         if let Some(group) = &self.group {
             group.leave();
         }
+        self.tracer().leave();
     }
 
     /// Ends the membership at all aggregators.
@@ -395,7 +452,8 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if self.is_forked() {
             // Connections, segment and threads are the other process's: nothing of them is closed.
-            std::mem::forget((self.stripes(), self.group.clone(), self.side.keep()));
+            let kept = (self.stripes(), self.group.clone(), self.side.keep());
+            std::mem::forget((kept, Arc::clone(&self.flight)));
             return;
         }
         self.leave();

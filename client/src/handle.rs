@@ -12,6 +12,7 @@ use xdp_agg_quantize::Element;
 use crate::driver::drive;
 use crate::driver::stripe::Stripe;
 use crate::error::{Error, JobError};
+use crate::flight;
 use crate::settings::Place;
 
 /// An all-reduce in flight. Dropping it unwaited lets the call go on, for the other workers' sake,
@@ -225,7 +226,7 @@ impl Drop for Begun {
         }
         for (stripe, call) in self.stripes.iter().zip(&self.calls) {
             if call.is_none() {
-                stripe.shared.lock().machine.remove(self.sequence);
+                stripe.shared.lock().remove(self.sequence);
             }
         }
     }
@@ -255,6 +256,7 @@ pub(crate) fn fail(stripes: &[Stripe], error: &Error) {
         stripe.shared.lock().machine.fail(error.clone());
         stripe.shared.nudge.ring();
     }
+    flight::call_failed(stripes, error);
 }
 
 #[cfg(test)]

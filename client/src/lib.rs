@@ -65,6 +65,7 @@ mod digest;
 mod driver;
 pub mod error;
 mod fallback;
+mod flight;
 mod grouped;
 mod handle;
 mod intranode;
@@ -74,6 +75,7 @@ pub mod log;
 mod meeting;
 mod name;
 mod settings;
+mod trace;
 
 pub use buffer::{ResultView, SharedBuffer};
 pub use communicator::Communicator;

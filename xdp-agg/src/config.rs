@@ -174,6 +174,22 @@ pub struct Partial {
     /// [default: info]
     #[arg(long, env = "XDP_AGG_LOG", value_name = "FILTER")]
     pub log: Option<String>,
+    /// How it is logged: `text`, `json` (an object a line), or `journald` (with fields, to the
+    /// journal of this host) [default: journald if standard error is the journal, else text]
+    #[arg(long, env = "XDP_AGG_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// How the daemon logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Lines to read.
+    Text,
+    /// An object of JSON a line.
+    Json,
+    /// Entries of systemd's journal, with fields.
+    Journald,
 }
 
 /// Complete settings that passed all checks.
@@ -337,6 +353,7 @@ impl Partial {
             state_dir: self.state_dir.or(below.state_dir),
             keep_on_exit: self.keep_on_exit || below.keep_on_exit,
             log: self.log.or(below.log),
+            log_format: self.log_format.or(below.log_format),
         }
     }
 

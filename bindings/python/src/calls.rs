@@ -10,7 +10,7 @@ use xdp_agg_client::lent::{
 };
 use xdp_agg_client::{Error, Name};
 
-use crate::errors::{World, exception_in};
+use crate::errors::{exception_in, noting};
 use crate::handle::Handle;
 use crate::memory::{Loan, SharedResult};
 use crate::open::Open;
@@ -154,7 +154,7 @@ fn hearing_signals<T: Send>(
     });
     match raised {
         Some(raised) => Err(raised),
-        None => done.map_err(|error| exception_in(py, &error, open.world())),
+        None => outcome(py, done, open),
     }
 }
 
@@ -267,16 +267,25 @@ pub(crate) fn wait<T: Send>(
     }
 }
 
-/// A call's result for Python.
+/// A call's report for Python.
 ///
 /// # Errors
 /// The call's.
 pub(crate) fn report(
     py: Python<'_>,
     result: Result<Outcome, Error>,
-    world: World,
+    open: &Open,
 ) -> PyResult<Report> {
-    result
-        .map(|outcome| Report::new(outcome, world.size))
-        .map_err(|error| exception_in(py, &error, world))
+    outcome(py, result, open).map(|outcome| Report::new(outcome, open.world().size))
+}
+
+/// What a call brought, or its error as an exception that names the file with the calls before it.
+fn outcome<T>(py: Python<'_>, result: Result<T, Error>, open: &Open) -> PyResult<T> {
+    result.map_err(|error| {
+        let raised = exception_in(py, &error, open.world());
+        match open.caller(py).map(|caller| caller.communicator().flight_file()) {
+            Ok(Some(file)) => noting(py, raised, &file),
+            _ => raised,
+        }
+    })
 }

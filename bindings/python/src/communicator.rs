@@ -1,5 +1,6 @@
 //! A worker's membership in a job, as Python has it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -39,6 +40,7 @@ use crate::settings::{Given, Number};
 /// on_worker_loss: "fail" or "shrink". on_aggregator_loss: "fail", "resume" or "ring".
 /// token: the secret that the daemon asks for.
 /// topology, strategy: a topology file instead of an address, and how sums are made on it.
+/// trace: the file that a trace of all calls goes to; "%r" in it is the rank.
 ///
 /// Arrays are NumPy's, PyTorch's on the CPU, or whatever has the buffer protocol or DLPack; of any
 /// shape, C-contiguous and writable. Calls work in place. All workers make the same calls, in the
@@ -58,7 +60,8 @@ impl Communicator {
         address=None, *, rank=None, world_size=None, local_rank=None, local_size=None,
         in_host=None, job=None, deadline=None, join_deadline=None, stall_deadline=None,
         precision=None, exact_up_to=None, scaling=None, lanes=None, slots=None, mtu=None,
-        on_worker_loss=None, on_aggregator_loss=None, token=None, topology=None, strategy=None
+        on_worker_loss=None, on_aggregator_loss=None, token=None, topology=None, strategy=None,
+        trace=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -84,6 +87,7 @@ impl Communicator {
         token: Option<String>,
         topology: Option<String>,
         strategy: Option<String>,
+        trace: Option<String>,
     ) -> PyResult<Self> {
         let mut given = Given::default();
         given.set("XDP_AGG_ADDR", address);
@@ -106,6 +110,7 @@ impl Communicator {
         given.set("XDP_AGG_TOKEN", token);
         given.set("XDP_AGG_TOPOLOGY", topology);
         given.set("XDP_AGG_STRATEGY", strategy);
+        given.set("XDP_AGG_TRACE", trace);
         let settings = given.settings(py)?;
         let builder = given.builder().map_err(|error| exception(py, &error))?;
         let caller = connect(py, builder, settings, given.world())?;
@@ -341,6 +346,32 @@ impl Communicator {
         let wrong = |error| PyRuntimeError::new_err(format!("counters as JSON: {error}"));
         let text = serde_json::to_string(&stats).map_err(wrong)?;
         py.import("json")?.call_method1("loads", (text,))
+    }
+
+    /// The latest 1000 calls, as a text of Chrome trace events. `xdp-agg trace diagnose` reads such
+    /// a text from a file, and Perfetto opens it.
+    fn flight_recording(&self, py: Python<'_>) -> PyResult<String> {
+        let communicator = self.open.caller(py)?.communicator();
+        Ok(py.detach(|| communicator.flight_recording()))
+    }
+
+    /// Writes them to a new file of the directory XDP_AGG_FLIGHT_DIR; its name.
+    fn write_flight_recording(&self, py: Python<'_>) -> PyResult<PathBuf> {
+        let communicator = self.open.caller(py)?.communicator();
+        let written = py.detach(|| communicator.write_flight_recording());
+        written.map_err(|error| exception(py, &error))
+    }
+
+    /// The file of the latest flight recording, of a failed call for example; None: there is none.
+    #[getter]
+    fn flight_file(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(self.open.caller(py)?.communicator().flight_file())
+    }
+
+    /// The file that a trace of all calls is written to; None: no trace is wanted.
+    #[getter]
+    fn trace_file(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(self.open.caller(py)?.communicator().trace_file())
     }
 
     /// Leaves the job. Calls in flight have a second to end; then they end with `xdp_agg.Closed`,

@@ -1,5 +1,7 @@
 //! Errors of the library as the exceptions of `xdp_agg._errors`.
 
+use std::path::Path;
+
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -48,6 +50,15 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 /// Python was forked: this is the child, and the communicator is the parent's.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
     exception(py, &Error::Forked)
+}
+
+/// The same exception, with a note that names the file with the calls before it.
+pub(crate) fn noting(py: Python<'_>, raised: PyErr, file: &Path) -> PyErr {
+    let file = file.display();
+    let note = format!("the calls before it: xdp-agg trace diagnose {file}");
+    // Without the note it is the same error.
+    let _ = raised.value(py).call_method1("add_note", (note,));
+    raised
 }
 
 fn make(py: Python<'_>, text: &str, described: Described) -> PyErr {

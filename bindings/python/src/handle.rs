@@ -58,7 +58,7 @@ impl Handle {
             let time = at_most.unwrap_or_default();
             PyTimeoutError::new_err(format!("the call is still in flight after {time:?}"))
         })?;
-        calls::report(py, result, self.open.world())
+        calls::report(py, result, &self.open)
     }
 
     /// Has `call(handle)` called once when the call has ended, on a thread of its own, or soon if

@@ -41,8 +41,16 @@ impl Communicator {
             self.agree(what)?;
         }
         self.open_if_needed(&mut beginning)?;
-        let watcher = self.watcher();
-        self.failing(beginning.turn().run(|mesh| Watcher::during(&watcher, what, || call(mesh))))
+        let (watcher, turn) = (self.watcher(), beginning.turn());
+        let mut traced = self.tracer().mesh_call(turn.number(), what, digest(what.bytes()));
+        self.failing(turn.run(|mesh| {
+            traced.begin();
+            let done = Watcher::during(&watcher, what, || call(mesh));
+            if done.is_ok() {
+                traced.done();
+            }
+            done
+        }))
     }
 
     /// Starts a call among the workers. The first one opens their connections, and so returns when
@@ -70,11 +78,20 @@ impl Communicator {
         };
         self.open_if_needed(&mut beginning)?;
         let (stripes, deadline, watcher) = (self.stripes(), self.deadline(), self.watcher());
+        let tracer = Arc::clone(self.tracer());
         let what = Arc::clone(what);
         let (sender, result) = channel();
         let carry_out = move |turn: Turn| {
+            let mut traced = tracer.mesh_call(turn.number(), &what, digest(what.bytes()));
             agreement.map_or(Ok(()), |agreement| agreement.wait(deadline))?;
-            turn.run(|mesh| Watcher::during(&watcher, &what, || call(mesh, &mut data)))?;
+            turn.run(|mesh| {
+                traced.begin();
+                let done = Watcher::during(&watcher, &what, || call(mesh, &mut data));
+                if done.is_ok() {
+                    traced.done();
+                }
+                done
+            })?;
             Ok(data)
         };
         beginning.leave(move |turn| {

@@ -139,6 +139,11 @@ pub(super) struct Turn {
 }
 
 impl Turn {
+    /// How many calls came before, since the communicator was made.
+    pub(super) const fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Waits for the turn, and carries out the call.
     ///
     /// # Errors

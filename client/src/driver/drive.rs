@@ -65,7 +65,7 @@ pub(crate) fn give_up(shared: &Shared, sequence: u64, deadline: Duration) -> Err
     }
     let machine = &mut driver.engines[0].machine;
     let error = machine.give_up(sequence, deadline);
-    machine.remove(sequence);
+    driver.engines[0].remove(sequence);
     error.into()
 }
 
@@ -100,7 +100,7 @@ impl<'a, S: AsRef<Shared>> Driver<'a, S> {
         let mut all = true;
         for (call, engine) in calls.iter_mut().zip(&mut self.engines) {
             if call.is_none() {
-                *call = engine.machine.poll_call(sequence).transpose()?;
+                *call = engine.poll_call(sequence).transpose()?;
                 all &= call.is_some();
             }
         }

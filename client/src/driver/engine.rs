@@ -14,13 +14,16 @@ use parking_lot::MutexGuard;
 use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Kind;
 use xdp_agg_intranode::Waker;
-use xdp_agg_protocol::worker::{Batch, Config, Control, Endpoint, Lanes, Machine, Seat, State};
+use xdp_agg_protocol::worker::{
+    Batch, Blocks, Call, Config, Control, Endpoint, Lanes, Machine, Seat, State,
+};
 use xdp_agg_tls::OpenError;
 
 use crate::driver::session::{Dial, Session};
 use crate::driver::sys::{BATCH, Interest, Receiver};
 use crate::driver::udp::{self, DataSocket, Sent};
 use crate::error::{Error, JobError};
+use crate::trace::Recorder;
 
 /// Most blocks under way that are waited for without sleeping at once: 90 KiB at MTU 1500.
 const YIELD_BLOCKS: u32 = 64;
@@ -69,10 +72,17 @@ pub(crate) struct Engine {
     group_is_deaf: bool,
     /// Tells what the other processes of the host do.
     waker: Option<Waker>,
+    recorder: Recorder,
 }
 
 impl Engine {
-    pub(crate) fn new(config: Config, dial: Dial, socket: DataSocket) -> Result<Self, Error> {
+    /// The clock of `recorder` begins now.
+    pub(crate) fn new(
+        config: Config,
+        dial: Dial,
+        socket: DataSocket,
+        recorder: Recorder,
+    ) -> Result<Self, Error> {
         Ok(Self {
             machine: Machine::new(config, Duration::ZERO),
             dial,
@@ -88,12 +98,57 @@ impl Engine {
             group_heard: Instant::now(),
             group_is_deaf: false,
             waker: None,
+            recorder,
         })
     }
 
     /// Looks after what the other processes of the host do, too.
     pub(crate) fn watch(&mut self, waker: Waker) {
         self.waker = Some(waker);
+    }
+
+    /// Starts a call: see [`Machine::start`].
+    pub(crate) fn start(&mut self, blocks: Box<dyn Blocks>) -> Result<u64, JobError> {
+        self.machine.set_clock(self.now());
+        let sequence = self.machine.start(blocks)?;
+        if self.recorder.is_traced() {
+            let mut calls = self.machine.calls_in_flight();
+            let started = calls.find(|record| record.sequence == sequence);
+            drop(calls);
+            self.recorder.begun(started);
+        }
+        Ok(sequence)
+    }
+
+    /// A call's end, once: see [`Machine::poll_call`].
+    pub(crate) fn poll_call(&mut self, sequence: u64) -> Option<Result<Call, JobError>> {
+        let ended = self.machine.poll_call(sequence)?;
+        self.record(self.now());
+        Some(ended)
+    }
+
+    /// Takes a call out: see [`Machine::remove`].
+    pub(crate) fn remove(&mut self, sequence: u64) {
+        self.machine.remove(sequence);
+        self.record(self.now());
+    }
+
+    /// Remembers the calls that have ended, and tells a trace how things are.
+    fn record(&mut self, now: Duration) {
+        while let Some(record) = self.machine.poll_record() {
+            self.recorder.ended(record, now);
+        }
+        if self.recorder.is_traced() {
+            let machine = &self.machine;
+            let epoch = machine.admitted().map_or(0, |admitted| admitted.epoch);
+            let flow = || (machine.counters().window, machine.under_way());
+            self.recorder.step(now, (epoch, machine.state()), flow);
+        }
+    }
+
+    /// The latest calls, those under way at the end.
+    pub(crate) fn recorded(&self) -> Vec<xdp_agg_trace::Call> {
+        self.recorder.calls(self.machine.calls_in_flight(), self.now())
     }
 
     /// Leaves the job and says so.
@@ -215,6 +270,7 @@ impl Engine {
         self.look_after_session(now);
         self.control();
         self.transmit()?;
+        self.record(now);
         // A full batch means that more is waiting; a finished call means that somebody is.
         Ok(arrived >= BATCH || self.machine.has_news() || self.machine.work())
     }
@@ -314,6 +370,7 @@ impl Engine {
         let times = self.machine.count_socket_error(&error.to_string());
         if times.is_power_of_two() {
             tracing::warn!(times, "{what}: {error}; the job goes on");
+            self.recorder.instant(self.now(), "warning", || format!("{what}: {error}"));
         }
         Ok(())
     }
@@ -384,6 +441,7 @@ impl Engine {
             let Config { rank, local_size, local_rank, job, .. } = self.machine.config();
             let rank = rank * local_size + local_rank;
             tracing::warn!(rank, job, "{warning}");
+            self.recorder.instant(self.now(), "warning", || warning.to_string());
         }
     }
 

@@ -29,6 +29,7 @@ use crate::driver::session::{Dial, Session};
 use crate::driver::sys::{self, Interest, Timer};
 use crate::error::{Error, JobError};
 use crate::fallback::Fallback;
+use crate::trace::Tracer;
 
 /// Longest sleep of a thread that drives the calls.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
@@ -65,6 +66,7 @@ pub(crate) struct Shared {
     pub(crate) nudge: Bell,
     /// The same, after a while: work whose driver may come at once. And whether it is set.
     later: (Timer, AtomicBool),
+    tracer: Arc<Tracer>,
 }
 
 /// Ends another thread's sleep in `poll`.
@@ -114,6 +116,7 @@ impl Shared {
         listener: Option<TcpListener>,
         ring_times: (Duration, Duration),
         roll: (Arc<Roll>, usize),
+        tracer: Arc<Tracer>,
     ) -> Result<Self, Error> {
         Ok(Self {
             engine: Mutex::new(engine),
@@ -129,7 +132,25 @@ impl Shared {
             wake: Bell::new()?,
             nudge: Bell::new()?,
             later: (Timer::new().map_err(Error::io("making a timer"))?, AtomicBool::new(false)),
+            tracer,
         })
+    }
+
+    /// What the communicator remembers.
+    pub(crate) const fn tracer(&self) -> &Arc<Tracer> {
+        &self.tracer
+    }
+
+    /// The engine's latest calls. None are there if a thread keeps the engine for so long.
+    pub(crate) fn recorded(&self, patience: Duration) -> Vec<xdp_agg_trace::Call> {
+        let engine = self.engine.try_lock().or_else(|| {
+            self.wanted.fetch_add(1, Ordering::AcqRel);
+            self.wake.ring();
+            let engine = self.engine.try_lock_for(patience);
+            self.wanted.fetch_sub(1, Ordering::AcqRel);
+            engine
+        });
+        engine.map(|engine| engine.recorded()).unwrap_or_default()
     }
 
     /// The engine; wakes the thread that drives it, if one sleeps with it.
@@ -152,7 +173,7 @@ impl Shared {
     }
 
     pub(crate) fn start(&self, blocks: Box<dyn Blocks>) -> Result<u64, Error> {
-        Ok(self.lock().machine.start(blocks)?)
+        Ok(self.lock().start(blocks)?)
     }
 
     /// Sends what a call that was started has to send. If nobody drives it soon, the progress

@@ -19,6 +19,7 @@ use crate::driver::shared::Shared;
 use crate::driver::udp::DataSocket;
 use crate::error::Error;
 use crate::settings::{Builder, Place, Source, Target};
+use crate::trace::Recorder;
 
 /// One aggregator.
 #[derive(Debug)]
@@ -121,8 +122,11 @@ impl Stripe {
         let dead_after = settings.dead_after_or_default().min(SILENCE);
         let (name, tls) = (target.name.clone(), settings.load_tls(target)?);
         let dial = Dial { address: target.address, name, dead_after, tls };
-        let engine = Engine::new(config, dial, socket)?;
-        let shared = Arc::new(Shared::new(engine, ring, settings.ring_times(), roll)?);
+        let tracer = settings.tracer(place)?;
+        let recorder = Recorder::new(&tracer, roll.1 as u16);
+        let engine = Engine::new(config, dial, socket, recorder)?;
+        let shared = Shared::new(engine, ring, settings.ring_times(), roll, tracer)?;
+        let shared = Arc::new(shared);
         let progress = Arc::clone(&shared);
         let progress = std::thread::Builder::new()
             .name("xdp-agg progress".into())

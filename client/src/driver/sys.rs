@@ -250,3 +250,12 @@ pub(crate) fn option(
     };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
+
+/// The system's clock that never goes back, since the host was started. All processes of a host
+/// have the same.
+pub(crate) fn monotonic() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a timespec that outlives the call, which cannot fail: every system has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}

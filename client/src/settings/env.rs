@@ -20,6 +20,7 @@ use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 use super::{Builder, Target};
 use crate::collectives::Tuning;
 use crate::error::Error;
+use crate::trace::Tracing;
 
 /// The value of an environment variable; None if it is not set.
 ///
@@ -134,6 +135,7 @@ impl Builder {
         builder.read_local(&lookup)?;
         builder.read_numbers(&lookup)?;
         builder.read_policy(&lookup)?;
+        builder.tracing = Tracing::read(&lookup)?;
         if let Some(value) = lookup("XDP_AGG_TUNING") {
             builder.tuning = Tuning::named("XDP_AGG_TUNING", &value)?;
         }

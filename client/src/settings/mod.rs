@@ -12,6 +12,7 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use xdp_agg_common::control::{AggregatorLoss, Origin, Policy, Token, Tree, WorkerLoss};
@@ -25,6 +26,7 @@ use xdp_agg_tls::{ClientFiles, ClientTls};
 
 use crate::collectives::Tuning;
 use crate::error::Error;
+use crate::trace::{Identity, Tracer, Tracing};
 pub(crate) use chosen::Chooser;
 pub use chosen::Chosen;
 pub(crate) use env::parse;
@@ -102,6 +104,9 @@ pub struct Builder {
     pub(crate) token: Option<Token>,
     pub(crate) tls: ClientFiles,
     pub(crate) tuning: Tuning,
+    pub(crate) tracing: Tracing,
+    /// What traces and flight recordings are made by, once the place is known.
+    pub(crate) tracer: Option<Arc<Tracer>>,
     /// The strategy that is known so far; the daemons are told of it.
     pub(crate) chosen: Chosen,
     pub(crate) chooser: Chooser,
@@ -147,6 +152,8 @@ impl Default for Builder {
             token: None,
             tls: ClientFiles::default(),
             tuning: Tuning::default(),
+            tracing: Tracing::default(),
+            tracer: None,
             chosen: Chosen::default(),
             chooser: Chooser::default(),
             has_named_aggregators: true,
@@ -383,6 +390,43 @@ impl Builder {
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.tuning = tuning;
         self
+    }
+
+    /// Writes a trace of all calls to this file (`docs/tracing.md`). `%r` stands for the rank, `%p`
+    /// for the process, `%h` for the host. A directory gets a file a rank. The same as
+    /// `XDP_AGG_TRACE`. Default: none.
+    #[must_use]
+    pub fn trace(mut self, file: impl Into<String>) -> Self {
+        self.tracing.trace = Some(file.into());
+        self
+    }
+
+    /// Writes a flight recording into this directory when a call fails. The same as
+    /// `XDP_AGG_FLIGHT_DIR`. Default: `xdp-agg-` and the user's number, in the directory of
+    /// temporary files.
+    #[must_use]
+    pub fn flight_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.tracing.fly_to(directory.into());
+        self
+    }
+
+    /// What traces and flight recordings of the worker at this place are made by. All its
+    /// aggregators share it.
+    pub(crate) fn tracer(&self, place: &Place) -> Result<Arc<Tracer>, Error> {
+        match &self.tracer {
+            Some(tracer) => Ok(Arc::clone(tracer)),
+            None => Tracer::new(
+                &self.tracing,
+                Identity {
+                    job: self.job.clone(),
+                    run: self.run.clone(),
+                    rank: place.rank,
+                    world_size: place.world_size,
+                    local_rank: place.local_rank,
+                    local_size: place.local_size,
+                },
+            ),
+        }
     }
 
     /// TLS, if it is wanted.

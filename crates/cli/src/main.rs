@@ -7,12 +7,14 @@ mod doctor;
 mod exit;
 mod init;
 mod jobs;
+mod logging;
 mod reload;
 mod serve;
 mod stats;
 mod table;
 mod top;
 mod topology;
+mod trace;
 mod tune;
 
 use std::io::{self, Write};
@@ -41,6 +43,7 @@ enum Command {
     Doctor(doctor::Args),
     Tune(tune::Args),
     Topology(topology::Args),
+    Trace(trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),
+        Command::Trace(args) => trace::run(&args),
     };
     match done {
         Ok(code) => code,

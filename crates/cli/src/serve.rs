@@ -1,7 +1,7 @@
 //! `xdp-agg serve`: the daemon.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -13,7 +13,6 @@ use rustix::process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, HttpAddr, Partial, Settings};
 use xdp_agg::confined::confine;
 use xdp_agg::doctor;
@@ -24,6 +23,7 @@ use xdp_agg::server::{ConnId, Listener, Reread, Rereads, Server};
 use xdp_agg::supervisor::Supervisor;
 
 use crate::exit::sentence;
+use crate::logging;
 
 /// Run the aggregator until it is interrupted (SIGINT or SIGTERM)
 ///
@@ -73,7 +73,7 @@ impl Args {
 /// Runs the sub-command.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let partial = args.read()?;
-    init_log(partial.log.as_deref().unwrap_or("info"))?;
+    logging::start(partial.log.as_deref().unwrap_or("info"), partial.log_format)?;
     let settings = partial.clone().complete()?;
     if let Err(error) = raise_file_limit() {
         warn!("the limit of open files stays as it is: {error}");
@@ -262,20 +262,4 @@ async fn read_at_each(
             return;
         }
     }
-}
-
-/// Logs to standard error; colours only for a terminal, and not against NO_COLOR.
-fn init_log(filter: &str) -> Result<(), ConfigError> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| ConfigError::Value {
-        name: "log",
-        value: filter.to_owned(),
-        expected: format!("{error}; a level or a list such as warn,xdp_agg=debug is expected"),
-    })?;
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal() && !no_color)
-        .init();
-    Ok(())
 }

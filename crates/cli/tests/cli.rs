@@ -188,6 +188,41 @@ fn stats_are_a_table_or_json_once_or_live() {
     assert_eq!(stdout(&lines).lines().count(), 2);
 }
 
+/// Each line of the log is an object, whose fields are those of the event.
+#[test]
+fn the_log_is_json_where_that_is_asked_for() {
+    let daemon = Daemon::start(|command| {
+        command.args(USERSPACE).args(["--log-format", "json", "--log", "debug"]);
+    });
+    let created = daemon.ask(&["jobs", "create", "logged", "--world-size", "2"]);
+    assert_eq!(created.status.code(), Some(0), "{}", stderr(&created));
+    let (code, log) = daemon.signal(TERM);
+    assert_eq!(code, Some(0), "{log}");
+    let lines: Vec<Value> =
+        log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    for line in &lines {
+        for key in ["timestamp", "level", "target", "message"] {
+            assert!(line[key].is_string(), "{key} in {line}");
+        }
+    }
+    let ready = lines.iter().find(|line| line["message"] == "ready").expect("it got ready");
+    assert_eq!(ready["engine"], "userspace");
+    assert!(ready["control"].as_str().is_some_and(|text| text.starts_with("127.0.0.1:")));
+    assert!(lines.iter().any(|line| line["job"] == "logged"), "{log}");
+}
+
+/// The journal that is asked for has to be there; one that is taken by default has not.
+#[test]
+fn a_journal_is_asked_for_or_found() {
+    if std::path::Path::new("/run/systemd/journal/socket").exists() {
+        return; // where there is one, there is nothing to refuse
+    }
+    let mut serve = program();
+    let asked = serve.arg("serve").args(USERSPACE).args(["--log-format", "journald"]);
+    let refused = asked.output().expect("the program runs");
+    fails(&refused, 2, &["log-format", "no journal of systemd is here", "text or json"]);
+}
+
 #[test]
 fn nobody_at_the_address_has_an_exit_code_of_its_own() {
     let words = ["no daemon at 127.0.0.1:1", "xdp-agg serve", "--control"];

@@ -1,14 +1,15 @@
 //! Systems side by side over one network: the scenarios `links` and `latency`.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport};
+use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport, program};
 
 use super::bound;
-use super::files::write_json;
+use super::files::{scratch, write_json};
 use super::lab::{Engine, Lab, Plan, Privilege, ResultMode};
 use super::machine::Facts;
 use super::openmpi::{Algorithm, DEFAULT, OpenMpi, RING, SEGMENTED_RING};
@@ -74,6 +75,10 @@ pub(crate) struct Common {
     /// Write the plot, the rows and a report (Markdown and HTML) into this directory.
     #[arg(long, value_name = "DIR", conflicts_with = "plot")]
     pub(crate) report: Option<PathBuf>,
+    /// Write a trace of the calls that are summed by the aggregator, of all ranks on one clock. Of
+    /// several sizes each has a file, with the bytes before the name's end.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 impl Common {
@@ -98,8 +103,11 @@ impl Common {
     ) -> Result<()> {
         println!("# {scenario}: {title}\n{}", HEADING);
         let mut rows: Vec<Row> = Vec::new();
+        let traces = self.trace.as_ref().map(|file| scratch().map(|to| (to, file))).transpose()?;
         for system in self.systems(plan.privilege) {
-            rows.extend(measure(&Lab::build(plan)?, system, calls)?);
+            let to = traces.as_ref().filter(|_| system == System::XdpAgg);
+            let to = to.map(|(to, file)| (to.path(), file.as_path()));
+            rows.extend(measure(&Lab::build(plan)?.traced_into(to), system, calls)?);
         }
         print_ratios(&rows);
         let file = self.plot_file(scenario);
@@ -222,6 +230,9 @@ fn ours(lab: &Lab, system: &str, calls: &Calls<'_>) -> Result<Vec<Row>> {
         let reports =
             workers::run(lab, &bench).with_context(|| format!("{system}, {bytes} bytes"))?;
         let links = meter.map(xdp_agg_testbed::LinkMeter::finish).transpose()?;
+        if let Some((traces, file)) = lab.traces() {
+            merge(traces, lab.plan().workers, &of_size(file, bytes, calls))?;
+        }
         let first = reports.first().context("no worker")?;
         let measured = first.rows.first().context("no row")?;
         let mut row = row(lab.plan(), system, &first.algorithm, measured, links.as_deref());
@@ -361,4 +372,24 @@ fn complaints(rows: &[Row]) -> Vec<String> {
         }
     }
     complaints
+}
+/// The file for a size: where several are measured, each has its own, `trace-4096.json`.
+fn of_size(file: &Path, bytes: u64, calls: &Calls<'_>) -> PathBuf {
+    if calls.bytes.len() == 1 {
+        return file.to_owned();
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    file.with_file_name(format!("{stem}-{bytes}.json"))
+}
+
+/// The traces of all ranks as one.
+fn merge(traces: &Path, workers: u16, file: &Path) -> Result<()> {
+    let ranks = (0..workers).map(|rank| traces.join(format!("xdp-agg-trace-r{rank}.json")));
+    let mut command = Command::new(program("xdp-agg")?);
+    let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
+    if !status.context("running xdp-agg trace merge")?.success() {
+        bail!("xdp-agg trace merge failed");
+    }
+    println!("# trace: {}", file.display());
+    Ok(())
 }

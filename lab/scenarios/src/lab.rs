@@ -1,6 +1,7 @@
 //! The network of a scenario, with the daemon and the workers in it.
 
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,8 @@ impl Plan {
 pub(crate) struct Lab {
     plan: Plan,
     topology: Topology,
+    /// Where workers write traces of their calls, and the file for all of them.
+    traces: Option<(PathBuf, PathBuf)>,
 }
 
 impl Lab {
@@ -145,7 +148,18 @@ impl Lab {
             .faults(Faults::loss(f64::from(plan.loss.ppm) / 1e6))
             .build()
             .context("building the test network")?;
-        Ok(Self { plan, topology })
+        Ok(Self { plan, topology, traces: None })
+    }
+
+    /// Has all workers write traces of their calls into a directory, for a file.
+    pub(crate) fn traced_into(mut self, traces: Option<(&Path, &Path)>) -> Self {
+        self.traces = traces.map(|(directory, file)| (directory.to_owned(), file.to_owned()));
+        self
+    }
+
+    /// See [`Self::traced_into`].
+    pub(crate) const fn traces(&self) -> Option<&(PathBuf, PathBuf)> {
+        self.traces.as_ref()
     }
 
     pub(crate) const fn plan(&self) -> &Plan {
@@ -209,7 +223,8 @@ impl Lab {
 
     /// The environment of one worker, in the words of launchers.
     fn environment(&self, rank: u16, processes: u16, job: &str) -> Vec<(&'static str, String)> {
-        vec![
+        let traces = self.traces.iter().map(|(to, _)| ("XDP_AGG_TRACE", to.display().to_string()));
+        let own = [
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", (self.plan.workers * processes).to_string()),
             ("LOCAL_RANK", (rank % processes).to_string()),
@@ -220,7 +235,8 @@ impl Lab {
             ("XDP_AGG_JOB", job.to_owned()),
             ("XDP_AGG_RESULT_MODE", self.result_mode_wish()),
             ("NO_COLOR", "1".to_owned()),
-        ]
+        ];
+        own.into_iter().chain(traces).collect()
     }
 
     fn result_mode_wish(&self) -> String {

@@ -34,6 +34,7 @@ impl Partial {
             vlan join_timeout join_timeout_max probe_timeout tls_cert tls_key tls_client_ca
             tls_branch_ca resume_timeout dead_after straggler_timeout silent_timeout token_file
             job_slots_max job_packet_rate pin fresh state_dir keep_on_exit http log
+            log_format
         );
         names.retain(|name| !TAKEN_OVER.contains(&name.as_str()));
         names

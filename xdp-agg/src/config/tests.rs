@@ -15,7 +15,8 @@ fn a_file_says_what_the_flags_say() {
                join-timeout-max = 50\nprobe-timeout = 6\n\
                log = 'debug'\nresume-timeout = 7\ndead-after = 1\nstraggler-timeout = 2.5\n\
                silent-timeout = 20\njob-slots-max = 16\njob-packet-rate = 1000\n\
-               local-addr = '169.254.7.7'\nhttp = '[::1]:9999'\n";
+               local-addr = '169.254.7.7'\nhttp = '[::1]:9999'\nlog-format = 'json'\n";
+    assert_eq!(file(all).expect("it is right").log_format, Some(LogFormat::Json));
     let settings = file(all).and_then(Partial::complete).expect("all of it is right");
     assert_eq!(settings.control.to_string(), "10.0.0.254:9000");
     assert_eq!(settings.http, "[::1]:9999".parse().map(HttpAddr::At).ok());

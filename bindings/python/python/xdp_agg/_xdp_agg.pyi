@@ -1,6 +1,7 @@
 """The extension module; :mod:`xdp_agg` has its public names."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, SupportsIndex, TypeAlias, final
 
@@ -73,6 +74,7 @@ class Communicator:
         token: str | None = None,
         topology: str | None = None,
         strategy: str | None = None,
+        trace: str | None = None,
     ) -> Self: ...
     @classmethod
     def from_mpi(cls, comm: Any, address: str | None = None, **settings: Any) -> Self:
@@ -170,6 +172,20 @@ class Communicator:
 
     def stats(self) -> dict[str, Any]:
         """What this worker has sent, received and lost so far."""
+
+    def flight_recording(self) -> str:
+        """The latest 1000 calls, as a text of Chrome trace events."""
+
+    def write_flight_recording(self) -> Path:
+        """Writes them to a new file of XDP_AGG_FLIGHT_DIR; its name."""
+
+    @property
+    def flight_file(self) -> Path | None:
+        """The file of the latest flight recording, of a failed call for example."""
+
+    @property
+    def trace_file(self) -> Path | None:
+        """The file that a trace of all calls is written to."""
 
     def close(self) -> None:
         """Leaves the job; calls in flight have a second to end before they are ended."""

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
+use crate::trace::{Identity, Recorder, Tracing};
 use xdp_agg_protocol::worker::Config;
 
 use crate::driver::udp::DataSocket;
@@ -14,9 +15,20 @@ fn worker(address: std::net::SocketAddr) -> Arc<Shared> {
     let socket = DataSocket::bind(Ipv4Addr::LOCALHOST).expect("a free port");
     let dial = Dial { address, name: None, dead_after: Duration::from_secs(8), tls: None };
     let config = Config { aggregator: address, ..Config::new("job", 0, 2) };
-    let engine = Engine::new(config, dial, socket).expect("memory");
+    let of = Identity {
+        job: "test".into(),
+        run: None,
+        rank: 0,
+        world_size: 1,
+        local_rank: 0,
+        local_size: 1,
+    };
+    let tracer = Tracer::new(&Tracing::default(), of).expect("nothing is opened");
+    let engine = Engine::new(config, dial, socket, Recorder::new(&tracer, 0)).expect("memory");
     let roll = (Arc::new(Roll::new(1, 0)), 0);
-    Arc::new(Shared::new(engine, None, (Duration::MAX, Duration::MAX), roll).expect("sockets"))
+    Arc::new(
+        Shared::new(engine, None, (Duration::MAX, Duration::MAX), roll, tracer).expect("sockets"),
+    )
 }
 
 fn nowhere() -> std::net::SocketAddr {

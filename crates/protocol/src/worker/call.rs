@@ -13,6 +13,7 @@ use super::block::{DataBlock, JobBlock};
 use super::blocks::Blocks;
 use super::error::Error;
 use super::layout::{Content, Layout, group_of};
+use super::record::{Ending, Label, Record, Timeline};
 use super::report::{Path, Report};
 
 /// 16-bit tags that make a digest: a call of fewer blocks has a seal.
@@ -35,6 +36,8 @@ pub struct Call {
     /// Of its arguments: see [`digest`].
     pub(crate) digest: u64,
     pub(crate) report: Report,
+    /// When what of it happened.
+    pub(crate) times: Timeline,
     /// Nobody waits for it: it is dropped when it is done.
     pub(crate) abandoned: bool,
     /// Its worker is the job's only one. Nothing of it travels, so it has no numbers among the
@@ -101,6 +104,7 @@ impl Call {
             first_block: JobBlock(0),
             digest: 0,
             report: Report::default(),
+            times: Timeline::default(),
             abandoned: false,
             alone: false,
             summed: 0,
@@ -250,6 +254,30 @@ impl Call {
             element: format.element().name().into(),
             operation: self.blocks.purpose().unwrap_or_else(|| format.op().name()).into(),
             numbers,
+        }
+    }
+
+    /// What is remembered of it.
+    #[must_use]
+    pub fn record(&self, ending: Ending) -> Record {
+        let format = self.blocks.format();
+        Record {
+            sequence: self.sequence,
+            what: self.blocks.purpose().map(Label::new),
+            len: self.blocks.vector_len() as u64,
+            element: format.element(),
+            op: format.op(),
+            digest: self.digest,
+            times: self.times,
+            ending,
+            report: self.report,
+        }
+    }
+
+    /// Remembers when it was done, if it is.
+    pub(crate) fn note_done(&mut self, now: Duration) {
+        if self.times.done.is_none() && self.is_done() {
+            self.times.done = Some(now);
         }
     }
 

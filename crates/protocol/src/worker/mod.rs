@@ -12,6 +12,7 @@ mod error;
 pub mod flow;
 pub mod layout;
 mod machine;
+mod record;
 mod report;
 mod standing;
 
@@ -24,5 +25,6 @@ pub use machine::{
     Batch, Config, Control, Counters, Endpoint, Lanes, Machine, PROBE_INTERVAL, PROBES, RETRY,
     Seat, State, Warning, packet_len,
 };
+pub use record::{Ending, Label, Record, Timeline};
 pub use report::{Path, Report, rank_bit};
 pub use standing::standing_aside;

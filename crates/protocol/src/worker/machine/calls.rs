@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use xdp_agg_common::control::Admitted;
 
-use super::{Call, Config, Freeze, Machine, NO_CALL, Path, Phase, Report};
+use super::{
+    Call, Config, Ending, Freeze, GAP, Machine, NO_CALL, Path, Phase, RECORDS, Record, Report,
+};
 use crate::worker::call::Job;
 use crate::worker::flow::CallRole;
 use crate::worker::{Blocks, Error};
@@ -40,6 +42,7 @@ impl Machine {
         let mut call = self.make(sequence, blocks);
         call.position = sequence + self.asides;
         call.alone = self.config.alone;
+        call.times.made = self.clock;
         self.calls.push_back(call);
         self.begin_calls();
         Ok(sequence)
@@ -64,6 +67,8 @@ impl Machine {
             if let Err(error) = call.begin(self.end, chunks, members) {
                 return self.fail(error);
             }
+            call.times.begun = Some(self.clock);
+            call.note_done(self.clock);
             self.end = call.end();
             self.next_to_begin = call.sequence + 1;
             self.news |= call.is_done();
@@ -115,6 +120,7 @@ impl Machine {
                 Ok(worked) => did |= worked | call.sum_alone(members),
                 Err(error) => wrong = wrong.or(Some(error)),
             }
+            call.note_done(self.clock);
             self.news |= !was_done && call.is_done();
         }
         if let Some(error) = wrong {
@@ -137,10 +143,12 @@ impl Machine {
         if self.calls[index].is_done() {
             let call = self.calls.remove(index)?;
             self.count(call.report);
+            self.remember(&call, Ending::Done);
             return Some(Ok(call));
         }
         let error = self.failed.clone()?;
-        self.calls.remove(index);
+        let call = self.calls.remove(index)?;
+        self.remember(&call, Ending::Failed);
         Some(Err(error))
     }
 
@@ -160,6 +168,7 @@ impl Machine {
         if let Some(index) = self.calls.iter().position(|call| call.sequence == sequence) {
             if let Some(mut call) = self.calls.remove(index) {
                 call.abort(&Error::Closed);
+                self.remember(&call, Ending::GivenUp);
             }
             // Its blocks can be sent no more, so the job cannot go on.
             self.fail(Error::Closed);
@@ -179,11 +188,56 @@ impl Machine {
         while let Some(index) =
             self.calls.iter().position(|call| call.abandoned && (failed || call.is_done()))
         {
-            if let Some(call) = self.calls.remove(index)
-                && call.is_done()
-            {
+            let Some(call) = self.calls.remove(index) else { return };
+            if call.is_done() {
                 self.count(call.report);
+                self.remember(&call, Ending::Done);
+            } else {
+                self.remember(&call, Ending::Failed);
             }
+        }
+    }
+
+    fn remember(&mut self, call: &Call, ending: Ending) {
+        if self.records.len() == RECORDS {
+            self.records.pop_front();
+        }
+        self.records.push_back(call.record(ending));
+    }
+
+    /// What is remembered of a call that has ended, once, in the order in which they ended. The
+    /// latest 64 are kept.
+    pub fn poll_record(&mut self) -> Option<Record> {
+        self.records.pop_front()
+    }
+
+    /// The same of calls that did not end yet, or whose result nobody took, in the order in which
+    /// they were made.
+    pub fn calls_in_flight(&self) -> impl Iterator<Item = Record> {
+        let ending = |call: &Call| match call.is_done() {
+            true => Ending::Done,
+            false if self.failed.is_some() => Ending::Failed,
+            false => Ending::Running,
+        };
+        self.calls.iter().map(move |call| call.record(ending(call)))
+    }
+
+    /// Tells the time before [`Self::start`], which is when the call was made.
+    pub fn set_clock(&mut self, now: Duration) {
+        self.clock = self.clock.max(now);
+    }
+
+    /// Time has passed. A call in flight remembers for how long nobody looked after it.
+    pub(super) fn tick(&mut self, now: Duration) {
+        let gap = now.saturating_sub(self.clock);
+        self.clock = self.clock.max(now);
+        // A ring, and the way into an epoch, have pauses of their own.
+        if gap < GAP || self.phase != Phase::Running || self.freeze != Freeze::No {
+            return;
+        }
+        for call in self.calls.iter_mut().filter(|call| !call.is_done()) {
+            let gap = gap.min(now.saturating_sub(call.times.made));
+            call.times.gap = call.times.gap.max(gap);
         }
     }
 

@@ -430,6 +430,7 @@ impl Machine {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.tick(now);
         if self.failed.is_some() {
             return;
         }

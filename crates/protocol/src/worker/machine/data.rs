@@ -22,6 +22,7 @@ impl Machine {
             // No call's memory is touched any more.
             return;
         }
+        self.tick(now);
         let header = packet.split_first_chunk::<HEADER_LEN>();
         let understood = header.and_then(|(header, payload)| {
             let header = Header::parse(header).ok()?;
@@ -95,6 +96,8 @@ impl Machine {
                 if epoch.flow.handle_result(number, now) {
                     call.goes_over_aggregator();
                     call.decode(block, header.flags, payload, members);
+                    call.times.result(now);
+                    call.note_done(now);
                     epoch.history.put(number, members, header.flags, payload);
                     if call.is_reduced() {
                         self.after_a_call();
@@ -103,7 +106,10 @@ impl Machine {
                     self.release();
                 }
             }
-            Kind::Pending => epoch.flow.handle_pending(number, now),
+            Kind::Pending => {
+                call.times.pendings += 1;
+                epoch.flow.handle_pending(number, now);
+            }
             Kind::Mismatch => {
                 let call = call.describe();
                 self.differs(call);
@@ -210,11 +216,12 @@ impl Machine {
                 fields.tag = call.tag(block);
                 let len = call.payload_len(block);
                 let role = epoch.flow.role(number);
+                let first = epoch.flow.is_first_transmission(number);
+                call.times.sent(first, now);
                 if role == Role::Listen {
                     (fields.kind, fields.reduction) = (Kind::Ask, Reduction::Copy);
                     payload[..len].fill(0);
                 } else {
-                    let first = epoch.flow.is_first_transmission(number);
                     let marks = call.encode(block, first, &mut payload[..len]);
                     (fields.flags, fields.reduction) = (marks.flags, marks.reduction);
                 }
@@ -308,6 +315,8 @@ fn handle_carried(
             {
                 call.goes_over_aggregator();
                 call.decode(block, header.flags, payload, members);
+                call.times.result(now);
+                call.note_done(now);
                 epoch.history.put(number, members, header.flags, payload);
             }
         }

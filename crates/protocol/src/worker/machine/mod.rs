@@ -37,6 +37,7 @@ pub use ring::{Batch, Lanes, Seat};
 pub use wait::Warning;
 
 use super::call::Call;
+use super::record::{Ending, Record};
 use super::report::{Path, Report};
 use super::{EpochBlock, Error, JobBlock, flow};
 use back::WayBack;
@@ -58,6 +59,10 @@ const NO_CALL: &str = "none";
 const TAKEN: Duration = Duration::from_secs(10);
 /// Longest pause between two attempts to reach the daemon.
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// Records of ended calls that are kept for a caller that does not ask for them.
+const RECORDS: usize = 64;
+/// How long nobody may drive the machine without a call's remembering it. A driver sleeps less.
+const GAP: Duration = Duration::from_millis(200);
 /// After as many attempts in vain the pause between two is twice as long.
 const PATIENT: u32 = 16;
 
@@ -115,6 +120,10 @@ pub struct Machine {
     group: Option<std::net::SocketAddrV4>,
     epoch: Option<Epoch>,
     calls: VecDeque<Call>,
+    /// Of calls that have ended, until somebody asks for them.
+    records: VecDeque<Record>,
+    /// The latest moment that the caller has told.
+    clock: Duration,
     /// Number of the next call that is made, and of the next whose blocks may be sent.
     next_sequence: u64,
     next_to_begin: u64,
@@ -187,6 +196,8 @@ impl Machine {
             group: None,
             epoch: None,
             calls: VecDeque::new(),
+            records: VecDeque::new(),
+            clock: now,
             next_sequence: 0,
             next_to_begin: 0,
             end: JobBlock(0),

@@ -293,6 +293,8 @@ impl Machine {
                 call.goes_over_ring();
                 let flags = if *mark == 0 { 0 } else { flags::NON_FINITE };
                 call.decode(block, flags, &payload[..len], members);
+                call.times.result(now);
+                call.note_done(now);
             }
         }
         let next = batch.first + batch.blocks;
