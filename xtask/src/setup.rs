@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::package;
 use crate::python::{self, NEWEST_TORCH};
 use crate::shell::{is_root, run, say, step, which};
 use crate::toolchain::Toolchain;
@@ -75,7 +76,8 @@ pub(crate) fn ensure_tests() -> Result<()> {
     let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
     let needs: Vec<_> =
         missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();
-    install(&needs)
+    install(&needs)?;
+    package::ensure_for_tests()
 }
 
 /// Whether a tool for administrators is there: their directory is not on everybody's path.

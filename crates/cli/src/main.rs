@@ -2,10 +2,12 @@
 //!
 //! One file a sub-command: each has `Args` and `run`.
 
+mod completions;
 mod control;
 mod doctor;
 mod exit;
 mod jobs;
+mod man;
 mod serve;
 mod stats;
 mod table;
@@ -15,7 +17,7 @@ mod tune;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use exit::{EXIT_CODES, exit_code, is_closed_pipe, sentence};
 
@@ -35,6 +37,13 @@ enum Command {
     Doctor(doctor::Args),
     Tune(tune::Args),
     Topology(topology::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// The whole command line, for what is made from its description.
+fn command_line() -> clap::Command {
+    Cli::command()
 }
 
 fn main() -> ExitCode {
@@ -45,6 +54,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -60,10 +71,9 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
     }
 }
