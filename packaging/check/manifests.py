@@ -48,6 +48,8 @@ def strays(all_documents: dict[str, list[dict]]) -> list[str]:
     for name in all_documents.keys() - listed - {"kustomization.yaml"}:
         if not name.startswith("example-"):
             found.append(f"kustomization.yaml does not list {name}")
+    if found:
+        return found
     by_kind = {each["kind"]: each for name in listed for each in all_documents.get(name, [])}
     daemon, service = by_kind["DaemonSet"]["spec"], by_kind["Service"]["spec"]
     labels = daemon["template"]["metadata"]["labels"]

@@ -2,7 +2,7 @@
 //! of what is inside (SBOM) and checksums.
 //!
 //! The .deb and the .rpm are described in `crates/cli/Cargo.toml`, for cargo-deb and
-//! cargo-generate-rpm. What they need besides sources is made under `target/package`: manual pages,
+//! cargo-generate-rpm. What they need besides sources is made under `target/packaging`: manual pages,
 //! completions, the changelog. The same sources and toolchain make the same files: every date in
 //! them is that of the last commit, or SOURCE_DATE_EPOCH.
 
@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// The .deb and the tarball alone, of the program in target/debug as it is: what tests install.
     #[arg(long)]
     debug: bool,
+    /// Check the files under packaging, as CI does, and make nothing.
+    #[arg(long, conflicts_with_all = ["debug", "publish"])]
+    check: bool,
     /// Also try, without publishing, what crates.io would be given: it builds each crate alone.
     #[arg(long, conflicts_with = "debug")]
     publish: bool,
@@ -46,6 +49,9 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_base()?;
+    if args.check {
+        return check_sources();
+    }
     let version = match &args.version {
         Some(version) => version.clone(),
         None => workspace_version()?,

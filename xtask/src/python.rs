@@ -93,7 +93,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 /// What checks the files under `packaging`: a function that makes the command of one of its
-/// programs. Nothing, with a message, where the environment cannot be made; in CI that is a failure.
+/// programs. Nothing, with a message, where the environment cannot be made; in CI a failure.
 pub(crate) fn packaging_tools() -> Result<Option<impl Fn(&str) -> Command>> {
     let made = Interpreter::ensure().and_then(Venv::packaging);
     let venv = or_left_out(made, "packaging", "scripts, manifests and the recipe of the image")?;

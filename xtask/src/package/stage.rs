@@ -1,4 +1,4 @@
-//! What packages hold besides sources: made by the program itself, under `target/package`.
+//! What packages hold besides sources: made by the program itself, under `target/packaging`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Stage {
             bail!("{} is not there: `cargo xtask build` makes it", program.display());
         }
         // The manifest of the packages names this place.
-        let directory = target().join("package");
+        let directory = target().join("packaging");
         if directory.exists() {
             fs::remove_dir_all(&directory)?;
         }
