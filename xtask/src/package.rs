@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// The .deb and the tarball alone, of the program in target/debug as it is: what tests install.
     #[arg(long)]
     debug: bool,
+    /// Of the program in target/dist as it is.
+    #[arg(long, conflicts_with = "debug")]
+    no_build: bool,
     /// Check the files under packaging, as CI does, and make nothing.
     #[arg(long, conflicts_with_all = ["debug", "publish"])]
     check: bool,
@@ -69,7 +72,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         println!("{}\n{}", deb.display(), tarball.display());
         return Ok(());
     }
-    let program = build_program()?;
+    if !args.no_build {
+        build_program()?;
+    }
+    let program = target().join(PROFILE).join("xdp-agg");
     let stage = Stage::fill(&program, &version, epoch)?;
     let deb = deb(&stage, &out, &["--profile", PROFILE])?;
     let rpm = rpm(&stage, &out)?;
@@ -113,11 +119,10 @@ fn buildah() -> Result<()> {
 /// The profile of what ships: all optimisations across crates, no debug information.
 const PROFILE: &str = "dist";
 
-fn build_program() -> Result<PathBuf> {
+fn build_program() -> Result<()> {
     step("building the program", || {
         run(cargo().args(["build", "--locked", "--package", PACKAGE, "--profile", PROFILE]))
-    })?;
-    Ok(target().join(PROFILE).join("xdp-agg"))
+    })
 }
 
 fn deb(stage: &Stage, out: &Path, more: &[&str]) -> Result<PathBuf> {
@@ -144,7 +149,7 @@ fn rpm(stage: &Stage, out: &Path) -> Result<PathBuf> {
         let mut rpm = cargo();
         tool.on_path(&mut rpm)?;
         rpm.args(["generate-rpm", "--package", "crates/cli", "--profile", PROFILE]);
-        rpm.args(["--source-date", &stage.epoch.to_string(), "--payload-compress", "xz"]);
+        rpm.args(["--source-date", &stage.epoch.to_string(), "--payload-compress", "zstd"]);
         let version = format!("version = \"{}\"", debian(&stage.version));
         rpm.args(["--set-metadata", &version]).arg("--output").arg(&path);
         run(&mut rpm)?;
