@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -124,4 +125,30 @@ fn a_user_of_its_own_runs_the_daemon() {
     assert!(ended.status.success(), "{}", ended.stderr);
     lab.start_daemon();
     check_sums(&lab.connect("root", 2, |settings| settings), 1000);
+}
+
+/// As root, and in a directory of root's: it is Landlock that keeps the daemon from it.
+#[test]
+fn a_running_daemon_writes_in_its_own_directories_alone() {
+    need_root!();
+    let Some((bpffs, lab)) = Lab::start_pinned(network(2, "ports")) else { return };
+    let daemon = lab.daemon.as_ref().expect("it runs");
+    let arguments = bpffs.arguments();
+    let state = Path::new(arguments.last().expect("the directory of its state"));
+    let denied = |daemon: &Process| daemon.stderr().matches("Permission denied").count();
+    check_sums(&lab.connect("own", 2, |settings| settings), 1000);
+    assert_eq!(denied(daemon), 0, "{}", daemon.last_words());
+    // Another directory at the same place.
+    let aside = state.with_extension("aside");
+    fs::rename(state, &aside).expect("it is ours");
+    fs::create_dir(state).expect("there is room");
+    check_sums(&lab.connect("others", 2, |settings| settings), 1000);
+    let start = Instant::now();
+    while denied(daemon) == 0 {
+        assert!(start.elapsed() < LIMIT, "it wrote there: {}", daemon.last_words());
+        sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::read_dir(state).expect("it is there").count(), 0);
+    fs::remove_dir(state).expect("it is empty");
+    fs::rename(&aside, state).expect("it is ours");
 }

@@ -124,6 +124,11 @@ fn another_token_and_other_limits_hold_from_then_on() {
     assert!(daemon.stderr().contains("a restart takes these over"), "{}", daemon.last_words());
     assert!(is_welcome(&lab, "newest"));
     check_sums(&workers, 3000);
+    // Another host may not have it read them, whatever it knows.
+    let mut other = open(&lab);
+    assert!(matches!(greet(&mut other, Some("newest")), Reply::Welcome { .. }));
+    let Reply::Error { message, .. } = ask(&mut other, &Request::Reload) else { panic!("done") };
+    assert!(message.contains("own host"), "{message}");
 }
 
 /// Whether a client with these files gets in over TLS.

@@ -2,6 +2,8 @@
 //!
 //! A [`Partial`] of each source is laid over the next, and the whole is checked once.
 
+mod changes;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -19,7 +21,7 @@ use crate::engine::{EngineConfig, EngineKind, LocalAddr, XdpMode};
 use crate::server::ServerConfig;
 use crate::state::StateFile;
 use xdp_agg_protocol::daemon::Patience;
-use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, ServerTls, TlsError, read_token};
+use xdp_agg_tls::{ClientFiles, SecretError, ServerFiles, ServerTls, TlsError, read_tokens};
 
 /// Default size of the whole pool: 8 jobs of [`JOB_SLOTS`].
 pub const SLOTS: u32 = 8192;
@@ -131,8 +133,9 @@ pub struct Partial {
     /// heartbeat, as one that is stopped; 0: until their calls' deadlines [default: 0]
     #[arg(long, env = "XDP_AGG_SILENT_TIMEOUT", value_name = "SECS")]
     pub silent_timeout: Option<f64>,
-    /// File with the token that workers and tools have to know; only its owner may read it
-    /// [default: none is needed]
+    /// File with the token that workers and tools have to know, in its first line; tokens in
+    /// further lines are accepted too, while it is replaced. Only its owner may read it [default:
+    /// none is needed]
     #[arg(long, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Most slots that a job may ask for [default: all]
@@ -220,16 +223,24 @@ pub enum ConfigError {
 }
 
 impl Settings {
+    /// Directories that the daemon writes to while it runs.
+    #[must_use]
+    pub fn writable(&self) -> Vec<PathBuf> {
+        let state = self.server.state.as_ref().map(|state| state.directory().to_owned());
+        self.engine.pin.clone().into_iter().chain(state).collect()
+    }
+
     /// A sentence, if every host that reaches the control port may use it.
     #[must_use]
     pub fn openness(&self) -> Option<String> {
         let server = &self.server;
         let shown = server.tls.as_ref().is_some_and(ServerTls::asks_for_certificates);
-        let closed = shown || server.token.is_some() || self.control.ip().is_loopback();
+        let closed = shown || !server.tokens.is_empty() || self.control.ip().is_loopback();
         (!closed).then(|| {
             format!(
-                "CONTROL IS OPEN: every host that reaches {} may join, list and end jobs; set \
-                 --token-file or --tls-client-ca, or bind --control to a loopback address",
+                "CONTROL IS OPEN: every host that reaches {} may join, list and end jobs; \
+                 `xdp-agg init` writes settings with a token; or set --token-file or \
+                 --tls-client-ca, or bind --control to a loopback address",
                 self.control
             )
         })
@@ -284,23 +295,6 @@ impl Partial {
             keep_on_exit: self.keep_on_exit || below.keep_on_exit,
             log: self.log.or(below.log),
         }
-    }
-
-    /// Whether something differs in `now` that only a restart changes.
-    #[must_use]
-    pub fn needs_restart(&self, now: &Self) -> bool {
-        let fixed = |all: &Self| Self {
-            tls_cert: None,
-            tls_key: None,
-            tls_client_ca: None,
-            tls_branch_ca: None,
-            token_file: None,
-            job_slots: None,
-            job_slots_max: None,
-            job_packet_rate: None,
-            ..all.clone()
-        };
-        fixed(self) != fixed(now)
     }
 
     /// Fills in the defaults and checks everything. Reads the token's file, and makes the
@@ -442,7 +436,7 @@ impl Partial {
             patience: Patience(self.dead_after.map(|s| loss("dead-after", s)).transpose()?),
             straggler_timeout: straggler.map(|s| loss("straggler-timeout", s)).transpose()?,
             silent_timeout: silent.map(|s| loss("silent-timeout", s)).transpose()?,
-            token: self.token_file.as_deref().map(read_token).transpose()?,
+            tokens: self.token_file.as_deref().map_or(Ok(Vec::new()), read_tokens)?,
             job_slots_max: self.job_slots_max,
             job_packet_rate: rate,
             state: self.state(kind)?,

@@ -1,7 +1,10 @@
 //! What the daemon gives up once its engine is open: it parses what strangers send.
 
+mod files;
+
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
@@ -28,20 +31,28 @@ pub struct Refusal {
 #[derive(Debug)]
 pub struct Confined {
     kept: CapabilitySet,
+    /// Whether the kernel keeps it from writing files of others, and from executing programs.
+    pub files: bool,
     /// What the system did not permit.
     pub refused: Vec<Refusal>,
 }
 
 /// Confines this process. The calling thread, and those that it starts from now on, keep of their
 /// capabilities those of the engine alone. No program that they execute gets any, and nobody gets a
-/// core file with token and cookies in it.
+/// core file with token and cookies in it. With `writable` they execute no program, and write no
+/// file but below these directories.
 #[must_use]
-pub fn confine(xdp: bool) -> Confined {
+pub fn confine(xdp: bool, writable: Option<&[PathBuf]>) -> Confined {
     let wanted = if xdp { XDP } else { CapabilitySet::empty() };
     let (kept, mut refused) = confine_thread(wanted);
+    // Only after `no_new_privs` everybody may do this.
+    let files = writable.map_or(Ok(false), files::write_only_below).unwrap_or_else(|error| {
+        refused.push(Refusal { what: "keeping it from files", source: io::Error::other(error) });
+        false
+    });
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     refused.extend(refusal("keeping core files and debuggers away", hidden));
-    Confined { kept, refused }
+    Confined { kept, files, refused }
 }
 
 /// Confines a thread that needs no capability. What is not permitted is told for the process.
@@ -126,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_named() {
-        let text = |kept| Confined { kept, refused: Vec::new() }.to_string();
+        let text = |kept| Confined { kept, files: true, refused: Vec::new() }.to_string();
         assert_eq!(text(XDP), "CAP_NET_ADMIN, CAP_BPF");
         assert_eq!(text(CapabilitySet::empty()), "none");
     }

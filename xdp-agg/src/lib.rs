@@ -6,6 +6,7 @@
 //! * [`config`]: the daemon's settings and where they come from.
 //! * [`doctor`]: whether this host can run the XDP engine, and what to do if not.
 //! * [`confined`]: what the daemon gives up once it runs.
+//! * [`supervisor`]: what it tells the service manager.
 //! * [`link`], [`process`]: questions to the kernel.
 #![deny(unsafe_code)]
 
@@ -19,3 +20,4 @@ mod private;
 pub mod process;
 pub mod server;
 pub mod state;
+pub mod supervisor;

@@ -16,8 +16,8 @@ use xdp_agg_protocol::daemon::Snapshot;
 
 use crate::private;
 
-/// Version of its contents.
-const VERSION: u32 = 1;
+/// Version of its contents: a daemon reads no other.
+pub const VERSION: u32 = 1;
 /// Longest file that is read: jobs and members are few.
 const LEN_MAX: u64 = 4 << 20;
 
@@ -77,6 +77,12 @@ impl StateFile {
                 Ok(state)
             }
         }
+    }
+
+    /// The directory that it is in.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
     }
 
     /// Removes what daemons left that were killed while they wrote: it has cookies in it.

@@ -12,9 +12,11 @@ mod package;
 mod python;
 mod setup;
 mod shell;
+mod soak;
 mod test;
 mod tidy;
 mod toolchain;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -53,6 +55,10 @@ enum Command {
     Sim(Passed),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
     Fuzz(Passed),
+    /// Have jobs come and go, links flap and the daemon die, for long; memory has to stay flat.
+    Soak(soak::Args),
+    /// Have another revision's daemon and workers work with this one's: what goes on, what ends.
+    UpgradeTest(upgrade::Args),
     /// What has to hold before a change is merged, apart from the tests.
     Ci,
     /// Line width, length of files and functions, leftovers, what docs/papers.md names: the checks
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
         Command::Package(args) => package::main(&args),
         Command::Sim(args) => lab::sim(&args),
         Command::Fuzz(args) => lab::fuzz(&args),
+        Command::Soak(args) => soak::main(&args),
+        Command::UpgradeTest(args) => upgrade::main(&args),
         Command::Ci => ci::main(),
         Command::Tidy => tidy::main(),
     };

@@ -72,7 +72,12 @@ pub(crate) fn ensure_tests() -> Result<()> {
         // Tests that make network namespaces say so and are left out.
         return Ok(());
     }
-    let tools = [("ip", "iproute2"), ("ethtool", "ethtool"), ("nft", "nftables")];
+    let tools = [
+        ("ip", "iproute2"),
+        ("ethtool", "ethtool"),
+        ("nft", "nftables"),
+        ("systemd-analyze", "systemd"),
+    ];
     let missing = tools.into_iter().filter(|(program, _)| !has_tool(program));
     let needs: Vec<_> =
         missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();

@@ -1,31 +1,30 @@
 //! A tool's connection to the daemon.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use xdp_agg::config::Partial;
 use xdp_agg_common::control::{
     CONTROL_VERSION, FrameError, Reply, Request, Token, read_message, write_message,
 };
 use xdp_agg_tls::{ClientFiles, ClientTls, ControlStream, OpenError, read_token};
 
+use crate::exit::WrongConfig;
+
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Where a daemon is that says nothing else.
+const DEFAULT: &str = "127.0.0.1:9870";
 
 /// Where the daemon is, and what it has to be shown.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
-    /// Control address of the daemon, host and port
-    #[arg(
-        long,
-        global = true,
-        env = "XDP_AGG_CONTROL",
-        value_name = "ADDR:PORT",
-        default_value = "127.0.0.1:9870"
-    )]
-    control: String,
+    /// Control address of the daemon, host and port [default: 127.0.0.1:9870]
+    #[arg(long, global = true, env = "XDP_AGG_CONTROL", value_name = "ADDR:PORT")]
+    control: Option<String>,
     /// File with the token that the daemon asks for (the token itself may be in XDP_AGG_TOKEN)
     #[arg(long, global = true, env = "XDP_AGG_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -61,9 +60,44 @@ pub(crate) struct Client {
 }
 
 impl Target {
+    /// The daemon of this host that has these settings. What is given besides counts more.
+    pub(crate) fn of_daemon(self, settings: &Partial) -> Result<Self> {
+        let control = settings.control.map(|addr| {
+            let loopback = match addr {
+                SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
+                SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            };
+            let ip = if addr.ip().is_unspecified() { loopback } else { addr.ip() };
+            SocketAddr::new(ip, addr.port()).to_string()
+        });
+        let (clients, branches) = (&settings.tls_client_ca, &settings.tls_branch_ca);
+        let known = branches.as_ref().or(clients.as_ref());
+        let speaks_tls = settings.tls_cert.is_some();
+        let ca = self.tls_ca.or_else(|| known.filter(|_| speaks_tls).cloned());
+        if speaks_tls && ca.is_none() {
+            let why = "the daemon speaks TLS: name the authority of its certificate with --tls-ca";
+            return Err(WrongConfig(why.into()).into());
+        }
+        // The daemon takes its own certificate for a client's, where it was made for both.
+        let own = clients.is_some();
+        let (cert, key) = (settings.tls_cert.clone(), settings.tls_key.clone());
+        Ok(Self {
+            control: self.control.or(control),
+            token_file: self.token_file.or_else(|| settings.token_file.clone()),
+            tls_ca: ca,
+            tls_cert: self.tls_cert.or(cert.filter(|_| own)),
+            tls_key: self.tls_key.or(key.filter(|_| own)),
+            tls_name: self.tls_name,
+        })
+    }
+
+    fn addr(&self) -> &str {
+        self.control.as_deref().unwrap_or(DEFAULT)
+    }
+
     /// Connects and says hello.
     pub(crate) fn connect(&self) -> Result<Client> {
-        let addr = self.control.clone();
+        let addr = self.addr().to_owned();
         let tls = self.tls()?;
         let token = self.token()?;
         let stream = match self.open() {
@@ -87,7 +121,7 @@ impl Target {
 
     fn open(&self) -> io::Result<TcpStream> {
         let mut last = None;
-        for addr in self.control.to_socket_addrs()? {
+        for addr in self.addr().to_socket_addrs()? {
             match TcpStream::connect_timeout(&addr, CONNECT_TIME) {
                 Ok(stream) if talks_to_itself(&stream) => {}
                 Ok(stream) => return Ok(stream),
@@ -100,7 +134,7 @@ impl Target {
     fn tls(&self) -> Result<Option<ClientTls>> {
         let Self { tls_ca, tls_cert, tls_key, tls_name, .. } = self.clone();
         let files = ClientFiles { ca: tls_ca, certificate: tls_cert, key: tls_key, name: tls_name };
-        let host = self.control.rsplit_once(':').map_or(&*self.control, |(host, _)| host);
+        let host = self.addr().rsplit_once(':').map_or(self.addr(), |(host, _)| host);
         Ok(files.load(host.trim_start_matches('[').trim_end_matches(']'))?)
     }
 

@@ -6,8 +6,10 @@ mod completions;
 mod control;
 mod doctor;
 mod exit;
+mod init;
 mod jobs;
 mod man;
+mod reload;
 mod serve;
 mod stats;
 mod table;
@@ -31,8 +33,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Init(Box<init::Args>),
     Serve(Box<serve::Args>),
     Jobs(jobs::Args),
+    Reload(reload::Args),
     Stats(stats::Args),
     Doctor(doctor::Args),
     Tune(tune::Args),
@@ -48,8 +52,10 @@ fn command_line() -> clap::Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Init(args) => init::run(*args),
         Command::Serve(args) => serve::run(*args),
         Command::Jobs(args) => jobs::run(args),
+        Command::Reload(args) => reload::run(args),
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),

@@ -12,14 +12,17 @@ use anyhow::{Context, Result};
 use rustix::process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 use xdp_agg::config::{ConfigError, Partial, Settings};
 use xdp_agg::confined::confine;
 use xdp_agg::doctor;
 use xdp_agg::engine;
 use xdp_agg::process::raise_file_limit;
-use xdp_agg::server::{Listener, Server, ServerConfig};
+use xdp_agg::server::{ConnId, Listener, Reread, Rereads, Server};
+use xdp_agg::supervisor::Supervisor;
+
+use crate::exit::sentence;
 
 /// Run the aggregator until it is interrupted (SIGINT or SIGTERM)
 ///
@@ -33,12 +36,16 @@ use xdp_agg::server::{Listener, Server, ServerConfig};
 /// rack along, as an ordinary user, where no daemon is installed. SIGINT and SIGTERM are handed to
 /// the command, and nothing of the daemon's goes to standard output.
 ///
-/// SIGHUP has it read --config, token and certificates again. Those, --job-slots, --job-slots-max
-/// and --job-packet-rate then hold for new connections and jobs. If a file is wrong, all stay as
-/// they were, and the log says why.
+/// SIGHUP, or `xdp-agg reload`, has it read --config, token and certificates again. Those,
+/// --job-slots, --job-slots-max and --job-packet-rate then hold for new connections and jobs. If a
+/// file is wrong, all stay as they were, and the log says why.
 ///
 /// Once the engine is open, the daemon keeps CAP_BPF and CAP_NET_ADMIN of its capabilities with
 /// XDP, and none in user space. So what it reads again must be readable without CAP_DAC_OVERRIDE.
+/// Where the kernel has Landlock, it writes only below --pin and --state-dir from then on.
+///
+/// A service manager is told when it serves, and that it still does (NOTIFY_SOCKET,
+/// WATCHDOG_USEC), and may hand over a socket for --control (LISTEN_FDS).
 #[derive(Debug, clap::Args)]
 #[command(after_help = crate::exit::EXIT_CODES)]
 pub(crate) struct Args {
@@ -91,24 +98,32 @@ async fn serve(settings: Settings, (args, partial): (Args, Partial)) -> Result<E
         }
     };
     let command = args.command.clone();
-    let listener = Listener::bind(settings.control)?;
+    let listener = match Listener::handed_over(partial.control)? {
+        Some(listener) => listener,
+        None => Listener::bind(settings.control)?,
+    };
+    let settings = Settings { control: listener.addr(), ..settings };
     let engine = engine::open(&settings.engine)?;
     if engine.describe() != USERSPACE {
         for doubt in doctor::doubts(&settings.engine.interfaces).await {
             warn!("{doubt}");
         }
     }
-    let confined = confine(engine.describe() != USERSPACE);
-    info!("capabilities that are left: {confined}");
+    // A command of the user's may write where it wants to.
+    let writable = command.is_empty().then(|| settings.writable());
+    let confined = confine(engine.describe() != USERSPACE, writable.as_deref());
+    info!(landlock = confined.files, "capabilities that are left: {confined}");
     for refusal in &confined.refused {
         warn!("the daemon keeps more rights than it needs: {refusal}");
     }
     if let Some(warning) = settings.openness() {
         warn!("{warning}");
     }
-    let (configs, read_again) = mpsc::channel(1);
-    tokio::spawn(read_at_each(hangup, (args, partial), configs));
-    let server = Server::new(listener, engine, &settings.server).with_configs(read_again);
+    let ((wishes, asked), (read, done)) = (mpsc::channel(1), mpsc::channel(1));
+    tokio::spawn(read_at_each(hangup, asked, (args, partial), Supervisor::from_env(), read));
+    let server = Server::new(listener, engine, &settings.server)
+        .with_rereads(Rereads { wishes, done })
+        .with_supervisor(Supervisor::from_env());
     let (control, data_port) = (server.control_addr(), server.data_port());
     let engine = server.engine();
     info!(%control, data_port, engine, "ready");
@@ -176,15 +191,23 @@ impl Child {
     }
 }
 
-/// Reads the settings again at each signal, for `configs`. Where something is wrong, all of them
-/// stay as they were.
+/// Reads the settings again at each signal and at each wish of a connection. Where something is
+/// wrong, all of them stay as they were.
 async fn read_at_each(
     mut hangup: Signal,
+    mut wishes: mpsc::Receiver<ConnId>,
     (args, before): (Args, Partial),
-    configs: mpsc::Sender<ServerConfig>,
+    supervisor: Supervisor,
+    done: mpsc::Sender<Reread>,
 ) {
     let args = Arc::new(args);
-    while hangup.recv().await.is_some() {
+    loop {
+        let asked_by = tokio::select! {
+            Some(()) = hangup.recv() => None,
+            Some(conn) = wishes.recv() => Some(conn),
+            else => return,
+        };
+        supervisor.reloading();
         let args = Arc::clone(&args);
         let slots = before.slots;
         let read = move || {
@@ -194,20 +217,13 @@ async fn read_at_each(
             Ok::<_, ConfigError>((partial, running.complete()?.server))
         };
         // A file may be anything, also one that makes its reader wait.
-        match tokio::task::spawn_blocking(read).await {
-            Ok(Ok((now, config))) => {
-                if before.needs_restart(&now) {
-                    warn!("SIGHUP: other settings have changed too; a restart takes these over");
-                }
-                if configs.send(config).await.is_err() {
-                    return;
-                }
-            }
-            Ok(Err(error)) => {
-                let error = anyhow::Error::from(error);
-                error!("SIGHUP: all settings stay as they were: {error:#}");
-            }
-            Err(error) => error!("SIGHUP: all settings stay as they were: {error}"),
+        let outcome = match tokio::task::spawn_blocking(read).await {
+            Ok(Ok((now, config))) => Ok((config, before.needs_restart(&now))),
+            Ok(Err(error)) => Err(sentence(&error.into())),
+            Err(error) => Err(error.to_string()),
+        };
+        if done.send(Reread { outcome, asked_by }).await.is_err() {
+            return;
         }
     }
 }

@@ -45,7 +45,8 @@ pub struct ClientFiles {
 #[derive(Clone)]
 pub struct ServerTls {
     config: Arc<ServerConfig>,
-    asks: bool,
+    certificates: Vec<CertificateDer<'static>>,
+    client_ca: Vec<CertificateDer<'static>>,
 }
 
 /// The connecting side of TLS.
@@ -168,11 +169,13 @@ impl ServerTls {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])?;
+        let mut authorities = Vec::new();
         let builder = match client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
                 let source = Source { setting: "tls-client-ca", path, expected: AUTHORITY };
                 let roots = Arc::new(source.authorities()?);
+                authorities = source.certificates()?;
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
                 builder.with_client_cert_verifier(
                     verifier.map_err(|error| Error::General(error.to_string()))?,
@@ -180,11 +183,12 @@ impl ServerTls {
             }
         };
         let (certificates, secret) = identity(certificate, key)?;
-        let mut config =
-            builder.with_single_cert(certificates, secret).map_err(refused(certificate, key))?;
+        let mut config = builder
+            .with_single_cert(certificates.clone(), secret)
+            .map_err(refused(certificate, key))?;
         // Connections live long: to resume one later is not worth a secret that outlives it.
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), asks: client_ca.is_some() })
+        Ok(Self { config: Arc::new(config), certificates, client_ca: authorities })
     }
 
     /// For the side that accepts connections.
@@ -196,7 +200,20 @@ impl ServerTls {
     /// Whether clients must show a certificate.
     #[must_use]
     pub const fn asks_for_certificates(&self) -> bool {
-        self.asks
+        !self.client_ca.is_empty()
+    }
+
+    /// Its certificate, and those between it and its authority, in DER.
+    #[must_use]
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.certificates
+    }
+
+    /// The authorities that must have signed the certificates of clients, in DER. None: no
+    /// certificate is asked for.
+    #[must_use]
+    pub fn client_ca(&self) -> &[CertificateDer<'static>] {
+        &self.client_ca
     }
 }
 
@@ -240,7 +257,8 @@ impl ClientTls {
 
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").field("asks_for_certificates", &self.asks).finish()
+        let asks = self.asks_for_certificates();
+        f.debug_struct("ServerTls").field("asks_for_certificates", &asks).finish_non_exhaustive()
     }
 }
 

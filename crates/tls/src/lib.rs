@@ -20,7 +20,7 @@ pub use explain::{Side, explain};
 pub use files::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 pub use liveness::Liveness;
 pub use load::TlsError;
-pub use secret::{SecretError, exposure, read_token};
+pub use secret::{SecretError, exposure, read_token, read_tokens};
 pub use stream::{ControlStream, OpenError};
 pub use subject::subject;
 

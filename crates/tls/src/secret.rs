@@ -9,6 +9,8 @@ use xdp_agg_common::control::Token;
 
 /// Longest token in bytes: it travels in `Hello`, whose frame is short.
 const TOKEN_MAX: usize = 1024;
+/// Most tokens in a file: the one that is said, and those of before or after it.
+const TOKENS_MAX: usize = 4;
 
 /// Why a token cannot be read from a file.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +43,9 @@ pub enum SecretError {
     /// It holds no token.
     #[error(
         "token-file: {path} does not hold a token: one line of 1 to {TOKEN_MAX} printable \
-         characters is expected, for example of `openssl rand -hex 32`",
+         characters is expected, for example of `openssl rand -hex 32`, and up to \
+         {more} further lines with tokens that are accepted as well",
+        more = TOKENS_MAX - 1,
         path = path.display()
     )]
     Content {
@@ -50,28 +54,39 @@ pub enum SecretError {
     },
 }
 
-/// Reads a token: the only line of a text file that its owner alone may use. Blanks around it do
-/// not count.
+/// Reads the token that this side says: the first of [`read_tokens`].
+///
+/// # Errors
+/// See [`read_tokens`].
+pub fn read_token(path: &Path) -> Result<Token, SecretError> {
+    let first = read_tokens(path)?.into_iter().next();
+    first.ok_or_else(|| SecretError::Content { path: path.into() })
+}
+
+/// Reads one to four tokens: the lines of a text file that its owner alone may use. The first one
+/// is said to others, all are accepted from others. So a token is replaced without a moment at
+/// which somebody has the wrong one. Blanks around a token and empty lines do not count.
 ///
 /// # Errors
 /// The file cannot be read, is open to others, or holds something else.
-pub fn read_token(path: &Path) -> Result<Token, SecretError> {
+pub fn read_tokens(path: &Path) -> Result<Vec<Token>, SecretError> {
     let mut text = String::new();
     let mut read = || {
         let file = fs::File::open(path)?;
         let mode = file.metadata()?.permissions().mode();
-        file.take(2 * TOKEN_MAX as u64).read_to_string(&mut text)?;
+        file.take((2 * TOKENS_MAX * TOKEN_MAX) as u64).read_to_string(&mut text)?;
         Ok(mode & 0o7777)
     };
     let mode = read().map_err(|source| SecretError::Read { path: path.into(), source })?;
     if mode & 0o077 != 0 {
         return Err(SecretError::Exposed { path: path.into(), mode });
     }
-    let token = text.trim();
-    if token.is_empty() || token.len() > TOKEN_MAX || token.chars().any(char::is_control) {
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let wrong = |token: &&str| token.len() > TOKEN_MAX || token.chars().any(char::is_control);
+    if !(1..=TOKENS_MAX).contains(&lines.len()) || lines.iter().any(wrong) {
         return Err(SecretError::Content { path: path.into() });
     }
-    Ok(Token(token.into()))
+    Ok(lines.into_iter().map(|token| Token(token.into())).collect())
 }
 
 /// A sentence, if every user of this host may read or change the file.
@@ -107,13 +122,26 @@ mod tests {
             assert_eq!(read_token(file.path()).expect("a token").0, "s3cret");
             assert_eq!(exposure(file.path()), None);
         }
-        for text in ["", "\n", "two\nlines\n", &"x".repeat(TOKEN_MAX + 1), &"x".repeat(5000)] {
+        for text in ["", "\n", "bell\x07\n", &"x".repeat(TOKEN_MAX + 1), &"x".repeat(50_000)] {
             let file = file(text, 0o600);
             let error = read_token(file.path()).expect_err("no token").to_string();
             assert!(error.contains("one line"), "{error}");
         }
         let error = read_token(Path::new("/nowhere/token")).expect_err("no file").to_string();
         assert!(error.contains("/nowhere/token") && error.contains("check the path"), "{error}");
+    }
+
+    #[test]
+    fn the_first_of_several_tokens_is_said_and_all_are_known() {
+        let tokens = |text: &str| {
+            let tokens = read_tokens(file(text, 0o600).path())?;
+            Ok::<_, SecretError>(tokens.into_iter().map(|token| token.0).collect::<Vec<_>>())
+        };
+        assert_eq!(tokens("new\n old \r\n\n").expect("two"), ["new", "old"]);
+        assert_eq!(read_token(file("new\nold\n", 0o600).path()).expect("two").0, "new");
+        assert_eq!(tokens("a\nb\nc\nd").expect("four").len(), TOKENS_MAX);
+        let error = tokens("a\nb\nc\nd\ne").expect_err("five").to_string();
+        assert!(error.contains("up to 3 further lines"), "{error}");
     }
 
     #[test]

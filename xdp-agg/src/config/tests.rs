@@ -124,8 +124,12 @@ fn what_only_a_restart_changes_is_known() {
     let before = of("slots = 64\njob-slots = 8\ntoken-file = 'old'");
     let anew = "token-file = 'new'\ntls-cert = 'c'\ntls-key = 'k'\ntls-client-ca = 'a'\n\
                 tls-branch-ca = 'b'\njob-slots = 4\njob-slots-max = 8\njob-packet-rate = 9\n";
-    assert!(!before.needs_restart(&of(&format!("slots = 64\n{anew}"))));
-    for other in ["slots = 128", "slots = 64\ncontrol = '127.0.0.1:1'", "slots = 64\nmtu = 1500"] {
-        assert!(before.needs_restart(&of(&format!("{other}\n{anew}"))), "{other}");
+    assert!(before.needs_restart(&of(&format!("slots = 64\n{anew}"))).is_empty());
+    for (other, names) in [
+        ("slots = 128", &["slots"][..]),
+        ("slots = 64\ncontrol = '127.0.0.1:1'", &["control"]),
+        ("dead-after = 7\nkeep-on-exit = true", &["slots", "dead-after", "keep-on-exit"]),
+    ] {
+        assert_eq!(before.needs_restart(&of(&format!("{other}\n{anew}"))), names, "{other}");
     }
 }

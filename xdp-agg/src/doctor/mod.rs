@@ -34,6 +34,11 @@ pub async fn doubts(interfaces: &[String]) -> Vec<String> {
     .collect()
 }
 
+/// Looks at these interfaces. Each check's subject begins with the interface's name and a colon.
+pub async fn interfaces(names: &[String]) -> Vec<Check> {
+    interface::run(names).await
+}
+
 /// Looks at everything. Needs no privilege; what cannot be seen without one is said.
 pub async fn run(options: &Options) -> Vec<Check> {
     let mut checks = host::judge(&host::gather());

@@ -11,6 +11,7 @@ mod limits;
 mod links;
 mod listener;
 mod long;
+mod reload;
 mod turns;
 
 use std::collections::BTreeMap;
@@ -39,15 +40,18 @@ use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 use crate::engine::{Engine, EngineError};
 use crate::link::watch::Changes;
 use crate::state::StateFile;
+use crate::supervisor::Supervisor;
 use connection::{Event, Line, serve_connection};
 use guard::Guard;
 use limits::Source;
 use links::{LinkEvent, Links};
 pub use listener::{Listener, ServerError};
 use long::LongFrames;
+pub use reload::{Reread, Rereads};
 use turns::{AT_A_TURN, Turns, Wish, Work, is_question, is_work};
 use xdp_agg_protocol::bucket::Bucket;
-use xdp_agg_protocol::daemon::{Answer, ConnId, Effect, Jobs, Limits, Patience, Peer, Terms};
+pub use xdp_agg_protocol::daemon::ConnId;
+use xdp_agg_protocol::daemon::{Answer, Effect, Jobs, Limits, Patience, Peer};
 
 /// How long a connection that is not a member's may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
@@ -97,8 +101,8 @@ pub struct ServerConfig {
     pub straggler_timeout: Option<Duration>,
     /// The same for one that answers no heartbeat either.
     pub silent_timeout: Option<Duration>,
-    /// What a connection has to know. None: nothing.
-    pub token: Option<Token>,
+    /// What a connection has to know: one of these. The first is said to branches. None: nothing.
+    pub tokens: Vec<Token>,
     /// Most slots of a job.
     pub job_slots_max: Option<u32>,
     /// Packets a second that a job may send.
@@ -132,8 +136,11 @@ pub struct Server {
     /// What a snapshot shows may have changed.
     unsaved: bool,
     links: Links,
+    /// The settings as they hold now.
+    config: ServerConfig,
     /// Where settings come from that were read again.
-    configs: Option<mpsc::Receiver<ServerConfig>>,
+    rereads: Option<Rereads>,
+    supervisor: Supervisor,
     /// Source of what is being dealt with, if it came from a connection.
     asking: Option<Source>,
 }
@@ -145,6 +152,8 @@ struct Connection {
     socket: OwnedFd,
     liveness: Liveness,
     from: SocketAddr,
+    /// Both of its ends are this host's.
+    is_local: bool,
     source: Source,
     requests: Bucket,
     heard: Instant,
@@ -176,7 +185,7 @@ impl Server {
             patience: config.patience,
             straggler_timeout: config.straggler_timeout,
             silent_timeout: config.silent_timeout,
-            token: config.token.clone(),
+            tokens: config.tokens.clone(),
             job_slots_max: config.job_slots_max,
             job_packet_rate: config.job_packet_rate,
         };
@@ -186,7 +195,7 @@ impl Server {
             engine,
             jobs: Jobs::new(limits, StdRng::from_os_rng(), now),
             data_port,
-            tls: config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config())),
+            tls: config.tls.as_ref().map(reload::acceptor),
             state: config.state.clone(),
             keep_on_exit: config.keep_on_exit,
             patience: config.patience,
@@ -201,18 +210,26 @@ impl Server {
             effects: Vec::new(),
             unsaved: false,
             links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
-            configs: None,
+            config: config.clone(),
+            rereads: None,
+            supervisor: Supervisor::default(),
             asking: None,
         };
         server.take_over();
         server
     }
 
-    /// Takes settings over that come from here while it runs: token, TLS, and the limits of jobs.
+    /// Takes settings over that come from here while it runs: tokens, TLS, and the limits of jobs.
     /// They hold for new connections and new jobs.
     #[must_use]
-    pub fn with_configs(self, configs: mpsc::Receiver<ServerConfig>) -> Self {
-        Self { configs: Some(configs), ..self }
+    pub fn with_rereads(self, rereads: Rereads) -> Self {
+        Self { rereads: Some(rereads), ..self }
+    }
+
+    /// Tells a service manager when it serves, that it does, and how many jobs it has.
+    #[must_use]
+    pub fn with_supervisor(self, supervisor: Supervisor) -> Self {
+        Self { supervisor, ..self }
     }
 
     /// Where workers and tools connect.
@@ -242,6 +259,12 @@ impl Server {
         let mut look_at = None;
         let mut sweep = time::interval(SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sign = self.supervisor.period().map(|period| {
+            let mut sign = time::interval(period);
+            sign.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            sign
+        });
+        self.supervisor.ready();
         let reason = loop {
             let due = self.jobs.poll_timeout().map(time::Instant::from_std);
             let accept = async {
@@ -255,7 +278,7 @@ impl Server {
                 Some(event) = self.events.1.recv() => self.queue(event),
                 () = std::future::ready(()), if more => {}
                 event = self.links.next() => self.link(event),
-                config = next_of(&mut self.configs) => self.take_config(config),
+                reread = Rereads::next_of(&mut self.rereads) => self.take_over_settings(reread),
                 // The round below looks at the time.
                 () = sleep_until(due) => {}
                 // Changes come in bursts.
@@ -265,6 +288,7 @@ impl Server {
                     self.tend();
                 }
                 _ = watch.tick() => self.end_dead(),
+                () = tick(&mut sign) => self.supervisor.alive(),
                 _ = sweep.tick() => {
                     self.sweep();
                     self.tend();
@@ -279,6 +303,7 @@ impl Server {
             }
         };
         info!("shutting down: {reason}");
+        self.supervisor.stopping();
         if self.keep_on_exit && self.state.is_some() {
             info!("jobs and data path are left to the next daemon");
             self.engine.keep();
@@ -312,19 +337,6 @@ impl Server {
             drop(SockRef::from(&socket).set_linger(Some(Duration::ZERO)));
             self.jobs.handle_closed(conn);
         }
-    }
-
-    /// Goes on with settings that were read again.
-    fn take_config(&mut self, config: ServerConfig) {
-        let ServerConfig { token, job_slots, job_slots_max, job_packet_rate, .. } = config;
-        info!(
-            token = token.is_some(),
-            tls = config.tls.is_some(),
-            "token, certificates and limits were read again: they hold for new connections and jobs"
-        );
-        self.tls = config.tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
-        self.links.set_tls(config.branch_tls, self.tls.is_some());
-        self.jobs.handle_terms(Terms { token, job_slots, job_slots_max, job_packet_rate });
     }
 
     /// Looks after what the data path stands on.
@@ -364,6 +376,7 @@ impl Server {
             socket,
             liveness,
             from,
+            is_local: reload::is_of_this_host(&stream, from),
             source,
             requests,
             heard: now,
@@ -399,6 +412,7 @@ impl Server {
     fn sweep(&mut self) {
         while self.tasks.try_join_next().is_some() {}
         let now = Instant::now();
+        self.supervisor.status(self.status());
         self.guard.sweep(now);
         if let Some(count) = self.jobs.left_out(now) {
             info!("{count} more lines about jobs and their members; `xdp-agg jobs` shows them");
@@ -410,6 +424,12 @@ impl Server {
                 self.jobs.dismiss(*conn, "silent for too long without being a member of a job");
             }
         }
+    }
+
+    /// What it does, in a line.
+    fn status(&self) -> String {
+        let (jobs, engine) = (self.jobs.count(), self.engine.describe());
+        format!("{jobs} {}; {engine}", if jobs == 1 { "job" } else { "jobs" })
     }
 
     fn source_of(&self, event: &Event) -> Option<Source> {
@@ -560,6 +580,7 @@ impl Server {
             }
             Effect::Reply(conn, reply) => self.reply(conn, &reply),
             Effect::Close(conn) => drop(self.connections.remove(&conn)),
+            Effect::Reload(conn) => self.wants_reload(conn),
             Effect::ProbeUplink(formation) => {
                 let open = self.engine.probe_uplink(formation.job_id).map_err(words);
                 return Some(Answer::Uplink(formation, open));
@@ -632,15 +653,12 @@ impl Server {
     }
 }
 
-/// The next settings; for ever none, if there is nowhere that they could come from.
-async fn next_of(configs: &mut Option<mpsc::Receiver<ServerConfig>>) -> ServerConfig {
-    if let Some(some) = configs
-        && let Some(config) = some.recv().await
-    {
-        return config;
+/// The next time to give a sign of life; never, if nobody waits for one.
+async fn tick(sign: &mut Option<time::Interval>) {
+    match sign {
+        Some(sign) => drop(sign.tick().await),
+        None => std::future::pending().await,
     }
-    *configs = None;
-    std::future::pending().await
 }
 
 async fn sleep_until(at: Option<time::Instant>) {

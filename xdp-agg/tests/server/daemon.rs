@@ -9,13 +9,14 @@ use tracing::Dispatch;
 use tracing::dispatcher::with_default;
 use xdp_agg::config::Partial;
 use xdp_agg::engine::{self, EngineError, EngineKind};
-use xdp_agg::server::{Listener, Server, ServerConfig, ServerError};
+use xdp_agg::server::{ConnId, Listener, Reread, Rereads, Server, ServerError};
 
 /// A running daemon; dropping it shuts it down and waits.
 pub(crate) struct Daemon {
     pub(crate) control: SocketAddr,
     pub(crate) data_port: u16,
-    configs: mpsc::Sender<ServerConfig>,
+    configs: mpsc::Sender<Reread>,
+    _asked: mpsc::Receiver<ConnId>,
     shutdown: Option<oneshot::Sender<String>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,21 +61,25 @@ impl Daemon {
             Listener::bind(settings.control).map_err(Refused::Control)?
         };
         let engine = engine::open(&settings.engine).map_err(Refused::Engine)?;
-        let (configs, read_again) = mpsc::channel(1);
-        let server = Server::new(listener, engine, &settings.server).with_configs(read_again);
+        let (configs, done) = mpsc::channel(1);
+        let (wishes, asked) = mpsc::channel(1);
+        let server =
+            Server::new(listener, engine, &settings.server).with_rereads(Rereads { wishes, done });
         let (control, data_port) = (server.control_addr(), server.data_port());
         let (shutdown, wait) = oneshot::channel();
         let end = async { wait.await.unwrap_or_else(|_| "the test is over".into()) };
         let run = move || with_default(&log, || runtime.block_on(server.run(end)));
         let thread = std::thread::spawn(run);
         let (shutdown, thread) = (Some(shutdown), Some(thread));
-        Ok(Self { control, data_port, configs, shutdown, thread })
+        Ok(Self { control, data_port, configs, _asked: asked, shutdown, thread })
     }
 
     /// Has it take these settings over, as at SIGHUP. It does so soon, and not at once.
     pub(crate) fn reread(&self, settings: Partial) {
         let settings = settings.complete().expect("the settings are right");
-        self.configs.blocking_send(settings.server).expect("it runs");
+        let outcome = Ok((settings.server, Vec::new()));
+        let reread = Reread { outcome, asked_by: None };
+        self.configs.blocking_send(reread).expect("it runs");
     }
 
     /// Shuts it down; returns when it has gone.

@@ -145,6 +145,9 @@ pub enum Request {
         /// Name of the job.
         job: String,
     },
+    /// Tool on the daemon's own host: read token, certificates and limits again. Answered by
+    /// [`Reply::Reloaded`], or by [`Reply::Error`] where all stay as they were.
+    Reload,
 }
 
 /// A process that comes to a job, before it is known which of them are one worker.
@@ -383,6 +386,8 @@ pub enum Reply {
     Jobs(Vec<JobInfo>),
     /// Answer to [`Request::Stats`].
     Stats(Stats),
+    /// Answer to [`Request::Reload`]: the settings were read again.
+    Reloaded(Reloaded),
     /// Done, with nothing to tell.
     Done,
     /// Refused; the connection stays open unless the code says otherwise.
@@ -393,6 +398,17 @@ pub enum Reply {
         #[serde(deserialize_with = "words::sentence")]
         message: String,
     },
+}
+
+/// What became of settings that were read again. Settings are named as in the daemon's file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// These have changed, and hold now.
+    #[serde(deserialize_with = "words::sentences")]
+    pub changed: Vec<String>,
+    /// These have changed, and the daemon goes on as it did: only a restart takes them over.
+    #[serde(deserialize_with = "words::sentences")]
+    pub needs_restart: Vec<String>,
 }
 
 /// What a member needs to know to use the data path.

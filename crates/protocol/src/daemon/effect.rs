@@ -100,8 +100,8 @@ pub struct Limits {
     /// The same for a member that answers no heartbeat either: for this long from its last answer.
     /// Its process is stopped, or it is gone while a copy of its connection is open elsewhere.
     pub silent_timeout: Option<Duration>,
-    /// What a connection has to know. None: nothing.
-    pub token: Option<Token>,
+    /// What a connection has to know: one of these. The first is said to branches. None: nothing.
+    pub tokens: Vec<Token>,
     /// Most slots of a job; None: what there is.
     pub job_slots_max: Option<u32>,
     /// Packets a second that a job may send; None or 0: no limit.
@@ -112,8 +112,8 @@ pub struct Limits {
 /// that is there keeps its slots, and its rate until its next epoch.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// What a connection has to know.
-    pub token: Option<Token>,
+    /// What a connection has to know: one of these.
+    pub tokens: Vec<Token>,
     /// Slots of a job that asks for none in particular.
     pub job_slots: u32,
     /// Most slots of a job.
@@ -196,6 +196,8 @@ pub enum Effect {
     ProbeUplink(Formation),
     /// Do this with a connection to a branch.
     Link(LinkEffect),
+    /// This connection wants the settings to be read again; the caller replies.
+    Reload(ConnId),
     /// [`Jobs::snapshot`] may have changed: save it, where the data path outlives the daemon.
     Persist,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
 use xdp_agg_common::control::{
     AbortReason, BranchReply, CONTROL_VERSION, ControlCounters, ErrorCode, JobStats, LocalMembers,
@@ -58,6 +58,7 @@ impl Jobs {
             Request::Branch(request) => self.branch_request(conn, &session, request),
             Request::Jobs => self.look(Look::Jobs(conn)),
             Request::Stats => self.look(Look::Stats(conn)),
+            Request::Reload => self.effects.push_back(Effect::Reload(conn)),
             // A job may have ended since it was sent: no reason to complain.
             Request::Heartbeat => self.heartbeat(conn),
             Request::Doing(doing) => self.does(&session, doing),
@@ -110,10 +111,17 @@ impl Jobs {
 
     /// Why a connection with this token must go; None: it may stay.
     fn is_stranger(&self, token: Option<&Token>) -> Option<&'static str> {
-        let expected = self.limits.token.as_ref()?;
+        let tokens = &self.limits.tokens;
+        if tokens.is_empty() {
+            return None;
+        }
+        // How long the comparisons take tells nothing of how much of a guess was right.
+        let is_one = |token: &Token| {
+            let equal = |one: &Token| one.0.as_bytes().ct_eq(token.0.as_bytes());
+            tokens.iter().map(equal).fold(Choice::from(0), |any, this| any | this).into()
+        };
         match token {
-            // How long the comparison takes tells nothing of how much of a guess was right.
-            Some(token) if token.0.as_bytes().ct_eq(expected.0.as_bytes()).into() => None,
+            Some(token) if is_one(token) => None,
             Some(_) => Some(
                 "the token is not this daemon's: XDP_AGG_TOKEN_FILE (or --token-file) must name a \
                  file with the same token as the daemon's",

@@ -201,10 +201,16 @@ impl Jobs {
 
     /// The operator has changed the terms. Connections that said the token of before stay.
     pub fn handle_terms(&mut self, terms: Terms) {
-        let Terms { token, job_slots, job_slots_max, job_packet_rate } = terms;
+        let Terms { tokens, job_slots, job_slots_max, job_packet_rate } = terms;
         let limits = &mut self.limits;
-        (limits.token, limits.job_slots) = (token, job_slots);
+        (limits.tokens, limits.job_slots) = (tokens, job_slots);
         (limits.job_slots_max, limits.job_packet_rate) = (job_slots_max, job_packet_rate);
+    }
+
+    /// How many jobs there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.jobs.len()
     }
 
     /// A connection came in.

@@ -99,7 +99,7 @@ impl Jobs {
         let hello = Request::Hello {
             version: CONTROL_VERSION,
             agent: agent_name(),
-            token: self.limits.token.clone(),
+            token: self.limits.tokens.first().cloned(),
         };
         self.link_says(link, hello);
         self.link_says(link, Request::Branch(serve));

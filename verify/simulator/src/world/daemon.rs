@@ -156,7 +156,7 @@ impl World {
             patience: Patience(Some(duration(scenario.dead_after))),
             straggler_timeout: scenario.straggler_timeout.map(duration),
             silent_timeout: None,
-            token: None,
+            tokens: Vec::new(),
             job_slots_max: None,
             job_packet_rate: None,
         }
@@ -352,6 +352,7 @@ impl World {
                 let counters = self.daemons[daemon].sums.as_ref()?.counters().to_vec();
                 return Some(Answer::Counters(purpose, Ok(counters)));
             }
+            Effect::Reload(_) => {}
             Effect::Persist => {
                 self.daemons[daemon].saved =
                     self.daemons[daemon].jobs.as_ref().map(Jobs::snapshot)?;

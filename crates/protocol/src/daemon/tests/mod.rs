@@ -214,6 +214,7 @@ impl World {
             Effect::ProbeUplink(_) | Effect::Link(_) => {
                 panic!("{effect:?} in a job without a tree")
             }
+            Effect::Reload(_) => {}
             Effect::Persist => self.saved = self.jobs.snapshot(),
             Effect::Heard { look, jobs } => {
                 let known = |job_id: &u16| Some((*job_id, self.contributed.get(job_id)?.clone()));

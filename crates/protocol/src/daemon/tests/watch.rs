@@ -228,9 +228,11 @@ fn stragglers_are_looked_for_after_a_look_that_came_to_nothing() {
 
 #[test]
 fn a_token_is_asked_for_where_one_is_set() {
-    let token = Some(Token("sesame".into()));
-    let mut world = World::with(Limits { token, ..limits() });
-    let cases = [(None, "wants a token"), (Some("sesam"), "not this daemon's"), (Some(""), "not")];
+    let tokens = ["sesame", "poppy"].map(|token| Token(token.into())).to_vec();
+    let mut world = World::with(Limits { tokens, ..limits() });
+    let strange = [Some("sesam"), Some(""), Some("sesamepoppy"), Some("sesame\npoppy")];
+    let cases = [(None, "wants a token")].into_iter();
+    let cases = cases.chain(strange.map(|token| (token, "not this daemon's")));
     for (id, (token, words)) in (0..).zip(cases) {
         let conn = ConnId(id);
         world.jobs.handle_connected(conn, PEER);
@@ -240,15 +242,18 @@ fn a_token_is_asked_for_where_one_is_set() {
         assert!(world.closed.contains(&conn));
         assert!(!format!("{heard:?}").contains("sesame"));
     }
-    let conn = ConnId(9);
-    world.jobs.handle_connected(conn, PEER);
-    assert!(matches!(world.say(conn, hello(Some("sesame")))[..], [Reply::Welcome { .. }]));
+    // While a token is replaced, both are good.
+    for (id, token) in [(9, "sesame"), (10, "poppy")] {
+        let conn = ConnId(id);
+        world.jobs.handle_connected(conn, PEER);
+        assert!(matches!(world.say(conn, hello(Some(token)))[..], [Reply::Welcome { .. }]));
+    }
 }
 
 #[test]
 fn other_terms_hold_for_newcomers() {
-    let token = |text: &str| Some(Token(text.into()));
-    let mut world = World::with(Limits { token: token("old"), ..limits() });
+    let tokens = |text: &str| vec![Token(text.into())];
+    let mut world = World::with(Limits { tokens: tokens("old"), ..limits() });
     let greet = |world: &mut World, id, token| {
         world.jobs.handle_connected(ConnId(id), PEER);
         matches!(world.say(ConnId(id), hello(Some(token)))[..], [Reply::Welcome { .. }])
@@ -256,7 +261,7 @@ fn other_terms_hold_for_newcomers() {
     assert!(greet(&mut world, 100, "old"));
     let (job_slots, job_slots_max, job_packet_rate) = (8, Some(16), Some(100_000));
     world.jobs.handle_terms(Terms {
-        token: token("new"),
+        tokens: tokens("new"),
         job_slots,
         job_slots_max,
         job_packet_rate,

@@ -150,6 +150,7 @@ impl Daemon {
                 });
                 return Some(Answer::Heard { look, heard: heard.collect() });
             }
+            Effect::Reload(_) => {}
             Effect::Persist => assert!(self.jobs.snapshot().jobs.is_empty(), "not to be kept"),
             Effect::Link(_) => unreachable!("the woods' to do"),
         }

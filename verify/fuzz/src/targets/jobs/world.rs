@@ -60,7 +60,7 @@ fn limits() -> Limits {
         patience: Patience(Some(Duration::from_secs(2))),
         straggler_timeout: Some(Duration::from_secs(30)),
         silent_timeout: Some(Duration::from_secs(20)),
-        token: None,
+        tokens: Vec::new(),
         job_slots_max: Some(32),
         job_packet_rate: Some(1000),
     }
@@ -286,6 +286,7 @@ impl World {
                 self.answer(Answer::Uplink(formation, open));
             }
             Effect::Link(effect) => self.link(effect),
+            Effect::Reload(_) => {}
             Effect::Persist => drop(self.jobs.snapshot()),
         }
     }
