@@ -2,9 +2,9 @@
 //! of what is inside (SBOM) and checksums.
 //!
 //! The .deb and the .rpm are described in `crates/cli/Cargo.toml`, for cargo-deb and
-//! cargo-generate-rpm. What they need besides sources is made under `target/packaging`: manual pages,
-//! completions, the changelog. The same sources and toolchain make the same files: every date in
-//! them is that of the last commit, or SOURCE_DATE_EPOCH.
+//! cargo-generate-rpm. What they need besides sources is made under `target/packaging`: manual
+//! pages, completions, the changelog. The same sources and toolchain make the same files: every
+//! date in them is that of the last commit, or SOURCE_DATE_EPOCH.
 
 mod check;
 mod publish;

@@ -9,6 +9,7 @@
 
 pub mod lent;
 pub mod log;
+pub mod packages;
 pub mod watched;
 
 pub use xdp_agg_testbed::{at_once as on_all, need_root};
