@@ -42,8 +42,9 @@ fn the_image_serves_without_privileges() {
     // Instead of the public image, which a test does not load: the same system.
     let base = buildah.run(&["from", "scratch"]);
     let place = buildah.run(&["mount", &base]);
-    let copied = Command::new("cp").args(["-a", "--reflink=auto", "-T"]).arg(&root).arg(place);
-    assert!({ copied }.status().expect("cp runs").success());
+    let mut copy = Command::new("cp");
+    copy.args(["-a", "--reflink=auto", "-T"]).arg(&root).arg(place);
+    assert!(copy.status().expect("cp runs").success());
     buildah.run(&["commit", "--quiet", "--rm", &base, "bare"]);
     let file = repository().join("packaging/container/Containerfile").display().to_string();
     let name = tarball.file_name().expect("a name").to_string_lossy();
