@@ -6,18 +6,19 @@ use anyhow::{Result, bail};
 
 use crate::shell::{cargo, root, run, say, step};
 use crate::toolchain::Toolchain;
-use crate::{build_ebpf, disasm, python, setup, tidy};
+use crate::{build_ebpf, disasm, package, python, setup, tidy};
 
 type Check = fn() -> Result<()>;
 
 pub(crate) fn main() -> Result<()> {
     setup::ensure_base()?;
-    let checks: [(&str, Check); 7] = [
+    let checks: [(&str, Check); 8] = [
         ("tidy", tidy::main),
         ("rustfmt", rustfmt),
         ("clippy", clippy),
         ("documentation", documentation),
         ("Python: types and style", python::check),
+        ("packaging: scripts, manifests, the image", package::check_sources),
         ("kernel programs", compare_objects),
         ("the wheel of the Python package", python::wheel_without_clone),
     ];

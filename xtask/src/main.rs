@@ -8,6 +8,7 @@ mod build_ebpf;
 mod ci;
 mod disasm;
 mod lab;
+mod package;
 mod python;
 mod setup;
 mod shell;
@@ -48,6 +49,8 @@ enum Command {
     Python(python::Args),
     /// Build the Python package's wheel, and check it: into target/wheels.
     Wheel(python::WheelArgs),
+    /// Make what administrators install: a .deb, an .rpm, a tarball, a list of what is inside.
+    Package(package::Args),
     /// Run the protocol under a virtual clock and all kinds of faults, by seed: `sim --help`.
     Sim(Passed),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => lab::bench(&args),
         Command::Python(args) => python::main(&args),
         Command::Wheel(args) => python::wheel(&args),
+        Command::Package(args) => package::main(&args),
         Command::Sim(args) => lab::sim(&args),
         Command::Fuzz(args) => lab::fuzz(&args),
         Command::Soak(args) => soak::main(&args),

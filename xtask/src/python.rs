@@ -19,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use crate::shell::{root, run, say, step, target};
 use crate::test::{REPEATS_MAX, Tally, watch};
 use crate::{build, setup};
+use interpreter::Interpreter;
 pub(crate) use recipe::NEWEST_TORCH;
 use venv::Venv;
 pub(crate) use wheel::{Args as WheelArgs, main as wheel, without_clone as wheel_without_clone};
@@ -91,6 +92,21 @@ pub(crate) fn check() -> Result<()> {
     }
 }
 
+/// What checks the files under `packaging`: a function that makes the command of one of its
+/// programs. Nothing, with a message, where the environment cannot be made; in CI a failure.
+pub(crate) fn packaging_tools() -> Result<Option<impl Fn(&str) -> Command>> {
+    let made = Interpreter::ensure().and_then(Venv::packaging);
+    let venv = or_left_out(made, "packaging", "scripts, manifests and the recipe of the image")?;
+    Ok(venv.map(|venv| {
+        move |program: &str| {
+            let mut command = Command::new(venv.program(program));
+            venv.activate(&mut command);
+            command.current_dir(root());
+            command
+        }
+    }))
+}
+
 fn check_in(venv: &Venv) -> Result<()> {
     let cache = directory();
     let mut mypy = command(venv);
@@ -111,15 +127,19 @@ fn check_in(venv: &Venv) -> Result<()> {
 /// The environment with the newest PyTorch; without one a message on a person's machine, and a
 /// failure in CI.
 fn available(what: &str) -> Result<Option<Venv>> {
-    match Venv::with_torch(NEWEST_TORCH) {
+    or_left_out(Venv::with_torch(NEWEST_TORCH), "the Python package", what)
+}
+
+fn or_left_out(made: Result<Venv>, topic: &str, what: &str) -> Result<Option<Venv>> {
+    match made {
         Ok(venv) => Ok(Some(venv)),
         Err(error) if env::var_os("CI").is_some() => {
-            Err(error.context(format!("the Python package: {what} (CI is set, so it must run)")))
+            Err(error.context(format!("{topic}: {what} (CI is set, so it must run)")))
         }
         Err(error) => {
             say(&format!(
-                "LEFT OUT: the Python package, {what}: there is no environment with PyTorch here \
-                 ({error:#}). `cargo xtask setup --python` makes one, with the network"
+                "LEFT OUT: {topic}, {what}: the environment for it is not here ({error:#}). \
+                 `cargo xtask setup --python` makes that of the tests, with the network"
             ));
             Ok(None)
         }

@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::package;
 use crate::python::{self, NEWEST_TORCH};
 use crate::shell::{is_root, run, say, step, target, which};
 use crate::toolchain::Toolchain;
@@ -85,7 +86,8 @@ pub(crate) fn ensure_tests() -> Result<()> {
     let needs: Vec<_> =
         missing.map(|(what, package)| Need { what, packages: vec![package.to_owned()] }).collect();
     install(&needs)?;
-    fetch_prometheus()
+    fetch_prometheus()?;
+    package::ensure_for_tests()
 }
 
 /// Puts the programs of Debian's package `prometheus` where a test looks for them. Installed, the

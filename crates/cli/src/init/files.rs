@@ -65,7 +65,7 @@ impl Files {
         text: impl FnOnce() -> Result<String>,
     ) -> Result<()> {
         let path = self.path(name);
-        let is_there = fs::symlink_metadata(&path).is_ok();
+        let is_there = fs::symlink_metadata(&path).is_ok() && !only_comments(&path);
         if is_there && !self.force {
             let why = format!(
                 "{} is there already: --force overwrites settings and certificates, and keeps \
@@ -115,6 +115,12 @@ impl Files {
     }
 }
 
+/// Whether a file sets nothing, as that of a package does before anybody has changed it.
+fn only_comments(path: &Path) -> bool {
+    let is_comment = |line: &str| line.is_empty() || line.starts_with('#');
+    fs::read_to_string(path).is_ok_and(|text| text.lines().map(str::trim).all(is_comment))
+}
+
 /// Numbers of a user and its group. None: there is no such user.
 fn lookup(name: &str) -> Result<Option<(u32, u32)>> {
     let text = fs::read_to_string("/etc/passwd").context("reading /etc/passwd")?;
@@ -124,4 +130,22 @@ fn lookup(name: &str) -> Result<Option<(u32, u32)>> {
         (this == name).then_some((user.parse().ok()?, group.parse().ok()?))
     };
     Ok(text.lines().find_map(of))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_package_brings_is_replaced_and_what_somebody_wrote_is_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |text: &str| fs::write(dir.path().join("config.toml"), text).expect("written");
+        let add = || Files::new(dir.path(), None, false)?.public("config.toml", "slots = 64");
+        for nothing in ["", "# Settings\n\n  # slots = 8192\n"] {
+            write(nothing);
+            add().expect("it sets nothing");
+        }
+        write("# Settings\nslots = 8\n");
+        add().expect_err("it sets something");
+    }
 }
