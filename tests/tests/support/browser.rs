@@ -16,10 +16,12 @@ use super::LIMIT;
 /// How often a condition of the page is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Where the driver listens, in a namespace of the test.
+const PORT: u16 = 9515;
+
 /// A browser in a namespace. Dropping it ends it.
 pub struct Browser {
     host: Namespace,
-    port: u16,
     session: String,
     _driver: Process,
 }
@@ -36,15 +38,12 @@ impl Browser {
     /// Starts Chromium in this namespace.
     pub fn start(host: &Namespace, driver: &Path) -> Self {
         let mut command = host.command(driver);
-        command.arg("--port=0");
+        // In a namespace without IPv6 it does not tell which free port it took.
+        command.arg(format!("--port={PORT}"));
         let driver = Process::spawn("chromedriver", command).expect("it starts");
-        // "ChromeDriver was started successfully on port 34567."
-        let ready = |line: &str| line.contains("started successfully on port");
-        let line = driver.wait_line("its port", LIMIT, ready).expect("it gets ready");
-        let digits: String = line.chars().filter(char::is_ascii_digit).collect();
-        let port = digits.parse().expect("a port");
-        let mut browser =
-            Self { host: host.clone(), port, session: String::new(), _driver: driver };
+        let ready = |line: &str| line.contains("started successfully");
+        driver.wait_line("its readiness", LIMIT, ready).expect("it gets ready");
+        let mut browser = Self { host: host.clone(), session: String::new(), _driver: driver };
         // Root's own sandbox is the namespace, and the only page is ours.
         let arguments = [
             "--headless=new",
@@ -155,14 +154,13 @@ impl Browser {
     }
 
     fn try_call(&self, method: &str, path: &str, body: &Value) -> std::io::Result<(u16, Value)> {
-        let port = self.port;
-        let connect = move || TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, PORT));
         let mut stream = self.host.run(connect).expect("entering the namespace")?;
         stream.set_read_timeout(Some(LIMIT))?;
         let body = body.to_string();
         write!(
             stream,
-            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{PORT}\r\nConnection: close\r\n\
              Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         )?;
