@@ -8,6 +8,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -155,7 +157,16 @@ fn dashboard_and_alerts_ask_for_what_is_served() {
     need_root!();
     let lab = Lab::start_with(network(2, "ports"), "xdp", &["--http", "127.0.0.1:9871"]);
     let _workers = lab.steady_job("named", 2, &[], &watched::work());
-    let served = metrics(&lab);
+    // The observer looks a few times a second.
+    let start = Instant::now();
+    let served = loop {
+        let served = metrics(&lab);
+        if served.contains("xdp_agg_rank_lag_seconds{") {
+            break served;
+        }
+        assert!(start.elapsed() < LIMIT, "{served}");
+        sleep(Duration::from_millis(50));
+    };
     let samples = served.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let mut names = BTreeSet::new();
     let mut known: BTreeSet<_> = OF_PROMETHEUS.into();

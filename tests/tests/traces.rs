@@ -335,7 +335,7 @@ fn a_signal_has_recordings_written() {
     let work = Work { calls: u64::MAX, longest: 1000, pause: SECOND / 20, ..Work::default() };
     let mut workers = lab.steady_job("signalled", RANKS, &settings, &work);
     workers[1].process.signal(libc::SIGSTOP).expect("it runs");
-    thread::sleep(SECOND);
+    thread::sleep(2 * SECOND);
     for worker in &mut workers {
         worker.process.signal(libc::SIGUSR2).expect("it runs");
     }

@@ -17,11 +17,11 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-/// Runs the sub-command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+/// Runs the sub-command. `program` is the whole command line.
+pub(crate) fn run(args: &Args, mut program: clap::Command) -> Result<ExitCode> {
     // Into memory first: the writer of the completions panics where it cannot write.
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::command_line(), "xdp-agg", &mut text);
+    clap_complete::generate(args.shell, &mut program, "xdp-agg", &mut text);
     io::stdout().write_all(&text)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -50,11 +50,6 @@ enum Command {
     Man(man::Args),
 }
 
-/// The whole command line, for what is made from its description.
-fn command_line() -> clap::Command {
-    Cli::command()
-}
-
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Init(args) => init::run(*args),
@@ -67,8 +62,8 @@ fn main() -> ExitCode {
         Command::Tune(args) => tune::run(&args),
         Command::Topology(args) => topology::run(&args),
         Command::Trace(args) => trace::run(&args),
-        Command::Completions(args) => completions::run(&args),
-        Command::Man(args) => man::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
     };
     match done {
         Ok(code) => code,
@@ -87,6 +82,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        command_line().debug_assert();
+        Cli::command().debug_assert();
     }
 }

@@ -19,11 +19,11 @@ pub(crate) struct Args {
     directory: PathBuf,
 }
 
-/// Runs the sub-command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+/// Runs the sub-command. `program` is the whole command line.
+pub(crate) fn run(args: &Args, program: Command) -> Result<ExitCode> {
     let place = || format!("writing the manual to {}", args.directory.display());
     fs::create_dir_all(&args.directory).with_context(place)?;
-    let mut program = crate::command_line().disable_help_subcommand(true);
+    let mut program = program.disable_help_subcommand(true);
     // Names and usages of sub-commands begin with the program's.
     program.build();
     write_pages(program, &args.directory).with_context(place)?;

@@ -130,7 +130,7 @@ async fn for_this_host(request: Request, next: Next) -> Response {
         .headers()
         .get_all(header::HOST)
         .iter()
-        .all(|host| host.to_str().is_ok_and(|host| is_this_host(host)));
+        .all(|host| host.to_str().is_ok_and(is_this_host));
     let asked = request.uri().host().is_none_or(is_this_host);
     if named && asked {
         return next.run(request).await;
@@ -224,8 +224,8 @@ fn clip(words: &str) -> &str {
 pub(super) fn warn_if_open(listener: &HttpListener) {
     if !listener.addr().ip().is_loopback() {
         warn!(
-            "HTTP IS OPEN: every host that reaches {} may read jobs, ranks, addresses and counters; \
-             bind --http to loopback, or put a proxy with authentication before it",
+            "HTTP IS OPEN: every host that reaches {} may read jobs, ranks, addresses and \
+             counters; bind --http to loopback, or put a proxy with authentication before it",
             listener.addr()
         );
     }

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use xdp_agg_common::control::{BranchInfo, JobInfo, JobStats, Stats};
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Reject};
 use xdp_agg_common::slot::SlotState;
-use xdp_agg_protocol::daemon::{Overview, Seen};
+use xdp_agg_protocol::daemon::overview::{Overview, Seen};
 
 use super::Facts;
 use super::api::{Branch, Daemon, Job, Parent, Port, Rank, RankState, State};
@@ -315,7 +315,7 @@ impl Sampler {
                 let state = self.links.as_ref().map(|links| links.state(&one.name));
                 let up = matches!(state, Some(Ok((true, true))));
                 // Nobody has named the others.
-                (up || !named.is_empty()).then(|| Port {
+                (up || !named.is_empty()).then_some(Port {
                     up,
                     rx_packets: one.rx_packets,
                     rx_bytes: one.rx_bytes,

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use xdp_agg_common::control::{BranchInfo, ControlCounters, JobInfo, MemberInfo};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS};
-use xdp_agg_protocol::daemon::{Overview, Seen};
+use xdp_agg_protocol::daemon::overview::{Overview, Seen};
 
 use super::Facts;
 use super::metrics::render;

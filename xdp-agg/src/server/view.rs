@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot};
 use xdp_agg_common::control::ControlCounters;
-use xdp_agg_protocol::daemon::{News, Overview};
+use xdp_agg_protocol::daemon::News;
+use xdp_agg_protocol::daemon::overview::Overview;
 
 use super::Server;
 

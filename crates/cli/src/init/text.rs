@@ -74,6 +74,11 @@ impl Answers {
         );
         file.unset("job-slots-max", 1024.into());
         file.unset("job-packet-rate", 0.into());
+        file.say(
+            "Where metrics, probes and a page with all jobs are served, read-only and without a \
+             login; \"off\": nowhere.",
+        );
+        file.unset("http", "127.0.0.1:9871".into());
         file.say("What is logged: error, warn, info, debug.");
         file.set("log", "info".into());
         file.text

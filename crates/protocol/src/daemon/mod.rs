@@ -50,9 +50,10 @@ mod join;
 mod late;
 mod meeting;
 mod membership;
+mod news;
 mod numbers;
 mod open;
-mod overview;
+pub mod overview;
 mod patience;
 mod phase;
 mod question;
@@ -81,8 +82,8 @@ use crate::bucket::{Allowance, Lines};
 use crate::engine::Lasting;
 use job::Job;
 use meeting::Meeting;
+use news::Chronicle;
 use open::{OpenLook, Question};
-use overview::Chronicle;
 use served::Served;
 use slots::SlotRanges;
 
@@ -90,7 +91,7 @@ pub use effect::{
     Answer, ConnId, Effect, Formation, Heard, Limits, LinkEffect, LinkId, Look, Peer, Prepare,
     Purpose, Terms,
 };
-pub use overview::{Happened, News, Overview, Seen};
+pub use news::{Happened, News};
 pub use patience::Patience;
 pub use snapshot::{JobSnapshot, MemberSnapshot, Snapshot};
 
