@@ -124,7 +124,8 @@ fn a_killed_daemons_pair_is_replaced() {
     assert_eq!(there.len(), 2, "{there:?}");
     drop(connect(&lab, 1, 1));
     // A second daemon on the same interfaces does not take it away.
-    let command = serve(&lab.topology, CONTROL_PORT + 1, &[]);
+    // The port after the first one is the page's.
+    let command = serve(&lab.topology, CONTROL_PORT + 2, &[]);
     let mut second = Process::spawn("xdp-agg serve", command).expect("it starts");
     let end = Instant::now() + LIMIT;
     while second.try_wait().expect("it can be asked").is_none() && Instant::now() < end {

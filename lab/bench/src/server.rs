@@ -26,7 +26,7 @@ pub struct Args {
         long,
         env = "XDP_AGG_PS_LISTEN",
         value_name = "ADDR:PORT",
-        default_value = "0.0.0.0:9871"
+        default_value = "0.0.0.0:9872"
     )]
     listen: SocketAddr,
     /// Most jobs at a time

@@ -27,7 +27,7 @@ use outcome::{Row, SocketLimits, row};
 use stall::Stall;
 
 /// Where parameter servers listen, one on each worker's host.
-const SERVER_PORT: u16 = 9871;
+const SERVER_PORT: u16 = 9872;
 /// The longest packet that crosses a link whole: 64 KiB of TCP and its headers.
 const SUPER_PACKET: u32 = 66 << 10;
 /// Time for a call beyond what the links need.

@@ -100,6 +100,10 @@ impl Model {
         self.before = known.then_some(before);
         self.error = None;
         self.choose(0);
+        // A later job of that name is another one.
+        if self.shown().is_none() {
+            self.inside = None;
+        }
     }
 
     /// Takes in events.
