@@ -155,7 +155,8 @@ pub(crate) struct SharedResult {
 
 #[pymethods]
 impl SharedResult {
-    /// The buffer protocol: bytes to read. Who asks for bytes to write gets a `BufferError`.
+    /// The buffer protocol: bytes to read. A caller that asks for bytes to write gets a
+    /// `BufferError`.
     unsafe fn __getbuffer__(
         slf: Bound<'_, Self>,
         view: *mut ffi::Py_buffer,

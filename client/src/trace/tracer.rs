@@ -18,7 +18,7 @@ use super::sink::{Event, Sink};
 use crate::driver::sys;
 use crate::error::Error;
 
-/// Who a communicator is.
+/// The identity of a communicator.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) job: String,

@@ -1,7 +1,7 @@
 //! `xdp-agg top`: jobs, ranks and ports of a daemon, live.
 //!
-//! It asks the daemon's HTTP server, not its control port. Who is late is found out there by an
-//! observer that has looked before, and once for all that ask. It needs no token either.
+//! It asks the daemon's HTTP server, not its control port. An observer there knows which ranks are
+//! late: it has looked before, and looks once for all that ask. No token is needed either.
 
 mod draw;
 mod fetch;

@@ -70,7 +70,8 @@ fn params(names: &[String], subject: &str) -> Result<CertificateParams> {
     let mut names = names.to_vec();
     names.sort();
     names.dedup();
-    let mut params = CertificateParams::new(names).context("a name of this host is none")?;
+    let mut params =
+        CertificateParams::new(names).context("a certificate cannot hold a name of this host")?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, subject);
     let now = SystemTime::now();

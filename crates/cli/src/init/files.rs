@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::exit::WrongConfig;
 
-/// Who may read a file.
+/// The users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Everybody.

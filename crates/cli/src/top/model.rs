@@ -274,7 +274,7 @@ fn lag(job: &Job) -> f64 {
     ranks.chain(branches).chain(parent).fold(0.0, f64::max)
 }
 
-/// Who is late, the latest first, and by how much.
+/// The late ranks, the latest first, and by how much.
 pub(super) fn late(job: &Job) -> String {
     let ranks = job.ranks.iter().filter(|rank| rank.state == RankState::Late);
     let ranks = ranks.map(|rank| (rank.lag_seconds.unwrap_or(0.0), format!("rank {}", rank.rank)));
