@@ -4,8 +4,7 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use support::http::get;
 use support::tool::tool;
 use support::{LIMIT, Lab, need_root, network, watched};
 
@@ -121,15 +121,8 @@ fn the_dashboard_can_be_imported() {
 
 /// What the daemon answers.
 fn metrics(lab: &Lab) -> String {
-    let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, 9871));
-    let host = lab.topology.aggregator();
-    let mut stream = host.run(connect).expect("entering the host").expect("it listens");
-    stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
-    let request = "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9871\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    answer.split_once("\r\n\r\n").expect("a head and a body").1.to_owned()
+    let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 9871));
+    get(lab.topology.aggregator(), from, "/metrics").expect("it is served")
 }
 
 /// Words of a query, outside of its strings.

@@ -3,17 +3,17 @@
 
 mod support;
 
-use std::env;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use support::http::get;
+use support::tool::tool;
 use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Op};
 use xdp_agg_testbed::steady::Work;
@@ -21,21 +21,6 @@ use xdp_agg_testbed::{Namespace, Process, program};
 
 /// Where the daemon serves HTTP, in its own namespace.
 const HTTP: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9871);
-
-/// The body of an answer.
-fn get(namespace: &Namespace, from: SocketAddr, path: &str) -> Option<String> {
-    let ask = || {
-        let mut stream = TcpStream::connect_timeout(&from, LIMIT).ok()?;
-        stream.set_read_timeout(Some(LIMIT)).ok()?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-        stream.write_all(request.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        head.split(' ').nth(1).is_some_and(|code| code == "200").then(|| body.to_owned())
-    };
-    namespace.run(ask).expect("entering the namespace")
-}
 
 /// Standard output of a program that succeeds in the daemon's namespace.
 fn output(mut command: Command, what: &str) -> String {
@@ -96,25 +81,6 @@ fn top_names_a_stopped_rank() {
     }
 }
 
-/// A program of Debian's package `prometheus`: on the path, or where `cargo xtask test` puts it.
-/// None, with a message, where it is missing and need not be there.
-fn prometheus(name: &str) -> Option<PathBuf> {
-    let own = env::current_exe().expect("its own path");
-    let unpacked = own.ancestors().nth(3).map(|target| target.join("prometheus/usr/bin"));
-    let path = env::var_os("PATH").unwrap_or_default();
-    let all = env::split_paths(&path).chain(unpacked).map(|directory| directory.join(name));
-    let found = all.into_iter().find(|program| program.is_file());
-    if found.is_none() {
-        let what = format!(
-            "{name} is missing: `cargo xtask test` fetches it, or install the Debian package \
-             prometheus"
-        );
-        assert!(env::var_os("CI").is_none(), "{what}");
-        eprintln!("skipped: {what}");
-    }
-    found
-}
-
 /// The value of the one series that a query finds.
 fn asked(namespace: &Namespace, api: SocketAddr, query: &str) -> Option<f64> {
     let query: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
@@ -128,7 +94,9 @@ fn asked(namespace: &Namespace, api: SocketAddr, query: &str) -> Option<f64> {
 #[test]
 fn a_real_prometheus_scrapes_what_stats_counts() {
     need_root!();
-    let (Some(server), Some(promtool)) = (prometheus("prometheus"), prometheus("promtool")) else {
+    let of_prometheus = |name| tool(name, "prometheus");
+    let (Some(server), Some(promtool)) = (of_prometheus("prometheus"), of_prometheus("promtool"))
+    else {
         return;
     };
     let lab = Lab::start(network(2, "ports"), "xdp");

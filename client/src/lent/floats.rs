@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_protocol::worker::{self, Purpose, Report};
 use xdp_agg_quantize::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_quantize::{Element, Op};
 
@@ -69,13 +69,7 @@ fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Resul
     let sum = sum.clone();
     Ok(Box::new(move |inner, patience| {
         let calls = inner.communicator.wait(begun, patience)?;
-        let report = Report::of_parts(&calls);
-        let mut left_out: Vec<Range<usize>> = Vec::new();
-        for call in calls {
-            left_out.extend_from_slice(call.into_blocks().left_out());
-        }
-        // Every rank has the same ones, in the order in which they came to it.
-        left_out.sort_unstable_by_key(|range| range.start);
+        let (report, left_out) = parts(calls);
         let redone = if left_out.is_empty() {
             0
         } else {
@@ -85,6 +79,19 @@ fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Resul
         };
         Ok(Outcome { report, precision: Some(Precision::Gradient), redone })
     }))
+}
+
+/// What the parts of a call report, and the elements that they left out, from the first on. Every
+/// rank has the same ones.
+pub(super) fn parts(calls: Vec<worker::Call>) -> (Report, Vec<Range<usize>>) {
+    let report = Report::of_parts(&calls);
+    let mut left_out = Vec::new();
+    for call in calls {
+        left_out.extend_from_slice(call.into_blocks().left_out());
+    }
+    // They came to each rank in an order of its own.
+    left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
+    (report, left_out)
 }
 
 /// Sums these elements again, exactly, in a job of its own: infinities and NaNs stay with their

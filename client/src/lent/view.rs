@@ -1,15 +1,14 @@
 //! Results that stay where all processes of a host read them.
 #![expect(unsafe_code, reason = "steps of calls on lent memory")]
 
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use xdp_agg_intranode::{Results, View};
-use xdp_agg_protocol::worker::Report;
 use xdp_agg_quantize::{Element, Op, bf16, f16};
 
-use super::floats::again;
+use super::floats::{again, parts};
 use super::inner::{Call, Inner, Rest, Sum};
 use super::{Caller, DataType, Memory, Options, Outcome, Precision, Reduction, Task};
 use crate::error::{Error, JobError};
@@ -127,12 +126,7 @@ fn begin<T: Element>(inner: &Inner, memory: Memory, sum: &Sum, slot: Slot) -> Re
     let sum = sum.clone();
     Ok(Box::new(move |inner, patience| {
         let calls = inner.communicator.wait(begun, patience)?;
-        let report = Report::of_parts(&calls);
-        let mut left_out: Vec<Range<usize>> = Vec::new();
-        for call in calls {
-            left_out.extend_from_slice(call.into_blocks().left_out());
-        }
-        left_out.sort_unstable_by_key(|range| range.start);
+        let (report, left_out) = parts(calls);
         let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
         let outcome = Outcome { report, precision: Some(Precision::Gradient), redone: 0 };
         if left_out.is_empty() {

@@ -116,11 +116,7 @@ impl Mesh {
         root: u16,
         algorithm: Algorithm,
     ) -> Result<(), Error> {
-        self.check(root, algorithm)?;
-        let (len, size) = (data.len(), size_of::<T>());
-        let schedule = schedule::broadcast(algorithm, self.rank, root, &self.groups, len, size);
-        let call = Call::new(Collective::Broadcast, T::NAME, len).at(root).by(algorithm);
-        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size, None)
+        self.broadcast_by(Collective::Broadcast, schedule::broadcast, data, root, algorithm)
     }
 
     /// Leaves the root's data at one rank of each other host ([`Groups::heads`]): the part of a
@@ -134,11 +130,22 @@ impl Mesh {
         root: u16,
         algorithm: Algorithm,
     ) -> Result<(), Error> {
+        let schedule = schedule::broadcast_between_hosts;
+        self.broadcast_by(Collective::HostBroadcast, schedule, data, root, algorithm)
+    }
+
+    fn broadcast_by<T: Datum>(
+        &mut self,
+        collective: Collective,
+        schedule: fn(Algorithm, u16, u16, &Groups, usize, usize) -> Schedule,
+        data: &mut [T],
+        root: u16,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
         self.check(root, algorithm)?;
         let (len, size) = (data.len(), size_of::<T>());
-        let (rank, groups) = (self.rank, &self.groups);
-        let schedule = schedule::broadcast_between_hosts(algorithm, rank, root, groups, len, size);
-        let call = Call::new(Collective::HostBroadcast, T::NAME, len).at(root).by(algorithm);
+        let schedule = schedule(algorithm, self.rank, root, &self.groups, len, size);
+        let call = Call::new(collective, T::NAME, len).at(root).by(algorithm);
         self.run(call, &schedule, bytemuck::cast_slice_mut(data), size, None)
     }
 

@@ -8,6 +8,7 @@
 )]
 
 pub mod browser;
+pub mod http;
 pub mod lent;
 pub mod log;
 pub mod packages;
