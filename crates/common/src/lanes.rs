@@ -74,40 +74,52 @@ pub fn add_and_return(slot: &mut Chunk, packet: &mut Chunk) {
 /// What [`extreme`] picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// Set where the smaller lane is wanted.
+    /// Set where the larger lane is wanted.
     flip: u64,
 }
 
 impl Pick {
     /// The larger of two lanes.
-    pub const MAX: Self = Self { flip: 0 };
+    pub const MAX: Self = Self { flip: u64::MAX };
     /// The smaller of two lanes.
-    pub const MIN: Self = Self { flip: u64::MAX };
+    pub const MIN: Self = Self { flip: 0 };
 }
 
 /// The larger or smaller of each pair of lanes of `BITS` bits (16, 32 or 64) in two words.
 ///
-/// Without branches: `reached` has the top bit of every lane set whose lower bits in `a` are not
-/// below those in `b`. (The top bit that is put there takes the borrow, so lanes do not meet.) With
-/// the lanes' own top bits, `reached` tells where `a` is below `b`. That answer is spread over its
-/// lane and selects.
+/// Without branches: a lane of `a` is above one of `b` where `a + !b` carries out of the lane. Half
+/// of that sum has room in a lane, and has the carry as its top bit. The bit is spread over its lane
+/// and selects. The select is `b ^ (a ^ b) & mask`, written with the two words that are at hand.
 #[inline(always)]
 #[must_use]
 pub const fn extreme<const BITS: u32>(a: u64, b: u64, pick: Pick) -> u64 {
     const { assert!(BITS == 16 || BITS == 32 || BITS == 64) };
-    // One bit a lane: the lowest, and the highest.
-    let low = u64::MAX / (u64::MAX >> (64 - BITS));
-    let top = low << (BITS - 1);
-    let reached = (a | top).wrapping_sub(b & !top);
-    let differ = a ^ b;
-    let below = (!a & b | !(differ | reached)) & top;
-    let lanes = (below << 1).wrapping_sub(below >> (BITS - 1));
-    a ^ differ & (lanes ^ pick.flip)
+    let lane = u64::MAX >> (64 - BITS);
+    // One bit a lane: the lowest.
+    let low = u64::MAX / lane;
+    let not_b = !b;
+    let alike = a ^ not_b;
+    let half = (a & not_b).wrapping_add(alike >> 1 & !(low << (BITS - 1)));
+    let above = if BITS == 32 {
+        // Signs, which are spread without constants that would take registers.
+        ((half as i64 >> 63) as u64) << 32 | (half as i32 >> 31) as u32 as u64
+    } else {
+        (half >> (BITS - 1) & low).wrapping_mul(lane)
+    };
+    not_b ^ (alike | above ^ pick.flip)
 }
 
-/// A further contribution whose lanes are compared: slot and packet hold what was picked.
+/// A further contribution whose lanes are compared: the slot holds what was picked.
 #[inline(always)]
-pub fn extreme_and_return<const BITS: u32>(slot: &mut Chunk, packet: &mut Chunk, pick: Pick) {
+pub fn pick<const BITS: u32>(slot: &mut Chunk, packet: &Chunk, pick: Pick) {
+    for i in 0..slot.len() {
+        slot[i] = Lane::new(extreme::<BITS>(slot[i].bits(), packet[i].bits(), pick));
+    }
+}
+
+/// The last contribution: as [`pick`], and the packet leaves with what was picked.
+#[inline(always)]
+pub fn pick_and_return<const BITS: u32>(slot: &mut Chunk, packet: &mut Chunk, pick: Pick) {
     for i in 0..slot.len() {
         let picked = Lane::new(extreme::<BITS>(slot[i].bits(), packet[i].bits(), pick));
         slot[i] = picked;
@@ -269,7 +281,7 @@ mod tests {
         #[test]
         fn slot_and_packet_hold_what_was_picked(a: [u64; 8], b: [u64; 8]) {
             let (mut slot, mut packet) = (a.map(Lane::new), b.map(Lane::new));
-            extreme_and_return::<16>(&mut slot, &mut packet, Pick::MAX);
+            pick_and_return::<16>(&mut slot, &mut packet, Pick::MAX);
             prop_assert_eq!(slot, packet);
             for ((lane, a), b) in slot.iter().zip(a).zip(b) {
                 prop_assert_eq!(lane.bits(), one_by_one(16, a, b, Pick::MAX));

@@ -437,8 +437,7 @@ pub fn move_lanes(
     }
 }
 
-/// Combines the packet's lanes with the slot's. The packet holds them, too, if `complete`; where
-/// lanes are compared it does in any case, so that there is one loop a width.
+/// Combines the packet's lanes with the slot's. The packet holds them, too, if `complete`.
 #[inline(always)]
 fn combine(
     slot: &mut [Chunk],
@@ -454,17 +453,29 @@ fn combine(
         Reduction::Add | Reduction::Copy => {
             return for_each_chunk(slot, packet, |s, p| lanes::add(s, p));
         }
+        // A number and no constant, so that a width has one loop for both: the verifier walks
+        // through every loop, and its patience is limited.
         Reduction::Min16 | Reduction::Min32 | Reduction::Min64 => Pick::MIN,
         Reduction::Max16 | Reduction::Max32 | Reduction::Max64 => Pick::MAX,
     };
     match reduction {
-        Reduction::Min16 | Reduction::Max16 => {
-            for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<16>(s, p, pick));
-        }
-        Reduction::Min32 | Reduction::Max32 => {
-            for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<32>(s, p, pick));
-        }
-        _ => for_each_chunk(slot, packet, |s, p| lanes::extreme_and_return::<64>(s, p, pick)),
+        Reduction::Min16 | Reduction::Max16 => compare::<16>(slot, packet, complete, pick),
+        Reduction::Min32 | Reduction::Max32 => compare::<32>(slot, packet, complete, pick),
+        _ => compare::<64>(slot, packet, complete, pick),
+    }
+}
+
+#[inline(always)]
+fn compare<const BITS: u32>(
+    slot: &mut [Chunk],
+    packet: &mut (impl Payload + ?Sized),
+    complete: bool,
+    pick: Pick,
+) {
+    if complete {
+        for_each_chunk(slot, packet, |s, p| lanes::pick_and_return::<BITS>(s, p, pick));
+    } else {
+        for_each_chunk(slot, packet, |s, p| lanes::pick::<BITS>(s, p, pick));
     }
 }
 
