@@ -31,6 +31,25 @@ fn sums_survive_loss() {
     }
 }
 
+/// A bit that flips on a result's way shows in its checksum. The worker's kernel drops the packet,
+/// which then counts as lost. (A port for each worker: a switch of this machine that merges what it
+/// receives has verified it, and what is damaged behind the switch is not looked at again.)
+#[test]
+fn damaged_results_are_never_taken_for_right() {
+    need_root!();
+    let lab = Lab::start(network(4, "ports"), "xdp");
+    let workers = lab.connect("damage", 4, |settings| settings);
+    for link in 0..4 {
+        lab.topology.damage(link).expect("it is attached");
+    }
+    check_all(&workers, [1, 353, 200_000]);
+    let damaged: u64 = (0..4).map(|link| lab.topology.damaged(link).expect("a count")).sum();
+    let counters = lab.job_stats("damage").counters;
+    // The blocks are more than 1100 results for each worker, of which one in fifty is damaged.
+    assert!(damaged > 40, "{damaged}");
+    assert!(counters.resends >= damaged / 2, "{damaged} damaged, {counters:?}");
+}
+
 /// A path of 20 ms does not count as a queue, and trips that vary by nothing do not end the
 /// waiting: the window grows as on a short one, and without loss nothing is repeated.
 #[test]

@@ -1,6 +1,7 @@
 //! A packet of ours on its way out of an interface: most often one copy of a result.
 
 use aya_ebpf::programs::XdpContext;
+use xdp_agg_common::checksum::{Ends, Sum};
 use xdp_agg_common::maps::{Fan, JobConf, Member, Phase, UNADDRESSED, copy_index, member_index};
 use xdp_agg_common::wire::{EVERYBODY, Header, Kind};
 
@@ -37,7 +38,9 @@ pub fn address_copy(ctx: &XdpContext, ifindex: u32) -> Option<()> {
     network.mac_to = member.mac.into();
     network.mac_from = member.local_mac.into();
     let from = Settings::addr_behind(member.ifindex, conf);
-    address(network, (from, conf.port), (member.addr, member.port), payload_len);
+    let ends = Ends { from: (from, conf.port), to: (member.addr, member.port) };
+    let shared = Sum::from_field(network.udp_sum);
+    address(network, ends, payload_len, (shared, header.rank));
     header.emit(&mut headers.ours);
     count_copy(header.job);
     Some(())

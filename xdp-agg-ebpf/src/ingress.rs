@@ -229,7 +229,8 @@ fn answer_probe(
         counters.moves += u64::from(moved && before == header.epoch);
     });
     let reply = Header { kind: Kind::ProbeReply, flags: 0, ..*header };
-    to_sender(packet, ctx.ingress_ifindex() as u32, &reply)
+    let sum = packet.payload_sum();
+    to_sender(packet, ctx.ingress_ifindex() as u32, sum, &reply)
 }
 
 /// Takes a contribution in, and answers it as the slot machine says.

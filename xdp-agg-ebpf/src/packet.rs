@@ -4,11 +4,12 @@ use core::marker::PhantomData;
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::{bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
+    helpers::{bpf_csum_diff, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
     programs::XdpContext,
 };
+use xdp_agg_common::checksum::Sum;
 use xdp_agg_common::frame::{ETH_LEN, Ipv4, PAYLOAD_OFFSET};
-use xdp_agg_common::lanes::{CHUNK_LEN, Chunk};
+use xdp_agg_common::lanes::{CHUNK_LEN, Chunk, MAX_CHUNKS};
 use xdp_agg_common::slot;
 use xdp_agg_common::wire::HEADER_LEN;
 
@@ -53,6 +54,9 @@ pub struct Headers {
 }
 
 const _: () = assert!(size_of::<Headers>() == PAYLOAD_OFFSET && align_of::<Headers>() == 1);
+
+/// Chunks whose words the kernel sums in one call: before Linux 6.13 it takes 512 bytes at most.
+const SUMMED: usize = 8;
 
 /// A frame that the driver handed to the program, which alone reads and writes it.
 pub struct Packet<'a> {
@@ -101,6 +105,32 @@ impl<'a> Packet<'a> {
             end: self.ctx.data_end(),
             packet: PhantomData,
         }
+    }
+
+    /// The sum of the payload's words, for a checksum. The verifier wants a length that it can see
+    /// for each call, so the payload is taken in pieces, each half as long as the one before.
+    #[inline(always)]
+    pub fn payload_sum(&mut self) -> Sum {
+        let (mut sum, mut offset) = (0, PAYLOAD_OFFSET);
+        for _ in 0..MAX_CHUNKS / SUMMED {
+            self.sum_chunks::<SUMMED>(&mut sum, &mut offset);
+        }
+        self.sum_chunks::<4>(&mut sum, &mut offset);
+        self.sum_chunks::<2>(&mut sum, &mut offset);
+        self.sum_chunks::<1>(&mut sum, &mut offset);
+        Sum::from_native(sum)
+    }
+
+    /// Adds the words of `N` chunks at `offset` to a sum, and moves on, if they are there.
+    #[inline(always)]
+    fn sum_chunks<const N: usize>(&mut self, sum: &mut u32, offset: &mut usize) {
+        let Some(chunks) = self.view::<[Chunk; N]>(*offset) else { return };
+        let len = size_of::<[Chunk; N]>();
+        // SAFETY: the helper reads `len` bytes, which the view covers; nothing is subtracted.
+        let all = unsafe {
+            bpf_csum_diff(core::ptr::null_mut(), 0, (&raw mut *chunks).cast(), len as u32, *sum)
+        };
+        (*sum, *offset) = (all as u32, *offset + len);
     }
 
     /// Whether a part of the frame lies in other buffers than the first.

@@ -4,7 +4,7 @@
 //! another. [`wire`] sits on the way in of both, and sends what comes to the other one. That one's
 //! queueing discipline applies, so a rate holds for packets that XDP emitted, too. [`wire`] counts
 //! packets, and loses, repeats or delays them as the harness asks. [`count`] and [`reflect`] stand
-//! in for the aggregator where the harness tests itself.
+//! in for the aggregator where the harness tests itself. [`damage`] is a memory that forgets bits.
 //!
 //! A packet is held back as bytes in a map, and sent on in the buffer of a later packet, after a
 //! clone of that one. A kernel program can send no packet without one at hand. Only UDP is held,
@@ -374,6 +374,23 @@ pub fn reflect(ctx: XdpContext) -> u32 {
     frame[41] = 0;
     // SAFETY: the context is valid, and no memory is handed over.
     unsafe { bpf_redirect((*ctx.ctx).ingress_ifindex, 0) as u32 }
+}
+
+/// Flips a bit of some UDP packets, behind all headers, counts those, and passes everything on.
+#[xdp]
+pub fn damage(ctx: XdpContext) -> u32 {
+    const LEN: usize = 72;
+    let (start, end) = (ctx.data(), ctx.data_end());
+    if start + LEN > end || !chance(layout::DAMAGED_PPM) {
+        return xdp_action::XDP_PASS;
+    }
+    // SAFETY: the check above covers these bytes.
+    let frame = unsafe { &mut *(start as *mut [u8; LEN]) };
+    if frame[12] == 0x08 && frame[13] == 0 && u32::from(frame[23]) == PROTOCOL_UDP {
+        frame[LEN - 1] ^= 0x10;
+        note(&ctx);
+    }
+    xdp_action::XDP_PASS
 }
 
 #[inline(always)]

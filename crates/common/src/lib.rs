@@ -2,6 +2,7 @@
 //!
 //! * [`wire`]: the 22-byte header, its byte order and the numbers it holds.
 //! * [`frame`]: where that header lies in an Ethernet/IPv4/UDP frame, and the IPv4 checksum.
+//! * [`checksum`]: the UDP checksum of what the aggregator sends.
 //! * [`lanes`]: the payload: biased 32-bit lanes, added two at a time.
 //! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
 //! * [`answer`]: what goes out for a packet, and what is counted.
@@ -19,6 +20,7 @@
 
 pub mod admission;
 pub mod answer;
+pub mod checksum;
 #[cfg(feature = "control")]
 pub mod control;
 pub mod copies;

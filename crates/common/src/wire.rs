@@ -253,6 +253,29 @@ impl Header {
             tag[1],
         ];
     }
+
+    /// The sum of the 16-bit words that [`Self::emit`] writes, were the rank 0: see
+    /// [`crate::checksum`]. It is below 2^20.
+    #[inline(always)]
+    pub(crate) const fn words_without_rank(&self) -> u32 {
+        let kind = (VERSION << 4 | self.kind as u8) as u32;
+        let flags = (self.flags & flags::KNOWN | (self.reduction as u8) << REDUCTION_SHIFT) as u32;
+        let job = self.job as u8 as u32;
+        let tail = self.epoch as u32 + self.tag as u32;
+        (kind << 8 | flags)
+            + (job << 8)
+            + tail
+            + words(self.cookie)
+            + words(self.block & BLOCK_MASK)
+    }
+}
+
+/// The sum of a number's four 16-bit words.
+#[inline(always)]
+const fn words(number: u64) -> u32 {
+    let lower = (number & 0xffff_ffff) as u32;
+    let upper = (number >> 32) as u32;
+    (lower & 0xffff) + (lower >> 16) + (upper & 0xffff) + (upper >> 16)
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use crate::namespace::Namespace;
 /// Generic receive offload. On a veth it also gives the interface a receive queue of its own
 /// (NAPI), without which frames redirected to its peer by XDP are lost.
 pub const GRO: &str = "rx-gro";
+/// Whether receive offload merges UDP packets that are to be passed on into a train, too.
+pub const UDP_GRO_FORWARDING: &str = "rx-udp-gro-forwarding";
 /// TCP segmentation by the interface: super-packets cross it whole.
 pub const TSO: &str = "tx-tcp-segmentation";
 /// UDP segmentation by the interface: trains of `UDP_SEGMENT` cross it whole.

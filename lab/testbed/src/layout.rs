@@ -9,6 +9,8 @@ pub const MAX_INTERFACES: u32 = 256;
 pub const HOLD_DEPTH: u32 = 16;
 /// Longest frame that can be held, in bytes; a longer one is passed on unheld.
 pub const MAX_HELD: usize = 9216;
+/// Chance of a UDP packet being damaged where that was asked for, in millionths.
+pub const DAMAGED_PPM: u32 = 20_000;
 
 /// What happens to the packets that come in on one interface of the `wires` namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

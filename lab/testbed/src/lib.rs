@@ -70,8 +70,9 @@
 //! addresses beforehand, and TCP uses cubic. A program on the way in of `x` and `y` hands each
 //! packet to the other one's queue. Up is shaped where the worker sends (the aggregator's own
 //! interface in [`Mode::OneNic`]: at `ya`, since its XDP passes no queue before), down is shaped at
-//! `x`. Where XDP sends into a link, the far end has a receive queue of its own (GRO is on there,
-//! but merges nothing): redirection works, while `XDP_TX` would need a program there as well.
+//! `x`. Where XDP sends into a link, the far end has a receive queue of its own, because GRO is on
+//! there: redirection works, while `XDP_TX` would need a program there as well. It merges what XDP
+//! sends into trains, where trains cross links whole ([`Builder::offloads`]) and meet no faults.
 //!
 //! Without root, [`enter_user_namespace`] and [`Builder::wire`]`(false)` give the same hosts on
 //! links of one veth pair: rates hold for what the stack sends, there are no faults and no XDP.

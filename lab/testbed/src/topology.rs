@@ -248,6 +248,7 @@ impl Topology {
             let whole_tcp = whole_udp || faults.udp_port.is_some();
             let features = [(UDP_SEGMENTATION, whole_udp), (TSO, whole_tcp)];
             ethtool::set_features(&sender.namespace, &sender.name, &features)?;
+            build::set_merging(entrance, whole_udp)?;
         }
         self.kernel_program()?.set_faults(entrance.index, faults)
     }
@@ -392,6 +393,26 @@ impl Topology {
     pub fn probe_seen(&self, interface: &str) -> Result<Seen, Error> {
         let index = self.aggregator.netlink().index(interface)?;
         self.kernel_program()?.seen(index)
+    }
+
+    /// Damages what comes down a link from now on ([`Probe::Damage`]), as a switch with bad memory
+    /// does. Only what XDP sends has a checksum that tells: a stack leaves it out
+    /// between namespaces.
+    ///
+    /// # Errors
+    /// No such link, or a network without the kernel program.
+    pub fn damage(&self, link: usize) -> Result<(), Error> {
+        let (entrance, _) = self.link(link)?.entrance(Direction::Down)?;
+        self.kernel_program()?.attach_probe(&entrance.namespace, &entrance.name, Probe::Damage)
+    }
+
+    /// Packets that were damaged on their way down a link.
+    ///
+    /// # Errors
+    /// As [`Self::damage`].
+    pub fn damaged(&self, link: usize) -> Result<u64, Error> {
+        let (entrance, _) = self.link(link)?.entrance(Direction::Down)?;
+        Ok(self.kernel_program()?.seen(entrance.index)?.packets)
     }
 
     /// For people: which host is where, and how to get a shell there.

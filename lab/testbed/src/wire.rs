@@ -93,13 +93,15 @@ fn ppm(what: &str, chance: f64) -> Result<u32, Error> {
     }
 }
 
-/// A program that stands in for the aggregator on an interface.
+/// A program on the way in of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// Counts what comes and passes it on.
     Count,
     /// Sends UDP packets back by redirection, past all queueing disciplines.
     Reflect,
+    /// Flips a bit of one UDP packet in fifty, counts those alone, and passes everything on.
+    Damage,
 }
 
 impl Probe {
@@ -107,6 +109,7 @@ impl Probe {
         match self {
             Self::Count => "count",
             Self::Reflect => "reflect",
+            Self::Damage => "damage",
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+use etherparse::UdpHeader;
 use xdp_agg::engine::xdp::testing::RawSlot;
 use xdp_agg::engine::{self, JobSetup};
 use xdp_agg_common::admission::{
@@ -421,18 +422,39 @@ impl Packet {
         self.header(result);
     }
 
-    /// IP header and lengths of an answer; no UDP checksum.
+    /// IP header and lengths of an answer.
     fn address(&mut self, source: u32, destination: u32) {
         let payload = (self.bytes.len() - 64) as u16;
         let ip = Ipv4::answer(source, destination, payload);
         self.bytes[14..34].copy_from_slice(&ip.0);
         self.bytes[38..40].copy_from_slice(&(payload + 30).to_be_bytes());
-        self.bytes[40..42].fill(0);
     }
 
     fn header(&mut self, header: Header) {
         let mut ours = [0; 22];
         header.emit(&mut ours);
         self.bytes[42..64].copy_from_slice(&ours);
+        let recipient = (header.kind, header.rank) != (Kind::Result, UNADDRESSED);
+        let field = if recipient { self.checksum() } else { self.shared() };
+        self.bytes[40..42].copy_from_slice(&field.to_be_bytes());
+    }
+
+    /// The UDP checksum, as another implementation works it out.
+    fn checksum(&self) -> u16 {
+        let half = |at: usize| u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]]);
+        let length = (self.bytes.len() - 34) as u16;
+        let udp =
+            UdpHeader { source_port: half(34), destination_port: half(36), length, checksum: 0 };
+        let address = |at: usize| std::array::from_fn(|i| self.bytes[at + i]);
+        udp.calc_checksum_ipv4_raw(address(26), address(30), &self.bytes[42..]).unwrap_or_default()
+    }
+
+    /// What stands in the checksum's place of a result that has no recipient yet: the sum of all
+    /// but rank, addresses and ports.
+    fn shared(&self) -> u16 {
+        let mut nobody = Self { bytes: self.bytes.clone(), header: self.header };
+        nobody.bytes[26..38].fill(0);
+        nobody.bytes[45] = 0;
+        !nobody.checksum()
     }
 }

@@ -61,8 +61,8 @@ fn sum_of_three(block: u64) -> Vec<u8> {
 
 /// What leaves for one host.
 fn sent(to: SocketAddrV4, mac_to: [u8; 6], header: Header, payload: Vec<u8>) -> (u32, Decoded) {
-    let (mac_from, from, udp_checksum) = (OUR_MAC, US, 0);
-    (REDIRECT, Decoded { mac_from, mac_to, from, to, udp_checksum, header, payload })
+    let (mac_from, from) = (OUR_MAC, US);
+    (REDIRECT, Decoded { mac_from, mac_to, from, to, header, payload })
 }
 
 fn decoded((action, frame): (u32, Frame)) -> (u32, Decoded) {

@@ -2,9 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use etherparse::{LinkSlice, NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
+use etherparse::{
+    Ipv4Header, LinkSlice, NetSlice, PacketBuilder, SlicedPacket, TransportSlice, UdpHeader,
+    UdpSlice,
+};
 use xdp_agg_common::lanes::{Chunk, Lane};
-use xdp_agg_common::wire::{HEADER_LEN, Header};
+use xdp_agg_common::maps::UNADDRESSED;
+use xdp_agg_common::wire::{HEADER_LEN, Header, Kind};
 
 use crate::setup::{AGGREGATOR, PORT, worker};
 
@@ -24,7 +28,6 @@ pub(crate) struct Decoded {
     pub(crate) mac_to: [u8; 6],
     pub(crate) from: SocketAddrV4,
     pub(crate) to: SocketAddrV4,
-    pub(crate) udp_checksum: u16,
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
 }
@@ -119,14 +122,30 @@ impl Frame {
         assert_eq!(usize::from(udp.length()), self.bytes.len() - 34, "length of the UDP packet");
         let (ours, payload) =
             udp.payload().split_first_chunk::<HEADER_LEN>().expect("a header of ours");
+        let header = Header::parse(ours).expect("a header of ours");
+        assert_eq!(udp.checksum(), checksum(&ip, udp, &header), "UDP checksum of {header:?}");
         Decoded {
             mac_from: ethernet.source(),
             mac_to: ethernet.destination(),
             from: SocketAddrV4::new(Ipv4Addr::from(ip.source), udp.source_port()),
             to: SocketAddrV4::new(Ipv4Addr::from(ip.destination), udp.destination_port()),
-            udp_checksum: udp.checksum(),
-            header: Header::parse(ours).expect("a header of ours"),
+            header,
             payload: payload.to_vec(),
         }
     }
+}
+
+/// What the field of the UDP checksum should hold. A result without a recipient has no checksum
+/// yet, but the sum of what one is made of: all but addresses, ports and rank.
+fn checksum(ip: &Ipv4Header, udp: &UdpSlice<'_>, header: &Header) -> u16 {
+    let mut data = udp.payload().to_vec();
+    let of = |udp: UdpHeader, source, destination, data: &[u8]| {
+        udp.calc_checksum_ipv4_raw(source, destination, data).expect("it is short enough")
+    };
+    if (header.kind, header.rank) != (Kind::Result, UNADDRESSED) {
+        return of(udp.to_header(), ip.source, ip.destination, &data);
+    }
+    data[3] = 0;
+    let nobody = UdpHeader { source_port: 0, destination_port: 0, ..udp.to_header() };
+    !of(nobody, [0; 4], [0; 4], &data)
 }

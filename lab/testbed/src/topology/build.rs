@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Builder, Direction, End, Link, Mode, Racks, Topology};
 use crate::delay::DelayLine;
 use crate::error::Error;
-use crate::ethtool::{self, GRO, TSO, TX_CHECKSUM, UDP_SEGMENTATION};
+use crate::ethtool::{self, GRO, TSO, TX_CHECKSUM, UDP_GRO_FORWARDING, UDP_SEGMENTATION};
 use crate::namespace::Namespace;
 use crate::netlink::{Mac, VethEnd};
 use crate::qdisc::Shape;
@@ -14,6 +14,8 @@ use crate::wire::Wire;
 
 /// Prefix length of the network.
 const PREFIX: u8 = 24;
+/// Most bytes that receive offload merges: the kernel's default.
+const SUPER_PACKET: u32 = 65536;
 /// How long the kernel may take to notice that interfaces are up: usually a millisecond.
 const UP_LIMIT: Duration = Duration::from_secs(10);
 
@@ -55,6 +57,7 @@ impl Topology {
         topology.add_bridges()?;
         let cable = Cable {
             shape: topology.shape,
+            to_host: true,
             xdp_at_host: wanted.xdp_on_hosts,
             xdp_at_port: wanted.mode == Mode::Ports,
         };
@@ -161,17 +164,22 @@ impl Topology {
         let mut ends = vec![&link.host, &link.port];
         for end in [&link.host, &link.port] {
             let on = self.offloads;
-            let features = [(GRO, on), (TSO, on), (UDP_SEGMENTATION, on), (TX_CHECKSUM, on)];
+            // A host merges what a cable brings: that is done by software, on any card.
+            let merges = on || (cable.to_host && end.name == link.host.name);
+            let features = [(GRO, merges), (TSO, on), (UDP_SEGMENTATION, on), (TX_CHECKSUM, on)];
             ethtool::set_features(&end.namespace, &end.name, &features)?;
         }
         if let Some((x, y)) = &link.middle {
             ends.extend([x, y]);
+            if !self.offloads {
+                // A veth leaves receive offload out where its other end could send super-packets.
+                ethtool::set_features(&x.namespace, &x.name, &[(TSO, false)])?;
+            }
             // Frames that XDP redirects into a veth are lost if the other end has no receive queue
-            // of its own, which GRO gives it. It must not merge what it receives, though: packets
-            // shall meet faults one by one.
+            // of its own, which GRO gives it.
             let behind = [(x, cable.xdp_at_host), (y, cable.xdp_at_port)];
             for (end, _) in behind.into_iter().filter(|(_, xdp)| *xdp) {
-                take_from_xdp(end)?;
+                take_from_xdp(end, self.offloads)?;
             }
         }
         for end in ends {
@@ -193,7 +201,7 @@ impl Topology {
     /// No such worker, or the system's.
     pub fn serve_on_worker(&self, worker: usize) -> Result<(), Error> {
         match &self.link(worker)?.middle {
-            Some((x, _)) => take_from_xdp(x),
+            Some((x, _)) => take_from_xdp(x, self.offloads),
             None => Ok(()),
         }
     }
@@ -260,6 +268,8 @@ impl Link {
 #[derive(Clone, Copy)]
 pub(super) struct Cable {
     pub(super) shape: Option<Shape>,
+    /// A worker or the aggregator is at the host's end, and no switch.
+    pub(super) to_host: bool,
     /// An XDP program sends at the host's end, at the switch's end.
     pub(super) xdp_at_host: bool,
     pub(super) xdp_at_port: bool,
@@ -324,8 +334,17 @@ impl Station {
     }
 }
 
-/// Lets a veth's end receive what XDP redirects into the other one.
-fn take_from_xdp(end: &End) -> Result<(), Error> {
+/// Lets a veth's end receive what XDP redirects into the other one, and merge it or not.
+fn take_from_xdp(end: &End, merge: bool) -> Result<(), Error> {
     ethtool::set_features(&end.namespace, &end.name, &[(GRO, true)])?;
-    end.namespace.netlink().set_gro_max_size(&end.name, 1)
+    set_merging(end, merge)
+}
+
+/// Whether an end with receive offload makes trains of the UDP packets that XDP sent one by one.
+/// With them they cross the rest of the link whole, as what a stack sends does. Without, it merges
+/// nothing, and packets meet faults one by one.
+pub(super) fn set_merging(end: &End, on: bool) -> Result<(), Error> {
+    ethtool::set_features(&end.namespace, &end.name, &[(UDP_GRO_FORWARDING, on)])?;
+    let bytes = if on { SUPER_PACKET } else { 1 };
+    end.namespace.netlink().set_gro_max_size(&end.name, bytes)
 }

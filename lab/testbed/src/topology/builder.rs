@@ -72,7 +72,8 @@ pub struct Builder {
     /// holds only for what the stack sends. Default: true.
     wire: bool,
     /// Whether super-packets and trains cross the links whole and without checksums, as they do
-    /// between namespaces, or as single packets, as on a cable. Default: true.
+    /// between namespaces, or as single packets, as on a cable. From a cable, hosts merge what they
+    /// receive. Default: true.
     offloads: bool,
     /// How long every link takes for a packet, each direction by itself, besides what its rate
     /// takes; at most [`MAX_DELAY`]. Two hosts on one switch are two links apart, in different

@@ -76,7 +76,7 @@ impl Topology {
         let shape = rate.map(|rate| shape_like(rate, like)).or(self.shape);
         for (pod, switch) in pods.iter().enumerate() {
             let end = Station::PodUplink(pod).end(switch, "up");
-            let cable = Cable { shape, xdp_at_host: true, xdp_at_port: false };
+            let cable = Cable { shape, to_host: false, xdp_at_host: true, xdp_at_port: false };
             self.add_link(end, &middle, &format!("d{pod}"), cable)?;
             switch.netlink().set_bridge("up", "br0")?;
             switch.netlink().add_address("br0", self.pod_addr(pod), 24)?;

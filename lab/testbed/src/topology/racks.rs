@@ -145,7 +145,7 @@ impl Topology {
         let shape = rate.map(|rate| shape_like(rate, like)).or(self.shape);
         for (rack, tor) in tors.iter().enumerate() {
             let end = Station::Uplink(rack).end(tor, "up");
-            let cable = Cable { shape, xdp_at_host: true, xdp_at_port: in_pods };
+            let cable = Cable { shape, to_host: false, xdp_at_host: true, xdp_at_port: in_pods };
             self.add_link(end, &above[rack], &format!("r{rack}"), cable)?;
             tor.netlink().set_bridge("up", "br0")?;
             if rack > 0 {
