@@ -3,8 +3,11 @@
 //!
 //! ATP stands here as its paper has it, over UDP, in user space:
 //!
-//! * A block's slot is a hash of its job and its number ([`Packet::slot`]). The first fragment
-//!   takes the slot if it is free. A fragment that finds another block there goes on to the server.
+//! * A job's blocks go round the slots in an order that a hash of the job gives ([`Packet::slot`]).
+//!   In the authors' program, too, each place in a worker's window has a slot of its own, so only
+//!   blocks of different jobs meet. There a server gives a place that met another job's block a
+//!   new slot, which is not done here. The first fragment takes the slot if it is free. A fragment
+//!   that finds another block there goes on to the server.
 //! * When all workers' fragments of a block are in its slot, their sum goes to the server. The
 //!   server sends the result back through the switch, which frees the slot and sends a copy to each
 //!   worker (NSDI 2021, section 3.2).

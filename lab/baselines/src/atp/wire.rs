@@ -54,10 +54,14 @@ impl Packet {
         u64::MAX >> (64 - self.world as u32)
     }
 
-    /// The slot of its block, of `slots`.
+    /// The slot of its block, of `slots`. A job's blocks go round all slots, in an order of its
+    /// own. So blocks of one job meet in a slot only if they are `slots` apart.
     pub fn slot(&self, slots: usize) -> usize {
-        let key = (u64::from(self.job) << 32) ^ self.block;
-        (SplitMix64::seed_from_u64(key).next_u64() % slots as u64) as usize
+        let slots = slots as u64;
+        let mut random = SplitMix64::seed_from_u64(u64::from(self.job));
+        let (start, step) = (random.next_u64() % slots, random.next_u64() % slots);
+        let step = (step..).find(|step| gcd(*step, slots) == 1).unwrap_or(1) % slots;
+        ((start + step * (self.block % slots)) % slots) as usize
     }
 
     /// Writes the header.
@@ -98,6 +102,14 @@ impl Packet {
         let rank = self.ranks.trailing_zeros() as u8;
         if self.ranks.is_power_of_two() { Some(rank) } else { None }
     }
+}
+
+/// The greatest common divisor.
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// The bit of a rank.

@@ -64,24 +64,40 @@ impl Flow {
         }
     }
 
-    /// A repeated block has its result: losses were real, so the next suspects are repeated.
+    /// A repeated block has its result, so the path works, and the next suspects are repeated.
+    ///
+    /// The first time, the oldest suspect is left out. If results are only late, its result comes
+    /// before those of the others, and shows it ([`Self::were_late`]).
     pub(super) fn recover(&mut self) {
         let Some(recovery) = &mut self.recovery else { return };
+        let first_time = recovery.step == 1;
         recovery.step = (recovery.step * 2).min(self.config.limit);
         let Recovery { suspect_until, step } = *recovery;
+        let suspected = |block: &&mut Block| {
+            let missing = matches!(block.state, State::Sent | State::Awaited);
+            missing && !block.held && block.sent_at <= suspect_until
+        };
+        let mut suspects = self.blocks.iter_mut().filter(suspected).peekable();
+        let oldest = suspects.next_if(|_| first_time);
+        let more = suspects.peek().is_some();
         let mut losses = Losses::default();
-        for block in &mut self.blocks {
-            if losses.count() == step {
-                break;
-            }
-            let suspect = matches!(block.state, State::Sent | State::Awaited);
-            if suspect && !block.held && block.sent_at <= suspect_until {
-                losses.take(block);
-                block.counted = true;
-            }
+        for block in oldest.filter(|_| !more).into_iter().chain(suspects.take(step as usize)) {
+            losses.take(block);
+            block.counted = true;
         }
         self.counters.losses += u64::from(losses.count());
         self.lose(&losses);
+    }
+
+    /// A block that was sent once has its result. If it was a suspect, nothing of that time was
+    /// lost: results were late, and the timer was too early.
+    pub(super) fn were_late(&mut self, block: &Block) {
+        let suspect = |recovery: &mut Recovery| {
+            block.state == State::Sent && block.sent_at <= recovery.suspect_until
+        };
+        if self.recovery.take_if(suspect).is_some() && self.timed_out.take().is_some() {
+            self.window.undo_timeout();
+        }
     }
 
     /// Moves these blocks over to lost.

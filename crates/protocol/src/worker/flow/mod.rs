@@ -12,9 +12,9 @@
 //!   transmissions are here, and it took longer than trips vary, a transmission without result is
 //!   taken for lost and repeated at once.
 //! * **Timer** (RFC 6298, Karn's rule, floor [`Config::rto_min`]): the oldest block is repeated
-//!   alone. Its result shows that the path works and losses were real: then twice as many more are
-//!   repeated, and so on. `PENDING` instead shows a straggler: nothing is lost, and only the
-//!   oldest block is asked for again, ever more slowly.
+//!   alone. Its result shows that the path works: two more are repeated, then twice as many for
+//!   each. One in front of the two is left out: its result ends it if all were only late (as
+//!   F-RTO, RFC 5682). `PENDING` shows a straggler: only the oldest block is asked for again.
 //! * **Lead**: where a vector's parts go over several flows, none may be more than [`LEAD`] blocks
 //!   nearer to its end than the last one ([`Flow::hold_back`]). The links are shared: if one flow
 //!   is ahead, another is behind, and at the end the latter's links alone would be busy.
@@ -288,10 +288,11 @@ impl Flow {
             self.window.handle_result(self.in_use() + 1);
         }
         if let Some(trip) = trip {
-            // A trip that is many times the shortest waited for another worker's timer, not for a
-            // queue, which lengthens all trips. Taken as it is it would lengthen this worker's
-            // timer, for which the others then wait: under loss all would end at their longest.
-            self.rtt.sample(trip.min(self.shortest.with(trip) * TRIP_SPREAD));
+            self.were_late(&was);
+            // A longer trip waited for another worker's timer (a queue lengthens all trips). It
+            // would lengthen this one's, for which the others wait: all would end at the longest.
+            let longest = (self.shortest.with(trip) * TRIP_SPREAD).min(self.rtt.timeout(0));
+            self.rtt.sample(trip.min(longest));
             if was.transmission + REORDER >= self.newest_result {
                 // Not overtaken, so it waited for nobody's repetition.
                 self.smooth_trips.sample(trip);

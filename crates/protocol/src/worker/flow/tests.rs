@@ -1,5 +1,6 @@
 //! The flow alone, then several flows around the slot machine on a simulated network.
 
+mod queues;
 mod solo;
 
 use std::collections::BTreeMap;
@@ -98,6 +99,23 @@ fn anothers_timer_does_not_lengthen_this_one() {
     assert!(timer < MS * 2, "{timer:?}");
 }
 
+/// A trip beyond the timer counts as one that the timer ended: the timer grows by a step.
+#[test]
+fn a_trip_beyond_the_timer_lengthens_it_little() {
+    let mut flow = Flow::new(CONFIG);
+    let mut now = US;
+    for trip in [MS; 100].into_iter().chain([MS * 7]) {
+        let EpochBlock(block) = flow.extend(1, CallRole::All);
+        assert_eq!(send_all(&mut flow, now), [block]);
+        assert!(flow.handle_result(EpochBlock(block), now + trip));
+        now += trip + US;
+    }
+    flow.extend(1, CallRole::All);
+    send_all(&mut flow, now);
+    let timer = flow.poll_timeout().expect("a block is under way") - now;
+    assert!((MS * 2..MS * 3).contains(&timer), "{timer:?}");
+}
+
 #[test]
 fn the_timer_asks_for_the_oldest_and_then_for_more() {
     let mut flow = Flow::new(CONFIG);
@@ -109,9 +127,46 @@ fn the_timer_asks_for_the_oldest_and_then_for_more() {
     flow.handle_timeout(first);
     assert_eq!(send_all(&mut flow, first), [0]);
     flow.handle_result(EpochBlock(0), first + US);
-    assert_eq!(send_all(&mut flow, first + US), [1, 2]);
-    flow.handle_result(EpochBlock(1), first + US * 2);
-    assert_eq!(send_all(&mut flow, first + US * 2), [3, 4, 5, 6]);
+    assert_eq!(send_all(&mut flow, first + US), [2, 3], "1 would be here if it were late");
+    flow.handle_result(EpochBlock(2), first + US * 2);
+    assert_eq!(send_all(&mut flow, first + US * 2), [1, 4, 5, 6]);
+}
+
+/// Results come in the order of blocks, as they wait in a queue. The first one that was not asked
+/// for again ends repetition.
+#[test]
+fn late_results_are_not_asked_for() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(40, CallRole::All);
+    send_all(&mut flow, Duration::ZERO);
+    let before = flow.window();
+    let now = flow.poll_timeout().expect("blocks are under way");
+    flow.handle_timeout(now);
+    assert_eq!(send_all(&mut flow, now), [0]);
+    flow.handle_result(EpochBlock(0), now + US * 300);
+    assert_eq!(send_all(&mut flow, now + US * 300), [2, 3]);
+    flow.handle_result(EpochBlock(1), now + US * 600);
+    assert!(flow.window() >= before, "{} of {before}", flow.window());
+    assert_eq!(send_all(&mut flow, now + US * 600), [16, 17]);
+    for block in 2..16 {
+        let now = now + US * 300 * (block + 1);
+        flow.handle_result(EpochBlock(block.into()), now);
+        assert!(send_all(&mut flow, now).iter().all(|sent| *sent > 17), "behind {block}");
+    }
+    assert_eq!(flow.counters().timer_retransmissions, 3);
+}
+
+/// A block alone behind the oldest one is asked for: no result before it would come.
+#[test]
+fn the_last_suspect_is_not_left_out() {
+    let mut flow = Flow::new(CONFIG);
+    flow.extend(2, CallRole::All);
+    send_all(&mut flow, Duration::ZERO);
+    let now = flow.poll_timeout().expect("blocks are under way");
+    flow.handle_timeout(now);
+    assert_eq!(send_all(&mut flow, now), [0]);
+    flow.handle_result(EpochBlock(0), now + US);
+    assert_eq!(send_all(&mut flow, now + US), [1]);
 }
 
 #[test]
