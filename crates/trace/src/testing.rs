@@ -101,6 +101,11 @@ impl World {
         self.ranks[rank].calls.last_mut().expect("it has called")
     }
 
+    /// Changes all calls of a rank.
+    pub(crate) fn every(&mut self, rank: usize, change: impl Fn(&mut Call)) {
+        self.ranks[rank].calls.iter_mut().for_each(change);
+    }
+
     /// These begin a call that does not end, and the others do not come to it.
     pub(crate) fn hang(&mut self, ranks: &[usize]) {
         for rank in ranks {

@@ -97,3 +97,106 @@ fn a_call_in_two_files_of_a_rank_counts_once() {
     assert!(found[0].ranks.iter().all(|rank| rank.calls == 6), "{found:?}");
     assert_eq!(plain(3, 5).describe(), "all-reduce (sum) of 1000 f32");
 }
+
+#[test]
+fn nobody_is_late_by_a_clock_that_nobody_knows() {
+    let mut world = four();
+    well(&mut world, 5);
+    for rank in 0..4 {
+        world.every(rank, |call| call.what = "broadcast from 0".into());
+    }
+    // Its host's time of day is wrong.
+    world.source(2).realtime_ns += 900 * MS;
+    let found = of(&world);
+    assert!(found.late.is_empty(), "{found:?}");
+    assert!(found.ranks[1..].iter().all(|rank| rank.clock == Basis::TimeOfDay), "{found:?}");
+    assert!(found.notes.iter().any(|note| note.contains("the time of day")), "{found:?}");
+}
+
+#[test]
+fn a_rank_is_late_only_by_more_than_its_clock_may_be_wrong() {
+    let late_by = |ms: u64| {
+        let mut world = four();
+        // Calls of 100 ms bound clocks to 100 ms.
+        for _ in 0..10 {
+            world.call(&[0; 4], 100 * MS);
+        }
+        world.call(&[0, 0, ms * MS, 0], 100 * MS);
+        let found = of(&world);
+        found.late.iter().map(|late| late.rank).collect::<Vec<_>>()
+    };
+    assert_eq!((late_by(150), late_by(400)), (vec![], vec![2]));
+}
+
+#[test]
+fn ranks_of_one_place_on_their_hosts_share_a_digest() {
+    let of_digests = |digests: [u64; 4]| {
+        let mut world = four();
+        world.call(&[0; 4], 30_000);
+        for (rank, digest) in digests.into_iter().enumerate() {
+            let source = world.source(rank);
+            (source.local_rank, source.local_size) = (rank as u16 % 2, 2);
+            world.last(rank).digest = digest;
+        }
+        of(&world).differs.len()
+    };
+    assert_eq!((of_digests([5, 6, 5, 6]), of_digests([5, 6, 5, 7])), (0, 1));
+}
+
+#[test]
+fn of_several_late_ranks_those_are_named_that_most_others_waited_for() {
+    let mut world = four();
+    well(&mut world, 3);
+    world.call(&[0, 500 * MS, 1000 * MS, 1500 * MS], 30_000);
+    let late: Vec<u16> = of(&world).late.iter().map(|late| late.rank).collect();
+    assert_eq!(late, [3, 2]);
+}
+
+#[test]
+fn two_against_two_are_told_without_a_culprit() {
+    let mut world = four();
+    world.call(&[0; 4], 30_000);
+    (2..4).for_each(|rank| world.last(rank).len = 999);
+    let found = of(&world);
+    assert!(found.differs[0].odd.is_empty(), "{found:?}");
+    assert!(found.to_string().contains("the ranks called different things"), "{found}");
+}
+
+#[test]
+fn of_two_files_of_a_rank_the_one_that_saw_it_stopped_counts() {
+    let mut world = four();
+    world.call(&[0; 4], 1200 * MS);
+    let mut files = world.files();
+    world.last(1).gap = 1150 * MS;
+    files.extend(world.files());
+    let all = of_one_run(&files).expect("one run");
+    let found = diagnose(&all, &clocks(&all), 100 * MS).swap_remove(0);
+    let [late] = &found.late[..] else { panic!("{found:?}") };
+    assert_eq!((late.rank, late.how), (1, How::DidNotRun));
+}
+
+#[test]
+fn the_worst_ten_calls_of_a_rank_are_listed_and_all_are_counted() {
+    let mut world = four();
+    well(&mut world, 3);
+    for call in 0..12 {
+        world.call(&[0, 0, 0, (200 + call) * MS], 30_000);
+    }
+    let found = of(&world);
+    assert_eq!((found.late.len(), found.late_calls), (10, 12));
+    assert!(found.late.iter().all(|late| late.by_ms > 201.5), "{found}");
+    assert!(found.to_string().contains("and 2 more"), "{found}");
+}
+
+#[test]
+fn a_rank_without_a_file_is_named() {
+    let mut world = four();
+    well(&mut world, 2);
+    let mut files = world.files();
+    files.pop();
+    let all = of_one_run(&files).expect("one run");
+    let found = diagnose(&all, &clocks(&all), 100 * MS).swap_remove(0);
+    assert_eq!(found.without_file, [3]);
+    assert!(found.to_string().contains("NO FILE  rank 3: died before"), "{found}");
+    assert!(found.notes.contains(&"3 of 4 ranks have a file".to_owned()), "{found:?}");
+}
