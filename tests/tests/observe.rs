@@ -224,7 +224,7 @@ fn what_idle_jobs_cost() {
     const JOBS: usize = 48;
     const TIME: Duration = Duration::from_secs(10);
     let slots = (JOBS * 1024).to_string();
-    let lab = Lab::start_with(network(2, "ports"), "xdp", &["--http", HTTP, "--slots", &slots]);
+    let lab = Lab::start_with(network(2, "ports"), "xdp", &["--slots", &slots]);
     let jobs: Vec<_> = (0..JOBS)
         .map(|number| {
             let workers = lab.connect(&format!("job {number}"), 2, |settings| settings);

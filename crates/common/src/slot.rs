@@ -114,8 +114,8 @@ impl Pool {
     }
 }
 
-/// Of this many blocks, the time of one is measured; of a smaller pool's, that of one a pool. A
-/// clock costs a packet more than the rest of admission.
+/// Of this many blocks, the time of one is measured; of a smaller pool's, that of one a pool. Most
+/// packets then read no clock.
 pub const TIMED_EVERY: u32 = 16;
 
 /// One member's packet for one block, or the parent's, admitted by [`crate::admission`].
