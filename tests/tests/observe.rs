@@ -215,3 +215,29 @@ fn what_a_scrape_each_second_costs() {
         }
     }
 }
+
+/// What 48 jobs that do nothing cost a daemon that looks at them five times a second.
+#[test]
+#[ignore = "a measurement, of 20 seconds"]
+fn what_idle_jobs_cost() {
+    need_root!();
+    const JOBS: usize = 48;
+    const TIME: Duration = Duration::from_secs(10);
+    let slots = (JOBS * 1024).to_string();
+    let lab = Lab::start_with(network(2, "ports"), "xdp", &["--slots", &slots]);
+    let jobs: Vec<_> = (0..JOBS)
+        .map(|number| {
+            let workers = lab.connect(&format!("job {number}"), 2, |settings| settings);
+            check_sums(&workers, 1000);
+            workers
+        })
+        .collect();
+    sleep(Duration::from_secs(2));
+    let daemon = lab.daemon.as_ref().expect("it runs");
+    let before = daemon.cpu_time();
+    sleep(TIME);
+    let after = daemon.cpu_time();
+    let metrics = get(lab.topology.aggregator(), HTTP, "/metrics").expect("it is served");
+    let look = metrics.lines().find(|line| line.starts_with("xdp_agg_look_duration"));
+    println!("{} jobs, {TIME:?}: {before:?} to {after:?}; {}", jobs.len(), look.unwrap_or(""));
+}

@@ -165,6 +165,13 @@ fn the_page_names_who_is_waited_for() {
     browser.type_into(".job summary", "\u{e007}");
     browser.wait(".rank-late", stopped, LIMIT, |text| text.contains("▲ late"));
     assert!(browser.text(".rank-late").contains(&address.to_string()));
+    let took = |text: &str| text.contains("a block takes ") && text.contains("one in 100 ");
+    browser.wait(".facts", stopped, LIMIT, took);
+    // The others repeat what they have sent; the stopped rank does not.
+    let again = "return [...document.querySelectorAll('td.again')].map((cell) => cell.innerText)";
+    let counts = browser.run(again);
+    let counts = strings(&counts);
+    assert!(counts.len() == 3 && counts[0] != "0" && counts[0] != "–", "{counts:?}");
     check_readable(&browser);
 
     workers[2].process.signal(libc::SIGCONT).expect("it is there");

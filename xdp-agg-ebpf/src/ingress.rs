@@ -1,5 +1,7 @@
 //! A packet that came in: which job it is for, whether it is admitted, and what becomes of it.
 
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_spin_lock, bpf_spin_unlock};
 use aya_ebpf::{bindings::xdp_action, programs::XdpContext};
@@ -248,9 +250,17 @@ fn answer_contribution(
         report(&Refusal { reason, ..*refusal });
     } else {
         hear(member);
+        if outcome.verdict.is_repetition(c.asks) {
+            // SAFETY: a live map value. Other CPUs may count the same member's. The result is not
+            // used.
+            unsafe {
+                let repetitions = &raw mut (*member).repetitions;
+                atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(repetitions, 1);
+            }
+        }
         let moved = Came::of(ctx, packet)?.learn_member(member);
         count(header.job, |counters| {
-            counters.note(outcome.verdict, c.asks, pool);
+            counters.note(&outcome, c.asks, pool);
             counters.moves += u64::from(moved);
         });
     }

@@ -96,7 +96,7 @@ pub struct Slot {
     pub lock: bpf_spin_lock,
     pad: u32,
     pub state: SlotState,
-    pad2: [u64; 2],
+    pad2: u64,
     pub lanes: [Chunk; MAX_CHUNKS],
 }
 

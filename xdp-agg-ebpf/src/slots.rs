@@ -2,6 +2,7 @@
 
 use core::hint::black_box;
 
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::helpers::{bpf_spin_lock, bpf_spin_unlock};
 use xdp_agg_common::admission::Reply;
 use xdp_agg_common::answer::{Reaction, take_reply};
@@ -21,6 +22,9 @@ pub fn locked(
 ) -> Option<(Pool, Outcome)> {
     let members = conf.members;
     let (pool, slot) = slot_of(conf, c.block)?;
+    // No helper may be called under the lock.
+    // SAFETY: the helper takes nothing.
+    let now = if pool.is_timed(c.block) { unsafe { bpf_ktime_get_ns() } } else { 0 };
     // The packet was cut to its length before, so the payload ends where the frame ends.
     let mut payload = packet.payload();
     // SAFETY: a live map value. Under its lock this program is alone with it; user space reads it
@@ -29,7 +33,7 @@ pub fn locked(
     unsafe {
         bpf_spin_lock(&raw mut (*slot).lock);
         let held = (&mut (*slot).state, &mut (&mut (*slot).lanes)[..]);
-        let outcome = take_in(held, pool, members, c, &mut payload);
+        let outcome = take_in(held, pool, members, (c, now), &mut payload);
         bpf_spin_unlock(&raw mut (*slot).lock);
         // Otherwise the compiler carries parts of it through the loop over the lanes. That takes a
         // tenth longer, and the verifier refuses a part that is undefined.

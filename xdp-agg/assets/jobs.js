@@ -3,7 +3,7 @@
 import { $, attribute, classes, element, keyed, lines, say, show } from "./dom.js";
 import { bar, strip } from "./draw.js";
 import { host } from "./model.js";
-import { STATES, count, duration, list, many, perSecond, share } from "./words.js";
+import { STATES, brief, count, duration, list, many, perSecond, share } from "./words.js";
 
 /** How a job does, in words after a mark. */
 function stateOf(job) {
@@ -46,6 +46,7 @@ function rankTable(details, job) {
       ["Block", "n blocks"],
       ["Behind", "n"],
       ["Wait", "n"],
+      ["Again", "n again"],
       ["Heartbeat", "n heartbeat"],
     ];
     const head = element("tr", "");
@@ -77,6 +78,8 @@ function rankTable(details, job) {
     `${count(job.resends)} results sent again`,
     `${count(job.rejected)} refused`,
   ];
+  const { p50_seconds: median, p99_seconds: slow } = job.completion;
+  if (median !== null) facts.push(`a block takes ${brief(median)}, one in 100 ${brief(slow)}`);
   if (job.mode) facts.push(`results by ${job.mode}`);
   if (job.reforms)
     facts.push(`formed again ${job.reforms === 1 ? "once" : `${count(job.reforms)} times`}`);
@@ -110,13 +113,14 @@ function rankTable(details, job) {
         element("td", "n blocks"),
         lag,
         element("td", "n"),
+        element("td", "n again"),
         element("td", "n heartbeat"),
       );
     },
     (row, rank) => {
       const [mark, words] = STATES[rank.state] ?? ["?", rank.state];
       classes(row, `rank-${rank.state}`);
-      const [, address, state, blocks, lag, waited, heartbeat] = row.children;
+      const [, address, state, blocks, lag, waited, again, heartbeat] = row.children;
       if (address.whole !== rank.address) {
         address.whole = rank.address;
         const name = host(rank.address);
@@ -131,6 +135,7 @@ function rankTable(details, job) {
         bar(lag.canvas, 1 - rank.near, rank.state === "late" ? "late" : "soft");
       }
       say(waited, rank.lag_seconds > 0 ? duration(rank.lag_seconds) : "–");
+      say(again, count(rank.repetitions));
       const beat = rank.heartbeat_seconds;
       say(heartbeat, beat === null ? "–" : `${duration(beat)} ago`);
     },

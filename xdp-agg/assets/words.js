@@ -53,6 +53,18 @@ export function duration(seconds) {
   return said.join(" ");
 }
 
+/** A short time: `85 µs`, `3.2 ms`, `1.5 s`. */
+export function brief(seconds) {
+  if (seconds === null) return "–";
+  const [n, unit] =
+    seconds < 1e-3
+      ? [seconds * 1e6, "µs"]
+      : seconds < 1
+        ? [seconds * 1e3, "ms"]
+        : [seconds, "s"];
+  return `${n.toFixed(n < 9.95 ? 1 : 0)} ${unit}`;
+}
+
 /** The time of day at this computer. */
 export function clock(unixMs) {
   const at = new Date(unixMs);

@@ -180,15 +180,22 @@ pub(crate) fn start(
 
 /// Tells Python of a call's end on a thread of the pool: `done(None, report)`, or
 /// `done(exception, None)`. `keep` is held until then.
-pub(crate) fn tell(open: &Open, handle: &Handle, done: Py<PyAny>, keep: Py<PyAny>) {
+pub(crate) fn tell(open: &Arc<Open>, handle: &Handle, done: Py<PyAny>, keep: Py<PyAny>) {
     let (pool, world) = (open.pool().clone(), open.world());
+    // A call must not keep its communicator from being forgotten.
+    let open = Arc::downgrade(open);
     handle.flight().on_done(move |result| {
         let result = result.clone();
         pool.give(Box::new(move |py| {
             let called = match result {
                 Ok(outcome) => done.call1(py, (py.None(), Report::new(outcome, world.size))),
                 Err(error) => {
-                    let error = exception_in(py, &error, world).into_value(py);
+                    let raised = exception_in(py, &error, world);
+                    let raised = match open.upgrade() {
+                        Some(open) => with_recording(py, raised, &open),
+                        None => raised,
+                    };
+                    let error = raised.into_value(py);
                     done.call1(py, (error, py.None()))
                 }
             };
@@ -281,11 +288,13 @@ pub(crate) fn report(
 
 /// What a call brought, or its error as an exception that names the file with the calls before it.
 fn outcome<T>(py: Python<'_>, result: Result<T, Error>, open: &Open) -> PyResult<T> {
-    result.map_err(|error| {
-        let raised = exception_in(py, &error, open.world());
-        match open.caller(py).map(|caller| caller.communicator().flight_file()) {
-            Ok(Some(file)) => noting(py, raised, &file),
-            _ => raised,
-        }
-    })
+    result.map_err(|error| with_recording(py, exception_in(py, &error, open.world()), open))
+}
+
+/// The same exception, with a note of the communicator's flight recording if there is one.
+fn with_recording(py: Python<'_>, raised: PyErr, open: &Open) -> PyErr {
+    match open.caller(py).map(|caller| caller.communicator().flight_file()) {
+        Ok(Some(file)) => noting(py, raised, &file),
+        _ => raised,
+    }
 }

@@ -61,19 +61,44 @@ def test_torchrun_with_a_trace(daemon: str, tmp_path: Path) -> None:
     assert (job["differs"], job["stopped"], job["hangs"]) == ([], [], [])
 
 
-def test_a_failed_call_names_its_recording(workers: Workers, tmp_path: Path) -> None:
+#: How a call's failure is told: it is raised, by a call or by a wait, or a function is called with
+#: it, as PyTorch's backend has it.
+FAILS = {
+    "a call": "error = raised(lambda: communicator.all_reduce(array))",
+    "a wait": "error = raised(communicator.start(array).wait)",
+    "a function": """
+ends = queue.Queue()
+communicator._start(
+    "all_reduce", "sum", array.ctypes.data, array.size, "float32", None, None,
+    lambda error, report: ends.put(error), array,
+)
+error = ends.get(timeout=60)
+""",
+}
+
+
+@pytest.mark.parametrize("way", FAILS)
+def test_a_failed_call_names_its_recording(workers: Workers, tmp_path: Path, way: str) -> None:
     """The exception has a note with the file, which tells what each rank called."""
-    script = """
+    script = f"""
+import queue
+
+def raised(call):
+    try:
+        call()
+    except xdp_agg.CallMismatch as error:
+        return error
+
 communicator = xdp_agg.Communicator()
 communicator.all_reduce(np.ones(100, np.float32))
 assert '"call":0' in communicator.flight_recording()
 assert communicator.flight_file is None
 assert communicator.trace_file is None
-try:
-    communicator.all_reduce(np.ones(1000 + rank, np.float32))
-except xdp_agg.CallMismatch as error:
-    print("\\n".join(error.__notes__))
-    print(communicator.flight_file)
+array = np.ones(1000 + rank, np.float32)
+{FAILS[way]}
+assert isinstance(error, xdp_agg.CallMismatch), error
+print("\\n".join(error.__notes__))
+print(communicator.flight_file)
 """
     job_of = workers.start(script, env={"XDP_AGG_FLIGHT_DIR": str(tmp_path)})
     files = []

@@ -246,6 +246,7 @@ mod tests {
         ifindex: 1,
         mac: [0; 6],
         local_mac: [0; 6],
+        repetitions: 0,
     };
     const SOURCE: Source = Source { addr: 0x0a00_0002, port: 4000 };
     const HEADER: Header = Header {

@@ -87,26 +87,25 @@ pub fn take_reply(
 impl JobCounters {
     /// Counts a contribution or a question (`asks`) that was not refused.
     #[inline(always)]
-    pub fn note(&mut self, verdict: Verdict, asks: bool, pool: Pool) {
+    pub fn note(&mut self, outcome: &Outcome, asks: bool, pool: Pool) {
+        let verdict = outcome.verdict;
+        self.duplicates += verdict.is_repetition(asks) as u64;
         match verdict {
             Verdict::Store { complete } | Verdict::Add { complete } => {
                 self.contributions += 1;
                 self.blocks += complete as u64;
                 self.forwards += (complete && pool.forwards()) as u64;
+                // A block that its first contribution completes takes no time.
+                if outcome.timed != 0 && matches!(verdict, Verdict::Add { complete: true }) {
+                    self.times.note(outcome.timed);
+                }
             }
             Verdict::Resend => {
-                self.duplicates += !asks as u64;
                 self.resends += 1;
                 self.copies += 1;
             }
-            Verdict::Pending => {
-                self.duplicates += !asks as u64;
-                self.pendings += 1;
-            }
-            Verdict::Forward => {
-                self.duplicates += 1;
-                self.forwards_again += 1;
-            }
+            Verdict::Pending => self.pendings += 1,
+            Verdict::Forward => self.forwards_again += 1,
             Verdict::Stale => self.stale += 1,
             Verdict::Reject(_) => {}
         }
@@ -159,15 +158,20 @@ mod tests {
             (Verdict::Reject(Reject::Mismatch), ROOT, Reaction::Mismatch, zero),
         ];
         for (verdict, pool, reaction, counted) in rows {
-            let outcome = Outcome { verdict, seen: 0b101, flags: 1, tag: 9 };
+            let outcome = Outcome { verdict, seen: 0b101, flags: 1, tag: 9, timed: 0 };
             assert_eq!(outcome.reaction(pool), reaction, "{verdict:?}");
             let word = if verdict == Verdict::Pending { 0b101 } else { 9 };
             assert_eq!(outcome.word(), word, "the ranks, or the tag of the first one");
             let mut counters = zero;
-            counters.note(verdict, false, pool);
+            counters.note(&outcome, false, pool);
             assert_eq!(counters, counted, "{verdict:?}");
+            let mut timed = zero;
+            timed.note(&Outcome { timed: 5000, ..outcome }, false, pool);
+            let (completes, count) = (verdict == add(true), u64::from(timed.times.nanos == 5000));
+            assert_eq!((timed.times.total(), count), (completes.into(), completes.into()));
+            assert_eq!(timed.duplicates == 1, verdict.is_repetition(false), "{verdict:?}");
             let mut asked = zero;
-            asked.note(verdict, true, pool);
+            asked.note(&outcome, true, pool);
             if matches!(verdict, Verdict::Resend | Verdict::Pending) {
                 assert_eq!(asked, JobCounters { duplicates: 0, ..counted }, "a question");
             }

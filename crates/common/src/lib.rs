@@ -6,6 +6,7 @@
 //! * [`lanes`]: the payload: biased 32-bit lanes, added two at a time.
 //! * [`slot`]: the slot machine: which packet is new, a repetition, stale or wrong.
 //! * [`answer`]: what goes out for a packet, and what is counted.
+//! * [`times`]: how long blocks take, as a histogram.
 //! * [`copies`]: which blocks of a broadcast the root alone contributes.
 //! * [`admission`]: which packets may touch a slot at all.
 //! * [`maps`]: the layout of what the kernel program and the daemon share in BPF maps.
@@ -32,4 +33,5 @@ mod pod;
 #[cfg(feature = "control")]
 pub mod reform;
 pub mod slot;
+pub mod times;
 pub mod wire;

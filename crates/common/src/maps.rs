@@ -5,6 +5,7 @@
 //! data path alone writes the learned half of both, slots and counters.
 
 use crate::slot::SlotState;
+use crate::times::Times;
 use crate::wire::MAX_WORKERS;
 
 /// Most jobs at a time on one aggregator. Each has a device map, and a kernel program may use 64
@@ -171,6 +172,9 @@ pub struct Member {
     pub mac: [u8; 6],
     /// The address that this packet was sent to: ours.
     pub local_mac: [u8; 6],
+    /// Contributions in this epoch that came again. Written by the data path: an honest member of
+    /// a network without loss has none.
+    pub repetitions: u64,
 }
 
 /// How far a job is with its quota of packets: the generic cell rate algorithm (ITU-T I.371).
@@ -297,6 +301,8 @@ pub struct JobCounters {
     pub relays: u64,
     /// Refused packets by [`Reject`].
     pub rejects: [u64; Reject::COUNT],
+    /// How long timed blocks took to complete.
+    pub times: Times,
 }
 
 impl JobCounters {
@@ -318,6 +324,7 @@ impl JobCounters {
             late,
             relays,
             rejects,
+            times,
         } = other;
         self.contributions += contributions;
         self.blocks += blocks;
@@ -336,6 +343,7 @@ impl JobCounters {
         for (mine, theirs) in self.rejects.iter_mut().zip(rejects) {
             *mine += theirs;
         }
+        self.times.merge(times);
     }
 }
 
@@ -389,7 +397,7 @@ pub struct SlotHead {
     /// The slot machine's state.
     pub state: SlotState,
     /// Zero; puts the lanes on a cache line of their own.
-    pub pad2: [u64; 2],
+    pub pad2: u64,
 }
 
 /// Bytes of a slot in the kernel's table.
@@ -401,7 +409,7 @@ pub const QUOTA_LEN: usize = size_of::<Quota>();
 /// Changes with the layout of the maps: what was pinned with another one cannot be used.
 pub const LAYOUT: u64 = {
     /// To be raised where a value's meaning changes and no size does.
-    const REVISION: usize = 6;
+    const REVISION: usize = 7;
     let parts = [
         REVISION,
         SLOT_LEN,
@@ -429,7 +437,7 @@ pub const LAYOUT: u64 = {
 
 const _: () = assert!(size_of::<SlotHead>() == 64);
 const _: () = assert!(size_of::<JobConf>() == 56);
-const _: () = assert!(size_of::<Member>() == 32);
+const _: () = assert!(size_of::<Member>() == 40);
 const _: () = assert!(size_of::<Uplink>() == 28);
 const _: () = assert!(size_of::<Quota>() == 16);
 const _: () = assert!(size_of::<Event>() == 24);

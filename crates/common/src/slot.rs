@@ -103,7 +103,20 @@ impl Pool {
     pub const fn slot_of(self, block: u64) -> u32 {
         (block & (self.slots - 1) as u64) as u32
     }
+
+    /// Whether the time that this block takes is measured: that of the last slot of every
+    /// [`TIMED_EVERY`]. These are not the blocks of a broadcast to which all contribute
+    /// ([`crate::copies::is_full`]): their members wait for one another by intent.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_timed(self, block: u64) -> bool {
+        (self.slot_of(block) + 1) & (self.slots - 1) & (TIMED_EVERY - 1) == 0
+    }
 }
+
+/// Of this many blocks, the time of one is measured; of a smaller pool's, that of one a pool. Most
+/// packets then read no clock.
+pub const TIMED_EVERY: u32 = 16;
 
 /// One member's packet for one block, or the parent's, admitted by [`crate::admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +166,9 @@ pub struct SlotState {
     pub settled: u8,
     /// Zero.
     pub pad: [u8; 6],
+    /// Of a block that is timed ([`Pool::is_timed`]): when its first contribution was taken in, in
+    /// nanoseconds; once the last one is, how long that took. 0: it is not timed.
+    pub timed: u64,
 }
 
 /// What the caller does with the packet and the slot's lanes.
@@ -219,6 +235,7 @@ impl SlotState {
             asker: 0,
             settled: 0,
             pad: [0; 6],
+            timed: 0,
         };
         Verdict::Store { complete: self.is_complete(members) }
     }
@@ -241,6 +258,23 @@ impl SlotState {
         // The asker holds the results before the generation that the slot holds, or waits for.
         let next = if known { self.block + slots } else { c.block & (slots - 1) };
         if c.block == next { Verdict::Pending } else { Verdict::Reject(Reject::Window) }
+    }
+
+    /// Notes when a timed block began or how long it took, after the contribution that `verdict`
+    /// is about. `now` is the time when that packet came, in nanoseconds; 0: it is not timed.
+    #[inline(always)]
+    fn time(&mut self, verdict: Verdict, now: u64) {
+        if now == 0 {
+            return;
+        }
+        match verdict {
+            Verdict::Store { .. } => self.timed = now,
+            // Another CPU may have read its clock later and been here before.
+            Verdict::Add { complete: true } if self.timed != 0 => {
+                self.timed = now.saturating_sub(self.timed).max(1);
+            }
+            _ => {}
+        }
     }
 
     /// A contribution to the block that the slot holds.
@@ -378,26 +412,43 @@ pub struct Outcome {
     pub flags: u8,
     /// Tag of the first contribution.
     pub tag: u16,
+    /// [`SlotState::timed`]: of a block that this packet has completed, how long that took.
+    pub timed: u64,
+}
+
+impl Verdict {
+    /// Whether the packet is one that a member has sent before. A question (`asks`) is none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_repetition(self, asks: bool) -> bool {
+        match self {
+            Self::Resend | Self::Pending => !asks,
+            Self::Forward => true,
+            Self::Store { .. } | Self::Add { .. } | Self::Stale | Self::Reject(_) => false,
+        }
+    }
 }
 
 /// The critical section of a slot: asks the slot machine and moves the lanes. The packet holds the
 /// sum afterwards where the verdict says that the sum goes out. The caller holds the slot's lock
-/// around the whole of it: state and lanes belong together.
+/// around the whole of it: state and lanes belong together. `now` is when the packet came, in
+/// nanoseconds of a clock that does not go back; 0: its block is not timed ([`Pool::is_timed`]).
 #[inline(always)]
 pub fn take_in(
     (state, lanes): (&mut SlotState, &mut [Chunk]),
     pool: Pool,
     members: u64,
-    c: &Contribution,
+    (c, now): (&Contribution, u64),
     packet: &mut (impl Payload + ?Sized),
 ) -> Outcome {
     let verdict = state.contribute(pool, members, c);
+    state.time(verdict, now);
     move_lanes(lanes, packet, verdict, c.reduction);
     // Nobody has contributed to a block that is asked for too early.
     let seen = if c.asks { 0 } else { state.seen };
     // Read behind the loop over the lanes, which the kernel program runs faster with nothing to
     // carry through it.
-    Outcome { verdict, seen, flags: state.flags, tag: state.tag }
+    Outcome { verdict, seen, flags: state.flags, tag: state.tag, timed: state.timed }
 }
 
 /// As [`take_in`], for the parent's result: see [`SlotState::deliver`]. The packet holds the result

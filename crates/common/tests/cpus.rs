@@ -71,7 +71,7 @@ impl Slot {
         let mut packet = [Chunk::default(); 1];
         packet[0][0] = Lane::new(worth(rank, block));
         let mut whole = |(state, lanes): &mut (SlotState, [Chunk; 1])| {
-            take_in((state, lanes), POOL, self.members, &c, &mut packet[..]).verdict
+            take_in((state, lanes), POOL, self.members, (&c, 0), &mut packet[..]).verdict
         };
         let verdict = match care {
             Care::Locked => self.locked(whole),

@@ -89,7 +89,7 @@ impl Slot {
             Packet::Member(rank, block) => {
                 let mut bytes = put(worth(rank, block));
                 let outcome = self.locked(|Held { state, lanes }| {
-                    take_in((state, lanes), POOL, MEMBERS, &of(rank, block), &mut bytes[..])
+                    take_in((state, lanes), POOL, MEMBERS, (&of(rank, block), 0), &mut bytes[..])
                 });
                 Fate::Said(outcome.verdict, bytes[0][0].bits())
             }

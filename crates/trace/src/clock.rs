@@ -255,4 +255,51 @@ mod tests {
         assert_eq!((clock.basis, clock.error_ns), (Basis::TimeOfDay, None));
         assert_eq!(clock.ahead_ns, 5e9);
     }
+
+    /// The second rank's clock, 7 s ahead, after calls that `change` has changed; and by how much
+    /// it is wrong.
+    fn found(change: impl Fn(&mut World)) -> (Clock, u64) {
+        let ahead = 7_000 * MS as i64;
+        let mut world = World::new(2);
+        world.ahead(1, ahead);
+        for _ in 0..10 {
+            world.call(&[0, 20_000], 50_000);
+            change(&mut world);
+        }
+        let files = world.files();
+        let all: Vec<&Recording> = files.iter().flat_map(|file| &file.recordings).collect();
+        let clock = clocks(&all)[1];
+        (clock, worst(&clock, |_| ahead, [world.now()].into_iter()))
+    }
+
+    fn later(call: &mut Call, nanos: u64) {
+        call.last_result = call.last_result.map(|at| at + nanos);
+        call.ended = call.ended.map(|at| at + nanos);
+    }
+
+    #[test]
+    fn a_rank_whose_results_take_longer_is_not_taken_for_ahead() {
+        let (clock, off) = found(|world| later(world.last(1), 50 * MS));
+        assert!(off < MS && clock.error_ns.is_some_and(|error| error < MS), "{off} {clock:?}");
+    }
+
+    #[test]
+    fn the_first_result_bounds_a_clock_however_long_the_call() {
+        let (clock, off) = found(|world| (0..2).for_each(|rank| later(world.last(rank), 50 * MS)));
+        assert!(off < MS && clock.error_ns.is_some_and(|error| error < MS), "{off} {clock:?}");
+    }
+
+    #[test]
+    fn a_broadcast_says_nothing_of_clocks() {
+        let (clock, off) = found(|world| {
+            // Its root is done long before the other rank comes.
+            world.call(&[0, 500 * MS], 50_000);
+            let root = world.last(0);
+            let done = Some(root.made + 60_000);
+            (root.first_result, root.last_result, root.ended) = (done, done, done);
+            (0..2).for_each(|rank| world.last(rank).what = "broadcast from 0".into());
+        });
+        assert!(off < MS && clock.error_ns.is_some_and(|error| error < MS), "{off} {clock:?}");
+        assert_eq!(clock.calls, 10);
+    }
 }

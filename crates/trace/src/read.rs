@@ -292,3 +292,6 @@ pub fn of_one_run(files: &[File]) -> Result<Vec<&Recording>, ReadError> {
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests;

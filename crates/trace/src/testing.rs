@@ -101,6 +101,11 @@ impl World {
         self.ranks[rank].calls.last_mut().expect("it has called")
     }
 
+    /// Changes all calls of a rank.
+    pub(crate) fn every(&mut self, rank: usize, change: impl Fn(&mut Call)) {
+        self.ranks[rank].calls.iter_mut().for_each(change);
+    }
+
     /// These begin a call that does not end, and the others do not come to it.
     pub(crate) fn hang(&mut self, ranks: &[usize]) {
         for rank in ranks {
@@ -162,4 +167,19 @@ pub(crate) fn plain(number: u64, made: u64) -> Call {
         made,
         ..Call::default()
     }
+}
+
+/// Makes calls to which all come at nearly the same time.
+pub(crate) fn well(world: &mut World, calls: u64) {
+    for call in 0..calls {
+        let late: Vec<u64> = (0..4).map(|rank| (call * 7 + rank * 3) % 5 * 20_000).collect();
+        world.call(&late, 30_000);
+    }
+}
+
+/// Four ranks whose clocks are far apart.
+pub(crate) fn four() -> World {
+    let mut world = World::new(4);
+    (0..4).for_each(|rank| world.ahead(rank, rank as i64 * 1_000_000 * MS as i64));
+    world
 }

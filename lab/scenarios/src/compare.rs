@@ -1,12 +1,11 @@
 //! Systems side by side over one network: the scenarios `links` and `latency`.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport, program};
+use xdp_agg_testbed::{CpuMeter, CpuTime, LinkReport};
 
 use super::bound;
 use super::files::{scratch, write_json};
@@ -230,8 +229,10 @@ fn ours(lab: &Lab, system: &str, calls: &Calls<'_>) -> Result<Vec<Row>> {
         let reports =
             workers::run(lab, &bench).with_context(|| format!("{system}, {bytes} bytes"))?;
         let links = meter.map(xdp_agg_testbed::LinkMeter::finish).transpose()?;
-        if let Some((traces, file)) = lab.traces() {
-            merge(traces, lab.plan().workers, &of_size(file, bytes, calls))?;
+        if let Some((_, file)) = lab.traces() {
+            let file = of_size(file, bytes, calls);
+            lab.merge_traces(&file)?;
+            println!("# trace: {}", file.display());
         }
         let first = reports.first().context("no worker")?;
         let measured = first.rows.first().context("no row")?;
@@ -380,16 +381,4 @@ fn of_size(file: &Path, bytes: u64, calls: &Calls<'_>) -> PathBuf {
     }
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     file.with_file_name(format!("{stem}-{bytes}.json"))
-}
-
-/// The traces of all ranks as one.
-fn merge(traces: &Path, workers: u16, file: &Path) -> Result<()> {
-    let ranks = (0..workers).map(|rank| traces.join(format!("xdp-agg-trace-r{rank}.json")));
-    let mut command = Command::new(program("xdp-agg")?);
-    let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
-    if !status.context("running xdp-agg trace merge")?.success() {
-        bail!("xdp-agg trace merge failed");
-    }
-    println!("# trace: {}", file.display());
-    Ok(())
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use xdp_agg_common::control::JobStats;
 use xdp_agg_testbed::{Process, Sink, program};
 
-use super::files::{make_directory, read_json};
+use super::files::{make_directory, read_json, scratch};
 use super::lab::{Daemon, Engine, Lab, Plan, Privilege, Program, ResultMode, wait_all};
 use super::setting::{Loss, Rate, parse_bytes};
 use super::torch_demo;
@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// Train with PyTorch instead: DDP over xdp-agg, and beside it over gloo.
     #[arg(long)]
     torch: bool,
+    /// Write a trace of the training's calls through the aggregator, of all ranks on one clock.
+    #[arg(long, value_name = "FILE", conflicts_with = "torch")]
+    trace: Option<PathBuf>,
     /// Where plots and records go.
     #[arg(long, value_name = "DIRECTORY", default_value = "target/demo")]
     out: PathBuf,
@@ -77,11 +80,18 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
         args.rate,
         args.loss.percent()
     );
-    let lab = Lab::build(demo.plan)?;
+    let traces = args.trace.as_deref().map(|file| scratch().map(|to| (to, file))).transpose()?;
+    let traced = traces.as_ref().map(|(to, file)| (to.path(), *file));
+    let lab = Lab::build(demo.plan)?.traced_into(traced);
     let daemon = lab.start_daemon()?;
     println!("   the aggregator is ready: {}", daemon.engine());
     daemon.reserve(JOB)?;
     demo.train_there(&lab, "xdp-agg")?;
+    if let Some(file) = &args.trace {
+        // Other workers will write over them.
+        lab.merge_traces(file)?;
+        println!("   trace of the training: {}; ui.perfetto.dev opens it", file.display());
+    }
     let counted = counters(&daemon)?;
     let wrong = demo.verify(&lab)?;
     daemon.stop()?;

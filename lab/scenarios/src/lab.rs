@@ -157,6 +157,19 @@ impl Lab {
         self
     }
 
+    /// Puts the traces of the workers, which have ended, into one file on one clock.
+    pub(crate) fn merge_traces(&self, file: &Path) -> Result<()> {
+        let Some((traces, _)) = &self.traces else { return Ok(()) };
+        let of = |rank| traces.join(format!("xdp-agg-trace-r{rank}.json"));
+        let mut command = Command::new(program("xdp-agg")?);
+        let ranks = (0..self.plan.workers).map(of);
+        let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
+        if !status.context("running xdp-agg trace merge")?.success() {
+            bail!("xdp-agg trace merge failed (see above)");
+        }
+        Ok(())
+    }
+
     /// See [`Self::traced_into`].
     pub(crate) const fn traces(&self) -> Option<&(PathBuf, PathBuf)> {
         self.traces.as_ref()

@@ -17,7 +17,8 @@ use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::maps::{
     JobConf, JobCounters, Member, Phase, Reject, ResultMode, UNADDRESSED, Uplink,
 };
-use xdp_agg_common::slot::{Contribution, Pool, Verdict, take_in};
+use xdp_agg_common::slot::{Contribution, Pool, SlotState, Verdict, take_in};
+use xdp_agg_common::times::Times;
 use xdp_agg_common::wire::{EVERYBODY, Header, HeaderError, Kind};
 
 use crate::FuzzReport;
@@ -225,8 +226,10 @@ impl Model {
         let slot = &mut self.world.slots[(conf.slot_base + pool.slot_of(c.block)) as usize];
         let mut chunks = packet.chunks();
         let held = (&mut slot.head.state, &mut slot.lanes[..]);
-        let outcome = take_in(held, pool, conf.members, c, &mut chunks[..]);
-        counters.note(outcome.verdict, c.asks, pool);
+        // The program's clock is another one: which blocks are timed is compared, and how many.
+        let now = u64::from(pool.is_timed(c.block));
+        let outcome = take_in(held, pool, conf.members, (c, now), &mut chunks[..]);
+        counters.note(&outcome, c.asks, pool);
         let rank = usize::from(c.rank);
         let mut heard = Some((at, rank));
         match outcome.verdict {
@@ -243,6 +246,7 @@ impl Model {
         }
         if heard.is_some() {
             let member = &mut self.world.members[at][rank];
+            member.repetitions += u64::from(outcome.verdict.is_repetition(c.asks));
             let way = (&mut member.ifindex, &mut member.mac, &mut member.local_mac);
             counters.moves += u64::from(learn(&packet.bytes, way));
         }
@@ -335,20 +339,33 @@ impl Model {
             return Some(format!("the parent is {:?}", found.uplink));
         }
         for (index, (found, ours)) in found.slots.iter().zip(&self.world.slots).enumerate() {
-            if found.head.state != ours.head.state {
-                let (found, ours) = (found.head.state, ours.head.state);
+            let untimed =
+                |state: SlotState| SlotState { timed: u64::from(state.timed != 0), ..state };
+            let (found_state, ours_state) = (untimed(found.head.state), untimed(ours.head.state));
+            if found_state != ours_state {
+                let (found, ours) = (found_state, ours_state);
                 return Some(format!("slot {index} holds {found:?}, expected {ours:?}"));
             }
             if found.lanes != ours.lanes {
                 return Some(format!("the lanes of slot {index} differ"));
             }
-            if found.head.pad2 != [0; 2] || found.head.pad != 0 {
+            if found.head.pad2 != 0 || found.head.pad != 0 {
                 return Some(format!("slot {index} has something where there should be nothing"));
             }
         }
         debug_assert!(self.world.confs.iter().all(|conf| conf.phase == Phase::Running as u16));
         None
     }
+}
+
+/// Counters without durations, which are of another clock. Their number is left.
+pub(crate) fn untimed(mut all: Counters) -> Counters {
+    for counters in &mut all {
+        let total = counters.times.total();
+        counters.times = Times::default();
+        counters.times.counts[0] = total;
+    }
+    all
 }
 
 /// A packet of ours that is being answered in place, cut to its length.

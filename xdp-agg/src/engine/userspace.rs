@@ -15,12 +15,12 @@ use xdp_agg_common::frame::{IP_OVERHEAD, chunks_for_mtu};
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, Member, ResultMode};
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header};
-use xdp_agg_protocol::sum::{Answer, Job, Sums, uplink};
+use xdp_agg_protocol::sum::{Answer, Job, Sums, since, uplink};
 
 use super::events::report;
 use super::mmsg::{Inbox, Outbox, Outgoing, configure};
 use super::uplink::send_probe;
-use super::watch::Eye;
+use super::watch::{Eye, Watched};
 use super::{Engine, EngineConfig, EngineError, JobSetup, Started, Trouble, Watch};
 use crate::confined::confine_helper;
 use crate::link::{Links, addresses};
@@ -180,12 +180,19 @@ impl Watch for UserspaceWatch {
         Ok(true)
     }
 
-    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
-        let mut sums = locked(&self.sums);
-        if sums.job(job_id).is_none() {
-            return Ok(Vec::new());
-        }
-        Ok(sums.heard(job_id, self.opened.elapsed())?)
+    fn members(&mut self, job_id: u16) -> Result<Vec<Watched>, EngineError> {
+        // The lock first, then the clock: no member was heard later than that.
+        let sums = locked(&self.sums);
+        let now = self.opened.elapsed();
+        let Some(job) = sums.job(job_id) else { return Ok(Vec::new()) };
+        let members = (0..).zip(&job.members).filter(|(_, member)| member.addr != 0);
+        let watched = members.map(|(rank, member)| Watched {
+            rank,
+            epoch: job.conf.epoch,
+            heard: since(member.heard, now),
+            repetitions: member.repetitions,
+        });
+        Ok(watched.collect())
     }
 }
 

@@ -22,11 +22,24 @@ pub trait Watch: Send {
     /// The engine's.
     fn look(&mut self, job_id: u16, eye: &mut dyn Eye) -> Result<bool, EngineError>;
 
-    /// As [`super::Engine::heard`].
+    /// The members of a job that is on the data path, by rank; none if it is not there.
     ///
     /// # Errors
     /// The engine's.
-    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError>;
+    fn members(&mut self, job_id: u16) -> Result<Vec<Watched>, EngineError>;
+}
+
+/// What the data path knows of a member of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Its rank.
+    pub rank: u16,
+    /// The epoch that all of this is about.
+    pub epoch: u16,
+    /// How long ago it last contributed; None: not in this epoch.
+    pub heard: Option<Duration>,
+    /// Its contributions that came again.
+    pub repetitions: u64,
 }
 
 /// What looks at a job.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
+use xdp_agg_common::times::Times;
 
 /// Answer to `/api/v1/jobs`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,6 +108,8 @@ pub struct Job {
     pub resends: u64,
     /// Packets that were refused.
     pub rejected: u64,
+    /// How long blocks take from the first contribution to the last.
+    pub completion: Completion,
     /// Since it was first seen running.
     pub uptime_seconds: Option<f64>,
     /// A rank is late, and nothing was completed since the last look.
@@ -117,6 +120,51 @@ pub struct Job {
     pub branches: Vec<Branch>,
     /// By rank.
     pub ranks: Vec<Rank>,
+}
+
+/// How long timed blocks took: one in sixteen, none that its first contribution completes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// Blocks that were timed since the job began.
+    pub timed: u64,
+    /// The time of all of these.
+    pub seconds: f64,
+    /// Half of those of the last 10 to 20 seconds took no longer. None: there were none.
+    pub p50_seconds: Option<f64>,
+    /// The same of 99 in 100.
+    pub p99_seconds: Option<f64>,
+    /// The timed blocks by their time, the shortest first; times that no block took are left out.
+    pub buckets: Vec<Bucket>,
+}
+
+/// Blocks that took less time than this bound, and no less than half of it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The bound; None: longer than all bounds.
+    pub below_seconds: Option<f64>,
+    /// How many.
+    pub blocks: u64,
+}
+
+impl Completion {
+    /// Of all timed blocks, and of the latest ones.
+    #[must_use]
+    pub fn new(all: &Times, recent: &Times) -> Self {
+        let seconds = |nanos: f64| nanos / 1e9;
+        let buckets = all.counts.into_iter().enumerate().filter(|(_, blocks)| *blocks > 0);
+        Self {
+            timed: all.total(),
+            seconds: seconds(all.nanos as f64),
+            p50_seconds: recent.quantile(0.5).map(seconds),
+            p99_seconds: recent.quantile(0.99).map(seconds),
+            buckets: buckets
+                .map(|(index, blocks)| Bucket {
+                    below_seconds: Times::bound(index).map(|bound| seconds(bound as f64)),
+                    blocks,
+                })
+                .collect(),
+        }
+    }
 }
 
 /// The aggregator that results come from.
@@ -210,6 +258,8 @@ pub struct Rank {
     pub heartbeat_seconds: Option<f64>,
     /// Since its last contribution.
     pub contributed_seconds: Option<f64>,
+    /// Its contributions that came again, since the job began. None where this daemon cannot know.
+    pub repetitions: Option<u64>,
 }
 
 /// Answer to `/api/v1/events`.

@@ -10,7 +10,8 @@
 //! further on, and behind others all the same, may itself wait for that block: its window is full.
 //!
 //! A job that completes nothing is read as a whole instead of searched, so that nothing in it is
-//! missed. Such a job has no other work for its locks.
+//! missed. Such a job has no other work for its locks. Where nothing at all has come since then,
+//! nothing is read: slots change with contributions and deliveries alone, which are counted.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -59,6 +60,18 @@ pub struct Sight {
     pub in_use: u32,
 }
 
+/// What a job has done since the last look, by its counters. They are read before the slots, and
+/// counted after those have changed. So a look never misses what its counters tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// It has completed blocks.
+    Busy,
+    /// It has completed none.
+    Quiet,
+    /// Neither a contribution nor a result of a parent has been taken in.
+    Still,
+}
+
 /// What is remembered of a job from one look to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Lag {
@@ -66,48 +79,51 @@ pub struct Lag {
     cookie: u64,
     /// When a block was first seen begun, and the newest one at that time: rising.
     marks: VecDeque<(Duration, u64)>,
+    /// What the slots have said, if they were looked at while nothing was completed.
+    found: Option<Found>,
+}
+
+/// What the slots of a job say.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    /// The block after the newest one.
+    end: u64,
+    /// The block that each member has to contribute next.
+    nexts: Vec<(u16, u64)>,
+    /// The block whose result the parent has to deliver next.
+    settled: Option<u64>,
 }
 
 impl Lag {
-    /// Looks at a job's slots at the time `now`, of a clock that does not go back. `quiet`: it has
-    /// completed nothing since the last look.
+    /// Looks at a job's slots at the time `now`, of a clock that does not go back.
     pub fn look(
         &mut self,
         now: Duration,
         conf: &JobConf,
-        quiet: bool,
+        pace: Pace,
         slot: &mut dyn FnMut(u32) -> SlotState,
     ) -> Sight {
         if (self.epoch, self.cookie) != (conf.epoch, conf.cookie) {
-            *self = Self { epoch: conf.epoch, cookie: conf.cookie, marks: VecDeque::new() };
+            *self = Self { epoch: conf.epoch, cookie: conf.cookie, ..Self::default() };
         }
         let mut sight = Sight { epoch: conf.epoch, ..Sight::default() };
         let (Some(pool), true) = (Pool::of(conf), conf.phase == Phase::Running as u16) else {
+            self.found = None;
             return sight;
         };
-        let mut slots = Slots { conf, pool, slot, read: vec![None; conf.slots as usize] };
-        let whole = quiet && conf.slots <= WHOLE_MAX;
-        let end = if whole { slots.end_of_all() } else { slots.end_by_search() };
-        // Blocks before this one are finished: see the pool's rule.
-        let first = end.saturating_sub(u64::from(pool.window()));
-        let next_of = |slots: &mut Slots<'_>, has: &dyn Fn(&SlotState) -> bool| {
-            if whole { slots.first_without(first..end, has) } else { slots.search(first..end, has) }
-        };
+        let known = self.found.take().filter(|_| pace == Pace::Still);
+        let found = known.unwrap_or_else(|| {
+            let read = vec![None; conf.slots as usize];
+            Slots { conf, pool, slot, read }.find(pace != Pace::Busy)
+        });
+        let Found { end, nexts, settled } = &found;
+        let end = *end;
         if self.marks.back().is_none_or(|(_, newest)| *newest < end) {
             self.marks.push_back((now, end));
         }
-        let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
-        let has = |state: &SlotState, rank: u16| {
-            state.reduction == Reduction::Copy as u8 || state.seen >> rank & 1 == 1
-        };
-        let nexts: Vec<(u16, u64)> =
-            members.map(|rank| (rank, next_of(&mut slots, &|state| has(state, rank)))).collect();
         let complete = nexts.iter().map(|(_, next)| *next).min().unwrap_or(end);
         // What some member lacks is not the parent's to deliver.
-        let parent = pool.forwards().then(|| {
-            let settled = next_of(&mut slots, &|state| state.settled != 0);
-            settled.min(complete)
-        });
+        let parent = settled.map(|settled| settled.min(complete));
         let oldest = parent.unwrap_or(complete);
         let since = || self.marks.iter().find(|(_, end)| *end > oldest).map(|(at, _)| *at);
         let age = (oldest < end).then(since).flatten();
@@ -125,6 +141,8 @@ impl Lag {
         }
         sight.in_use = u32::try_from(end - oldest).unwrap_or(u32::MAX);
         self.forget(oldest);
+        // A search while contributions come in may have been misled by a hole.
+        self.found = (pace != Pace::Busy).then_some(found);
         sight
     }
 
@@ -153,6 +171,25 @@ struct Slots<'a> {
 }
 
 impl Slots<'_> {
+    /// All that they say. `quiet`: nothing is being completed.
+    fn find(&mut self, quiet: bool) -> Found {
+        let (conf, pool) = (self.conf, self.pool);
+        let whole = quiet && conf.slots <= WHOLE_MAX;
+        let end = if whole { self.end_of_all() } else { self.end_by_search() };
+        // Blocks before this one are finished: see the pool's rule.
+        let first = end.saturating_sub(u64::from(pool.window()));
+        let mut next_of = |has: &dyn Fn(&SlotState) -> bool| {
+            if whole { self.first_without(first..end, has) } else { self.search(first..end, has) }
+        };
+        let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
+        let has = |state: &SlotState, rank: u16| {
+            state.reduction == Reduction::Copy as u8 || state.seen >> rank & 1 == 1
+        };
+        let nexts = members.map(|rank| (rank, next_of(&|state| has(state, rank)))).collect();
+        let settled = pool.forwards().then(|| next_of(&|state| state.settled != 0));
+        Found { end, nexts, settled }
+    }
+
     fn at(&mut self, index: u32) -> SlotState {
         let place = &mut self.read[index as usize];
         *place.get_or_insert_with(|| (self.slot)(index))
@@ -234,9 +271,9 @@ mod tests {
         slots
     }
 
-    fn look(lag: &mut Lag, ms: u64, quiet: bool, ends: [u64; 3]) -> (Sight, usize) {
+    fn look(lag: &mut Lag, ms: u64, pace: Pace, ends: [u64; 3]) -> (Sight, usize) {
         let (slots, mut reads) = (slots(ends), 0);
-        let sight = lag.look(Duration::from_millis(ms), &conf(), quiet, &mut |index| {
+        let sight = lag.look(Duration::from_millis(ms), &conf(), pace, &mut |index| {
             reads += 1;
             slots[index as usize]
         });
@@ -254,8 +291,8 @@ mod tests {
         for newest in 1..70_u64 {
             for behind in 0..=newest.min(u64::from(SLOTS / 2)) {
                 let ends = [newest, newest - behind, newest - behind / 2];
-                let (searched, _) = look(&mut Lag::default(), 0, false, ends);
-                let (whole, _) = look(&mut Lag::default(), 0, true, ends);
+                let (searched, _) = look(&mut Lag::default(), 0, Pace::Busy, ends);
+                let (whole, _) = look(&mut Lag::default(), 0, Pace::Quiet, ends);
                 assert_eq!(searched, whole, "{ends:?}");
                 let nexts = whole.members.iter().map(|(_, standing)| standing.next);
                 assert_eq!(nexts.collect::<Vec<_>>(), ends);
@@ -268,7 +305,7 @@ mod tests {
     fn a_search_reads_few_slots() {
         let conf = JobConf { slots: 4096, members: 3, workers: 2, ..conf() };
         let mut reads = 0;
-        let sight = Lag::default().look(Duration::ZERO, &conf, false, &mut |index| {
+        let sight = Lag::default().look(Duration::ZERO, &conf, Pace::Busy, &mut |index| {
             reads += 1;
             let block = if index < 1000 { 4096 + u64::from(index) } else { index.into() };
             let seen = if block < 4500 { 3 } else { 1 };
@@ -283,31 +320,56 @@ mod tests {
     fn who_lacks_a_block_that_others_have_keeps_them_waiting() {
         let mut lag = Lag::default();
         assert_eq!(
-            waits(&look(&mut lag, 0, true, [0; 3]).0),
+            waits(&look(&mut lag, 0, Pace::Quiet, [0; 3]).0),
             [(0, 0, 0, 0), (1, 0, 0, 0), (3, 0, 0, 0)]
         );
         // Rank 3 stops after two blocks, the others go on to the end of their window.
-        look(&mut lag, 200, false, [4, 3, 2]);
-        let (sight, _) = look(&mut lag, 400, true, [10, 9, 2]);
+        look(&mut lag, 200, Pace::Busy, [4, 3, 2]);
+        let (sight, _) = look(&mut lag, 400, Pace::Quiet, [10, 9, 2]);
         assert_eq!(waits(&sight), [(0, 10, 0, 0), (1, 9, 1, 0), (3, 2, 8, 200)]);
         // One of the others has a smaller window: it waits, as the other one does.
-        let (sight, _) = look(&mut lag, 800, true, [10, 6, 2]);
+        let (sight, _) = look(&mut lag, 800, Pace::Quiet, [10, 6, 2]);
         assert_eq!(waits(&sight), [(0, 10, 0, 0), (1, 6, 4, 0), (3, 2, 8, 600)]);
         let late: Vec<_> = sight.members.iter().filter(|(_, s)| s.is_late()).collect();
         assert_eq!(late.len(), 1);
         // It goes on: slow, and later blocks have waited for less time.
-        let (sight, _) = look(&mut lag, 1000, false, [12, 12, 5]);
+        let (sight, _) = look(&mut lag, 1000, Pace::Busy, [12, 12, 5]);
         assert_eq!(waits(&sight)[2], (3, 5, 7, 600));
-        let (sight, _) = look(&mut lag, 1200, false, [12, 12, 12]);
+        let (sight, _) = look(&mut lag, 1200, Pace::Busy, [12, 12, 12]);
         assert_eq!(waits(&sight)[2], (3, 12, 0, 0));
         assert_eq!(sight.in_use, 0);
+    }
+
+    #[test]
+    fn where_nothing_has_come_nothing_is_read_and_waits_grow() {
+        let mut lag = Lag::default();
+        let (_, reads) = look(&mut lag, 0, Pace::Still, [6, 6, 2]);
+        assert_eq!(reads, SLOTS as usize, "nothing is known yet");
+        for ms in [200, 400, 600] {
+            let (sight, reads) = look(&mut lag, ms, Pace::Still, [6, 6, 2]);
+            assert_eq!((waits(&sight)[2], sight.in_use, reads), ((3, 2, 4, ms), 4, 0));
+        }
+        let (sight, reads) = look(&mut lag, 800, Pace::Quiet, [7, 6, 2]);
+        assert_eq!((waits(&sight)[0], reads), ((0, 7, 0, 0), SLOTS as usize));
+        // What a search has found is not relied on.
+        look(&mut lag, 1000, Pace::Busy, [7, 7, 7]);
+        assert_eq!(look(&mut lag, 1200, Pace::Still, [7, 7, 7]).1, SLOTS as usize);
+        // Another epoch's slots are other ones.
+        let next = JobConf { epoch: 4, ..conf() };
+        let mut reads = 0;
+        let mut count = |_| {
+            reads += 1;
+            SlotState::default()
+        };
+        let sight = lag.look(Duration::from_secs(2), &next, Pace::Still, &mut count);
+        assert_eq!((sight.in_use, reads), (0, SLOTS as usize));
     }
 
     #[test]
     fn an_idle_job_has_nobody_late() {
         let mut lag = Lag::default();
         for ms in (0..60_000).step_by(200) {
-            let (sight, _) = look(&mut lag, ms, true, [37; 3]);
+            let (sight, _) = look(&mut lag, ms, Pace::Quiet, [37; 3]);
             assert!(sight.members.iter().all(|(_, standing)| standing.wait.is_zero()));
         }
         assert!(lag.marks.len() <= 2);
@@ -316,12 +378,13 @@ mod tests {
     #[test]
     fn another_epoch_begins_anew() {
         let mut lag = Lag::default();
-        look(&mut lag, 0, true, [5, 5, 2]);
-        let (sight, _) = look(&mut lag, 900, true, [5, 5, 2]);
+        look(&mut lag, 0, Pace::Quiet, [5, 5, 2]);
+        let (sight, _) = look(&mut lag, 900, Pace::Quiet, [5, 5, 2]);
         assert!(sight.members[2].1.is_late());
         let next = JobConf { epoch: 4, ..conf() };
         let old = slots([5, 5, 2]);
-        let sight = lag.look(Duration::from_secs(1), &next, true, &mut |index| old[index as usize]);
+        let sight =
+            lag.look(Duration::from_secs(1), &next, Pace::Quiet, &mut |index| old[index as usize]);
         assert!(sight.members.iter().all(|(_, standing)| *standing == Standing::default()));
         assert_eq!((sight.epoch, sight.in_use), (4, 0));
     }
@@ -336,9 +399,9 @@ mod tests {
             reduction: Reduction::Copy as u8,
             ..SlotState::default()
         };
-        for quiet in [false, true] {
+        for pace in [Pace::Busy, Pace::Quiet, Pace::Still] {
             let sight = Lag::default()
-                .look(Duration::ZERO, &conf(), quiet, &mut |index| slots[index as usize]);
+                .look(Duration::ZERO, &conf(), pace, &mut |index| slots[index as usize]);
             assert!(sight.members.iter().all(|(_, standing)| standing.next == 7), "{sight:?}");
         }
     }
@@ -352,8 +415,9 @@ mod tests {
         }
         let mut lag = Lag::default();
         for (ms, wait) in [(0, 0), (700, 700)] {
-            let sight = lag
-                .look(Duration::from_millis(ms), &conf, true, &mut |index| slots[index as usize]);
+            let sight = lag.look(Duration::from_millis(ms), &conf, Pace::Quiet, &mut |index| {
+                slots[index as usize]
+            });
             let parent = sight.parent.expect("it forwards");
             let wait = Duration::from_millis(wait);
             assert_eq!(parent, Standing { next: 4, behind: 2, wait });
@@ -365,7 +429,7 @@ mod tests {
     fn a_job_that_does_not_run_shows_nothing() {
         let conf = JobConf { phase: Phase::Probing as u16, ..conf() };
         let sight = Lag::default()
-            .look(Duration::ZERO, &conf, true, &mut |_| panic!("nothing is to be read"));
+            .look(Duration::ZERO, &conf, Pace::Quiet, &mut |_| panic!("nothing is to be read"));
         assert_eq!(sight, Sight { epoch: 3, ..Sight::default() });
     }
 }

@@ -126,6 +126,12 @@ fn packets(text: &mut Text, look: &Look) {
             text.sample(&labels.with(&[]), read(counters));
         }
     }
+    let help = "Time from a block's first contribution to its last, of one block in sixteen.";
+    text.family("xdp_agg_block_completion_seconds", Kind::Histogram, help);
+    // A packet of no job completes nothing.
+    for (labels, counters) in all.iter().filter(|(labels, _)| !labels.id.is_empty()) {
+        text.durations(&labels.with(&[]), &counters.times);
+    }
     text.family("xdp_agg_packets_rejected", Kind::Counter, "Packets that were refused, by reason.");
     for (labels, counters) in &all {
         for (reason, count) in Reject::ALL.into_iter().zip(counters.rejects) {
@@ -190,6 +196,9 @@ fn ranks(text: &mut Text, jobs: &[(Labels, &Job)]) {
     let help = "The block of the epoch that the rank has to contribute next.";
     text.family("xdp_agg_rank_next_block", Kind::Gauge, help);
     each(text, &|rank| rank.blocks_contributed.map(|blocks| blocks as f64));
+    let help = "Contributions of the rank that came again.";
+    text.family("xdp_agg_rank_repetitions", Kind::Counter, help);
+    each(text, &|rank| rank.repetitions.map(|count| count as f64));
     let help = "Time since the rank's process answered a heartbeat.";
     text.family("xdp_agg_rank_heartbeat_age_seconds", Kind::Gauge, help);
     each(text, &|rank| rank.heartbeat_seconds);

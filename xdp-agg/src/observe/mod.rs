@@ -8,6 +8,7 @@
 pub mod api;
 pub mod events;
 mod http;
+mod known;
 pub mod lag;
 mod metrics;
 mod pages;

@@ -13,11 +13,12 @@ use xdp_agg_common::slot::SlotState;
 use xdp_agg_protocol::daemon::overview::{Overview, Seen};
 
 use super::Facts;
-use super::api::{Branch, Daemon, Job, Parent, Port, Rank, RankState, State};
+use super::api::{Branch, Completion, Daemon, Job, Parent, Port, Rank, RankState, State};
 use super::events::{
     About, ENGINE_FALLBACK, PORT_DOWN, PORT_UP, RANK_CAUGHT_UP, RANK_LATE, REFUSED,
 };
-use super::lag::{Lag, Sight, Standing};
+use super::known::{Known, pace};
+use super::lag::{Lag, Pace, Sight, Standing};
 use super::pages::{Look, Pages, locked};
 use super::ports::traffic;
 use crate::engine::Watch;
@@ -42,35 +43,26 @@ pub(super) struct Sampler {
     pub(super) view: View,
     answered: Option<Instant>,
     jobs: BTreeMap<u16, Known>,
-    /// The latest counters of all job indexes.
+    /// The latest counters of all job indexes, and whether they are of this look.
     counters: Vec<JobCounters>,
+    counted: bool,
     links: Option<Links>,
     up: BTreeMap<String, bool>,
     refused: (u64, Instant),
     failures: u64,
 }
 
-/// What is remembered of a job.
-#[derive(Debug, Default)]
-struct Known {
-    name: String,
-    lag: Lag,
-    running_since: Option<Instant>,
-    blocks: u64,
-    late: BTreeSet<u16>,
-}
-
 /// Looks at one job.
 struct JobEye<'a> {
     lag: &'a mut Lag,
     now: Duration,
-    quiet: bool,
+    pace: Pace,
     sight: Option<Sight>,
 }
 
 impl Eye for JobEye<'_> {
     fn see(&mut self, conf: &JobConf, slot: &mut dyn FnMut(u32) -> SlotState) {
-        self.sight = Some(self.lag.look(self.now, conf, self.quiet, slot));
+        self.sight = Some(self.lag.look(self.now, conf, self.pace, slot));
     }
 }
 
@@ -97,6 +89,7 @@ impl Sampler {
             answered: None,
             jobs: BTreeMap::new(),
             counters: vec![JobCounters::default(); MAX_JOBS + 1],
+            counted: false,
             links: Links::open().ok(),
             up: BTreeMap::new(),
             refused: (0, begun),
@@ -128,7 +121,9 @@ impl Sampler {
     pub(super) fn look(&mut self) -> Look {
         let start = Instant::now();
         self.tell_news();
-        match self.watch.counters() {
+        let counters = self.watch.counters();
+        self.counted = counters.is_ok();
+        match counters {
             Ok(counters) => self.counters = counters,
             Err(error) => {
                 self.failures += 1;
@@ -202,11 +197,19 @@ impl Sampler {
         if known.name != info.job {
             *known = Known { name: info.job.clone(), ..Known::default() };
         }
-        let quiet = std::mem::replace(&mut known.blocks, counters.blocks) == counters.blocks;
+        let before = std::mem::replace(&mut known.counters, self.counted.then_some(counters));
+        let pace = pace(before.as_ref().filter(|_| self.counted), &counters);
+        let quiet = pace != Pace::Busy;
+        let recent = known.recent.take(Instant::now(), &counters.times);
+        let completion = Completion::new(&counters.times, &recent);
         let runs = info.phase == "running" || info.phase == "pausing";
-        let sight = if runs { self.see(&mut seen.info, quiet) } else { Sight::default() };
+        let (sight, repetitions) =
+            if runs { self.see(&mut seen.info, pace) } else { Default::default() };
         let info = &seen.info;
-        let ranks = (0..info.world_size).filter_map(|rank| rank_of(seen, &sight, rank));
+        let ranks = (0..info.world_size).filter_map(|rank| {
+            let repetitions = repetitions.get(&rank).copied();
+            Some(Rank { repetitions, ..rank_of(seen, &sight, rank)? })
+        });
         let ranks: Vec<_> = ranks.collect();
         let branch = |branch| branch_of_job(branch, &info.branches, &sight);
         let branches: Vec<_> = info.branches.iter().map(branch).collect();
@@ -240,6 +243,7 @@ impl Sampler {
             duplicates: counters.duplicates,
             resends: counters.resends,
             rejected: counters.rejects.iter().sum(),
+            completion,
             uptime_seconds: known.running_since.map(|since| since.elapsed().as_secs_f64()),
             stalled: quiet && any_late,
             parent,
@@ -250,23 +254,29 @@ impl Sampler {
         job
     }
 
-    /// Looks at the slots of a job that runs, and at when its members contributed.
-    fn see(&mut self, info: &mut JobInfo, quiet: bool) -> Sight {
+    /// Looks at the slots of a job that runs, and at when its members contributed. Returns what
+    /// these have sent again, too, by rank.
+    fn see(&mut self, info: &mut JobInfo, pace: Pace) -> (Sight, BTreeMap<u16, u64>) {
         let now = self.begun.elapsed();
         let known = self.jobs.entry(info.job_id).or_default();
         known.running_since.get_or_insert_with(Instant::now);
-        let mut eye = JobEye { lag: &mut known.lag, now, quiet, sight: None };
+        let mut eye = JobEye { lag: &mut known.lag, now, pace, sight: None };
         // A job that is not there is between two epochs. The view may be of the one before.
         let there = self.watch.look(info.job_id, &mut eye).is_ok_and(|there| there);
         let sight = eye.sight.filter(|sight| there && sight.epoch == info.epoch);
-        for (rank, ago) in self.watch.heard(info.job_id).unwrap_or_default() {
+        let mut repetitions = BTreeMap::new();
+        for watched in self.watch.members(info.job_id).unwrap_or_default() {
+            let rank = watched.rank;
+            // A branch contributes under the rank of one of its members.
             let here = branch_of(&info.branches, rank).is_none();
             let member = info.members.iter_mut().find(|member| member.rank == rank && here);
             if let Some(member) = member {
-                member.contributed_ms = ago.map(|ago| ago.as_millis() as u64);
+                member.contributed_ms = watched.heard.map(|ago| ago.as_millis() as u64);
+                let all = known.members.entry(rank).or_default();
+                repetitions.insert(rank, all.take(watched.epoch, watched.repetitions));
             }
         }
-        sight.unwrap_or_default()
+        (sight.unwrap_or_default(), repetitions)
     }
 
     /// Says which ranks have become late, or are late no more.
@@ -423,6 +433,7 @@ fn rank_of(seen: &Seen, sight: &Sight, rank: u16) -> Option<Rank> {
         lag_seconds: standing.map(|standing| standing.wait.as_secs_f64()),
         heartbeat_seconds: member.and_then(|member| member.heartbeat_ms).map(seconds),
         contributed_seconds: member.and_then(|member| member.contributed_ms).map(seconds),
+        repetitions: None,
     })
 }
 

@@ -6,6 +6,8 @@
 
 use std::fmt::{Display, Write as _};
 
+use xdp_agg_common::times::Times;
+
 /// What a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -13,6 +15,8 @@ pub(super) enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
+    /// Counts by size, their number and their sum.
+    Histogram,
 }
 
 /// The text, as it is written.
@@ -36,6 +40,7 @@ impl Text {
         let word = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
         };
         // Writing to a string cannot fail.
         let _ = writeln!(self.out, "# HELP {name}{total} {help}");
@@ -50,6 +55,21 @@ impl Text {
     pub(super) fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
         let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
         self.line(suffix, labels, value);
+    }
+
+    /// The samples of a histogram of durations.
+    pub(super) fn durations(&mut self, labels: &[(&str, &str)], times: &Times) {
+        let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let mut below = 0;
+        for (index, count) in times.counts.into_iter().enumerate() {
+            below += count;
+            let bound = Times::bound(index);
+            let bound = bound.map_or_else(|| "+Inf".into(), |bound| seconds(bound).to_string());
+            let labels = [labels, &[("le", &bound)]].concat();
+            self.line("_bucket", &labels, below);
+        }
+        self.line("_sum", labels, seconds(times.nanos));
+        self.line("_count", labels, below);
     }
 
     /// A family of one sample.
@@ -96,6 +116,33 @@ mod tests {
         text.sample(&[("job", "a\"b\\c\nd"), ("rank", "1")], 0.5);
         text.one("blocks", Kind::Counter, "How many.", 7);
         text.finish()
+    }
+
+    #[test]
+    fn a_histogram_has_rising_counts_to_infinity() {
+        let mut times = Times::default();
+        [500, 1500, 1600, u64::MAX >> 20].into_iter().for_each(|nanos| times.note(nanos));
+        let mut text = Text::new(true);
+        text.family("took_seconds", Kind::Histogram, "How long.");
+        text.durations(&[("job", "a")], &times);
+        let text = text.finish();
+        let lines: Vec<_> = text.lines().collect();
+        let head = [
+            "# TYPE took_seconds histogram",
+            "# UNIT took_seconds seconds",
+            "took_seconds_bucket{job=\"a\",le=\"0.000001024\"} 1",
+            "took_seconds_bucket{job=\"a\",le=\"0.000002048\"} 3",
+        ];
+        assert_eq!(lines[1..5], head);
+        assert_eq!(lines.len(), 3 + Times::COUNT + 3);
+        let end = [
+            "took_seconds_bucket{job=\"a\",le=\"4.294967296\"} 3",
+            "took_seconds_bucket{job=\"a\",le=\"+Inf\"} 4",
+            "took_seconds_sum{job=\"a\"} 17592.186048015",
+            "took_seconds_count{job=\"a\"} 4",
+            "# EOF",
+        ];
+        assert_eq!(lines[lines.len() - 5..], end);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use xdp_agg_common::admission::Source;
 use xdp_agg_common::frame::PAYLOAD_OFFSET;
 use xdp_agg_common::lanes::{Chunk, Lane};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
+use xdp_agg_common::slot::SlotState;
 use xdp_agg_common::wire::{EVERYBODY, HEADER_LEN, Header, Kind, Reduction};
 use xdp_agg_protocol::sum::{Answer, Sums};
 
@@ -235,15 +236,27 @@ fn run(engine: &mut XdpEngine, job: &JobSetup, mode: ResultMode, steps: &[Step])
         let (state, lanes) = engine.slot(job.job_id, header.block).expect("the job is there");
         let expected = model.sums.slot(job.job_id, header.block).expect("the job is there");
         let expected_lanes = model.sums.lanes(job.job_id, header.block).expect("the job is there");
-        assert_eq!(state, *expected, "state after packet {at}: {step:?}");
+        // The model's clock stands still.
+        let (timed, model_timed) = (state.timed != 0, expected.timed != 0);
+        assert_eq!(timed, model_timed, "timed after packet {at}: {step:?}");
+        let (state, same) = (SlotState { timed: 0, ..state }, SlotState { timed: 0, ..*expected });
+        assert_eq!(state, same, "state after packet {at}: {step:?}");
         let held = usize::from(expected.chunks);
         assert_eq!(bytes_of(&lanes[..held]), bytes_of(&expected_lanes[..held]), "packet {at}");
     }
-    let after = counters(engine, job);
+    for rank in 0..job.conf.workers {
+        let member = engine.member(job.job_id, rank).expect("the job is there");
+        let model = model.sums.job(job.job_id).expect("the job is there");
+        let expected = model.members[usize::from(rank)].repetitions;
+        assert_eq!(member.repetitions, expected, "repetitions of rank {rank}");
+    }
+    let mut after = counters(engine, job);
     let mut expected = (before.0, before.1);
     let [own, unattributed] = model.counters(mode);
     expected.0.merge(&own);
     expected.1.merge(&unattributed);
+    let timed = |counters: &mut JobCounters| std::mem::take(&mut counters.times).total();
+    assert_eq!(timed(&mut after.0), timed(&mut expected.0), "timed blocks");
     assert_eq!(after, expected, "counters");
     own.blocks
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use xdp_agg::config::Partial;
 use xdp_agg::observe::HttpListener;
-use xdp_agg::observe::api::{Events, Job, RankState, State};
+use xdp_agg::observe::api::{Completion, Events, Job, RankState, State};
 use xdp_agg_common::maps::Reject;
 
 use crate::daemon::{Daemon, PATIENCE, settings};
@@ -119,6 +119,39 @@ fn a_rank_that_others_wait_for_is_named_within_a_second() {
         assert!(kinds.contains(&(kind.into(), Some(2))), "{kinds:?}");
     }
     assert!(!kinds.iter().any(|(_, rank)| *rank == Some(0)), "{kinds:?}");
+}
+
+#[test]
+fn times_of_blocks_and_repetitions_of_ranks_are_shown() {
+    let daemon = Daemon::start();
+    let workers = Worker::all(daemon.control, &wish("train", 0, 2));
+    for block in 0..7 {
+        all_contribute(&workers, block);
+    }
+    // The last block of a pool of eight is timed, and its second contribution comes late.
+    workers[0].contribute(7, &[1]);
+    std::thread::sleep(Duration::from_millis(150));
+    for _ in 0..3 {
+        workers[0].contribute(7, &[1]);
+    }
+    workers[1].contribute(7, &[1]);
+    let (job, _) = job_that(&daemon, "eight blocks", |job| job.blocks_completed == 8);
+    let Completion { timed, seconds, p50_seconds, p99_seconds, buckets } = job.completion;
+    assert_eq!((timed, buckets.len()), (1, 1), "{buckets:?}");
+    assert!((0.15..2.0).contains(&seconds), "{seconds}");
+    let bound = buckets[0].below_seconds.expect("less than 4 s");
+    assert!(bound / 2.0 <= seconds && seconds < bound, "{bound}");
+    for part in [p50_seconds, p99_seconds] {
+        assert!(part.is_some_and(|part| bound / 2.0 <= part && part <= bound), "{part:?}");
+    }
+    let repetitions: Vec<_> = job.ranks.iter().map(|rank| rank.repetitions).collect();
+    assert_eq!(repetitions, [Some(3), Some(0)]);
+    let (_, metrics) = get(daemon.http, "/metrics");
+    let labels = "job_name=\"train\",job_id=\"0\"";
+    let counted = format!("xdp_agg_block_completion_seconds_count{{{labels}}}");
+    assert_eq!(sample(&metrics, &counted), Some(1.0));
+    let again = format!("xdp_agg_rank_repetitions_total{{{labels},rank=\"0\"}}");
+    assert_eq!(sample(&metrics, &again), Some(3.0));
 }
 
 #[test]

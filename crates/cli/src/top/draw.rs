@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use xdp_agg::observe::api::{Job, RankState};
 
-use super::model::{Model, late, members, rank_cells, slots};
+use super::model::{Model, block_time, late, members, rank_cells, slots};
 
 /// Lines of events.
 const EVENTS: u16 = 6;
@@ -66,6 +66,8 @@ fn jobs(frame: &mut Frame<'_>, area: Rect, model: &Model) {
             Cell::from(members(job)),
             Cell::from(rate(|rates| quantity(rates.blocks))),
             Cell::from(rate(|rates| quantity(rates.bytes))),
+            Cell::from(block_time(job.completion.p50_seconds)),
+            Cell::from(block_time(job.completion.p99_seconds)),
             Cell::from(slots(job)),
             Cell::from(rate(|rates| quantity(rates.repeats))),
             Cell::from(Span::styled(late, style)),
@@ -77,12 +79,14 @@ fn jobs(frame: &mut Frame<'_>, area: Rect, model: &Model) {
         Constraint::Length(7),
         Constraint::Length(9),
         Constraint::Length(9),
+        Constraint::Length(6),
+        Constraint::Length(6),
         Constraint::Length(10),
         Constraint::Length(9),
         Constraint::Fill(2),
     ];
     let table = Table::new(rows, widths)
-        .header(head("JOB|PHASE|MEMBERS|BLOCKS/S|SUM B/S|SLOTS|REPEATS/S|LATE"))
+        .header(head("JOB|PHASE|MEMBERS|BLOCKS/S|SUM B/S|MEDIAN|P99|SLOTS|REPEATS/S|LATE"))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .block(Block::new().title("jobs").title_style(Style::new().dim()));
     let mut state = TableState::new().with_selected(model.chosen());
@@ -110,10 +114,11 @@ fn ranks(frame: &mut Frame<'_>, area: Rect, job: &Job) {
         Constraint::Length(8),
         Constraint::Length(11),
         Constraint::Length(11),
+        Constraint::Length(9),
     ];
     let title = format!("ranks of {}, epoch {}, {}", job.name, job.epoch, job.phase);
     let table = Table::new(rows, widths)
-        .header(head("RANK|STATE|ADDRESS|NEXT BLOCK|BEHIND|WAITED FOR|HEARTBEAT"))
+        .header(head("RANK|STATE|ADDRESS|NEXT BLOCK|BEHIND|WAITED FOR|HEARTBEAT|REPEATS"))
         .block(Block::new().title(title).title_style(Style::new().dim()));
     frame.render_widget(table, area);
 }

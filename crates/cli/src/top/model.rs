@@ -217,7 +217,7 @@ impl Model {
         for warning in &self.state.daemon.warnings {
             let _ = writeln!(text, "warning: {warning}");
         }
-        let mut rows = vec![row("JOB|PHASE|EPOCH|MEMBERS|BLOCKS|SLOTS|REPEATS|LATE")];
+        let mut rows = vec![row("JOB|PHASE|EPOCH|MEMBERS|BLOCKS|MEDIAN|P99|SLOTS|REPEATS|LATE")];
         for job in self.jobs() {
             rows.push(vec![
                 job.name.clone(),
@@ -225,13 +225,16 @@ impl Model {
                 job.epoch.to_string(),
                 members(job),
                 job.blocks_completed.to_string(),
+                block_time(job.completion.p50_seconds),
+                block_time(job.completion.p99_seconds),
                 slots(job),
                 job.duplicates.to_string(),
                 late(job),
             ]);
         }
         text += &columns(&rows);
-        let mut rows = vec![row("JOB|RANK|STATE|ADDRESS|NEXT BLOCK|BEHIND|WAITED FOR|HEARTBEAT")];
+        let mut rows =
+            vec![row("JOB|RANK|STATE|ADDRESS|NEXT BLOCK|BEHIND|WAITED FOR|HEARTBEAT|REPEATS")];
         for job in self.jobs() {
             for rank in &job.ranks {
                 rows.push([vec![job.name.clone()], rank_cells(rank)].concat());
@@ -297,6 +300,20 @@ pub(super) fn slots(job: &Job) -> String {
     format!("{}/{}", job.slots_in_use, job.slots)
 }
 
+/// How long blocks take, in at most six characters.
+pub(super) fn block_time(seconds: Option<f64>) -> String {
+    let units = [(1.0, "s"), (1e-3, "ms"), (0.0, "µs")];
+    let Some(seconds) = seconds else { return "-".into() };
+    let unit =
+        units.into_iter().find(|(least, _)| seconds >= *least).map_or("µs", |(_, unit)| unit);
+    let number = match unit {
+        "s" => seconds,
+        "ms" => seconds * 1e3,
+        _ => seconds * 1e6,
+    };
+    if number < 9.95 { format!("{number:.1}{unit}") } else { format!("{number:.0}{unit}") }
+}
+
 /// A rank's cells, from its number on.
 pub(super) fn rank_cells(rank: &Rank) -> Vec<String> {
     let or = |text: Option<String>| text.unwrap_or_else(|| "-".into());
@@ -314,5 +331,6 @@ pub(super) fn rank_cells(rank: &Rank) -> Vec<String> {
         or(rank.lag_blocks.map(|behind| behind.to_string())),
         or(wait),
         or(rank.heartbeat_seconds.map(|ago| format!("{ago:.1} s ago"))),
+        or(rank.repetitions.map(|count| count.to_string())),
     ]
 }

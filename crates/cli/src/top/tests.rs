@@ -1,6 +1,6 @@
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use xdp_agg::observe::api::{Daemon, Event, Events, Job, Port, Rank, RankState, State};
+use xdp_agg::observe::api::{Completion, Daemon, Event, Events, Job, Port, Rank, RankState, State};
 
 use super::*;
 
@@ -14,6 +14,7 @@ fn state(looks: u64) -> State {
         lag_blocks: Some(40 - next),
         lag_seconds: Some(lag),
         heartbeat_seconds: Some(0.2),
+        repetitions: Some(70 + u64::from(rank)),
         ..Rank::default()
     };
     let job = |id: u16, name: &str, blocks: u64, late: f64| Job {
@@ -27,6 +28,11 @@ fn state(looks: u64) -> State {
         block_bytes: 1000,
         blocks_completed: blocks,
         duplicates: 10 * looks,
+        completion: Completion {
+            p50_seconds: Some(85e-6),
+            p99_seconds: Some(3.25e-3),
+            ..Completion::default()
+        },
         ranks: vec![rank(0, 40, 0.0), rank(1, if late > 0.0 { 33 } else { 40 }, late)],
         ..Job::default()
     };
@@ -80,7 +86,9 @@ fn a_late_rank_is_named_with_its_lag_and_rates_are_since_the_last_look() {
     assert!(text.starts_with("xdp-agg 1.2.3, engine xdp (native), up 1:02:06, ready"), "{text}");
     assert!(text.contains("eth1 has no carrier"), "{text}");
     let train = line(&text, "train");
-    for words in ["running", "2/2", "300.0", "300.0k", "7/512", "10.0", "rank 1: 5.2 s"] {
+    for words in
+        ["running", "2/2", "300.0", "300.0k", "85µs", "3.2ms", "7/512", "10.0", "rank 1: 5.2 s"]
+    {
         assert!(train.contains(words), "{words}: {train}");
     }
     assert!(line(&text, "calm").contains("5.0k"), "{text}");
@@ -113,7 +121,10 @@ fn keys_sort_and_open_jobs() {
     let text = screen(&model);
     assert!(text.contains("ranks of train, epoch 1, running") && !text.contains("calm"), "{text}");
     let late: Vec<_> = line(&text, "1 ").split_whitespace().collect();
-    assert_eq!(late, ["1", "late", "10.0.0.1:4000", "33", "7", "5.2", "s", "0.2", "s", "ago"]);
+    assert_eq!(
+        late,
+        ["1", "late", "10.0.0.1:4000", "33", "7", "5.2", "s", "0.2", "s", "ago", "71"]
+    );
     assert!(text.find("late").expect("it is") < text.find(" ok ").expect("it is"), "{text}");
     key(&mut model, KeyCode::Esc);
     assert!(screen(&model).contains("calm"));
@@ -173,10 +184,19 @@ fn plain_text_names_who_is_late() {
     model.take(state(1));
     let text = model.text();
     let train: Vec<_> = line(&text, "train").split_whitespace().collect();
-    let expected = ["train", "running", "1", "2/2", "300", "7/512", "10", "rank", "1:", "5.2", "s"];
-    assert_eq!(train, expected);
+    let expected = "train running 1 2/2 300 85µs 3.2ms 7/512 10 rank 1: 5.2 s";
+    assert_eq!(train.join(" "), expected);
     assert!(text.contains("warning: eth1 has no carrier\n"), "{text}");
     let rank = text.lines().find(|line| line.contains(" late ")).expect("a row of its own");
     let cells: Vec<_> = rank.split_whitespace().collect();
     assert_eq!(cells[..6], ["train", "1", "late", "10.0.0.1:4000", "33", "7"]);
+    assert_eq!(cells.last(), Some(&"71"));
+}
+
+#[test]
+fn times_of_blocks_are_short() {
+    let said =
+        [2.5e-6, 85.4e-6, 999e-6, 1e-3, 3.25e-3, 0.25, 1.0, 75.0].map(Some).map(model::block_time);
+    assert_eq!(said, ["2.5µs", "85µs", "999µs", "1.0ms", "3.2ms", "250ms", "1.0s", "75s"]);
+    assert_eq!(model::block_time(None), "-");
 }

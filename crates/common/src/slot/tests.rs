@@ -151,7 +151,7 @@ fn a_copy_is_its_roots_lanes() {
         let mut packet = [[lanes::Lane::new(word); 8]];
         let c = Contribution { chunks: 1, ..c };
         let held = (&mut state, &mut lanes[..]);
-        let outcome = take_in(held, POOL, 0b111, &c, &mut packet[..]);
+        let outcome = take_in(held, POOL, 0b111, (&c, 0), &mut packet[..]);
         (outcome.verdict, outcome.seen, packet[0][7].bits())
     };
     assert_eq!(receive(copy(1), 77), (Verdict::Store { complete: true }, 0b100, 77));
@@ -188,7 +188,7 @@ fn every_reduction_is_that_of_its_lanes() {
             let c = Contribution { reduction, chunks: 1, ..from(rank, 1) };
             let mut packet = [[lanes::Lane::new(words[usize::from(rank)]); 8]];
             let held = (&mut state, &mut lanes[..]);
-            let outcome = take_in(held, POOL, 0b111, &c, &mut packet[..]);
+            let outcome = take_in(held, POOL, 0b111, (&c, 0), &mut packet[..]);
             (outcome.verdict, packet[0][7].bits())
         };
         receive(2);
@@ -285,4 +285,45 @@ fn the_model_network_delivers() {
         .collect();
     let delivered = run_network(3, 64, &choices).expect("no packet is refused");
     assert!(delivered > 100, "{delivered}");
+}
+
+/// What a block's outcomes say of its time, for contributions at these times of a job of three.
+#[test]
+fn a_block_is_timed_from_its_first_contribution_to_its_last() {
+    let said = |times: [u64; 3]| {
+        let (mut state, mut lanes) = (SlotState::default(), [Chunk::default()]);
+        let mut receive = |rank, now| {
+            let mut packet = [Chunk::default()];
+            let c = Contribution { chunks: 1, ..from(rank, 3) };
+            let held = (&mut state, &mut lanes[..]);
+            take_in(held, POOL, 0b111, (&c, now), &mut packet[..])
+        };
+        for (rank, now) in (0..).zip(times) {
+            let outcome = receive(rank, now);
+            let complete = matches!(outcome.verdict, Verdict::Add { complete: true });
+            assert_eq!(complete, rank == 2);
+            if complete {
+                // A repetition finds the same, at whatever time.
+                assert_eq!(receive(0, now + 77).timed, outcome.timed);
+                return outcome.timed;
+            }
+        }
+        unreachable!("the last one completes it")
+    };
+    assert_eq!(said([100, 150, 400]), 300);
+    assert_eq!(said([100, 99, 90]), 1, "another CPU's clock was read later");
+    assert_eq!(said([0, 0, 0]), 0, "not timed");
+}
+
+/// The blocks of a broadcast to which all contribute are never timed.
+#[test]
+fn one_block_in_sixteen_is_timed_and_one_of_a_smaller_pool() {
+    for slots in [2, 4, 8, 16, 32, 4096] {
+        let pool = Pool::new(slots).expect("a power of two");
+        let every = u64::from(slots.min(TIMED_EVERY));
+        let timed: Vec<u64> = (0..10_000).filter(|block| pool.is_timed(*block)).collect();
+        let expected: Vec<u64> = (0..10_000).filter(|block| (block + 1) % every == 0).collect();
+        assert_eq!(timed, expected, "{slots} slots");
+        assert!(timed.iter().all(|block| !crate::copies::is_full(*block)));
+    }
 }

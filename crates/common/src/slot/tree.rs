@@ -243,7 +243,7 @@ impl Tree {
     fn up(&mut self, at: usize, c: Contribution, mut lanes: [Chunk; 1]) -> Outcome {
         let node = &mut self.nodes[at];
         let (state, held) = &mut node.slots[node.pool.slot_of(c.block) as usize];
-        let outcome = take_in((state, held), node.pool, node.members, &c, &mut lanes[..]);
+        let outcome = take_in((state, held), node.pool, node.members, (&c, 0), &mut lanes[..]);
         let sum = Contribution { flags: outcome.flags, ..c };
         let (rank, block) = (c.rank, c.block);
         match outcome.verdict {

@@ -344,5 +344,6 @@ pub(super) fn since(now: &JobCounters, base: &JobCounters) -> JobCounters {
         late: now.late.saturating_sub(base.late),
         relays: now.relays.saturating_sub(base.relays),
         rejects,
+        times: now.times.since(&base.times),
     }
 }

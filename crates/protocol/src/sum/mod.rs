@@ -324,13 +324,17 @@ impl Sums {
         let first = index * self.max_chunks;
         let lanes = &mut self.lanes[first..first + usize::from(contribution.chunks)];
         let slot = (&mut self.slots[index], lanes);
-        let outcome = take_in(slot, pool, members, contribution, chunks_mut(payload));
+        let time = if pool.is_timed(contribution.block) { nanos(now) } else { 0 };
+        let outcome = take_in(slot, pool, members, (contribution, time), chunks_mut(payload));
         let header = Header { flags: outcome.flags, ..*header };
         let refused = if let Verdict::Reject(reason) = outcome.verdict {
             Some(reason)
         } else {
-            job.members[usize::from(header.rank)].heard = nanos(now);
-            self.counters[job_id].note(outcome.verdict, contribution.asks, pool);
+            let member = &mut job.members[usize::from(header.rank)];
+            member.heard = nanos(now);
+            let again = outcome.verdict.is_repetition(contribution.asks);
+            member.repetitions += u64::from(again);
+            self.counters[job_id].note(&outcome, contribution.asks, pool);
             None
         };
         let answer = (outcome.reaction(pool), outcome.word());

@@ -20,7 +20,7 @@ use xdp_agg_common::maps::{Fan, JobConf, JobCounters, MAX_JOBS, Member, Quota, U
 use xdp_agg_common::wire::MAX_WORKERS;
 
 use super::sys::{self, RawSlot};
-use super::watch::{Watched, again};
+use super::watch::{Descriptors, again};
 use crate::engine::EngineError;
 
 /// The compiled kernel half (`cargo xtask build-ebpf`).
@@ -71,7 +71,7 @@ pub(super) struct Object {
     /// Interface of the workers of this host; 0: none.
     pub(super) local_ifindex: u32,
     /// Some of the maps once more.
-    pub(super) watched: Watched,
+    pub(super) watched: Descriptors,
 }
 
 impl Object {
@@ -116,7 +116,7 @@ impl Object {
             let map = bpf.map(name).ok_or_else(|| no_such(name))?;
             again(map).map_err(|error| other("a map for those that watch", error))
         };
-        let watched = Watched {
+        let watched = Descriptors {
             slots: twin("SLOTS")?,
             jobs: twin("JOBS")?,
             members: twin("MEMBERS")?,

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray};
 use xdp_agg_common::maps::{JobConf, JobCounters, MAX_JOBS, Member, Phase, member_index};
@@ -12,13 +11,13 @@ use xdp_agg_protocol::sum::since;
 use super::clocks::KernelClock;
 use super::sys::RawSlot;
 use crate::engine::EngineError;
-use crate::engine::watch::{Eye, Watch};
+use crate::engine::watch::{Eye, Watch, Watched};
 
 const BPF_F_LOCK: u64 = 4;
 
 /// Descriptors of the maps that are watched.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct Descriptors {
     pub(super) slots: OwnedFd,
     pub(super) jobs: OwnedFd,
     pub(super) members: OwnedFd,
@@ -43,8 +42,8 @@ pub(super) struct XdpWatch {
 }
 
 impl XdpWatch {
-    pub(super) fn open(watched: &Watched, clock: KernelClock) -> Result<Self, EngineError> {
-        let Watched { slots, jobs, members, counters } = watched;
+    pub(super) fn open(watched: &Descriptors, clock: KernelClock) -> Result<Self, EngineError> {
+        let Descriptors { slots, jobs, members, counters } = watched;
         Ok(Self {
             slots: Map::Array(data(slots)?).try_into().map_err(failed)?,
             jobs: Map::Array(data(jobs)?).try_into().map_err(failed)?,
@@ -85,17 +84,18 @@ impl Watch for XdpWatch {
         Ok(true)
     }
 
-    fn heard(&mut self, job_id: u16) -> Result<Vec<(u16, Option<Duration>)>, EngineError> {
+    fn members(&mut self, job_id: u16) -> Result<Vec<Watched>, EngineError> {
         let Some(conf) = self.conf(job_id)? else {
             return Ok(Vec::new());
         };
         let members = (0..conf.workers).filter(|rank| conf.members >> rank & 1 == 1);
-        let heard = |rank| {
+        let watched = |rank| {
             let member = self.members.get(&member_index(job_id, rank), 0).map_err(failed)?;
             // The clock is read after the entry: no member was heard later than that.
-            Ok((rank, since(member.heard, self.clock.now())))
+            let heard = since(member.heard, self.clock.now());
+            Ok(Watched { rank, epoch: conf.epoch, heard, repetitions: member.repetitions })
         };
-        members.map(heard).collect()
+        members.map(watched).collect()
     }
 }
 

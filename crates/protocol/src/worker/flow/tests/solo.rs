@@ -148,7 +148,8 @@ impl World {
         let (state, lanes) = &mut self.slots[POOL.slot_of(c.block) as usize];
         let before = *state;
         let mut packet = [[xdp_agg_common::lanes::Lane::new(value); 8]];
-        let Outcome { verdict, .. } = take_in((state, lanes), POOL, members, &c, &mut packet[..]);
+        let Outcome { verdict, .. } =
+            take_in((state, lanes), POOL, members, (&c, 0), &mut packet[..]);
         let taken_over = before.epoch == 1 && state.block != before.block;
         for flow in self.flows.iter().filter(|_| taken_over) {
             assert!(
