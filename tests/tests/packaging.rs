@@ -13,7 +13,7 @@ use serde_json::Value;
 use support::packages::repository;
 use support::{Lab, check_sums, need_root, network};
 use xdp_agg::config::Partial;
-use xdp_agg_testbed::{BpfFs, Process, program};
+use xdp_agg_testbed::program;
 
 fn packaging(name: &str) -> String {
     let path = repository().join("packaging").join(name);
@@ -64,29 +64,6 @@ fn the_settings_for_kubernetes_are_settings() {
         let mounted = directory.parent().expect("a directory").display().to_string();
         assert!(daemon.contains(&format!("mountPath: {mounted}\n")), "{mounted} is not mounted");
     }
-}
-
-/// Root with the capabilities of the DaemonSet and no others serves workers by XDP, and pins.
-#[test]
-fn the_capabilities_for_kubernetes_are_enough() {
-    need_root!();
-    let bpffs = BpfFs::mount().expect("a BPF file system");
-    let daemon = packaging("kubernetes/daemon-set.yaml");
-    let line = daemon.lines().find_map(|line| line.trim().strip_prefix("add: "));
-    let names = line.expect("capabilities are added").split('"').skip(1).step_by(2);
-    let kept: String = names.map(|name| format!(",+{}", name.to_lowercase())).collect();
-    let mut lab =
-        Lab { topology: network(2, "ports"), daemon: None, engine: "xdp", extra: Vec::new() };
-    let mut command = lab.topology.aggregator().command("setpriv");
-    command.args(["--no-new-privs", "--inh-caps=-all", &format!("--bounding-set=-all{kept}")]);
-    command.arg(program("xdp-agg").expect("the tests' programs are built")).arg("serve");
-    command.args(["--engine", "xdp", "--control", &lab.control().to_string()]);
-    for interface in lab.topology.aggregator_interfaces() {
-        command.args(["--interface", &interface]);
-    }
-    command.args(bpffs.arguments());
-    lab.daemon = Some(Process::serve("a confined root", command).expect("it gets ready"));
-    check_sums(&lab.connect("confined", 2, |worker| worker), 10_000);
 }
 
 fn cargo(arguments: &[&str]) -> String {

@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use support::watched::{all_begin, all_said, calls_of, check_none_failed, work};
 use support::{LIMIT, Lab, need_root, network};
 use xdp_agg_testbed::steady::{Line, Steady};
@@ -19,6 +20,8 @@ use xdp_agg_testbed::{Machine, program};
 const KEPT: u64 = 1 << 12 | 1 << 39;
 /// The least exposure that is promised, by `systemd-analyze security`.
 const EXPOSURE: f64 = 3.0;
+/// What it says without a token.
+const OPEN: &str = "CONTROL IS OPEN";
 const LOG: &str = "/run/xdp-agg.log";
 
 fn units() -> PathBuf {
@@ -221,6 +224,55 @@ fn a_job_goes_on_through_all_that_systemd_does() {
     drop(workers);
     assert!(host.systemctl("stop").status.success());
     assert!(host.machine.path("/run/xdp-agg").exists(), "the state is for the next daemon");
+}
+
+/// As the unit has it, the log goes to the journal: with the fields of each entry, and with a
+/// priority that `journalctl --priority` knows.
+#[test]
+fn the_journal_has_fields_and_priorities() {
+    need_root!();
+    let host = Host::new(1, "xdp-agg.service");
+    let aside = host.machine.path("/etc/systemd/system/xdp-agg.service.d/log.conf");
+    fs::remove_file(aside).expect("it was written");
+    host.does("systemctl", &["daemon-reload"]);
+    host.does("systemctl", &["start", "systemd-journald.service"]);
+    host.init(&["--no-tls", "--no-token"]);
+    host.starts();
+    let worker = host.lab.connect_one(0, host.lab.worker("journalled", 0, 1));
+    let worker = worker.unwrap_or_else(|error| panic!("{error}"));
+    let read = |options: &[&str]| {
+        let fixed = ["--output=json", "--unit", host.unit];
+        let lines = host.does("journalctl", &[&fixed[..], options].concat());
+        let entries = lines.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        // The manager's own lines about the unit are no entries of the daemon.
+        let own = |entry: &Value| entry["SYSLOG_IDENTIFIER"] == "xdp-agg";
+        entries.filter(own).collect::<Vec<Value>>()
+    };
+    let entry = |what: &str| -> Value {
+        let start = Instant::now();
+        loop {
+            let all = read(&[]);
+            let is_it = |entry: &&Value| entry["MESSAGE"].as_str() == Some(what);
+            match all.iter().find(is_it) {
+                Some(entry) => return entry.clone(),
+                None => assert!(start.elapsed() < LIMIT, "no {what:?} in {all:#?}"),
+            }
+            sleep(Duration::from_millis(50));
+        }
+    };
+    let ready = entry("ready");
+    assert_eq!((&ready["PRIORITY"], &ready["TARGET"]), (&"5".into(), &"xdp_agg::serve".into()));
+    assert!(ready["F_ENGINE"].as_str().is_some_and(|said| said.starts_with("xdp")), "{ready}");
+    assert_eq!(ready["F_CONTROL"], host.lab.control().to_string(), "{ready}");
+    // By the journal's own protocol, not as lines of standard error.
+    assert_eq!(ready["_TRANSPORT"], "journal", "{ready}");
+    let job = read(&["F_JOB=journalled"]);
+    assert!(!job.is_empty(), "the job's entries are found by its name");
+    let warnings = read(&["--priority=warning"]);
+    assert!(warnings.iter().all(|entry| entry["PRIORITY"] == "4"), "{warnings:#?}");
+    let open = |entry: &Value| entry["MESSAGE"].as_str().is_some_and(|said| said.contains(OPEN));
+    assert!(warnings.iter().any(open), "a warning of the open port: {warnings:#?}");
+    drop(worker);
 }
 
 /// systemd listens, and the daemon comes when somebody does. A second daemon of other interfaces

@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// The .deb and the tarball alone, of the program in target/debug as it is: what tests install.
     #[arg(long)]
     debug: bool,
+    /// With --debug: the .rpm, too.
+    #[arg(long, requires = "debug")]
+    rpm: bool,
     /// Of the program in target/dist as it is.
     #[arg(long, conflicts_with = "debug")]
     no_build: bool,
@@ -70,6 +73,16 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         let deb = deb(&stage, &out, &["--profile", "dev", "--fast"])?;
         let tarball = tarball::make(&stage, &out)?;
         println!("{}\n{}", deb.display(), tarball.display());
+        if args.rpm {
+            // The tool reads all of the program several times: without what debuggers want.
+            let place = stage.directory.join("rpm");
+            fs::create_dir_all(place.join("debug"))?;
+            let stripped = place.join("debug/xdp-agg");
+            run(Command::new("strip").arg("-o").arg(stripped).arg(&stage.program))?;
+            let place = place.display().to_string();
+            let more = ["--profile", "dev", "--payload-compress", "none", "--target-dir", &place];
+            println!("{}", rpm(&stage, &out, &more)?.display());
+        }
         return Ok(());
     }
     if !args.no_build {
@@ -78,7 +91,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let program = target().join(PROFILE).join("xdp-agg");
     let stage = Stage::fill(&program, &version, epoch)?;
     let deb = deb(&stage, &out, &["--profile", PROFILE])?;
-    let rpm = rpm(&stage, &out)?;
+    let rpm = rpm(&stage, &out, &["--profile", PROFILE, "--payload-compress", "zstd"])?;
     let tarball = tarball::make(&stage, &out)?;
     let sbom = sbom(&stage, &out)?;
     check::packages(&deb, &rpm, &tarball)?;
@@ -95,7 +108,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
 /// What the tests install packages with, and in: made here, so that no test waits for it. Where
 /// that cannot be, these tests are left out, with a message; in CI that is a failure.
 pub(crate) fn ensure_for_tests() -> Result<()> {
-    match Tool::DEB.ensure().and_then(|_| root::ensure()).and_then(|_| buildah()) {
+    let tools = Tool::DEB.ensure().and_then(|_| Tool::RPM.ensure());
+    match tools.and_then(|_| root::ensure()).and_then(|_| image_tools()) {
         Ok(()) => Ok(()),
         Err(error) if std::env::var_os("CI").is_some() => {
             Err(error.context("the tests of packages (CI is set, so they must run)"))
@@ -107,13 +121,11 @@ pub(crate) fn ensure_for_tests() -> Result<()> {
     }
 }
 
-/// What builds the image.
-fn buildah() -> Result<()> {
-    let packages = vec!["buildah".to_owned()];
-    match which("buildah") {
-        Some(_) => Ok(()),
-        None => install(&[Need { what: "buildah, to build the image", packages }]),
-    }
+/// What builds the image, and what runs it as Kubernetes has it run.
+fn image_tools() -> Result<()> {
+    let needs = ["buildah", "runc"].into_iter().filter(|tool| which(tool).is_none());
+    let needs: Vec<_> = needs.map(|what| Need { what, packages: vec![what.to_owned()] }).collect();
+    install(&needs)
 }
 
 /// The profile of what ships: all optimisations across crates, no debug information.
@@ -141,15 +153,15 @@ fn deb(stage: &Stage, out: &Path, more: &[&str]) -> Result<PathBuf> {
     })
 }
 
-fn rpm(stage: &Stage, out: &Path) -> Result<PathBuf> {
+fn rpm(stage: &Stage, out: &Path, more: &[&str]) -> Result<PathBuf> {
     let tool = Tool::RPM.ensure()?;
     step("cargo generate-rpm", || {
         let arch = std::env::consts::ARCH;
         let path = out.join(format!("xdp-agg-{}-1.{arch}.rpm", debian(&stage.version)));
         let mut rpm = cargo();
         tool.on_path(&mut rpm)?;
-        rpm.args(["generate-rpm", "--package", "crates/cli", "--profile", PROFILE]);
-        rpm.args(["--source-date", &stage.epoch.to_string(), "--payload-compress", "zstd"]);
+        rpm.args(["generate-rpm", "--package", "crates/cli"]).args(more);
+        rpm.args(["--source-date", &stage.epoch.to_string()]);
         let version = format!("version = \"{}\"", debian(&stage.version));
         rpm.args(["--set-metadata", &version]).arg("--output").arg(&path);
         run(&mut rpm)?;

@@ -14,17 +14,21 @@ pub(crate) struct Args {
     /// And until there were as many joins
     #[arg(long, default_value_t = 200_000)]
     joins: u64,
-    /// How often the daemon is killed and started again with its pinned data path
+    /// And until the job that runs all the while has made as many calls: ten a second for 12 hours
+    #[arg(long, default_value_t = 432_000)]
+    calls: u64,
+    /// How often the daemon is killed and started again with its pinned data path, after that
     #[arg(long, default_value_t = 100)]
     restarts: u64,
 }
 
 pub(crate) fn main(args: &Args) -> Result<()> {
     setup::ensure_tests()?;
-    build::programs(false)?;
+    build::for_tests()?;
     let mut test = cargo();
     test.args(["test", "--quiet", "--workspace", "--test", "soak", "--", "--nocapture"]);
     test.env("XDP_AGG_SOAK_SECONDS", args.seconds.to_string());
     test.env("XDP_AGG_SOAK_JOINS", args.joins.to_string());
+    test.env("XDP_AGG_SOAK_CALLS", args.calls.to_string());
     run(test.env("XDP_AGG_SOAK_RESTARTS", args.restarts.to_string()))
 }

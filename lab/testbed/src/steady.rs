@@ -266,6 +266,11 @@ impl Steady {
         self.lock().clone()
     }
 
+    /// How many such lines it has said until now.
+    pub fn count(&self, is_it: impl Fn(&Line) -> bool) -> usize {
+        self.lock().iter().filter(|(_, line)| is_it(line)).count()
+    }
+
     /// Waits for a line, among those that came before, too.
     ///
     /// # Errors
@@ -278,10 +283,13 @@ impl Steady {
     ) -> Result<(Instant, Line), Error> {
         let deadline = Instant::now() + limit;
         let mut said = self.lock();
+        // A worker may have said millions of lines: none is looked at twice.
+        let mut seen = 0;
         loop {
-            if let Some((at, line)) = said.iter().find(|(at, line)| condition(*at, line)) {
+            if let Some((at, line)) = said[seen..].iter().find(|(at, line)| condition(*at, line)) {
                 return Ok((*at, line.clone()));
             }
+            seen = said.len();
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(said);

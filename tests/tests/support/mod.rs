@@ -17,6 +17,7 @@ pub mod watched;
 
 pub use xdp_agg_testbed::{at_once as on_all, need_root};
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::ops::Range;
 use std::process::Command;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use xdp_agg_client::{Builder, Communicator, Error};
 use xdp_agg_common::control::{CONTROL_PORT, CONTROL_VERSION, JobStats, Reply, Request, Stats};
-use xdp_agg_common::control::{read_message, write_message};
+use xdp_agg_common::control::{FrameError, read_message, write_message};
 use xdp_agg_testbed::steady::{Steady, Work};
 use xdp_agg_testbed::{BpfFs, Mode, Namespace, Process, Topology, at_once, program};
 
@@ -231,21 +232,29 @@ impl Lab {
 
     /// A connection to the daemon from this host, on which nothing has been said.
     pub fn dial_from(&self, host: &Namespace) -> TcpStream {
+        self.try_dial_from(host).expect("the daemon listens")
+    }
+
+    fn try_dial_from(&self, host: &Namespace) -> io::Result<TcpStream> {
         let control = self.control();
-        let connected = host.run(move || TcpStream::connect(control)).expect("entering the host");
-        let stream = connected.expect("the daemon listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("a socket option");
-        stream
+        let stream = host.run(move || TcpStream::connect(control)).expect("entering the host")?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(stream)
     }
 
     /// A connection to the daemon from this host, which is welcome.
     pub fn control_from(&self, host: &Namespace) -> TcpStream {
-        let mut stream = self.dial_from(host);
+        self.try_control_from(host).expect("the daemon answers")
+    }
+
+    /// The same, if there is a daemon.
+    pub fn try_control_from(&self, host: &Namespace) -> Result<TcpStream, FrameError> {
+        let mut stream = self.try_dial_from(host)?;
         let hello = Request::Hello { version: CONTROL_VERSION, agent: "test".into(), token: None };
-        write_message(&mut stream, &hello).expect("sent");
-        let welcome: Reply = read_message(&mut stream).expect("the daemon answers");
+        write_message(&mut stream, &hello)?;
+        let welcome: Reply = read_message(&mut stream)?;
         assert!(matches!(welcome, Reply::Welcome { .. }), "{welcome:?}");
-        stream
+        Ok(stream)
     }
 
     /// One job's part of it.

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use crate::setup::{Need, install};
 use crate::shell::{run, step, target, which};
 
-/// The release, and what it has beyond the least: a service manager, and `man`.
+/// The release, and what it has beyond the least: a service manager, `man`, and `rpm` for the
+/// package of other distributions.
 const SUITE: &str = "bookworm";
-const INCLUDE: &str = "systemd,man-db";
+const INCLUDE: &str = "systemd,man-db,rpm";
 /// Where packages come from, unless this system has them from elsewhere.
 const MIRROR: &str = "http://deb.debian.org/debian";
 
