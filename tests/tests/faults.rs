@@ -31,6 +31,21 @@ fn sums_survive_loss() {
     }
 }
 
+/// Results that leave the program together reach a worker as trains: they have checksums, without
+/// which no kernel merges them.
+#[test]
+fn results_arrive_as_trains() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let workers = lab.connect("trains", 2, |settings| settings);
+    check_sums(&workers, 400_000);
+    let before = lab.topology.host_counters(0).expect("counters").rx_packets;
+    check_sums(&workers, 400_000);
+    let packets = lab.topology.host_counters(0).expect("counters").rx_packets - before;
+    let results = 2 * 400_000 / 352;
+    assert!(packets < results / 4, "{packets} packets for {results} results");
+}
+
 /// A bit that flips on a result's way shows in its checksum. The worker's kernel drops the packet,
 /// which then counts as lost. (A port for each worker: a switch of this machine that merges what it
 /// receives has verified it, and what is damaged behind the switch is not looked at again.)
