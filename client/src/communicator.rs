@@ -299,7 +299,7 @@ impl Communicator {
 
     /// All-reduces in place and waits for it, at most for the configured deadline.
     ///
-    /// Each size of a job learns which way is fastest: see [`Self::learned`]. The bits do not
+    /// Each size of a job may learn which way is fastest ([`Self::learned`]). The bits do not
     /// depend on it. Where the tuning table or `auto` says so for this size, a ring of the workers
     /// adds floats as they are: see [`Self::all_reduce_by`].
     ///

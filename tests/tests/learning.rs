@@ -1,4 +1,4 @@
-//! All-reduces that learn which way is fastest, with nothing configured.
+//! All-reduces that learn which way is fastest.
 
 mod support;
 

@@ -287,7 +287,7 @@ pub struct Tuning {
     /// aggregators, unless it is `auto` and has reasons for other ways.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub all_reduce: Vec<Rule>,
-    /// Without rules for all-reduce, each size learns which way is fastest: through the
+    /// True: without rules for all-reduce, each size learns which way is fastest: through the
     /// aggregators, or one of those among the workers that give the same bits. Not so where a
     /// strategy was named, or where `auto` has reasons of its own.
     #[serde(skip)]
@@ -318,7 +318,7 @@ impl Default for Tuning {
             reduce_scatter: parts(),
             all_gather: parts(),
             all_reduce: Vec::new(),
-            learns: true,
+            learns: false,
             network: None,
         }
     }
@@ -335,7 +335,7 @@ impl Tuning {
             reduce_scatter: all(),
             all_gather: all(),
             all_reduce: all(),
-            learns: true,
+            learns: false,
             network: None,
         }
     }
@@ -358,7 +358,7 @@ impl Tuning {
             return Ok(Self::aggregator());
         }
         if value == "auto" {
-            return Ok(Self::default());
+            return Ok(Self { learns: true, ..Self::default() });
         }
         let wrong =
             |problem: String| Error::Config { name, problem: format!("{value}: {problem}") };

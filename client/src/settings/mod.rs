@@ -392,8 +392,9 @@ impl Builder {
         self
     }
 
-    /// False: all-reduces do not learn which way is fastest ([`Tuning::learns`]). They go through
-    /// the aggregators where the table has no rules for them. The same at all workers.
+    /// True: all-reduces learn which way is fastest ([`Tuning::learns`]), where the table has no
+    /// rules for them. The same at all workers. Default: they do not, and go through the
+    /// aggregators; `XDP_AGG_TUNING=auto` is the same as true.
     #[must_use]
     pub const fn learning(mut self, learns: bool) -> Self {
         self.tuning.learns = learns;

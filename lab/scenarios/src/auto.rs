@@ -15,7 +15,7 @@ const LEARNING: u32 = 60;
 /// A time of more than this share of the best one is marked.
 const ALLOWED: f64 = 1.05;
 
-/// Calls that learn which way is fastest, with nothing configured, against each system alone.
+/// Calls that learn which way is fastest, against each system alone.
 ///
 /// For every rate and size: the aggregators alone, the ring alone, OpenMPI where it is installed,
 /// and `auto` after its first calls. A row whose time is more than 1.05 of the best one's is marked

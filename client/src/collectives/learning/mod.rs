@@ -219,8 +219,7 @@ impl Communicator {
         let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
         let known = || Known { class: Class::new(size, routes), chunks: 0 };
         classes.all.entry(size).or_insert_with(known);
-        loop {
-            let Some(known) = classes.all.get_mut(&size) else { break };
+        while let Some(known) = classes.all.get_mut(&size) {
             match known.class.next() {
                 Next::Go(step) => {
                     let counts = step.slot.map(|slot| (size, slot));
