@@ -215,7 +215,7 @@ impl Communicator {
     }
 
     /// The configured width, where this type has a choice.
-    fn lanes_of<T: Element>(&self, op: Op) -> Option<LaneWidth> {
+    pub(crate) fn lanes_of<T: Element>(&self, op: Op) -> Option<LaneWidth> {
         let chooses = T::TYPE.is_float() && op.adds() && size_of::<T>() < 8;
         self.lanes.filter(|_| chooses)
     }

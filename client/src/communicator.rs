@@ -297,15 +297,20 @@ impl Communicator {
         states.find(|state| *state != State::Running).unwrap_or(State::Running)
     }
 
-    /// All-reduces in place and waits for it, at most for the configured deadline. Where the tuning
-    /// table or `auto` says so for this size, a ring of the workers sums, and not the aggregators:
-    /// see [`Self::all_reduce_by`].
+    /// All-reduces in place and waits for it, at most for the configured deadline.
+    ///
+    /// Each size of a job may learn which way is fastest ([`Self::learned`]). The bits do not
+    /// depend on it. Where the tuning table or `auto` says so for this size, a ring of the workers
+    /// adds floats as they are: see [`Self::all_reduce_by`].
     ///
     /// # Errors
     /// The deadline (naming the ranks whose contribution is missing), the job's end, a call that
     /// differs from the other workers', a value that does not fit. After an error the contents of
     /// `data` are unspecified and the communicator is unusable.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: Op) -> Result<Report, Error> {
+        if self.learns() {
+            return self.all_reduce_learning(None, data, op);
+        }
         self.all_reduce_by(data, op, self.choice(Kind::AllReduce, size_of_val(data)))
     }
 
@@ -320,8 +325,12 @@ impl Communicator {
         data: &mut [T],
         op: Op,
     ) -> Result<Report, Error> {
+        let name = Name::new(name)?;
+        if self.learns() {
+            return self.all_reduce_learning(Some(&name), data, op);
+        }
         let choice = self.choice(Kind::AllReduce, size_of_val(data));
-        self.all_reduce_as(Some(&Name::new(name)?), data, op, choice)
+        self.all_reduce_as(Some(&name), data, op, choice)
     }
 
     /// [`Self::all_reduce_async`] with a name: see [`Self::all_reduce_named`].
@@ -334,8 +343,12 @@ impl Communicator {
         data: Vec<T>,
         op: Op,
     ) -> Result<Handle<T>, Error> {
+        let name = Name::new(name)?;
+        if self.learns() {
+            return self.all_reduce_async_learning(Some(&name), data, op);
+        }
         let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
-        self.all_reduce_async_as(Some(&Name::new(name)?), data, op, choice)
+        self.all_reduce_async_as(Some(&name), data, op, choice)
     }
 
     /// The same as a part of something that is more than an all-reduce.
@@ -363,6 +376,9 @@ impl Communicator {
     /// # Errors
     /// As [`Self::all_reduce`], as far as it is known at once.
     pub fn all_reduce_async<T: Element>(&self, data: Vec<T>, op: Op) -> Result<Handle<T>, Error> {
+        if self.learns() {
+            return self.all_reduce_async_learning(None, data, op);
+        }
         let choice = self.choice(Kind::AllReduce, size_of_val(&*data));
         self.all_reduce_async_by(data, op, choice)
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use xdp_agg_mesh::MAX_DEADLINE;
-use xdp_agg_protocol::worker::{Call, Kept, Limit, Report};
+use xdp_agg_protocol::worker::{Call, Ending, Kept, Limit, Report};
 use xdp_agg_quantize::Element;
 
 use crate::driver::drive;
@@ -23,10 +23,29 @@ pub struct Handle<T: Element> {
     sequence: u64,
     /// None once it was waited for.
     carrier: Option<Carrier<T>>,
+    told: Told,
+}
+
+/// What is to be told how long a call took.
+struct Told(Option<Box<dyn FnOnce(Duration) + Send + Sync>>);
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Told").field(&self.0.is_some()).finish()
+    }
+}
+
+/// How long a call took at the aggregator where it took longest.
+fn longest(calls: &[Call]) -> Duration {
+    let took = |call: &Call| {
+        let times = call.record(Ending::Done).times;
+        times.done.map_or(Duration::MAX, |done| done.saturating_sub(times.made))
+    };
+    calls.iter().map(took).max().unwrap_or(Duration::MAX)
 }
 
 /// What becomes of a call that somebody else carries out.
-type Outcome<T> = Result<Vec<T>, Error>;
+type Outcome<T> = Result<(Vec<T>, Report), Error>;
 
 /// What a call's elements travel by.
 #[derive(Debug)]
@@ -39,7 +58,7 @@ enum Carrier<T> {
         short: bool,
     },
     /// A thread, over the workers' own connections.
-    Thread { outcome: Mutex<Receiver<Outcome<T>>>, report: Report },
+    Thread { outcome: Mutex<Receiver<Outcome<T>>> },
 }
 
 impl<T: Element> Handle<T> {
@@ -50,18 +69,25 @@ impl<T: Element> Handle<T> {
         memory: Kept<T>,
         (sequence, short): (u64, bool),
     ) -> Self {
-        Self { stripes, sequence, carrier: Some(Carrier::Aggregators { place, memory, short }) }
+        let carrier = Some(Carrier::Aggregators { place, memory, short });
+        Self { stripes, sequence, carrier, told: Told(None) }
     }
 
-    /// A call whose elements come from a thread, and this report with them.
+    /// A call whose elements come from a thread, and the report with them.
     pub(crate) const fn carried(
         stripes: Arc<[Stripe]>,
         sequence: u64,
         outcome: Receiver<Outcome<T>>,
-        report: Report,
     ) -> Self {
         let outcome = Mutex::new(outcome);
-        Self { stripes, sequence, carrier: Some(Carrier::Thread { outcome, report }) }
+        let carrier = Some(Carrier::Thread { outcome });
+        Self { stripes, sequence, carrier, told: Told(None) }
+    }
+
+    /// Tells how long the call took at this worker, once it was waited for and has ended well.
+    pub(crate) fn telling(mut self, told: impl FnOnce(Duration) + Send + Sync + 'static) -> Self {
+        self.told = Told(Some(Box::new(told)));
+        self
     }
 
     /// Number of the call in the communicator's life, from 0. A call round a ring of the workers
@@ -83,12 +109,14 @@ impl<T: Element> Handle<T> {
             Some(Carrier::Aggregators { place, memory, short }) => {
                 let finished = finish(&self.stripes, (self.sequence, short), deadline);
                 let calls = finished.map_err(|error| globally(error, &place))?;
+                if let Some(told) = self.told.0.take() {
+                    told(longest(&calls));
+                }
                 Ok(given_back(calls, memory))
             }
-            Some(Carrier::Thread { outcome, report }) => {
+            Some(Carrier::Thread { outcome }) => {
                 let outcome = outcome.into_inner().recv_timeout(deadline);
-                let outcome = outcome.unwrap_or_else(|why| Err(self.without(why, deadline)));
-                Ok((outcome?, report))
+                outcome.unwrap_or_else(|why| Err(self.without(why, deadline)))
             }
             // Unreachable: waiting takes the handle.
             None => Err(Error::Job(JobError::Closed)),

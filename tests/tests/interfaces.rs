@@ -47,7 +47,7 @@ fn sum(topology: &Topology, addr: Ipv4Addr, job: &str) -> Duration {
     let control: SocketAddr = SocketAddrV4::new(addr, CONTROL_PORT).into();
     let connect = |rank: u16| {
         let settings = Communicator::builder().aggregator(control).job(job).rank(rank);
-        let settings = settings.world_size(2).deadline(LIMIT).join_deadline(LIMIT);
+        let settings = settings.world_size(2).deadline(LIMIT).join_deadline(LIMIT).learning(false);
         let host = topology.worker(rank.into());
         host.run(move || settings.connect()).expect("its namespace").expect("it joins")
     };

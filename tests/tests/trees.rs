@@ -54,6 +54,7 @@ fn connect_by(
             .rank(rank)
             .world_size(world_size)
             .scale(1024.0)
+            .learning(false)
             .deadline(LIMIT)
             .join_deadline(LIMIT);
         let (settings, host) = (tune(settings), fabric.topology.worker(rank.into()));

@@ -18,11 +18,15 @@ use crate::digest::digest;
 use crate::driver::Stripe;
 use crate::error::{Error, JobError};
 use crate::handle::{Handle, fail};
-use xdp_agg_protocol::worker::Purpose;
+use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::Op;
 
+/// A mesh, if the workers can connect.
+type Opened = Result<Mesh, Error>;
 /// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;
+/// The same of a call that sums.
+type Summed = Result<Report, xdp_agg_mesh::Error>;
 
 impl Communicator {
     /// Carries out a call among the workers. `what`: what they must agree on.
@@ -60,7 +64,7 @@ impl Communicator {
         choice: Choice,
         what: &Arc<str>,
         mut data: Vec<T>,
-        call: impl FnOnce(&mut Mesh, &mut [T]) -> Done + Send + 'static,
+        call: impl FnOnce(&mut Mesh, &mut [T]) -> Summed + Send + 'static,
     ) -> Result<Handle<T>, Error> {
         if self.is_forked() {
             return Err(Error::Forked);
@@ -84,18 +88,17 @@ impl Communicator {
         let carry_out = move |turn: Turn| {
             let mut traced = tracer.mesh_call(turn.number(), &what, digest(what.bytes()));
             agreement.map_or(Ok(()), |agreement| agreement.wait(deadline))?;
+            let mut report = Report::default();
             turn.run(|mesh| {
                 traced.begin();
-                let done = Watcher::during(&watcher, &what, || call(mesh, &mut data));
-                if done.is_ok() {
-                    traced.done();
-                }
-                done
+                report = Watcher::during(&watcher, &what, || call(mesh, &mut data))?;
+                traced.done();
+                Ok(())
             })?;
-            Ok(data)
+            Ok((data, report))
         };
         beginning.leave(move |turn| {
-            let outcome: Result<Vec<T>, Error> = carry_out(turn);
+            let outcome: Result<(Vec<T>, Report), Error> = carry_out(turn);
             let outcome = outcome.map_err(|error| reason(&stripes, error));
             if let Err(error) = &outcome {
                 fail(&stripes, error);
@@ -103,7 +106,7 @@ impl Communicator {
             // Nobody may be there any more.
             let _ = sender.send(outcome);
         })?;
-        Ok(Handle::carried(self.stripes(), sequence, result, self.report_of_ring()))
+        Ok(Handle::carried(self.stripes(), sequence, result))
     }
 
     /// All workers make this call, or it is an error at all of them.
@@ -136,18 +139,22 @@ impl Communicator {
 
     fn open_if_needed(&self, beginning: &mut Beginning<'_>) -> Result<(), Error> {
         if !beginning.is_open() {
-            beginning.opened(self.failing(self.open_mesh())?);
+            let mesh = self.try_mesh(self.side.stall_deadline).flatten();
+            beginning.opened(self.failing(mesh)?);
         }
         Ok(())
     }
 
     /// The workers tell each other, through the aggregator, where they listen; rank 0 makes the
-    /// cookie.
-    fn open_mesh(&self) -> Result<Mesh, Error> {
+    /// cookie. `within`: how long they may take to connect then. The inner error is one of
+    /// connecting alone.
+    pub(super) fn try_mesh(&self, within: Duration) -> Result<Opened, Error> {
         let (rank, world) = (self.rank(), self.world_size());
         let io = |error| Error::io("opening a listener for the other workers")(error);
-        let listener = own(|| TcpListener::bind((self.side.address, 0))).map_err(io)?;
-        let port = listener.local_addr().map_err(io)?.port();
+        let listener = own(|| TcpListener::bind((self.side.address, 0)));
+        let listener = listener.and_then(|listener| Ok((listener.local_addr()?.port(), listener)));
+        // The others wait for the addresses in any case; a port of 0 tells them.
+        let port = listener.as_ref().map_or(0, |(port, _)| *port);
         // A word a rank: address and port; and the cookie behind them. Max keeps what is not 0.
         let mut words = vec![0_i64; usize::from(world) + 1];
         words[usize::from(rank)] = i64::from(self.side.address.to_bits()) << 16 | i64::from(port);
@@ -157,6 +164,14 @@ impl Communicator {
         }
         self.all_reduce_for(&mut words, Op::Max, &Purpose::of(&Arc::from("addresses of a mesh")))?;
         let cookie = words.pop().unwrap_or_default() as u64;
+        let (_, listener) = match listener {
+            Ok(listener) => listener,
+            Err(error) => return Ok(Err(io(error))),
+        };
+        if let Some(deaf) = words.iter().position(|word| *word as u16 == 0) {
+            let (rank, call, reason) = (deaf as u16, 0, "it has no port to listen at".into());
+            return Ok(Err(xdp_agg_mesh::Error::PeerLost { rank, call, reason }.into()));
+        }
         let address =
             |word: &i64| SocketAddr::from((Ipv4Addr::from_bits((word >> 16) as u32), *word as u16));
         let watcher = Watcher::new(&self.stripes(), *self.place(), self.side.warn_after);
@@ -170,9 +185,9 @@ impl Communicator {
             .cookie(cookie)
             .deadline(self.deadline())
             // All have come to this call.
-            .join_deadline(self.side.stall_deadline)
+            .join_deadline(within)
             .onlooker(watcher);
-        Ok(mesh.open()?)
+        Ok(mesh.open().map_err(Error::from))
     }
 }
 

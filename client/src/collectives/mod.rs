@@ -8,6 +8,7 @@
 //! and its packets alone travel ([`xdp_agg_common::copies`]).
 
 mod bytes;
+mod learning;
 mod mesh;
 mod onlooker;
 mod queue;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use xdp_agg_mesh::schedule::part;
 use xdp_agg_quantize::Element;
 
+pub use learning::{Learned, Route};
 pub use tuning::{Choice, Kind, Network, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
@@ -96,7 +98,10 @@ impl Communicator {
         }
         let what = named("all-reduce", name);
         let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
-        self.start_over_mesh(choice, &what, data, move |mesh, data| mesh.all_reduce(data, op))
+        let report = self.report_of_ring();
+        self.start_over_mesh(choice, &what, data, move |mesh, data| {
+            mesh.all_reduce(data, op).map(|()| report)
+        })
     }
 
     /// Leaves the root's elements at all workers, bit for bit.

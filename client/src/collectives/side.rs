@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
 
 use super::bytes::Words;
+use super::learning::Learning;
 use super::onlooker::Watcher;
 use super::queue::Queue;
 use super::tuning::Tuning;
@@ -20,6 +21,7 @@ use crate::settings::Builder;
 #[derive(Debug)]
 pub(crate) struct Side {
     pub(super) tuning: Tuning,
+    pub(super) learning: Arc<Learning>,
     /// No worker is left out after it was lost: a mesh has all of them.
     pub(super) mesh_may_serve: bool,
     /// Words that are used again from call to call.
@@ -43,6 +45,7 @@ impl Side {
         };
         Ok(Self {
             tuning: settings.tuning.clone(),
+            learning: Arc::default(),
             mesh_may_serve: settings.policy.worker_loss == WorkerLoss::Fail,
             words: Mutex::default(),
             address,

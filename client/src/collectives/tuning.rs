@@ -287,6 +287,11 @@ pub struct Tuning {
     /// aggregators, unless it is `auto` and has reasons for other ways.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub all_reduce: Vec<Rule>,
+    /// True: without rules for all-reduce, each size learns which way is fastest: through the
+    /// aggregators, or one of those among the workers that give the same bits. Not so where a
+    /// strategy was named, or where `auto` has reasons of its own.
+    #[serde(skip)]
+    pub learns: bool,
     /// What chunks are chosen by where a rule names none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
@@ -313,6 +318,7 @@ impl Default for Tuning {
             reduce_scatter: parts(),
             all_gather: parts(),
             all_reduce: Vec::new(),
+            learns: false,
             network: None,
         }
     }
@@ -329,6 +335,7 @@ impl Tuning {
             reduce_scatter: all(),
             all_gather: all(),
             all_reduce: all(),
+            learns: false,
             network: None,
         }
     }
@@ -344,15 +351,19 @@ impl Tuning {
         read::table(text)
     }
 
-    /// Reads the file of this name; `aggregator` is [`Self::aggregator`].
+    /// Reads the file of this name; `aggregator` is [`Self::aggregator`], and `auto` the usual
+    /// table, with which all-reduces learn.
     pub(crate) fn named(name: &'static str, value: &str) -> Result<Self, Error> {
         if value == "aggregator" {
             return Ok(Self::aggregator());
         }
+        if value == "auto" {
+            return Ok(Self { learns: true, ..Self::default() });
+        }
         let wrong =
             |problem: String| Error::Config { name, problem: format!("{value}: {problem}") };
         let text = File::open(value).and_then(bounded).map_err(|error| {
-            wrong(format!("{error}; expected a file of `xdp-agg tune`, or aggregator"))
+            wrong(format!("{error}; expected a file of `xdp-agg tune`, auto or aggregator"))
         })?;
         Self::parse(&text).map_err(wrong)
     }

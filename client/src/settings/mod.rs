@@ -392,6 +392,15 @@ impl Builder {
         self
     }
 
+    /// True: all-reduces learn which way is fastest ([`Tuning::learns`]), where the table has no
+    /// rules for them. The same at all workers. Default: they do not, and go through the
+    /// aggregators; `XDP_AGG_TUNING=auto` is the same as true.
+    #[must_use]
+    pub const fn learning(mut self, learns: bool) -> Self {
+        self.tuning.learns = learns;
+        self
+    }
+
     /// Writes a trace of all calls to this file (`docs/tracing.md`). `%r` stands for the rank, `%p`
     /// for the process, `%h` for the host. A directory gets a file a rank. The same as
     /// `XDP_AGG_TRACE`. Default: none.

@@ -29,6 +29,7 @@ impl Builder {
             }
             Chooser::Caller => {
                 self.tuning.all_reduce.clear();
+                self.tuning.learns = false;
                 String::new()
             }
             _ if self.policy.worker_loss != WorkerLoss::Fail => String::new(),

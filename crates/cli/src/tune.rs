@@ -104,7 +104,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let problem = "elements have four bytes, so a size is a multiple of 4 above 0";
         return Err(crate::exit::WrongConfig(format!("--bytes {odd}: {problem}")).into());
     }
-    let mut settings = Builder::from_env()?;
+    // Its own calls between the measured ones need no way of their own.
+    let mut settings = Builder::from_env()?.learning(false);
     if let Some(file) = &args.tuning {
         settings = settings.tuning(read(file)?);
     }

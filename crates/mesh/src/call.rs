@@ -30,10 +30,16 @@ pub enum Collective {
     ShortAllReduce = 8,
     /// The root's data to one rank of each other host.
     HostBroadcast = 9,
+    /// All ranks' data to all, in one step.
+    Exchange = 10,
+    /// All ranks the reduced data, whole vectors between pairs.
+    DoublingAllReduce = 11,
+    /// All ranks the reduced data, halves of halves between pairs.
+    HalvingAllReduce = 12,
 }
 
 impl Collective {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Broadcast,
         Self::Reduce,
         Self::ReduceScatter,
@@ -43,6 +49,9 @@ impl Collective {
         Self::AllReduce,
         Self::ShortAllReduce,
         Self::HostBroadcast,
+        Self::Exchange,
+        Self::DoublingAllReduce,
+        Self::HalvingAllReduce,
     ];
 
     pub(crate) fn of_code(code: u8) -> Option<Self> {
@@ -62,6 +71,9 @@ impl Collective {
             Self::AllReduce => "all-reduce",
             Self::ShortAllReduce => "all-reduce as a short vector",
             Self::HostBroadcast => "broadcast between hosts",
+            Self::Exchange => "exchange",
+            Self::DoublingAllReduce => "all-reduce by doubling",
+            Self::HalvingAllReduce => "all-reduce by halving",
         }
     }
 }
@@ -109,10 +121,16 @@ impl Call {
         }
     }
 
+    /// The same of a purpose: ranks with another tag make another call. 48 bits of it count.
+    pub(crate) const fn tagged(self, tag: u64) -> Self {
+        Self { root: tag as u16, algorithm: (0, (tag >> 16) as u32), ..self }
+    }
+
     /// What its elements are reduced by, in words.
     fn operation(&self) -> Option<&'static str> {
-        use Collective::{AllGather, Barrier, Broadcast, HostBroadcast};
-        if matches!(self.collective, Broadcast | AllGather | Barrier | HostBroadcast) {
+        use Collective::{AllGather, Barrier, Broadcast, Exchange, HostBroadcast};
+        let moves = [Broadcast, AllGather, Barrier, HostBroadcast, Exchange];
+        if moves.contains(&self.collective) {
             return None;
         }
         if self.element == WORDS {

@@ -90,8 +90,13 @@ impl<'a> Run<'a> {
         for (index, receive) in work.schedule.receives.iter().enumerate() {
             waiting[usize::from(receive.from)].push_back(index);
         }
+        let beside = work.schedule.receives.iter().filter(|receive| {
+            // These have come as a whole before they are reduced.
+            matches!(receive.effect, Effect::Beside { .. })
+        });
+        let longest = beside.map(|receive| receive.range.len() * work.size).max();
         if work.arithmetic.is_some() {
-            scratch.resize(PIECE, 0);
+            scratch.resize(longest.unwrap_or(0).max(PIECE), 0);
         }
         let received = work.schedule.receives.iter().map(|receive| receive.range.len());
         let is_short = received.sum::<usize>() * work.size <= YIELDING_BYTES;
@@ -157,6 +162,9 @@ impl<'a> Run<'a> {
                 None => break,
             }
             moved = true;
+        }
+        if moved {
+            self.advance();
         }
         Ok(moved)
     }
@@ -274,6 +282,7 @@ impl<'a> Run<'a> {
                 let range = bytes(&receive.range, self.work.size);
                 let place = match receive.effect {
                     Effect::Replace => &mut self.work.data[range],
+                    Effect::Beside { .. } => &mut self.scratch[..range.len()],
                     _ => &mut self.scratch[..range.len().min(PIECE)],
                 };
                 let len = place.len().min(PIECE);
@@ -303,7 +312,9 @@ impl<'a> Run<'a> {
         }
         let range = bytes(&receive.range, self.work.size);
         let moved = match receive.effect {
-            Effect::Replace => self.place(rank, &range, fresh),
+            Effect::Replace | Effect::Beside { .. } => {
+                self.place(rank, &range, receive.effect, fresh)
+            }
             effect => self.reduce(rank, &range, effect, fresh),
         };
         if self.placed[rank] == range.len() {
@@ -324,19 +335,38 @@ impl<'a> Run<'a> {
     fn ends(&mut self, rank: usize, index: usize) {
         self.waiting[rank].pop_front();
         self.done[index] = true;
-        while self.done.get(self.prefix) == Some(&true) {
-            self.prefix += 1;
-        }
         self.placed[rank] = 0;
         if let Some(link) = &mut self.links[rank] {
             link.message_ends();
         }
+        self.advance();
     }
 
-    /// Reads into the vector, unless `fresh` bytes came with the header.
-    fn place(&mut self, rank: usize, range: &Range<usize>, fresh: usize) -> bool {
+    /// Counts the receives that have ended, and reduces what was kept beside the vector.
+    fn advance(&mut self) {
+        while self.done.get(self.prefix) == Some(&true) {
+            let receive = &self.work.schedule.receives[self.prefix];
+            if let Effect::Beside { sent } = receive.effect {
+                if self.next_send < sent {
+                    return;
+                }
+                let range = bytes(&receive.range, self.work.size);
+                if let Some(Arithmetic { combine, .. }) = self.work.arithmetic {
+                    combine(&mut self.work.data[range.clone()], &self.scratch[..range.len()]);
+                }
+            }
+            self.prefix += 1;
+        }
+    }
+
+    /// Reads into the vector or beside it, unless `fresh` bytes came with the header.
+    fn place(&mut self, rank: usize, range: &Range<usize>, effect: Effect, fresh: usize) -> bool {
         let Some(link) = &mut self.links[rank] else { return false };
-        let place = &mut self.work.data[range.clone()][self.placed[rank]..];
+        let whole = match effect {
+            Effect::Beside { .. } => &mut self.scratch[..range.len()],
+            _ => &mut self.work.data[range.clone()],
+        };
+        let place = &mut whole[self.placed[rank]..];
         let bytes = match place.len() {
             _ if fresh > 0 => fresh,
             0..=PIECE => link.read_last(place),

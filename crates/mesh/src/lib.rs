@@ -36,7 +36,7 @@ pub use call::{Call, Collective};
 pub use element::Datum;
 pub use error::Error;
 pub use meet::MAX_WORLD;
-pub use mesh::Mesh;
+pub use mesh::{Mesh, Pattern, combine_words};
 pub use onlooker::Onlooker;
 pub use open::{
     Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, DEFAULT_WARN_AFTER,

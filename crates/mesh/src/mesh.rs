@@ -20,6 +20,27 @@ use crate::open::Builder;
 use crate::schedule::{self, Algorithm, Groups, Schedule, part};
 use crate::wire::{Header, MAX_NOTICE};
 
+/// By rank, world and length.
+type Planned = fn(u16, u16, usize) -> Schedule;
+
+/// How an all-reduce of words goes from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Round a ring: [`schedule::all_reduce`].
+    Ring,
+    /// [`schedule::doubling`].
+    Doubling,
+    /// [`schedule::halving`].
+    Halving,
+}
+
+/// Makes `from` and `into` one, word by word, as an aggregator does with their lanes. Both are
+/// equally long.
+pub fn combine_words(into: &mut [u64], from: &[u64], reduction: Reduction) {
+    let combine = Arithmetic::of_words(reduction).combine;
+    combine(bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from));
+}
+
 /// A rank's connections with all others.
 ///
 /// Calls block; all ranks make the same ones in the same order. Each ends within the deadline, plus
@@ -221,6 +242,39 @@ impl Mesh {
         let call = Call::new(Collective::AllReduce, "words", words.len()).with_words(reduction);
         let arithmetic = Arithmetic::of_words(reduction);
         self.all_reduce_bytes(call, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
+    }
+
+    /// The same by a pattern of the caller's choice. `tag`: 48 bits on which the ranks must agree.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn all_reduce_words_by(
+        &mut self,
+        words: &mut [u64],
+        reduction: Reduction,
+        pattern: Pattern,
+        tag: u64,
+    ) -> Result<(), Error> {
+        let (collective, schedule) = match pattern {
+            Pattern::Doubling => (Collective::DoublingAllReduce, schedule::doubling as Planned),
+            Pattern::Halving => (Collective::HalvingAllReduce, schedule::halving as Planned),
+            Pattern::Ring => (Collective::AllReduce, schedule::all_reduce as Planned),
+        };
+        let call = Call::new(collective, "words", words.len()).with_words(reduction).tagged(tag);
+        let schedule = schedule(self.rank, self.world_size(), words.len());
+        let arithmetic = Some(Arithmetic::of_words(reduction));
+        self.run(call, &schedule, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
+    }
+
+    /// Leaves every rank's [`Self::part`] at all ranks, in one step. `tag`: 48 bits on which the
+    /// ranks must agree.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn exchange<T: Datum>(&mut self, data: &mut [T], tag: u64) -> Result<(), Error> {
+        let schedule = schedule::exchange(self.rank, self.world_size(), data.len());
+        let call = Call::new(Collective::Exchange, T::NAME, data.len()).tagged(tag);
+        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size_of::<T>(), None)
     }
 
     fn all_reduce_bytes(

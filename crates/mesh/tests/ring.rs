@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use support::{at_once, rendezvous};
-use xdp_agg_mesh::{Builder, Error, Mesh, Op};
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_mesh::{Builder, Error, Mesh, Op, Pattern, combine_words};
 
 const SHORT: Duration = Duration::from_millis(1500);
 
@@ -300,4 +301,49 @@ fn nobody_at_the_rendezvous_is_an_error_at_the_deadline() {
     let error = connect(1, 2, address).unwrap_err();
     assert!(matches!(error, Error::Unreachable { rank: 0, .. }), "{error}");
     assert!(started.elapsed() < SHORT + Duration::from_millis(500));
+}
+
+/// By every pattern all ranks get what the words come to, also where vectors are far longer than
+/// what sockets take at once, and while a rank is late.
+#[test]
+fn words_are_reduced_alike_by_every_pattern() {
+    for world in [1, 2, 3, 4, 5, 6, 8_u16] {
+        on_ring(world, unchanged, |mut mesh| {
+            let rank = mesh.rank();
+            for count in [1_usize, 3, 17, 8191, 400_003] {
+                for pattern in [Pattern::Ring, Pattern::Doubling, Pattern::Halving] {
+                    for reduction in [Reduction::Add, Reduction::Max32] {
+                        let own = |rank, i| (value(rank, i) as u64).rotate_left(rank.into());
+                        let mut words: Vec<u64> = (0..count).map(|i| own(rank, i)).collect();
+                        let mut expected: Vec<u64> = (0..count).map(|i| own(0, i)).collect();
+                        for other in 1..world {
+                            let theirs: Vec<u64> = (0..count).map(|i| own(other, i)).collect();
+                            combine_words(&mut expected, &theirs, reduction);
+                        }
+                        if usize::from(rank) == count % usize::from(world) {
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                        mesh.all_reduce_words_by(&mut words, reduction, pattern, 7).unwrap();
+                        assert!(words == expected, "{world} {count} {pattern:?} {reduction:?}");
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_with_other_tags_make_other_calls() {
+    for pattern in [Pattern::Ring, Pattern::Doubling, Pattern::Halving] {
+        let errors = on_ring(2, short_deadline, |mut mesh| {
+            let tag = u64::from(mesh.rank()) << 40;
+            mesh.all_reduce_words_by(&mut [1; 100], Reduction::Add, pattern, tag).unwrap_err()
+        });
+        assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
+    }
+    let errors = on_ring(2, short_deadline, |mut mesh| {
+        let tag = u64::from(mesh.rank());
+        mesh.exchange(&mut [1_u64; 100], tag).unwrap_err()
+    });
+    assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
 }

@@ -98,6 +98,8 @@ enum System {
     XdpAgg,
     /// The baseline: a ring of TCP connections.
     TcpRing,
+    /// As xdp-agg, but each size learns which way is fastest.
+    Auto,
 }
 
 /// Element type.
@@ -111,7 +113,10 @@ enum Dtype {
 
 fn open(system: System) -> Result<Box<dyn Collective>> {
     Ok(match system {
-        System::XdpAgg => Box::new(Builder::from_env()?.scale(pattern::EXACT_SCALE).connect()?),
+        System::XdpAgg | System::Auto => {
+            let settings = Builder::from_env()?.scale(pattern::EXACT_SCALE);
+            Box::new(settings.learning(system == System::Auto).connect()?)
+        }
         System::TcpRing => Box::new(Mesh::from_env()?),
     })
 }
@@ -119,6 +124,16 @@ fn open(system: System) -> Result<Box<dyn Collective>> {
 /// `algorithm` in tables: what sums, and how results come.
 fn algorithm(communicator: &Communicator) -> String {
     format!("{}, {}", communicator.engine(), communicator.result_mode().name())
+}
+
+/// `algorithm` of calls that have learned: the ways of these sizes.
+fn learned(communicator: &Communicator, sizes: &[usize]) -> String {
+    let learned = communicator.learned();
+    let of_size = |bytes: &usize| learned.iter().find(|one| one.up_to >= *bytes as u64);
+    let ways = sizes.iter().filter_map(of_size).map(|one| one.route.name());
+    let mut ways: Vec<&str> = ways.collect();
+    ways.dedup();
+    ways.join(", ")
 }
 
 /// Runs the benchmark of this rank.
@@ -159,6 +174,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         report.rows.push(row);
     }
     if let Some(communicator) = collective.communicator() {
+        if args.system == System::Auto {
+            report.algorithm = learned(communicator, &args.bytes);
+        }
         report.counters = serde_json::to_value(communicator.counters())?;
     }
     report.peak_memory_bytes = usage::peak_memory().unwrap_or(0);

@@ -110,7 +110,7 @@ pub struct Measured {
 /// # Errors
 /// A setting, a process that is lost, a file that cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let settings = Builder::from_env()?;
+    let settings = Builder::from_env()?.learning(false);
     let join = |name: &str, stay: bool| -> Result<Communicator> {
         let job = format!("{}-{name}", settings.get_job());
         Ok(settings.clone().job(job).host_collectives(stay).connect()?)

@@ -134,7 +134,7 @@ fn connect(worker: &Worker) -> Result<Exchange> {
         }
         System::XdpAgg => {
             let communicator = Builder::from_env()
-                .and_then(|builder| builder.scale(worker.scale).connect())
+                .and_then(|builder| builder.scale(worker.scale).learning(false).connect())
                 .context("cannot join the aggregation")?;
             Exchange::Aggregator(Box::new(communicator))
         }

@@ -32,6 +32,8 @@ pub(crate) enum System {
     TcpRing,
     /// OpenMPI, where it is installed.
     Openmpi,
+    /// Ours, where each size learns which way is fastest.
+    Auto,
 }
 
 /// Options of all scenarios that compare systems.
@@ -207,9 +209,10 @@ pub(crate) struct Calls<'a> {
 /// Measures one system; a row a size, and for OpenMPI an algorithm.
 pub(crate) fn measure(lab: &Lab, system: System, calls: &Calls<'_>) -> Result<Vec<Row>> {
     match system {
-        System::XdpAgg => {
+        System::XdpAgg | System::Auto => {
             let daemon = lab.start_daemon()?;
-            let rows = ours(lab, "xdp-agg", calls)?;
+            let name = if system == System::Auto { "auto" } else { "xdp-agg" };
+            let rows = ours(lab, name, calls)?;
             daemon.stop()?;
             Ok(rows)
         }
@@ -310,6 +313,10 @@ fn row(
 /// What the busiest direction of a link needs at its rate, without any loss.
 fn bound_us(plan: &Plan, system: &str, bytes: u64) -> Option<f64> {
     let rate = plan.rate.bits?;
+    if system == "auto" {
+        let ways = ["xdp-agg", "tcp-ring"].map(|way| bound_us(plan, way, bytes));
+        return ways.into_iter().flatten().reduce(f64::min);
+    }
     let wire_bytes = if system == "xdp-agg" {
         let one = bound::aggregated_wire_bytes(bytes, plan.mtu);
         match plan.mode {

@@ -241,6 +241,7 @@ impl Bench<'_> {
                 .rank(rank)
                 .world_size(self.args.workers)
                 .scale(SCALE)
+                .learning(false)
                 .deadline(LIMIT);
             let host = self.lab.topology().worker(rank.into());
             Ok(host.run(move || settings.connect())??)

@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask demo` and `cargo xtask bench SCENARIO` build everything and call this.
 
+mod auto;
 mod bound;
 mod broadcast;
 mod compare;
@@ -52,6 +53,7 @@ enum Command {
 enum Scenario {
     Links(links::Args),
     Latency(latency::Args),
+    Auto(auto::Args),
     Kernel(kernel::Args),
     Kill(kill::Args),
     Flood(flood::Args),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
     let result = lab::settle_privilege().and_then(|privilege| match &cli.command {
         Command::Bench(Scenario::Links(args)) => links::main(args, privilege),
         Command::Bench(Scenario::Latency(args)) => latency::main(args, privilege),
+        Command::Bench(Scenario::Auto(args)) => auto::main(args, privilege),
         Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
         Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),

@@ -113,6 +113,8 @@ impl Lab {
             .rank(rank)
             .world_size(world_size)
             .scale(1024.0)
+            // Tests of packets and losses mean calls that go through the aggregator.
+            .learning(false)
             .deadline(LIMIT)
             .join_deadline(LIMIT)
     }

@@ -4,6 +4,7 @@
 //! A schedule knows no sockets and no clock. Ranges are in elements of the whole vector.
 
 mod algorithm;
+mod pairs;
 mod rings;
 mod trees;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod world;
 use std::ops::Range;
 
 pub use algorithm::{Algorithm, Groups, UnknownAlgorithm};
+pub use pairs::{doubling, exchange, halving};
 pub use rings::{all_gather, all_reduce, barrier, hierarchical_all_reduce, reduce_scatter};
 pub use trees::{Tree, broadcast, broadcast_between_hosts, reduce};
 
@@ -38,6 +40,12 @@ pub enum Effect {
     Reduce,
     /// The same, and with that all ranks' elements are in: an average is divided.
     Complete,
+    /// They are kept beside the vector until all have come and that many of the schedule's sends,
+    /// from its first on, have left. Then they are reduced with what is there, which was sent.
+    Beside {
+        /// The number of sends.
+        sent: usize,
+    },
 }
 
 /// Receives a range from a rank.

@@ -82,6 +82,10 @@ impl<'a> World<'a> {
                 if self.done[rank][index] || !seen.insert(receive.from) || receive.after > prefix {
                     continue;
                 }
+                if matches!(receive.effect, Effect::Beside { sent } if sent > self.next_send[rank])
+                {
+                    continue;
+                }
                 let wire = &mut self.wires[usize::from(receive.from)][rank];
                 let Some(message) = wire.pop_front() else { continue };
                 assert_eq!(message.len(), receive.range.len(), "another range than expected");

@@ -173,7 +173,7 @@ struct Aggregated {
 
 impl Aggregated {
     fn open(in_host: bool) -> Result<Self> {
-        let communicator = Builder::from_env()?.in_host(in_host).connect()?;
+        let communicator = Builder::from_env()?.in_host(in_host).learning(false).connect()?;
         Ok(Self { communicator, in_flight: VecDeque::new(), deadline: deadline()? })
     }
 }

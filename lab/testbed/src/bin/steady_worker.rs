@@ -46,7 +46,8 @@ fn main() -> ExitCode {
     let mut failed_since: Option<Instant> = None;
     loop {
         let start = Instant::now();
-        match Builder::from_env().and_then(|builder| builder.scale(SCALE).connect()) {
+        match Builder::from_env().and_then(|builder| builder.scale(SCALE).learning(false).connect())
+        {
             Ok(communicator) => {
                 failed_since = None;
                 let (rank, epoch) = (communicator.rank(), communicator.epoch());

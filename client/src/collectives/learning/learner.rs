@@ -1,0 +1,326 @@
+//! Which way each size of a job's all-reduces goes: what is tried when, and what is decided.
+//!
+//! No sockets, clocks or threads are here. A [`Class`] counts the calls of one size. It says of
+//! each which way it goes, and when the workers are to agree on something. All that it decides
+//! follows from the number of the call and from what was agreed, so all workers decide alike.
+//!
+//! A worker's time of a call includes its wait for the others. The smallest time of all workers
+//! does not: the last worker to come waits for nobody. So the workers agree on the smallest time of
+//! each call that counts.
+
+use super::route::Route;
+use crate::digest::digest;
+
+/// Calls of a class before anything is tried: a job of a few calls opens no connections for it.
+pub(super) const FIRST: u32 = 8;
+/// Rounds of a trial that count; in each every way is taken once. One more comes before them, in
+/// which connections and memory get warm.
+const ROUNDS_SHORT: usize = 5;
+/// The same where a call is long.
+const ROUNDS_LONG: usize = 3;
+/// Bytes of a class from which on calls are long.
+const LONG: u64 = 1 << 20;
+/// A way has to be faster by this share of the time, in percent, to take the place of another one.
+const BETTER_PERCENT: u64 = 5;
+/// Of that many calls one may try something: 2 %.
+const EVERY: i64 = 50;
+/// Calls after which the workers look whether something has changed.
+pub(super) const CHECK: u32 = 100;
+/// Calls before that look whose times count.
+const WATCHED: usize = 8;
+/// Times as long as at the last decision mean that something has changed, in percent.
+const SLOWER_PERCENT: u64 = 150;
+/// A time that a worker does not have.
+pub(super) const NO_TIME: i64 = i64::MAX;
+
+/// The number of a class: sizes up to the next power of two, and whether calls agree on exponents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Size {
+    log2: u8,
+    scaled: bool,
+}
+
+impl Size {
+    /// The class of calls of `bytes` bytes; `scaled`: exponents are agreed on first.
+    pub(super) fn of(bytes: usize, scaled: bool) -> Self {
+        let log2 = bytes.max(1).checked_next_power_of_two().map_or(64, usize::trailing_zeros);
+        Self { log2: log2 as u8, scaled }
+    }
+
+    /// The most bytes of a call.
+    pub(super) const fn up_to(self) -> u64 {
+        if self.log2 < 64 { 1 << self.log2 } else { u64::MAX }
+    }
+
+    /// True where exponents are agreed on first.
+    pub(super) const fn scaled(self) -> bool {
+        self.scaled
+    }
+}
+
+/// Where the time of a call belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// The trials and looks so far: a late time of an earlier one counts no more.
+    generation: u32,
+    index: usize,
+}
+
+/// How a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) route: Route,
+    /// Where its time belongs, if it counts.
+    pub(super) slot: Option<Slot>,
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The call goes this way.
+    Go(Step),
+    /// All workers agree on the smallest of the words of [`Class::question`] each, and ask again.
+    Agree,
+}
+
+/// What a trial has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Decision {
+    pub(super) from: Route,
+    pub(super) to: Route,
+    /// The median time of each way that has one, in nanoseconds.
+    pub(super) times: Vec<(Route, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Nothing is tried yet.
+    First { left: u32 },
+    /// The workers tell each other what they know before the first trial.
+    Begin,
+    /// Ways are tried; so many calls were.
+    Trial { tried: usize },
+    /// The way that was chosen is taken until the next look.
+    Settled { left: u32 },
+}
+
+/// The calls of one size.
+#[derive(Clone, Debug)]
+pub(super) struct Class {
+    /// The first one is taken where nothing is known.
+    routes: Vec<Route>,
+    rounds: usize,
+    phase: Phase,
+    chosen: usize,
+    /// Its time at the last decision.
+    baseline: Option<u64>,
+    /// By the index of [`Slot`].
+    times: Vec<i64>,
+    generation: u32,
+    /// Calls that may be spent on trying, in parts of [`EVERY`].
+    credit: i64,
+    /// What was agreed on of the network: see [`Self::question`].
+    network: Option<i64>,
+    /// Of all that was agreed on.
+    history: u64,
+    calls: u64,
+    tried: u64,
+    last: Vec<(Route, u64)>,
+}
+
+impl Class {
+    /// A class whose calls may go these ways, of which the first is usual.
+    pub(super) fn new(size: Size, routes: Vec<Route>) -> Self {
+        let rounds = if size.up_to() >= LONG { ROUNDS_LONG } else { ROUNDS_SHORT };
+        let first = Phase::First { left: if routes.len() > 1 { FIRST } else { u32::MAX } };
+        Self {
+            routes,
+            rounds,
+            phase: first,
+            chosen: 0,
+            baseline: None,
+            times: Vec::new(),
+            generation: 0,
+            credit: 0,
+            network: None,
+            history: 0,
+            calls: 0,
+            tried: 0,
+            last: Vec::new(),
+        }
+    }
+
+    /// The way that calls go which try nothing.
+    pub(super) fn chosen(&self) -> Route {
+        self.routes[self.chosen]
+    }
+
+    /// Calls so far, and how many of them tried another way than the chosen one.
+    pub(super) const fn counts(&self) -> (u64, u64) {
+        (self.calls, self.tried)
+    }
+
+    /// The median times of the last trial, in nanoseconds.
+    pub(super) fn times(&self) -> &[(Route, u64)] {
+        &self.last
+    }
+
+    /// No way but the usual one can be taken any more: the workers cannot reach each other.
+    pub(super) fn keep_to_first(&mut self) {
+        self.routes.truncate(1);
+        self.chosen = 0;
+        self.phase = Phase::First { left: u32::MAX };
+    }
+
+    /// How the next call goes.
+    pub(super) fn next(&mut self) -> Next {
+        let step = match &mut self.phase {
+            Phase::First { left: 0 } => {
+                self.phase = Phase::Begin;
+                return Next::Agree;
+            }
+            Phase::First { left } => {
+                *left -= u32::from(*left != u32::MAX);
+                Step { route: self.routes[0], slot: None }
+            }
+            Phase::Begin => return Next::Agree,
+            Phase::Trial { tried } if *tried == self.times.len() => return Next::Agree,
+            Phase::Trial { tried } => {
+                let (index, ways) = (*tried, self.routes.len());
+                *tried += 1;
+                // Each round begins with another way: what drifts is no way's advantage.
+                let route = (index % ways + index / ways) % ways;
+                self.tried += u64::from(route != self.chosen);
+                let slot = Slot { generation: self.generation, index };
+                Step { route: self.routes[route], slot: Some(slot) }
+            }
+            Phase::Settled { left: 0 } => return Next::Agree,
+            Phase::Settled { left } => {
+                *left -= 1;
+                self.credit += 1;
+                let index = *left as usize;
+                let slot = Slot { generation: self.generation, index };
+                let slot = (index < self.times.len()).then_some(slot);
+                Step { route: self.routes[self.chosen], slot }
+            }
+        };
+        self.calls += 1;
+        Next::Go(step)
+    }
+
+    /// Takes in how long a call took, in nanoseconds.
+    pub(super) fn took(&mut self, slot: Slot, nanoseconds: u64) {
+        if slot.generation == self.generation
+            && let Some(time) = self.times.get_mut(slot.index)
+        {
+            *time = i64::try_from(nanoseconds).unwrap_or(NO_TIME - 1);
+        }
+    }
+
+    /// Words of which the workers agree on the smallest each: the times of the calls that count,
+    /// and the network's number, negated.
+    pub(super) fn question(&self, network: i64) -> Vec<i64> {
+        let mut words = self.times.clone();
+        words.push(-network);
+        words
+    }
+
+    /// What all workers have agreed on, in answer to [`Next::Agree`]. A decision, if a trial ends
+    /// with it.
+    pub(super) fn agreed(&mut self, words: &[i64]) -> Option<Decision> {
+        let (network, times) = words.split_last()?;
+        let changed = self.network.is_some_and(|known| *network < known);
+        self.network = Some(*network);
+        let all = words.iter().flat_map(|word| word.to_le_bytes());
+        self.history = digest(self.history.to_le_bytes().into_iter().chain(all));
+        match self.phase {
+            Phase::First { .. } => None,
+            Phase::Begin => {
+                self.try_all();
+                None
+            }
+            Phase::Trial { .. } => {
+                let decision = self.decide(times);
+                self.settle();
+                Some(decision)
+            }
+            Phase::Settled { .. } => {
+                let now = median(times.iter().copied());
+                let slower = |(now, then)| now > then / 100 * SLOWER_PERCENT;
+                let drifted = now.zip(self.baseline).is_some_and(slower);
+                let cost = self.cost();
+                if self.credit >= cost || (changed || drifted) && self.credit >= 0 {
+                    self.credit -= cost;
+                    self.try_all();
+                } else {
+                    self.settle();
+                }
+                None
+            }
+        }
+    }
+
+    /// What the state is that all workers must have alike, as a number to compare.
+    pub(super) fn digest(&self) -> u64 {
+        let Self { routes, phase, chosen, credit, history, calls, .. } = self;
+        digest(format!("{:?}", (routes, phase, chosen, credit, history, calls)).bytes())
+    }
+
+    /// Calls of a trial that go another way than the chosen one, in the credit's unit.
+    fn cost(&self) -> i64 {
+        EVERY * (self.routes.len() as i64 - 1) * (self.rounds as i64 + 1)
+    }
+
+    fn try_all(&mut self) {
+        self.generation += 1;
+        self.times = vec![NO_TIME; self.routes.len() * (self.rounds + 1)];
+        self.phase = Phase::Trial { tried: 0 };
+    }
+
+    fn settle(&mut self) {
+        self.generation += 1;
+        self.times = vec![NO_TIME; WATCHED];
+        self.phase = Phase::Settled { left: CHECK };
+    }
+
+    /// The fastest way, if it is faster than the chosen one by enough and was so in most rounds.
+    fn decide(&mut self, times: &[i64]) -> Decision {
+        let ways = self.routes.len();
+        let time_of = |way: usize, round: usize| {
+            let index = round * ways + (way + ways - round % ways) % ways;
+            times.get(index).copied().filter(|time| *time != NO_TIME)
+        };
+        let rounds = 1..=self.rounds;
+        let of_way = |way: usize| median(rounds.clone().filter_map(|round| time_of(way, round)));
+        let medians: Vec<Option<u64>> = (0..ways).map(of_way).collect();
+        let from = self.chosen;
+        let wins = |way: usize| {
+            let pairs = rounds.clone().filter_map(|r| time_of(way, r).zip(time_of(from, r)));
+            let (won, all) = pairs
+                .fold((0, 0), |(won, all), (new, old)| (won + usize::from(new < old), all + 1));
+            3 * won >= 2 * all
+        };
+        let better = |way: &usize| match (medians[*way], medians[from]) {
+            (Some(new), Some(old)) => {
+                u128::from(new) * u128::from(100 + BETTER_PERCENT) <= u128::from(old) * 100
+                    && wins(*way)
+            }
+            // A way that nobody has a time of cannot be compared, and is left.
+            _ => false,
+        };
+        let best = (0..ways).filter(better).min_by_key(|way| medians[*way]);
+        self.chosen = best.unwrap_or(from);
+        self.baseline = medians[self.chosen];
+        let known = |(route, time): (&Route, &Option<u64>)| time.map(|time| (*route, time));
+        self.last = self.routes.iter().zip(&medians).filter_map(known).collect();
+        let (from, to) = (self.routes[from], self.chosen());
+        Decision { from, to, times: self.last.clone() }
+    }
+}
+
+/// The middle one of the times that there are.
+fn median(times: impl Iterator<Item = i64>) -> Option<u64> {
+    let mut times: Vec<i64> = times.filter(|time| *time != NO_TIME).collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).map(|time| *time as u64)
+}

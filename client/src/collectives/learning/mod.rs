@@ -1,0 +1,341 @@
+//! All-reduces that learn which way is fastest: see [`learner`] for what is tried and decided, and
+//! [`sums`] for why the bits do not depend on the way.
+
+mod learner;
+mod route;
+mod sums;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_quantize::{Element, Format, Op};
+
+use super::tuning::{Choice, Way};
+use crate::communicator::Communicator;
+use crate::digest::digest;
+use crate::error::Error;
+use crate::handle::Handle;
+use crate::name::{Name, named};
+use learner::{Class, Next, Size, Slot};
+pub use route::Route;
+use sums::{Cut, Scratch};
+
+/// Longest time for the workers to connect with each other when a way among them is tried first.
+const CONNECTING: Duration = Duration::from_secs(5);
+/// Bytes up to which an exchange of whole vectors is tried.
+const MOST_EXCHANGED: u64 = 128 << 10;
+/// Bytes up to which doubling is tried.
+const MOST_DOUBLED: u64 = 512 << 10;
+/// Bytes from which on halving is tried.
+const LEAST_HALVED: u64 = 16 << 10;
+
+/// What has been learned of calls of a size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Learned {
+    /// The most bytes of these calls, a power of two.
+    pub up_to: u64,
+    /// Calls of floats whose exponents are agreed on first (block scaling).
+    pub scaled: bool,
+    /// The way that they go.
+    pub route: Route,
+    /// How many there were.
+    pub calls: u64,
+    /// How many of them tried another way.
+    pub tried: u64,
+    /// The median time of each way when it was tried last, in nanoseconds: the smallest of all
+    /// workers' times of each call.
+    pub times: Vec<(Route, u64)>,
+}
+
+/// What a communicator's all-reduces have learned.
+#[derive(Debug, Default)]
+pub(crate) struct Learning {
+    classes: Mutex<Classes>,
+    scratch: Mutex<Scratch>,
+    /// Calls that have begun, and that have ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// A call whose time may count: if no other call was in flight at any time of it.
+struct Timed {
+    learning: Arc<Learning>,
+    counts: Option<(Size, Slot)>,
+    number: u64,
+    alone: bool,
+}
+
+impl Timed {
+    fn begin(learning: &Arc<Learning>, counts: Option<(Size, Slot)>) -> Self {
+        let number = learning.begun.fetch_add(1, Ordering::AcqRel);
+        let alone = learning.ended.load(Ordering::Acquire) == number;
+        Self { learning: Arc::clone(learning), counts, number, alone }
+    }
+
+    /// The call has ended well, and took this time.
+    fn took(self, time: Duration) {
+        let alone = self.alone && self.learning.begun.load(Ordering::Acquire) == self.number + 1;
+        let Some((size, slot)) = self.counts.filter(|_| alone) else { return };
+        let nanoseconds = time.as_nanos().try_into().unwrap_or(u64::MAX);
+        if let Some(known) = self.learning.classes.lock().all.get_mut(&size) {
+            known.class.took(slot, nanoseconds);
+        }
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.learning.ended.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Classes {
+    all: BTreeMap<Size, Known>,
+    /// The workers cannot reach each other.
+    alone: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    class: Class,
+    /// Chunks of a block, as the workers have agreed.
+    chunks: i64,
+}
+
+/// How a call goes that learns.
+#[derive(Clone, Copy, Debug)]
+struct Going {
+    route: Route,
+    chunks: i64,
+    counts: Option<(Size, Slot)>,
+}
+
+impl Communicator {
+    /// What all-reduces have learned so far, by size. Empty where they do not learn: see
+    /// [`Tuning::learns`](super::Tuning::learns).
+    #[must_use]
+    pub fn learned(&self) -> Vec<Learned> {
+        if self.is_forked() {
+            return Vec::new();
+        }
+        let classes = self.side.learning.classes.lock();
+        let learned = |(size, known): (&Size, &Known)| {
+            let (calls, tried) = known.class.counts();
+            let (up_to, scaled) = (size.up_to(), size.scaled());
+            let times = known.class.times().to_vec();
+            Learned { up_to, scaled, route: known.class.chosen(), calls, tried, times }
+        };
+        classes.all.iter().map(learned).collect()
+    }
+
+    /// All-reduces choose their ways by themselves.
+    pub(crate) fn learns(&self) -> bool {
+        let table = &self.side.tuning;
+        let may = self.side.mesh_may_serve && !self.in_host && self.group.is_none();
+        may && table.learns && table.all_reduce.is_empty() && self.world_size() > 1
+    }
+
+    /// An all-reduce by the way that was learned, or by one that is to be tried.
+    pub(crate) fn all_reduce_learning<T: Element>(
+        &self,
+        name: Option<&Name>,
+        data: &mut [T],
+        op: Op,
+    ) -> Result<Report, Error> {
+        if data.is_empty() {
+            return self.all_reduce_as(name, data, op, Choice::new(Way::Aggregator));
+        }
+        let format = self.format::<T>(op)?;
+        let going = self.next_way(size_of_val(data), &format)?;
+        let timed = Timed::begin(&self.side.learning, going.counts);
+        let start = Instant::now();
+        let report = if going.route == Route::Aggregator {
+            self.all_reduce_for(data, op, &super::purpose(name, op))?
+        } else {
+            self.check_range(&format, data)?;
+            let (what, cut) = self.cut_for(name, &format, data.len(), going);
+            let mut report = Report::default();
+            let scratch = &self.side.learning.scratch;
+            let unchecked = Choice::new(Way::Ring).unchecked();
+            self.over_mesh(unchecked, &what, |mesh| {
+                report = cut.sum(mesh, going.route, data, &mut scratch.lock())?;
+                Ok(())
+            })?;
+            report
+        };
+        timed.took(start.elapsed());
+        Ok(report)
+    }
+
+    /// The same, started. One worker may start a call that another one waits for at once, so it
+    /// counts alike. Times of calls that overlap say little, and are left out.
+    pub(crate) fn all_reduce_async_learning<T: Element>(
+        &self,
+        name: Option<&Name>,
+        data: Vec<T>,
+        op: Op,
+    ) -> Result<Handle<T>, Error> {
+        let purpose = super::purpose(name, op);
+        if data.is_empty() {
+            return self.start_for(data, op, &purpose);
+        }
+        let format = self.format::<T>(op)?;
+        let going = self.next_way(size_of_val(&*data), &format)?;
+        let timed = Timed::begin(&self.side.learning, going.counts);
+        if going.route == Route::Aggregator {
+            let handle = self.start_for(data, op, &purpose)?;
+            return Ok(handle.telling(move |time| timed.took(time)));
+        }
+        self.check_range(&format, &data)?;
+        let (what, cut) = self.cut_for(name, &format, data.len(), going);
+        let learning = Arc::clone(&self.side.learning);
+        let unchecked = Choice::new(Way::Ring).unchecked();
+        self.start_over_mesh(unchecked, &what, data, move |mesh, data| {
+            let start = Instant::now();
+            let report = cut.sum(mesh, going.route, data, &mut learning.scratch.lock())?;
+            timed.took(start.elapsed());
+            Ok(report)
+        })
+    }
+
+    /// The next call's way. Where the workers must agree first, they do.
+    fn next_way(&self, bytes: usize, format: &Format) -> Result<Going, Error> {
+        if self.is_forked() {
+            return Err(Error::Forked);
+        }
+        let size = Size::of(bytes, format.needs_exponents());
+        // Held while the workers agree: another thread's call comes after this one everywhere.
+        let mut classes = self.side.learning.classes.lock();
+        let alone = classes.alone;
+        let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
+        let known = || Known { class: Class::new(size, routes), chunks: 0 };
+        classes.all.entry(size).or_insert_with(known);
+        while let Some(known) = classes.all.get_mut(&size) {
+            match known.class.next() {
+                Next::Go(step) => {
+                    let counts = step.slot.map(|slot| (size, slot));
+                    return Ok(Going { route: step.route, chunks: known.chunks, counts });
+                }
+                Next::Agree => self.agree_on(size, &mut classes)?,
+            }
+        }
+        Ok(Going { route: Route::Aggregator, chunks: 0, counts: None })
+    }
+
+    /// The workers agree on the times that a class has, on the network and on blocks.
+    fn agree_on(&self, size: Size, classes: &mut Classes) -> Result<(), Error> {
+        let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
+        let mut words = known.class.question(self.network());
+        words.push((self.block_bytes() / CHUNK_LEN) as i64);
+        // Workers that have learned something else are refused here, and not at a later call.
+        let state = known.class.digest();
+        let what = format!("learning of calls of up to {} bytes, state {state:x}", size.up_to());
+        self.all_reduce_for(&mut words, Op::Min, &Purpose::of(&Arc::from(what)))?;
+        known.chunks = words.pop().unwrap_or_default();
+        let reachable = known.chunks > 0 && self.connects()?;
+        let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
+        if let Some(decision) = known.class.agreed(&words) {
+            let learner::Decision { from, to, times } = &decision;
+            let micros = |(route, time): &(Route, u64)| format!("{route} {} us", time / 1000);
+            let times = times.iter().map(micros).collect::<Vec<_>>().join(", ");
+            let up_to = size.up_to();
+            if from == to {
+                tracing::debug!("all-reduces of up to {up_to} bytes stay with {to}: {times}");
+            } else {
+                tracing::info!("all-reduces of up to {up_to} bytes go by {to} now: {times}");
+            }
+        }
+        if !reachable {
+            classes.alone = true;
+            classes.all.values_mut().for_each(|known| known.class.keep_to_first());
+        }
+        Ok(())
+    }
+
+    /// The workers are connected with each other, or are now. False at all of them alike.
+    fn connects(&self) -> Result<bool, Error> {
+        let mut beginning = self.side.queue.begin();
+        if beginning.is_open() {
+            return Ok(true);
+        }
+        let mesh = self.try_mesh(CONNECTING.min(self.side.stall_deadline))?;
+        let mut failed = [i64::from(mesh.is_err())];
+        let what = Arc::from("whether workers reach each other");
+        self.all_reduce_for(&mut failed, Op::Max, &Purpose::of(&what))?;
+        match mesh {
+            Ok(mesh) if failed == [0] => {
+                beginning.opened(mesh);
+                return Ok(true);
+            }
+            Ok(_) => tracing::info!(
+                "all-reduces go through the aggregators alone: another worker could not connect \
+                 with all workers"
+            ),
+            Err(error) => tracing::warn!(
+                "all-reduces go through the aggregators alone, as workers cannot connect with \
+                 each other ({error}); XDP_AGG_TUNING=aggregator keeps them from trying"
+            ),
+        }
+        Ok(false)
+    }
+
+    /// A number that grows when the network has changed at this worker.
+    fn network(&self) -> i64 {
+        let counters = self.counters();
+        i64::from(counters.epoch)
+    }
+
+    fn format<T: Element>(&self, op: Op) -> Result<Format, Error> {
+        let lanes = self.lanes_of::<T>(op);
+        Ok(Format::new(T::TYPE, op, self.scaling, lanes, self.place().hosts)?)
+    }
+
+    /// Refuses integers whose sum may not fit, as the aggregators' way does.
+    fn check_range<T: Element>(&self, format: &Format, data: &[T]) -> Result<(), Error> {
+        format.check(data, 1).map_err(|error| {
+            let error = Error::from(error);
+            self.fail(&error);
+            error
+        })
+    }
+
+    /// What the workers must agree on, in words and as a tag, and how the vector is cut.
+    fn cut_for(
+        &self,
+        name: Option<&Name>,
+        format: &Format,
+        len: usize,
+        going: Going,
+    ) -> (Arc<str>, Cut) {
+        let (op, element, route) = (format.op(), format.element(), going.route);
+        let what = named("all-reduce", name);
+        let what = format!("{what} ({op}) of {len} {element} by {route}");
+        let numbers = xdp_agg_protocol::worker::numbers(format);
+        let tag = digest(format!("{what}, {numbers}, {} chunks", going.chunks).bytes());
+        let block = going.chunks as usize * format.lanes_per_chunk();
+        (Arc::from(what), Cut { format: *format, block, tag })
+    }
+}
+
+/// The ways that calls of a size may go, the usual one first.
+fn routes(size: Size) -> Vec<Route> {
+    let tried = |route: &Route| match route {
+        Route::Aggregator => true,
+        Route::Exchange => size.up_to() <= MOST_EXCHANGED,
+        Route::Doubling => size.up_to() <= MOST_DOUBLED,
+        Route::Halving | Route::Ring => size.up_to() >= LEAST_HALVED,
+    };
+    [Route::Aggregator, Route::Exchange, Route::Doubling, Route::Halving, Route::Ring]
+        .into_iter()
+        .filter(tried)
+        .collect()
+}

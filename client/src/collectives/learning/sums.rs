@@ -1,0 +1,255 @@
+//! Sums among the workers with the aggregators' lanes: the same integers, and so the same bits.
+//!
+//! A vector is cut into the blocks that an aggregator would get. Each has the exponent that the
+//! workers agree on, and the lanes that a worker would send. What differs is who adds them.
+
+use xdp_agg_common::wire::Reduction;
+use xdp_agg_mesh::{Mesh, Pattern, combine_words};
+use xdp_agg_protocol::worker::{Path, Report, rank_bit};
+use xdp_agg_quantize::{Element, Encoded, Format};
+
+use super::route::Route;
+
+/// Bytes of a word of lanes.
+const WORD: usize = size_of::<u64>();
+/// Words of keys up to which they go between pairs of workers, and not round a ring.
+const SHORT_KEYS: usize = 2048;
+
+/// Memory that is used again from call to call.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Lanes of the whole vector, or all workers' vectors.
+    words: Vec<u64>,
+    keys: Vec<u64>,
+    lanes: [Vec<u64>; 2],
+}
+
+/// A vector as blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) format: Format,
+    /// Elements of a block.
+    pub(super) block: usize,
+    /// 48 bits on which the workers must agree.
+    pub(super) tag: u64,
+}
+
+/// What has become of the blocks here.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    saturated: u64,
+    non_finite: u64,
+}
+
+impl Cut {
+    /// Sums a vector that is not empty over the ranks of a mesh.
+    pub(super) fn sum<T: Element>(
+        &self,
+        mesh: &mut Mesh,
+        route: Route,
+        data: &mut [T],
+        scratch: &mut Scratch,
+    ) -> Result<Report, xdp_agg_mesh::Error> {
+        let account = match route {
+            Route::Doubling => self.by_pattern(mesh, Pattern::Doubling, data, scratch)?,
+            Route::Halving => self.by_pattern(mesh, Pattern::Halving, data, scratch)?,
+            Route::Ring => self.by_pattern(mesh, Pattern::Ring, data, scratch)?,
+            Route::Exchange | Route::Aggregator => self.by_exchange(mesh, data, scratch)?,
+        };
+        Ok(Report {
+            blocks: data.len().div_ceil(self.block) as u64,
+            saturated: account.saturated,
+            non_finite_blocks: account.non_finite,
+            contributors: (0..mesh.world_size()).fold(0, |all, rank| all | rank_bit(rank)),
+            path: Path::Ring,
+            processes: 1,
+            ..Report::default()
+        })
+    }
+
+    /// All workers get all vectors, and each sums them as the aggregator would.
+    fn by_exchange<T: Element>(
+        &self,
+        mesh: &mut Mesh,
+        data: &mut [T],
+        scratch: &mut Scratch,
+    ) -> Result<Account, xdp_agg_mesh::Error> {
+        let (rank, world) = (usize::from(mesh.rank()), usize::from(mesh.world_size()));
+        let bytes = size_of_val(data);
+        let each = bytes.div_ceil(WORD);
+        scratch.words.clear();
+        scratch.words.resize(each * world, 0);
+        let own = &mut scratch.words[rank * each..][..each];
+        bytemuck::cast_slice_mut::<_, u8>(own)[..bytes].copy_from_slice(bytemuck::cast_slice(data));
+        mesh.exchange(&mut scratch.words, self.tag)?;
+        let vectors: Vec<&[T]> = scratch
+            .words
+            .chunks_exact(each)
+            .map(|words| &bytemuck::cast_slice(words)[..data.len()])
+            .collect();
+        let (reduction, [sum, one]) = (self.format.reduction(), &mut scratch.lanes);
+        let mut account = Account::default();
+        let mut start = 0;
+        for block in data.chunks_mut(self.block) {
+            let range = start..start + block.len();
+            start = range.end;
+            let parts = || vectors.iter().map(|vector| &vector[range.clone()]);
+            let key = if self.format.needs_exponents() {
+                parts().map(|part| self.own_key(part)).max().unwrap_or_default()
+            } else {
+                0
+            };
+            let words = self.format.payload(block.len()) / WORD;
+            sum.resize(words, 0);
+            one.resize(words, 0);
+            let mut non_finite = false;
+            for (from, part) in parts().enumerate() {
+                let into = if from == 0 { &mut *sum } else { &mut *one };
+                let encoded = self.format.encode(key, &[part], bytemuck::cast_slice_mut(into));
+                non_finite |= encoded.non_finite;
+                account.saturated += if from == rank { u64::from(encoded.saturated) } else { 0 };
+                if from > 0 {
+                    combine_words(sum, one, reduction);
+                }
+            }
+            self.decode(key, sum, non_finite, world as u32, block);
+            account.non_finite += u64::from(non_finite);
+        }
+        Ok(account)
+    }
+
+    /// The workers agree on keys, and then sum lanes by a pattern. Behind the lanes are marks: one
+    /// a block, of whether a worker has something in it that is no number.
+    fn by_pattern<T: Element>(
+        &self,
+        mesh: &mut Mesh,
+        pattern: Pattern,
+        data: &mut [T],
+        scratch: &mut Scratch,
+    ) -> Result<Account, xdp_agg_mesh::Error> {
+        let Scratch { words, keys, .. } = scratch;
+        self.agree_on_keys(mesh, data, keys)?;
+        let keys: &[u16] = bytemuck::cast_slice(keys);
+        let key = |index: usize| keys.get(index).copied().unwrap_or_default();
+        let blocks = data.len().div_ceil(self.block);
+        let per_block = self.format.payload(self.block) / WORD;
+        let reduction = self.format.reduction();
+        let marks = Marks::of(reduction);
+        let last = data.len() - (blocks - 1) * self.block;
+        let lanes = (blocks - 1) * per_block + self.format.payload(last) / WORD;
+        // What was in it is written over, but for lanes that no block fills.
+        words.resize(lanes + blocks.div_ceil(marks.per_word()), 0);
+        let (in_lanes, in_marks) = words.split_at_mut(lanes);
+        in_marks.fill(0);
+        let mut account = Account::default();
+        let places = in_lanes.chunks_mut(per_block).zip(data.chunks(self.block)).enumerate();
+        for (index, (place, block)) in places {
+            let encoded: Encoded =
+                self.format.encode(key(index), &[block], bytemuck::cast_slice_mut(place));
+            account.saturated += u64::from(encoded.saturated);
+            marks.set(in_marks, index, encoded.non_finite);
+        }
+        mesh.all_reduce_words_by(words, reduction, pattern, self.tag)?;
+        let (in_lanes, in_marks) = words.split_at(lanes);
+        let contributors = u32::from(mesh.world_size());
+        let places = in_lanes.chunks(per_block).zip(data.chunks_mut(self.block)).enumerate();
+        for (index, (place, block)) in places {
+            let non_finite = marks.get(in_marks, index);
+            self.decode(key(index), place, non_finite, contributors, block);
+            account.non_finite += u64::from(non_finite);
+        }
+        Ok(account)
+    }
+
+    fn decode<T: Element>(
+        &self,
+        key: u16,
+        lanes: &[u64],
+        non_finite: bool,
+        contributors: u32,
+        to: &mut [T],
+    ) {
+        if non_finite {
+            return T::fill_nan(to);
+        }
+        self.format.decode(key, bytemuck::cast_slice(lanes), contributors, contributors, to);
+    }
+
+    fn own_key<T: Element>(&self, block: &[T]) -> u16 {
+        self.format.key(&[self.format.peak(block)])
+    }
+
+    /// The largest of all workers' keys of each block; none where the format has no exponents.
+    fn agree_on_keys<T: Element>(
+        &self,
+        mesh: &mut Mesh,
+        data: &[T],
+        keys: &mut Vec<u64>,
+    ) -> Result<(), xdp_agg_mesh::Error> {
+        keys.clear();
+        if !self.format.needs_exponents() {
+            return Ok(());
+        }
+        let blocks = data.len().div_ceil(self.block);
+        keys.resize((blocks * size_of::<u16>()).div_ceil(WORD), 0);
+        let all: &mut [u16] = bytemuck::cast_slice_mut(keys);
+        for (key, block) in all.iter_mut().zip(data.chunks(self.block)) {
+            *key = self.own_key(block);
+        }
+        let pattern = if keys.len() <= SHORT_KEYS { Pattern::Doubling } else { Pattern::Ring };
+        mesh.all_reduce_words_by(keys, Reduction::Max16, pattern, self.tag)
+    }
+}
+
+/// How blocks are marked in words that a reduction makes one.
+#[derive(Clone, Copy, Debug)]
+struct Marks {
+    /// Bits of a mark.
+    bits: usize,
+    /// A mark is all ones, or a single one.
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Marks are counted: as many bits as the number of workers can have.
+    Counted,
+    /// The largest stays: a mark is one, none is zero.
+    Largest,
+    /// The smallest stays: a mark is zero, none is one.
+    Smallest,
+}
+
+impl Marks {
+    const fn of(reduction: Reduction) -> Self {
+        let (bits, kind) = match reduction {
+            Reduction::Add | Reduction::Copy => (8, Kind::Counted),
+            Reduction::Min16 => (16, Kind::Smallest),
+            Reduction::Min32 => (32, Kind::Smallest),
+            Reduction::Min64 => (64, Kind::Smallest),
+            Reduction::Max16 => (16, Kind::Largest),
+            Reduction::Max32 => (32, Kind::Largest),
+            Reduction::Max64 => (64, Kind::Largest),
+        };
+        Self { bits, kind }
+    }
+
+    const fn per_word(self) -> usize {
+        64 / self.bits
+    }
+
+    fn set(self, words: &mut [u64], block: usize, marked: bool) {
+        let one = marked != (self.kind == Kind::Smallest);
+        let shift = block % self.per_word() * self.bits;
+        words[block / self.per_word()] |= u64::from(one) << shift;
+    }
+
+    fn get(self, words: &[u64], block: usize) -> bool {
+        let shift = block % self.per_word() * self.bits;
+        let lane = words[block / self.per_word()] >> shift & (u64::MAX >> (64 - self.bits));
+        (lane == 0) == (self.kind == Kind::Smallest)
+    }
+}
+
+#[cfg(test)]
+mod tests;

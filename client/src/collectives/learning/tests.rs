@@ -1,0 +1,226 @@
+//! Workers that see different times of the same calls, and what they decide.
+
+use proptest::prelude::*;
+
+use super::learner::{CHECK, Class, FIRST, Next, Size, Step};
+use super::route::Route;
+
+const ALL: [Route; 5] =
+    [Route::Aggregator, Route::Exchange, Route::Doubling, Route::Halving, Route::Ring];
+
+/// Some workers' classes of one size.
+struct Workers {
+    classes: Vec<Class>,
+    /// A source of numbers.
+    state: u64,
+    agreements: u64,
+}
+
+impl Workers {
+    fn new(count: usize, ways: usize, bytes: usize, seed: u64) -> Self {
+        let class = Class::new(Size::of(bytes, true), ALL[..ways].to_vec());
+        Self { classes: vec![class; count], state: seed | 1, agreements: 0 }
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state % below
+    }
+
+    /// One call, of which each way costs this time. Workers come at different times and wait for
+    /// the last one. All go the same way, or this fails.
+    fn call(&mut self, cost: impl Fn(Route) -> u64, network: &[i64]) -> Route {
+        let mut steps: Vec<Step> = Vec::new();
+        while steps.is_empty() {
+            let all: Vec<Next> = self.classes.iter_mut().map(Class::next).collect();
+            if all.iter().all(|next| *next == Next::Agree) {
+                self.agree(network);
+                continue;
+            }
+            let go = |next: Next| match next {
+                Next::Go(step) => step,
+                Next::Agree => panic!("one worker wants to agree, and another one does not"),
+            };
+            steps = all.into_iter().map(go).collect();
+        }
+        assert!(steps.iter().all(|step| *step == steps[0]), "{steps:?}");
+        let arrivals: Vec<u64> =
+            (0..self.classes.len()).map(|_| self.random(4) * 1_000_000).collect();
+        let last = arrivals.iter().max().copied().unwrap_or_default();
+        for (class, arrival) in self.classes.iter_mut().zip(&arrivals) {
+            if let Some(slot) = steps[0].slot {
+                class.took(slot, last - arrival + cost(steps[0].route));
+            }
+        }
+        steps[0].route
+    }
+
+    fn agree(&mut self, network: &[i64]) {
+        self.agreements += 1;
+        let digest = self.classes[0].digest();
+        assert!(self.classes.iter().all(|class| class.digest() == digest), "states differ");
+        let questions = self.classes.iter().zip(network).map(|(class, at)| class.question(*at));
+        let least =
+            |a: Vec<i64>, b: Vec<i64>| a.into_iter().zip(b).map(|(a, b)| a.min(b)).collect();
+        let words: Vec<i64> = questions.reduce(least).expect("there are workers");
+        let decisions: Vec<_> = self.classes.iter_mut().map(|class| class.agreed(&words)).collect();
+        assert!(decisions.iter().all(|decision| *decision == decisions[0]));
+    }
+
+    fn calls(&mut self, count: u32, cost: impl Fn(Route) -> u64 + Copy, network: &[i64]) {
+        for _ in 0..count {
+            self.call(cost, network);
+        }
+    }
+}
+
+/// Costs by way: this one is the fastest, by so much in percent.
+fn fastest(best: Route, percent: u64) -> impl Fn(Route) -> u64 + Copy {
+    move |route| if route == best { 100_000 } else { 1000 * (100 + percent) }
+}
+
+proptest! {
+    /// The fastest way is taken after 50 calls, whoever is late, and all workers take it alike.
+    #[test]
+    fn what_is_faster_is_taken(
+        workers in 1..8_usize,
+        ways in 2..=5_usize,
+        best in 0..5_usize,
+        percent in 10..300_u64,
+        bytes in 1..100_000_000_usize,
+        seed in any::<u64>(),
+    ) {
+        let best = ALL[best % ways];
+        let mut job = Workers::new(workers, ways, bytes, seed);
+        let still = vec![1; workers];
+        job.calls(FIRST, fastest(best, percent), &still);
+        prop_assert_eq!(job.agreements, 0);
+        job.calls(50 - FIRST, fastest(best, percent), &still);
+        for _ in 0..CHECK {
+            prop_assert_eq!(job.call(fastest(best, percent), &still), best);
+        }
+    }
+
+    /// A way that is hardly faster does not take another one's place.
+    #[test]
+    fn little_differences_change_nothing(best in 0..5_usize, percent in 0..4_u64, seed: u64) {
+        let mut job = Workers::new(3, 5, 1 << 12, seed);
+        job.calls(3000, fastest(ALL[best], percent), &[1; 3]);
+        prop_assert_eq!(job.classes[0].chosen(), Route::Aggregator);
+    }
+
+    /// After the first trial at most one more, and 2 % of the calls, try something; whatever times
+    /// are, and however often the network changes.
+    #[test]
+    fn trying_is_bounded(
+        ways in 2..=5_usize,
+        bytes in 1..100_000_000_usize,
+        seed in any::<u64>(),
+        changes in any::<bool>(),
+    ) {
+        let mut job = Workers::new(2, ways, bytes, seed);
+        let mut since_first = None;
+        for call in 0..20_000_u64 {
+            let epoch = if changes { call as i64 / 30 } else { 1 };
+            let cost = job.random(1_000_000);
+            let cost = move |route: Route| cost * (1 + route as u64 + call / 50 % 7);
+            job.call(cost, &[epoch, 1]);
+            let (calls, tried) = job.classes[0].counts();
+            if calls == 50 {
+                since_first = Some(tried);
+            }
+        }
+        let (calls, tried) = job.classes[0].counts();
+        let first = since_first.expect("there were more calls");
+        prop_assert!(first <= 4 * 6);
+        prop_assert!(tried - first <= calls / 50 + 4 * 6, "{tried} of {calls}");
+    }
+
+    /// When the network changes, the ways are tried again at the next look, and what is faster then
+    /// is taken. That one worker alone has seen the change is enough.
+    #[test]
+    fn a_change_is_learned(seed in any::<u64>(), told in any::<bool>(), who in 0..3_usize) {
+        let mut job = Workers::new(3, 4, 1 << 14, seed);
+        let mut network = [1; 3];
+        job.calls(50, fastest(Route::Doubling, 50), &network);
+        prop_assert_eq!(job.classes[0].chosen(), Route::Doubling);
+        // It is seen by its number, or by the time of the way that was chosen.
+        network[who] += i64::from(told);
+        let slower = |route| match route {
+            Route::Doubling => 400_000,
+            Route::Aggregator => 100_000,
+            _ => 300_000,
+        };
+        job.calls(CHECK + 50, slower, &network);
+        prop_assert_eq!(job.classes[0].chosen(), Route::Aggregator);
+    }
+
+    /// A worker that was told another time than the others is found out when they agree next.
+    #[test]
+    fn a_broken_agreement_is_noticed(seed in any::<u64>(), at in 0..10_usize) {
+        let mut job = Workers::new(2, 2, 1 << 14, seed);
+        job.calls(FIRST, fastest(Route::Exchange, 50), &[1; 2]);
+        while job.agreements == 0 {
+            job.call(fastest(Route::Exchange, 50), &[1; 2]);
+        }
+        // What is left of the trial.
+        for class in &mut job.classes {
+            prop_assert!((0..11).all(|_| class.next() != Next::Agree));
+            prop_assert_eq!(class.next(), Next::Agree);
+        }
+        let mut words = job.classes[0].question(1);
+        for (index, word) in words.iter_mut().enumerate().take(12) {
+            *word = 1000 + index as i64;
+        }
+        job.classes[0].agreed(&words);
+        words[2 + at] = 1_000_000;
+        job.classes[1].agreed(&words);
+        prop_assert_ne!(job.classes[0].digest(), job.classes[1].digest());
+    }
+}
+
+/// Nobody has times: nothing is decided, and all goes on.
+#[test]
+fn without_times_nothing_changes() {
+    let mut job = Workers::new(1, 3, 100, 1);
+    for _ in 0..2000 {
+        while job.classes[0].next() == Next::Agree {
+            job.agree(&[1]);
+        }
+    }
+    assert_eq!(job.classes[0].chosen(), Route::Aggregator);
+    assert!(job.classes[0].times().is_empty());
+}
+
+/// A job of a few calls tries nothing, and a class with one way never does.
+#[test]
+fn few_calls_agree_on_nothing() {
+    let mut job = Workers::new(2, 5, 100, 1);
+    job.calls(FIRST, fastest(Route::Ring, 100), &[1; 2]);
+    assert_eq!(job.agreements, 0);
+    let mut job = Workers::new(2, 1, 100, 1);
+    job.calls(5000, fastest(Route::Ring, 100), &[1; 2]);
+    assert_eq!((job.agreements, job.classes[0].counts()), (0, (5000, 0)));
+}
+
+/// Where workers cannot reach each other, the usual way is left alone for good.
+#[test]
+fn a_class_can_be_kept_to_the_usual_way() {
+    let mut job = Workers::new(2, 5, 100, 1);
+    job.calls(50, fastest(Route::Ring, 100), &[1; 2]);
+    assert_eq!(job.classes[0].chosen(), Route::Ring);
+    job.classes.iter_mut().for_each(Class::keep_to_first);
+    job.calls(5000, fastest(Route::Ring, 100), &[1; 2]);
+    assert_eq!(job.classes[0].chosen(), Route::Aggregator);
+}
+
+#[test]
+fn sizes_are_classes_up_to_powers_of_two() {
+    let up_to = |bytes| Size::of(bytes, false).up_to();
+    assert_eq!([1, 2, 3, 4, 5, 4096, 4097].map(up_to), [1, 2, 4, 4, 8, 4096, 8192]);
+    assert_eq!(up_to(0), 1);
+    assert_eq!(up_to(usize::MAX), u64::MAX);
+    assert_ne!(Size::of(4, true), Size::of(4, false));
+}
