@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use xdp_agg_common::control::{
     CONTROL_PORT, CONTROL_VERSION, ErrorCode, Meet, Origin, Reply, Request,
 };
@@ -32,17 +33,16 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// The same of another run.
 const OTHER: Duration = Duration::from_secs(2);
 
-/// What must be the same at all processes: the variable, and its value. No value has a `|`.
+/// What must be the same at all processes: the variable, and its value. No value has a `|`. Other
+/// releases tell them by their places: a new one goes last, with a row in [`BEFORE`].
 fn settings(of: &Builder) -> [(&'static str, String); 11] {
     let or = |value: Option<String>| value.unwrap_or_else(|| "unset".into());
-    let of_tuning = digest(format!("{:?}", of.tuning).bytes());
-    let trees = of.aggregators.iter().map(|target| format!("{:?}", target.tree));
-    let topology = digest(trees.collect::<String>().bytes());
+    let of_tuning = of_all([&of.tuning]);
+    let topology = of_all(of.aggregators.iter().map(|target| &target.tree));
     [
         ("XDP_AGG_ON_WORKER_LOSS", of.policy.worker_loss.name().into()),
         ("XDP_AGG_ON_AGGREGATOR_LOSS", of.policy.aggregator_loss.name().into()),
         ("XDP_AGG_IN_HOST", if of.in_host { "on" } else { "off" }.into()),
-        ("XDP_AGG_HOST_COLLECTIVES", if of.host_collectives { "on" } else { "off" }.into()),
         ("XDP_AGG_JOB_SLOTS", or(of.slots.map(|slots| slots.to_string()))),
         ("XDP_AGG_SEGMENT", or(of.segment.map(|bytes| bytes.to_string()))),
         ("XDP_AGG_SCALING", of.scaling.to_string()),
@@ -50,8 +50,21 @@ fn settings(of: &Builder) -> [(&'static str, String); 11] {
         ("XDP_AGG_ADDR", format!("{} aggregators", of.aggregators.len())),
         ("XDP_AGG_TOPOLOGY", format!("{} {topology:08x}", of.chosen.strategy)),
         ("XDP_AGG_TUNING", format!("a table with digest {of_tuning:08x}")),
+        (ON_ONE_HOST, if of.host_collectives { "on" } else { "off" }.into()),
     ]
 }
+
+/// A digest of values in the form that they are written and sent in. That form outlives a release:
+/// a new field is not in it where it says nothing.
+fn of_all<'a, T: Serialize + 'a>(all: impl IntoIterator<Item = &'a T>) -> u64 {
+    let texts = all.into_iter().map(|one| serde_json::to_string(one).unwrap_or_default());
+    digest(texts.collect::<String>().bytes())
+}
+
+/// What releases do that do not say these settings, for they are older.
+const BEFORE: [(&str, &str); 1] = [(ON_ONE_HOST, "off")];
+/// Of a job whose processes share one host; of any other it decides nothing.
+const ON_ONE_HOST: &str = "XDP_AGG_HOST_COLLECTIVES";
 
 /// What a process says: its host, how many processes its launcher says are there (0: each is for
 /// itself), and its settings.
@@ -114,9 +127,13 @@ fn group_size(all: &[Vec<&str>]) -> u16 {
 /// All said the same settings.
 fn agree(builder: &Builder, all: &[Vec<&str>]) -> Result<(), Error> {
     for (at, (name, _)) in settings(builder).into_iter().enumerate() {
+        if name == ON_ONE_HOST && usize::from(group_size(all)) < all.len() {
+            continue;
+        }
+        let before = BEFORE.iter().find(|(of, _)| *of == name).map_or("unknown", |(_, does)| does);
         let mut values: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (rank, said) in all.iter().enumerate() {
-            values.entry(said.get(at + 2).copied().unwrap_or("unknown")).or_default().push(rank);
+            values.entry(said.get(at + 2).copied().unwrap_or(before)).or_default().push(rank);
         }
         if values.len() > 1 {
             let all: Vec<_> = values
@@ -372,6 +389,7 @@ mod tests {
     use xdp_agg_common::control::WorkerLoss;
 
     use super::*;
+    use crate::collectives::Tuning;
 
     fn size_of(hosts: &[(&str, u16)]) -> u16 {
         let said: Vec<_> = hosts.iter().map(|(host, size)| format!("{host}|{size}")).collect();
@@ -413,5 +431,43 @@ mod tests {
         assert!(agree(&plain, &all[2..]).is_ok());
         let count = settings(&plain).len() + 2;
         assert!(all.iter().all(|said: &Vec<&str>| said.len() == count), "{said:?}");
+    }
+
+    /// What a table and a tree are told by is the form that they are written in.
+    #[test]
+    fn a_new_field_that_says_nothing_changes_no_digest() {
+        let usual = Tuning::default();
+        assert!(format!("{usual:?}").contains("network"));
+        let text = serde_json::to_string(&usual).expect("it is written");
+        assert!(!text.contains("network"), "{text}");
+        assert_eq!(of_all([&usual]), digest(text.bytes()));
+        assert_ne!(of_all([&usual]), of_all([&Tuning::aggregator()]));
+    }
+
+    /// A release of before says the first ten. It goes with this one where both do the same.
+    #[test]
+    fn an_older_release_says_fewer_settings() {
+        let all = settings(&Builder::default());
+        let (old, since) = all.split_at(10);
+        assert_eq!(old.first().map(|row| row.0), Some("XDP_AGG_ON_WORKER_LOSS"));
+        assert_eq!(old.last().map(|row| row.0), Some("XDP_AGG_TUNING"), "a new one goes last");
+        assert!(since.iter().all(|row| BEFORE.iter().any(|(name, _)| *name == row.0)));
+        let mixed = |hosts: [&str; 2], collectives: bool| {
+            let new = Builder::default().host_collectives(collectives);
+            let said = [0, 1].map(|rank| {
+                let settings = settings(&new).map(|(_, value)| value);
+                let known = if rank == 0 { 10 } else { settings.len() };
+                format!("{}|2|{}", hosts[rank], settings[..known].join("|"))
+            });
+            let all: Vec<Vec<&str>> = said.iter().map(|words| words.split('|').collect()).collect();
+            agree(&new, &all).map_err(|error| error.to_string())
+        };
+        assert_eq!(mixed(["a", "b"], true), Ok(()), "it decides nothing there");
+        assert_eq!(mixed(["a", "a"], false), Ok(()));
+        let error = mixed(["a", "a"], true).expect_err("calls of one host would differ");
+        assert!(
+            error.contains("XDP_AGG_HOST_COLLECTIVES: off at rank 0, but on at rank 1"),
+            "{error}"
+        );
     }
 }

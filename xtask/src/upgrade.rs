@@ -48,7 +48,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     });
     run(git().args(["worktree", "remove", "--force"]).arg(&source))?;
     done?;
-    build::programs(false)?;
+    build::for_tests()?;
     let mut test = cargo();
     test.args(["test", "--quiet", "--workspace", "--test", "upgrade", "--", "--nocapture"]);
     run(test.arg("a_running_job").env("XDP_AGG_OLD_PROGRAMS", built.join("debug")))
