@@ -18,6 +18,9 @@ use support::{LIMIT, Lab, check_sums, http, need_root, network};
 use xdp_agg_testbed::steady::Line;
 use xdp_agg_testbed::{BpfFs, Process};
 
+/// As Go calls this processor.
+const ARCH: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// Images and containers in a directory of their own.
 struct Buildah<'a>(&'a Path);
 
@@ -39,8 +42,13 @@ impl Buildah<'_> {
     }
 }
 
-/// As Go calls this processor.
-const ARCH: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+impl Drop for Buildah<'_> {
+    fn drop(&mut self) {
+        // What its driver has mounted would keep the directory.
+        let mounts = self.0.join("store/overlay");
+        let _ = Command::new("umount").args(["--recursive", "--lazy"]).arg(mounts).output();
+    }
+}
 
 fn lab(workers: u16, engine: &'static str) -> Lab {
     Lab { topology: network(workers, "ports"), daemon: None, engine, extra: Vec::new() }
