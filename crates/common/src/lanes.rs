@@ -88,8 +88,8 @@ impl Pick {
 /// The larger or smaller of each pair of lanes of `BITS` bits (16, 32 or 64) in two words.
 ///
 /// Without branches: a lane of `a` is above one of `b` where `a + !b` carries out of the lane. Half
-/// of that sum has room in a lane, and has the carry as its top bit. The bit is spread over its lane
-/// and selects. The select is `b ^ (a ^ b) & mask`, written with the two words that are at hand.
+/// of that sum has room in a lane, and has the carry as its top bit. The bit is spread over its
+/// lane and selects. The select is `b ^ (a ^ b) & mask`, written with the words that are at hand.
 #[inline(always)]
 #[must_use]
 pub const fn extreme<const BITS: u32>(a: u64, b: u64, pick: Pick) -> u64 {
