@@ -145,7 +145,7 @@ fn marks_survive_every_reduction() {
     for reduction in [Add, Max16, Max32, Max64, Min16, Min32, Min64] {
         let marks = Marks::of(reduction);
         const BLOCKS: usize = 19;
-        let marked = |rank: usize, block: usize| (block + rank) % 5 == 0 && block < 16;
+        let marked = |rank: usize, block: usize| (block + rank).is_multiple_of(5) && block < 16;
         let of = |rank| {
             let mut words = vec![0; BLOCKS.div_ceil(marks.per_word())];
             (0..BLOCKS).for_each(|block| marks.set(&mut words, block, marked(rank, block)));
