@@ -4,9 +4,11 @@
 //! each which way it goes, and when the workers are to agree on something. All that it decides
 //! follows from the number of the call and from what was agreed, so all workers decide alike.
 //!
-//! A worker's time of a call includes its wait for the others. The smallest time of all workers
-//! does not: the last worker to come waits for nobody. So the workers agree on the smallest time of
-//! each call that counts.
+//! A worker's time of a call includes its wait for the others. So the workers begin each call of a
+//! trial together, and agree on the longest time: that of the worker that was done last. (The
+//! shortest time would flatter some ways. Where workers exchange parts, the last one to come finds
+//! all parts there.) Between trials nothing is to be slowed down. There the workers agree on the
+//! shortest time, that of a worker that waited for nobody. It tells when a way has become slower.
 
 use super::route::Route;
 use crate::digest::digest;
@@ -72,6 +74,8 @@ pub(super) struct Step {
     pub(super) route: Route,
     /// Where its time belongs, if it counts.
     pub(super) slot: Option<Slot>,
+    /// The workers wait for each other first, so that none waits for another in the call.
+    pub(super) together: bool,
 }
 
 /// What comes next.
@@ -79,7 +83,7 @@ pub(super) struct Step {
 pub(super) enum Next {
     /// The call goes this way.
     Go(Step),
-    /// All workers agree on the smallest of the words of [`Class::question`] each, and ask again.
+    /// All workers agree on the largest of the words of [`Class::question`] each, and ask again.
     Agree,
 }
 
@@ -112,7 +116,7 @@ pub(super) struct Class {
     rounds: usize,
     phase: Phase,
     chosen: usize,
-    /// Its time at the last decision.
+    /// Its shortest time at the last decision.
     baseline: Option<u64>,
     /// By the index of [`Slot`].
     times: Vec<i64>,
@@ -181,7 +185,7 @@ impl Class {
             }
             Phase::First { left } => {
                 *left -= u32::from(*left != u32::MAX);
-                Step { route: self.routes[0], slot: None }
+                Step { route: self.routes[0], slot: None, together: false }
             }
             Phase::Begin => return Next::Agree,
             Phase::Trial { tried } if *tried == self.times.len() => return Next::Agree,
@@ -192,7 +196,7 @@ impl Class {
                 let route = (index % ways + index / ways) % ways;
                 self.tried += u64::from(route != self.chosen);
                 let slot = Slot { generation: self.generation, index };
-                Step { route: self.routes[route], slot: Some(slot) }
+                Step { route: self.routes[route], slot: Some(slot), together: true }
             }
             Phase::Settled { left: 0 } => return Next::Agree,
             Phase::Settled { left } => {
@@ -201,7 +205,7 @@ impl Class {
                 let index = *left as usize;
                 let slot = Slot { generation: self.generation, index };
                 let slot = (index < self.times.len()).then_some(slot);
-                Step { route: self.routes[self.chosen], slot }
+                Step { route: self.routes[self.chosen], slot, together: false }
             }
         };
         self.calls += 1;
@@ -217,19 +221,24 @@ impl Class {
         }
     }
 
-    /// Words of which the workers agree on the smallest each: the times of the calls that count,
-    /// and the network's number, negated.
+    /// Words of which the workers agree on the largest each. In a trial they begin with the times
+    /// of its calls; what a worker lacks nobody has then. Then come the times of the calls that
+    /// count, negated, and the network's number.
     pub(super) fn question(&self, network: i64) -> Vec<i64> {
-        let mut words = self.times.clone();
-        words.push(-network);
-        words
+        let longest = if self.tries() { &self.times[..] } else { &[] };
+        let shortest = self.times.iter().map(|time| -time);
+        longest.iter().copied().chain(shortest).chain([network]).collect()
+    }
+
+    const fn tries(&self) -> bool {
+        matches!(self.phase, Phase::Trial { .. })
     }
 
     /// What all workers have agreed on, in answer to [`Next::Agree`]. A decision, if a trial ends
     /// with it.
     pub(super) fn agreed(&mut self, words: &[i64]) -> Option<Decision> {
         let (network, times) = words.split_last()?;
-        let changed = self.network.is_some_and(|known| *network < known);
+        let changed = self.network.is_some_and(|known| *network > known);
         self.network = Some(*network);
         let all = words.iter().flat_map(|word| word.to_le_bytes());
         self.history = digest(self.history.to_le_bytes().into_iter().chain(all));
@@ -240,12 +249,15 @@ impl Class {
                 None
             }
             Phase::Trial { .. } => {
-                let decision = self.decide(times);
+                let (longest, shortest) = times.split_at(times.len() / 2);
+                let decision = self.decide(longest);
+                let of_chosen = self.of_way(self.chosen, shortest).map(|time| -time);
+                self.baseline = median(of_chosen);
                 self.settle();
                 Some(decision)
             }
             Phase::Settled { .. } => {
-                let now = median(times.iter().copied());
+                let now = median(times.iter().map(|time| -time));
                 let slower = |(now, then)| now > then / 100 * SLOWER_PERCENT;
                 let drifted = now.zip(self.baseline).is_some_and(slower);
                 let cost = self.cost();
@@ -283,16 +295,26 @@ impl Class {
         self.phase = Phase::Settled { left: CHECK };
     }
 
+    /// Where a way's time in a round is.
+    fn index_of(&self, way: usize, round: usize) -> usize {
+        let ways = self.routes.len();
+        round * ways + (way + ways - round % ways) % ways
+    }
+
+    /// A way's words of the rounds that count.
+    fn of_way(&self, way: usize, words: &[i64]) -> impl Iterator<Item = i64> {
+        (1..=self.rounds).filter_map(move |round| words.get(self.index_of(way, round)).copied())
+    }
+
     /// The fastest way, if it is faster than the chosen one by enough and was so in most rounds.
     fn decide(&mut self, times: &[i64]) -> Decision {
         let ways = self.routes.len();
         let time_of = |way: usize, round: usize| {
-            let index = round * ways + (way + ways - round % ways) % ways;
-            times.get(index).copied().filter(|time| *time != NO_TIME)
+            times.get(self.index_of(way, round)).copied().filter(|time| *time != NO_TIME)
         };
         let rounds = 1..=self.rounds;
-        let of_way = |way: usize| median(rounds.clone().filter_map(|round| time_of(way, round)));
-        let medians: Vec<Option<u64>> = (0..ways).map(of_way).collect();
+        let medians: Vec<Option<u64>> =
+            (0..ways).map(|way| median(self.of_way(way, times))).collect();
         let from = self.chosen;
         let wins = |way: usize| {
             let pairs = rounds.clone().filter_map(|r| time_of(way, r).zip(time_of(from, r)));
@@ -310,7 +332,6 @@ impl Class {
         };
         let best = (0..ways).filter(better).min_by_key(|way| medians[*way]);
         self.chosen = best.unwrap_or(from);
-        self.baseline = medians[self.chosen];
         let known = |(route, time): (&Route, &Option<u64>)| time.map(|time| (*route, time));
         self.last = self.routes.iter().zip(&medians).filter_map(known).collect();
         let (from, to) = (self.routes[from], self.chosen());

@@ -50,8 +50,8 @@ pub struct Learned {
     pub calls: u64,
     /// How many of them tried another way.
     pub tried: u64,
-    /// The median time of each way when it was tried last, in nanoseconds: the smallest of all
-    /// workers' times of each call.
+    /// The median time of each way when it was tried last, in nanoseconds: the longest of all
+    /// workers' times of each call, which they began together.
     pub times: Vec<(Route, u64)>,
 }
 
@@ -222,6 +222,10 @@ impl Communicator {
         while let Some(known) = classes.all.get_mut(&size) {
             match known.class.next() {
                 Next::Go(step) => {
+                    if step.together {
+                        let what = Purpose::of(&Arc::from("learning, which begins together"));
+                        self.all_reduce_for(&mut [0_i64], Op::Max, &what)?;
+                    }
                     let counts = step.slot.map(|slot| (size, slot));
                     return Ok(Going { route: step.route, chunks: known.chunks, counts });
                 }
@@ -235,12 +239,12 @@ impl Communicator {
     fn agree_on(&self, size: Size, classes: &mut Classes) -> Result<(), Error> {
         let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
         let mut words = known.class.question(self.network());
-        words.push((self.block_bytes() / CHUNK_LEN) as i64);
+        words.push(-((self.block_bytes() / CHUNK_LEN) as i64));
         // Workers that have learned something else are refused here, and not at a later call.
         let state = known.class.digest();
         let what = format!("learning of calls of up to {} bytes, state {state:x}", size.up_to());
-        self.all_reduce_for(&mut words, Op::Min, &Purpose::of(&Arc::from(what)))?;
-        known.chunks = words.pop().unwrap_or_default();
+        self.all_reduce_for(&mut words, Op::Max, &Purpose::of(&Arc::from(what)))?;
+        known.chunks = -words.pop().unwrap_or_default();
         let reachable = known.chunks > 0 && self.connects()?;
         let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
         if let Some(decision) = known.class.agreed(&words) {
