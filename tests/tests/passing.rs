@@ -91,15 +91,24 @@ fn six_systems_are_compared() {
     });
     assert!((0.8..1.25).contains(&(atp / switchml)), "{atp} s and {switchml} s");
     assert!(atp > 1.5 * passing, "{atp} s and {passing} s");
-    // Blocks do meet others in their slots: the switch says how often.
+    // A job that is alone meets no blocks of its own in the switch. What passes it unadded are
+    // repetitions, of which a busy machine makes a few.
     let counted =
-        |row: &&Value| row["system"] == "atp" && row["counted"].to_string().contains("passed=");
+        |row: &&Value| row["system"] == "atp" && row["counted"].to_string().contains("whole=");
     let atp = rows.iter().find(counted).expect("the switch has counted");
-    let passed = |text: &str| text.contains("passed=") && !text.starts_with("passed=0");
-    let counted = atp["counted"].as_array().expect("a list");
-    assert!(counted.iter().filter_map(Value::as_str).any(passed), "{atp}");
+    let sum = |name: &str| -> u64 {
+        let texts = atp["counted"].as_array().expect("a list").iter().filter_map(Value::as_str);
+        texts.filter_map(|text| counter(text, name)).sum()
+    };
+    assert!(sum("whole") > 0 && 10 * sum("passed") < sum("whole"), "{atp}");
     for file in ["report.md", "report.html", "vgg19-communication.svg", "vgg19-efficiency.svg"] {
         let text = fs::read_to_string(directory.path().join(file)).expect(file);
         assert!(text.contains("switchml"), "{file}");
     }
+}
+
+/// The number behind `NAME=` in a list of counters.
+fn counter(text: &str, name: &str) -> Option<u64> {
+    let of = |word: &str| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+    text.split_whitespace().find_map(of)
 }

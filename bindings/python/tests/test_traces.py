@@ -69,7 +69,7 @@ FAILS = {
     "a function": """
 ends = queue.Queue()
 communicator._start(
-    "all_reduce", "sum", array.ctypes.data, array.size, "float32", None, None,
+    "all_reduce", "sum", array.ctypes.data, array.size, "f32", None, None,
     lambda error, report: ends.put(error), array,
 )
 error = ends.get(timeout=60)

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use xdp_agg_common::control::WorkerLoss;
 
 use super::bytes::Words;
-use super::learning::Learning;
+use super::learning::state::Learning;
 use super::onlooker::Watcher;
 use super::queue::Queue;
 use super::tuning::Tuning;

@@ -3,16 +3,14 @@
 
 mod learner;
 mod route;
+pub(super) mod state;
 mod sums;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use serde::Serialize;
 use xdp_agg_common::lanes::CHUNK_LEN;
 use xdp_agg_protocol::worker::{Purpose, Report};
@@ -24,9 +22,10 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::name::{Name, named};
-use learner::{Class, Next, Size, Slot};
+use learner::{Class, Next, Size};
 pub use route::Route;
-use sums::{Cut, Scratch};
+use state::{Classes, Going, Known, Timed};
+use sums::Cut;
 
 /// Longest time for the workers to connect with each other when a way among them is tried first.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -53,70 +52,6 @@ pub struct Learned {
     /// The median time of each way when it was tried last, in nanoseconds: the longest of all
     /// workers' times of each call, which they began together.
     pub times: Vec<(Route, u64)>,
-}
-
-/// What a communicator's all-reduces have learned.
-#[derive(Debug, Default)]
-pub(crate) struct Learning {
-    classes: Mutex<Classes>,
-    scratch: Mutex<Scratch>,
-    /// Calls that have begun, and that have ended.
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-/// A call whose time may count: if no other call was in flight at any time of it.
-struct Timed {
-    learning: Arc<Learning>,
-    counts: Option<(Size, Slot)>,
-    number: u64,
-    alone: bool,
-}
-
-impl Timed {
-    fn begin(learning: &Arc<Learning>, counts: Option<(Size, Slot)>) -> Self {
-        let number = learning.begun.fetch_add(1, Ordering::AcqRel);
-        let alone = learning.ended.load(Ordering::Acquire) == number;
-        Self { learning: Arc::clone(learning), counts, number, alone }
-    }
-
-    /// The call has ended well, and took this time.
-    fn took(self, time: Duration) {
-        let alone = self.alone && self.learning.begun.load(Ordering::Acquire) == self.number + 1;
-        let Some((size, slot)) = self.counts.filter(|_| alone) else { return };
-        let nanoseconds = time.as_nanos().try_into().unwrap_or(u64::MAX);
-        if let Some(known) = self.learning.classes.lock().all.get_mut(&size) {
-            known.class.took(slot, nanoseconds);
-        }
-    }
-}
-
-impl Drop for Timed {
-    fn drop(&mut self) {
-        self.learning.ended.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
-#[derive(Debug, Default)]
-struct Classes {
-    all: BTreeMap<Size, Known>,
-    /// The workers cannot reach each other.
-    alone: bool,
-}
-
-#[derive(Debug)]
-struct Known {
-    class: Class,
-    /// Chunks of a block, as the workers have agreed.
-    chunks: i64,
-}
-
-/// How a call goes that learns.
-#[derive(Clone, Copy, Debug)]
-struct Going {
-    route: Route,
-    chunks: i64,
-    counts: Option<(Size, Slot)>,
 }
 
 impl Communicator {
