@@ -30,8 +30,9 @@ impl Workers {
     }
 
     /// One call, of which each way costs this time. Workers come at different times and wait for
-    /// the last one, unless they begin together. Where they exchange parts, the last one to come has
-    /// nothing to wait for, and some are done before others. All go the same way, or this fails.
+    /// the last one, unless they begin together. Where they exchange parts, the last one to come
+    /// has nothing to wait for, and some are done before others. All go the same way, or this
+    /// fails.
     fn call(&mut self, cost: impl Fn(Route) -> u64, network: &[i64]) -> Route {
         let mut steps: Vec<Step> = Vec::new();
         while steps.is_empty() {
