@@ -39,7 +39,7 @@ impl Sum {
     }
 }
 
-/// Who sends a packet to whom: what differs between the copies of a result.
+/// A packet's sender and recipient: what differs between the copies of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// Our address and port.
@@ -59,7 +59,7 @@ pub const fn shared(payload: Sum, payload_len: u16, header: &Header) -> Sum {
     Sum(fold(payload.0 as u32 + network + header.words_without_rank()))
 }
 
-/// The checksum of the packet to this recipient. Never 0, which would say that there is none.
+/// The checksum of the packet to this recipient. It is never 0, which would say that there is none.
 #[inline(always)]
 #[must_use]
 pub const fn completed(shared: Sum, rank: u16, ends: Ends) -> [u8; 2] {

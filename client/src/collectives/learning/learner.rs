@@ -102,7 +102,7 @@ enum Phase {
     First { left: u32 },
     /// The workers tell each other what they know before the first trial.
     Begin,
-    /// Ways are tried; so many calls were.
+    /// Ways are tried: `tried` calls were so far.
     Trial { tried: usize },
     /// The way that was chosen is taken until the next look.
     Settled { left: u32 },

@@ -53,14 +53,12 @@ impl Workers {
         let arrivals: Vec<u64> = ranks.map(|_| self.random(4) * late).collect();
         let last = arrivals.iter().max().copied().unwrap_or_default();
         let cost = cost(steps[0].route);
-        let first = arrivals.iter().min().copied().unwrap_or_default();
-        let done_last = arrivals.iter().position(|arrival| *arrival == first).unwrap_or_default();
+        let done_last = (0..arrivals.len()).min_by_key(|rank| arrivals[*rank]);
         for (rank, arrival) in arrivals.iter().enumerate() {
-            let early = steps[0].route != Route::Aggregator && rank != done_last;
+            let early = steps[0].route != Route::Aggregator && Some(rank) != done_last;
             let own = if early { cost / 2 } else { cost };
-            let time = last - arrival + own;
             if let Some(slot) = steps[0].slot {
-                self.classes[rank].took(slot, time);
+                self.classes[rank].took(slot, last - arrival + own);
             }
         }
         steps[0].route

@@ -25,7 +25,7 @@ impl At<'_> {
     }
 }
 
-/// Who was late in a call, by how much, and how; and who came last, if it was not late.
+/// The ranks that were late in a call, by how much, and how. The summaries count the last to come.
 pub(super) fn lateness<'a>(
     ranks: &[&'a At<'a>],
     threshold: u64,
