@@ -10,17 +10,44 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::settings::{Builder, Place};
 
-/// Meets the other processes of this host.
-pub(crate) fn join(settings: &Builder, place: &Place, chunks: u16) -> Result<Arc<Group>, Error> {
+/// The smallest segment there is: a group that assembles shares no data.
+const NO_DATA: usize = xdp_agg_intranode::MIN_SEGMENT;
+
+/// Waits for the other processes of this host, before any of them joins the job.
+///
+/// Hosts that lost a worker go on without it (`WorkerLoss::Shrink`), and let a process of that host
+/// in again when it comes. All of them would then wait in vain for one whose fellows are missing.
+pub(crate) fn assemble(settings: &Builder, place: &Place) -> Result<Arc<Group>, Error> {
+    let mut options = settings.host_options(place, CHUNK_LEN, None);
+    (options.segment, options.buffers) = (NO_DATA, 0);
+    options.run = run(settings, place, ".assembly");
+    Ok(Group::join(&options)?)
+}
+
+/// A host may have several groups, and other runs' groups of the same name.
+fn run(settings: &Builder, place: &Place, what: &str) -> String {
+    let origin = settings.origin.as_ref();
+    let run = origin.map(|origin| format!("{:016x}.{}", origin.number, place.host));
+    run.unwrap_or_default() + what
+}
+
+/// Meets the other processes of this host, where they have assembled only as long as all of them
+/// are there.
+pub(crate) fn join(
+    settings: &Builder,
+    place: &Place,
+    chunks: u16,
+    assembled: Option<&Group>,
+) -> Result<Arc<Group>, Error> {
     let mut options = options(settings, place, chunks, settings.aggregators.len());
     let Builder { scaling, lanes, aggregators, .. } = settings;
     let agreed = format!("{chunks} {scaling} {lanes:?} {}", aggregators.len());
     options.digest = digest(agreed.bytes());
-    if let Some(origin) = &settings.origin {
-        // A host may have several groups, and other runs' groups of the same name.
-        options.run = format!("{:016x}.{}", origin.number, place.host);
-    }
-    Ok(Group::join(&options)?)
+    options.run = run(settings, place, "");
+    Ok(match assembled {
+        Some(group) => group.join_again(&options)?,
+        None => Group::join(&options)?,
+    })
 }
 
 /// What follows from blocks of `chunks` chunks over `flows` flows.

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use xdp_agg_common::control::WorkerLoss;
 use xdp_agg_common::maps::ResultMode;
 use xdp_agg_intranode::Group;
 
@@ -33,10 +34,22 @@ pub(crate) struct Joined {
 
 /// Joins the job at all aggregators, and meets the other processes of the host.
 pub(crate) fn join(settings: &Builder, place: &Place, until: Instant) -> Result<Joined, Error> {
+    let may_come_back = settings.policy.worker_loss == WorkerLoss::Shrink;
+    let assembled = (may_come_back && place.local_size > 1)
+        .then(|| intranode::assemble(settings, place))
+        .transpose()?;
     let mut joined = open(settings, place, until)?;
     if place.local_size > 1 {
-        joined.group = Some(intranode::join(settings, place, joined.chunks)?);
+        let group = intranode::join(settings, place, joined.chunks, assembled.as_deref());
+        let group = group.inspect_err(|_| {
+            if may_come_back {
+                // As if this process were dead: the others go on without it at once.
+                joined.stripes.iter().for_each(|stripe| stripe.shared.vanish());
+            }
+        });
+        joined.group = Some(group?);
     }
+    drop(assembled);
     let mut pause = PAUSES[0];
     while !joined.begins_alike()? {
         let Joined { stripes, group, chunks, .. } = joined;

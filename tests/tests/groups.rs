@@ -277,7 +277,40 @@ fn a_killed_host_comes_back_whole() {
     }
 }
 
-/// The same of a worker whose vectors go over two aggregators.
+/// A process that joins again while its host's other process is missing is not let in: the other
+/// hosts would wait for the whole host. They go on, and the host is back when it is complete.
+#[test]
+fn a_process_without_its_fellows_holds_nobody_up() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let settings = [("XDP_AGG_ON_WORKER_LOSS", "shrink")];
+    let work = Work { longest: 20_000, reconnects: true, ..Work::default() };
+    let start = |rank: u16| lab.steady_of("half", (rank, 6), (rank % 2, 2), &settings, &work);
+    let mut workers = watched::all_begin((0..6).map(start));
+    for victim in [2, 3, 2] {
+        let dead = workers.remove(victim);
+        let mut said = vec![dead.said()];
+        drop(dead);
+        // The fellow tries again 50 ms after it has been told of the loss.
+        failure_of(&workers[2], Instant::now() - PROMISED);
+        for _ in 0..8 {
+            thread::sleep(Duration::from_millis(250));
+            let since = Instant::now();
+            let others = workers[..2].iter().chain(&workers[3..]);
+            others.for_each(|worker| {
+                let after = call_of(worker, since, 0b11_0011) - since;
+                assert!(after < PROMISED, "{after:?}");
+            });
+        }
+        let since = Instant::now();
+        workers.insert(victim, start(victim as u16));
+        watched::calls_of(&workers, since, 0b11_1111, LIMIT);
+        said.extend(workers.iter().map(Steady::said));
+        watched::check(&said);
+    }
+}
+
+/// A killed worker whose vectors go over two aggregators begins with one call at both.
 #[test]
 fn a_killed_worker_of_two_aggregators_comes_back() {
     need_root!();

@@ -29,6 +29,22 @@ impl Group {
     /// [`Error::Deadline`], [`Error::PeerLost`], [`Error::System`]. What local rank 0 knows of, all
     /// are told.
     pub fn join(options: &Options) -> Result<Arc<Self>, Error> {
+        Self::join_while(options, &|| Ok(()))
+    }
+
+    /// Makes another group of the processes of this one. It does not wait for a process that has
+    /// ended, or has left this group.
+    ///
+    /// # Errors
+    /// As [`Self::join`], and [`Error::PeerLeft`].
+    pub fn join_again(&self, options: &Options) -> Result<Arc<Self>, Error> {
+        Self::join_while(options, &|| self.check_all_here())
+    }
+
+    fn join_while(
+        options: &Options,
+        goes_on: &dyn Fn() -> Result<(), Error>,
+    ) -> Result<Arc<Self>, Error> {
         options.check()?;
         let start = Instant::now();
         let (core, watch) = if options.local_size == 1 {
@@ -40,8 +56,8 @@ impl Group {
             (Arc::new(Core::new(segment, options.clone(), bells)), None)
         } else {
             let formed = match options.local_rank {
-                0 => rendezvous::lead(options)?,
-                _ => rendezvous::join(options)?,
+                0 => rendezvous::lead(options, goes_on)?,
+                _ => rendezvous::join(options, goes_on)?,
             };
             let core = Arc::new(Core::new(formed.segment, options.clone(), formed.bells));
             let watch = Watch::start(&core, formed.connections, formed.listener)?;
@@ -102,6 +118,15 @@ impl Group {
         self.core.check()
     }
 
+    /// That no process has ended or left.
+    fn check_all_here(&self) -> Result<(), Error> {
+        self.check()?;
+        match self.core.left() {
+            0 => Ok(()),
+            left => Err(Error::PeerLeft { local_rank: left.trailing_zeros() as usize }),
+        }
+    }
+
     /// Tries until there is room.
     pub(crate) fn when_there_is_room<R>(
         &self,
@@ -155,6 +180,26 @@ impl Drop for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process that has left is not waited for when a group's processes make another group.
+    #[test]
+    fn another_group_waits_for_nobody_that_has_left() {
+        for waiting in [0, 1] {
+            let join = |local_rank, what: &str| {
+                let job = format!("{what} {waiting} {:?}", rustix::process::getpid());
+                Options { run: what.into(), ..Options::new(job, local_rank, 2) }
+            };
+            std::thread::scope(|scope| {
+                let leaving = scope.spawn(move || Group::join(&join(1 - waiting, "one")));
+                let group = Group::join(&join(waiting, "one")).expect("both come");
+                drop(leaving.join().expect("no panic").expect("both come"));
+                let start = Instant::now();
+                let error = group.join_again(&join(waiting, "two")).expect_err("one has left");
+                assert!(matches!(error, Error::PeerLeft { local_rank } if local_rank != waiting));
+                assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+            });
+        }
+    }
 
     /// What each of three processes brings, one after the other: all know whether it is the same.
     #[test]

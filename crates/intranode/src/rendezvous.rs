@@ -29,8 +29,13 @@ pub(crate) use lead::{lead, refuse_newcomer};
 const NAME_PATIENCE: Duration = Duration::from_secs(3);
 /// How long late processes are told why the group fails.
 const LINGER: Duration = Duration::from_secs(1);
+/// Between looks whether the wait goes on.
+const LOOK: Duration = Duration::from_millis(50);
 /// Between attempts.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// Whether a wait for other processes goes on; else why not.
+pub(crate) type GoesOn<'a> = &'a dyn Fn() -> Result<(), Error>;
 
 /// A group that has formed, as one of its processes has it.
 #[derive(Debug)]

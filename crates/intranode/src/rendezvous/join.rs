@@ -17,7 +17,7 @@ enum Attempt {
 }
 
 /// Joins the group that local rank 0 makes.
-pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
+pub(crate) fn join(options: &Options, goes_on: GoesOn<'_>) -> Result<Formed, Error> {
     let start = Instant::now();
     let until = crate::options::until(options.join_within);
     let name = name(options)?;
@@ -47,6 +47,7 @@ pub(crate) fn join(options: &Options) -> Result<Formed, Error> {
             Attempt::Nobody | Attempt::InUse(_) | Attempt::Stranger(_) => {}
         }
         waits.tell(&[0]);
+        goes_on()?;
         std::thread::sleep(PAUSE);
     }
 }
@@ -140,7 +141,7 @@ mod tests {
             std::iter::from_fn(|| connect(&name).expect("a socket").ok()).take(100).collect();
         assert!(queue.len() < 100, "it is never full");
         let start = Instant::now();
-        let error = join(&options).expect_err("nobody leads");
+        let error = join(&options, &|| Ok(())).expect_err("nobody leads");
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     }

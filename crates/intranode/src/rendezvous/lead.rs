@@ -15,6 +15,7 @@ struct Leader<'a> {
     /// By local rank.
     members: Vec<Option<Member>>,
     until: Instant,
+    goes_on: GoesOn<'a>,
 }
 
 struct Member {
@@ -23,20 +24,21 @@ struct Member {
 }
 
 /// Makes the group, as local rank 0.
-pub(crate) fn lead(options: &Options) -> Result<Formed, Error> {
+pub(crate) fn lead(options: &Options, goes_on: GoesOn<'_>) -> Result<Formed, Error> {
     let until = crate::options::until(options.join_within);
     let mut leader = Leader {
         options,
         hello: Hello::new(options),
-        listener: bind(options)?,
+        listener: bind(options, goes_on)?,
         strangers: Vec::new(),
         members: (0..options.local_size).map(|_| None).collect(),
         until,
+        goes_on,
     };
     leader.form().inspect_err(|error| leader.refuse_all(error))
 }
 
-fn bind(options: &Options) -> Result<OwnedFd, Error> {
+fn bind(options: &Options, goes_on: GoesOn<'_>) -> Result<OwnedFd, Error> {
     let name = name(options)?;
     let until = Instant::now() + NAME_PATIENCE.min(options.join_within);
     let listener = socket(SocketFlags::NONBLOCK)?;
@@ -46,6 +48,7 @@ fn bind(options: &Options) -> Result<OwnedFd, Error> {
             Err(Errno::ADDRINUSE) => {}
             Err(errno) => return Err(Error::system("binding the job's socket", errno)),
         }
+        goes_on()?;
         let pid = second_leader(options, &name, until)?;
         if Instant::now() > until {
             return Err(Error::NameInUse { job: options.job.clone(), pid });
@@ -143,7 +146,8 @@ impl Leader<'_> {
             descriptors.extend(self.strangers.iter().map(|(socket, _)| socket.as_fd()));
             let members = self.members.iter().flatten();
             descriptors.extend(members.map(|member| member.connection.socket.as_fd()));
-            let ready = readable(&descriptors, self.until.min(waits.warn_at))?;
+            let ready = readable(&descriptors, self.until.min(until(LOOK)))?;
+            (self.goes_on)()?;
             let known = 1 + self.strangers.len();
             // A member has nothing to say before it is welcomed, so this is its end.
             let gone = ready[known..].iter().position(|&ready| ready);
