@@ -40,6 +40,23 @@ pub(crate) fn sim(args: &Passed) -> Result<()> {
     }
 }
 
+/// Options of `cargo xtask budgets`.
+#[derive(clap::Args)]
+pub(crate) struct BudgetArgs {
+    /// Store what is counted as the budgets.
+    #[arg(long)]
+    record: bool,
+}
+
+/// `cargo xtask budgets`: instructions, counted in the build of the tests.
+pub(crate) fn budgets(args: &BudgetArgs) -> Result<()> {
+    setup::ensure_tests()?;
+    let package = "xdp-agg-budgets";
+    run(cargo().args(["build", "--quiet", "--package", package]))?;
+    let program = target().join("debug").join(package);
+    run(Command::new(program).arg(if args.record { "record" } else { "check" }))
+}
+
 /// `cargo xtask fuzz`: the fuzzer, built as the simulation is. Crates of others, which read most of
 /// its inputs, are optimised, too.
 pub(crate) fn fuzz(args: &Passed) -> Result<()> {

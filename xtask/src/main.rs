@@ -55,6 +55,8 @@ enum Command {
     Sim(Passed),
     /// Feed everything that reads others' bytes with mutated ones: `fuzz --help` for options.
     Fuzz(Passed),
+    /// Count the instructions of the worker's code, and compare them with their budgets.
+    Budgets(lab::BudgetArgs),
     /// Have jobs come and go, links flap and the daemon die, for long; memory has to stay flat.
     Soak(soak::Args),
     /// Have another revision's daemon and workers work with this one's: what goes on, what ends.
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         Command::Package(args) => package::main(&args),
         Command::Sim(args) => lab::sim(&args),
         Command::Fuzz(args) => lab::fuzz(&args),
+        Command::Budgets(args) => lab::budgets(&args),
         Command::Soak(args) => soak::main(&args),
         Command::UpgradeTest(args) => upgrade::main(&args),
         Command::Ci => ci::main(),

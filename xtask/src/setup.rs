@@ -77,6 +77,7 @@ pub(crate) fn ensure_tests() -> Result<()> {
         ("ip", "iproute2"),
         ("ethtool", "ethtool"),
         ("nft", "nftables"),
+        ("valgrind", "valgrind"),
         ("systemd-analyze", "systemd"),
         // The daemon's page is looked at.
         ("chromium", "chromium"),
