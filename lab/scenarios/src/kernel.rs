@@ -1,6 +1,7 @@
 //! `bench kernel`: the XDP program alone, by test runs in the kernel.
 
 mod bench;
+mod contention;
 mod counts;
 mod feeder;
 
@@ -13,6 +14,7 @@ use xdp_agg_common::frame::chunks_for_mtu;
 use xdp_agg_common::lanes::{CHUNK_LEN, MAX_CHUNKS};
 
 use self::bench::{BenchCase, BenchConfig, BenchRow, accounts, kernel_bench};
+use self::contention::contention;
 use super::compare::warn_if_busy;
 use super::files::write_json;
 use super::lab::Privilege;
@@ -74,10 +76,17 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
          taken off",
         config.samples, config.slots
     );
+    // Asked before the benchmark pins this thread to one CPU.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     // The program of a namespace of its own would run no differently: nothing is sent.
     let rows = kernel_bench(&config).context("the kernel benchmark")?;
     print_rows(&rows);
     print_accounts(&rows);
+    if cpus < 2 {
+        println!("# one CPU: nothing is added at the same time");
+    } else {
+        print_contention(&config)?;
+    }
     if let Some(file) = &args.json {
         write_json(file, &rows.iter().map(json_row).collect::<Vec<_>>())?;
     }
@@ -134,6 +143,23 @@ fn print_accounts(rows: &[BenchRow]) {
             account.payload, account.parse, account.admit, account.slot, account.lanes, account.add
         );
     }
+}
+
+/// What two CPUs add at the same time, at the block size of MTU 1500.
+fn print_contention(config: &BenchConfig) -> Result<()> {
+    let chunks = chunks_for_mtu(1500);
+    let payload = usize::from(chunks) * CHUNK_LEN;
+    println!(
+        "# adding {payload} bytes, {} slots in turn: each CPU's time of a packet",
+        config.slots
+    );
+    println!("# {:<29} {:>9} {:>19}", "", "median", "quartiles");
+    for row in contention(config, chunks).context("contention of two CPUs")? {
+        let (low, high) = row.ns_quartiles;
+        let name = row.second.in_words();
+        println!("  {name:<29} {:>9.1} {low:>9.1} {high:>9.1}", row.ns_median);
+    }
+    Ok(())
 }
 
 fn json_row(row: &BenchRow) -> Row {

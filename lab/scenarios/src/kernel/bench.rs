@@ -180,7 +180,7 @@ pub(super) fn accounts(rows: &[BenchRow]) -> Vec<BenchAccount> {
 }
 
 /// The aggregator's program and the one that feeds it.
-struct Bench {
+pub(super) struct Bench {
     engine: XdpEngine,
     feeder: Feeder,
     slots: u32,
@@ -188,7 +188,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn open(config: &BenchConfig) -> Result<Self> {
+    pub(super) fn open(config: &BenchConfig) -> Result<Self> {
         let engine = XdpEngine::detached(DATA_PORT, config.slots, None)?;
         let feeder = Feeder::open(&engine)?;
         Ok(Self { engine, feeder, slots: config.slots, samples: config.samples.max(1) })
@@ -248,7 +248,19 @@ impl Bench {
         Ok(row(case, u32::from(chunks) * CHUNK_LEN as u32, self.slots, samples))
     }
 
-    fn counted(&mut self) -> Result<JobCounters> {
+    pub(super) const fn engine(&self) -> &XdpEngine {
+        &self.engine
+    }
+
+    pub(super) const fn feeder(&mut self) -> &mut Feeder {
+        &mut self.feeder
+    }
+
+    pub(super) const fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    pub(super) fn counted(&mut self) -> Result<JobCounters> {
         Ok(self.engine.counters()?[0])
     }
 
@@ -324,7 +336,7 @@ impl Bench {
     }
 
     /// A job of all ranks, whose paths were learned.
-    fn start_job(&mut self, epoch: u16, chunks: u16) -> Result<()> {
+    pub(super) fn start_job(&mut self, epoch: u16, chunks: u16) -> Result<()> {
         let workers = MAX_WORKERS as u16;
         let probe = header(epoch, Kind::Probe);
         let conf = JobConf {
@@ -350,13 +362,13 @@ impl Bench {
     }
 }
 
-fn header(epoch: u16, kind: Kind) -> Header {
+pub(super) fn header(epoch: u16, kind: Kind) -> Header {
     let reduction = Reduction::Add;
     Header { kind, flags: 0, reduction, job: 0, cookie: 0x5eed, epoch, rank: 0, block: 0, tag: 1 }
 }
 
 /// A frame of the worker at [`WORKER`]; all lanes are 1.
-fn frame(header: &Header, chunks: u16) -> Vec<u8> {
+pub(super) fn frame(header: &Header, chunks: u16) -> Vec<u8> {
     let mut ours = [0; HEADER_LEN];
     header.emit(&mut ours);
     let lanes = 1_u32.to_le_bytes().repeat(usize::from(chunks) * CHUNK_LEN / 4);

@@ -33,6 +33,21 @@ fn every_case_is_measured_and_the_account_adds_up() {
     }
 }
 
+/// Here, too, the benchmark compares what was counted with what two CPUs were to add: a second CPU
+/// that adds to the wrong blocks, or nothing, makes it fail.
+#[test]
+fn two_cpus_add_to_slots_of_their_own_and_to_the_same() {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if !is_root() || cpus < 2 {
+        eprintln!("skipped: not root, or one CPU");
+        return;
+    }
+    let config = BenchConfig { chunks: Vec::new(), slots: 64, samples: 5 };
+    let rows = contention(&config, 22).expect("both add what they should");
+    assert_eq!(rows.len(), 3);
+    assert!(rows.iter().all(|row| row.ns_median > 0.0));
+}
+
 #[test]
 fn sizes_that_do_not_exist_are_refused() {
     for (chunks, slots) in [(vec![0], 64), (vec![55], 64), (vec![22], 48), (vec![22], 1)] {
