@@ -210,7 +210,7 @@ impl Communicator {
     /// What was sent, received and lost so far, at all aggregators together.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let mut all = self.engines().map(|engine| engine.machine.counters());
+        let mut all = self.engines().map(|engine| engine.counters());
         let first = all.next().unwrap_or_default();
         all.fold(first, Counters::joined)
     }

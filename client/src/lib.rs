@@ -82,7 +82,7 @@ pub use communicator::Communicator;
 pub use error::{Error, JobError, host_ranks, in_world};
 pub use handle::Handle;
 pub use name::Name;
-pub use settings::{Builder, Chosen, Place, addresses, deadline_from_env, variable};
+pub use settings::{Builder, Chosen, Place, Transport, addresses, deadline_from_env, variable};
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
 pub use xdp_agg_protocol::worker::flow::Congestion;

@@ -20,9 +20,10 @@ pub(crate) struct Program {
 }
 
 /// All kernel programs.
-pub(crate) const PROGRAMS: [Program; 3] = [
+pub(crate) const PROGRAMS: [Program; 4] = [
     Program { name: "xdp-agg", object: "xdp-agg/bpf/xdp-agg.bpfel.o" },
     Program { name: "bench", object: "lab/scenarios/bpf/bench.bpfel.o" },
+    Program { name: "worker", object: "client/bpf/worker.bpfel.o" },
     Program { name: "wire", object: "lab/testbed/bpf/wire.bpfel.o" },
 ];
 

@@ -15,13 +15,14 @@ use xdp_agg_common::control::Progress;
 use xdp_agg_common::wire::Kind;
 use xdp_agg_intranode::Waker;
 use xdp_agg_protocol::worker::{
-    Batch, Blocks, Call, Config, Control, Endpoint, Lanes, Machine, Seat, State,
+    Batch, Blocks, Call, Config, Control, Counters, Endpoint, Lanes, Machine, Seat, State,
 };
 use xdp_agg_tls::OpenError;
 
 use crate::driver::session::{Dial, Session};
 use crate::driver::sys::{BATCH, Interest, Receiver};
 use crate::driver::udp::{self, DataSocket, Sent};
+use crate::driver::xsk::Results;
 use crate::error::{Error, JobError};
 use crate::trace::Recorder;
 
@@ -33,8 +34,10 @@ const YIELD_TIME: Duration = Duration::from_micros(30);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long nothing comes by the group, while results come otherwise, until it is joined again.
 const DEAF: Duration = Duration::from_secs(1);
+/// While results come around the stack, the stack's are looked for once in so many times.
+const RARELY: u32 = 16;
 /// Descriptors that an engine is woken by.
-pub(crate) const WATCHED: usize = 5;
+pub(crate) const WATCHED: usize = 6;
 
 /// What only the communicator's own thread does.
 #[derive(Debug)]
@@ -56,6 +59,10 @@ pub(crate) struct Engine {
     session: Option<Session>,
     connect: bool,
     socket: DataSocket,
+    /// The way of results around the stack, if there is one.
+    results: Option<Results>,
+    /// Times that something was to be received.
+    turn: u32,
     /// What the socket is set to.
     endpoint: Option<Endpoint>,
     started: Instant,
@@ -89,6 +96,8 @@ impl Engine {
             session: None,
             connect: false,
             socket,
+            results: None,
+            turn: 0,
             endpoint: None,
             started: Instant::now(),
             receiver: Receiver::new().map_err(Error::io("making room for results"))?,
@@ -100,6 +109,17 @@ impl Engine {
             waker: None,
             recorder,
         })
+    }
+
+    /// Results come this way where they can.
+    pub(crate) fn receive_by(&mut self, results: Option<Results>) {
+        self.results = results;
+    }
+
+    /// What it did so far.
+    pub(crate) fn counters(&self) -> Counters {
+        let af_xdp_packets = self.results.as_ref().map_or(0, Results::packets);
+        Counters { af_xdp_packets, ..self.machine.counters() }
     }
 
     /// Looks after what the other processes of the host do, too.
@@ -293,6 +313,7 @@ impl Engine {
     /// What ends a sleep: `wake`, what the daemon says, and others.
     pub(crate) fn watch_for<'a>(&'a self, wake: BorrowedFd<'a>) -> [Interest<'a>; WATCHED] {
         let (first, second) = self.socket.sockets();
+        let results = self.results.as_ref().and_then(Results::fd);
         [
             Interest::read(wake),
             Interest::read(self.session.as_ref().map_or(wake, Session::fd))
@@ -300,6 +321,7 @@ impl Engine {
             Interest::read(first).also_write(self.unsent > 0),
             Interest::read(second.unwrap_or(first)),
             Interest::read(self.waker.as_ref().map_or(wake, Waker::fd)),
+            Interest::read(results.unwrap_or(first)),
         ]
     }
 
@@ -331,7 +353,12 @@ impl Engine {
 
     /// Takes in all packets that are there, up to a few batches; returns how many.
     fn receive(&mut self) -> Result<usize, Error> {
-        let mut arrived = 0;
+        let mut arrived = self.receive_results();
+        self.turn = self.turn.wrapping_add(1);
+        // The other way has what is rare: a look costs a system call.
+        if arrived > 0 && !self.turn.is_multiple_of(RARELY) {
+            return Ok(arrived);
+        }
         for second in [false, true] {
             let (first, group) = self.socket.sockets();
             let Some(socket) = (if second { group } else { Some(first) }) else { continue };
@@ -359,6 +386,18 @@ impl Engine {
             }
         }
         Ok(arrived)
+    }
+
+    /// The same of what comes around the stack.
+    fn receive_results(&mut self) -> usize {
+        let now = self.now();
+        let Some(results) = &mut self.results else { return 0 };
+        let machine = &mut self.machine;
+        let arrived = results.receive(BATCH, |packet| machine.handle_packet(packet, now));
+        if arrived == 0 {
+            results.settle();
+        }
+        arrived
     }
 
     /// An error of the data path's socket: counted and told; the 1st, 2nd, 4th … time in the log.
@@ -423,6 +462,12 @@ impl Engine {
             self.endpoint = None;
             return Ok(true);
         };
+        if let Some(results) = &mut self.results {
+            // Without it they come by UDP, as before.
+            if let Err(error) = results.follow(data) {
+                tracing::warn!("no results by AF_XDP: {error}");
+            }
+        }
         match self.socket.connect(data, packet_len, single_packets) {
             Ok(()) => self.endpoint = endpoint,
             Err(error) => self.note("connecting the data path", error)?,

@@ -16,3 +16,4 @@ pub(crate) mod sys;
 pub(crate) mod udp;
 
 pub(crate) use stripe::Stripe;
+pub(crate) mod xsk;

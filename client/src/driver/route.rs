@@ -20,16 +20,19 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 /// There is no such route, or the system does not tell.
 pub(crate) fn mtu(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<u32> {
     let mut netlink = Netlink::open()?;
-    let interface = netlink.route(from, to, RouteFlags::empty())?;
-    let interface = interface.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Oif(index) => Some(*index),
-        _ => None,
-    });
-    let interface = interface.ok_or_else(|| untold("its interface"))?;
+    let interface = netlink.interface(from, to)?;
     let link = netlink.link(interface)?;
     // The entry of the routing table, and not the cached one, which knows what ICMP packets said.
     let entry = netlink.route(from, to, RouteFlags::FibMatch)?;
     Ok(set_by_route(&entry).map_or(link, |route| route.min(link)))
+}
+
+/// The number of the interface that packets from this address of the host to that one leave by.
+///
+/// # Errors
+/// There is no such route, or the system does not tell.
+pub(crate) fn interface(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<u32> {
+    Netlink::open()?.interface(from, to)
 }
 
 /// What `ip route … mtu N` has set.
@@ -81,6 +84,15 @@ impl Netlink {
             Message::NewRoute(route) => Ok(route),
             _ => Err(untold("the route")),
         }
+    }
+
+    fn interface(&mut self, from: Ipv4Addr, to: Ipv4Addr) -> io::Result<u32> {
+        let route = self.route(from, to, RouteFlags::empty())?;
+        let interface = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Oif(index) => Some(*index),
+            _ => None,
+        });
+        interface.ok_or_else(|| untold("its interface"))
     }
 
     fn link(&mut self, index: u32) -> io::Result<u32> {

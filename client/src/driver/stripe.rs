@@ -1,6 +1,6 @@
 //! One aggregator of a communicator: a connection, a flow, and the thread that keeps them going.
 
-use std::net::TcpListener;
+use std::net::{SocketAddrV4, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use crate::driver::roll::Roll;
 use crate::driver::session::{self, Dial};
 use crate::driver::shared::Shared;
 use crate::driver::udp::DataSocket;
+use crate::driver::xsk::Results;
 use crate::error::Error;
 use crate::settings::{Builder, Place, Source, Target};
 use crate::trace::Recorder;
@@ -124,7 +125,12 @@ impl Stripe {
         let dial = Dial { address: target.address, name, dead_after, tls };
         let tracer = settings.tracer(place)?;
         let recorder = Recorder::new(&tracer, roll.1 as u16);
-        let engine = Engine::new(config, dial, socket, recorder)?;
+        let port = config.data_port;
+        let mut engine = Engine::new(config, dial, socket, recorder)?;
+        if !settings.stays_in_host(place) {
+            let local = SocketAddrV4::new(local, port);
+            engine.receive_by(Results::choose(settings.transport, serving, local, max_chunks)?);
+        }
         let shared = Shared::new(engine, ring, settings.ring_times(), roll, tracer)?;
         let shared = Arc::new(shared);
         let progress = Arc::clone(&shared);

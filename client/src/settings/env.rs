@@ -17,7 +17,7 @@ use xdp_agg_protocol::worker::flow::Congestion;
 use xdp_agg_quantize::Scaling;
 use xdp_agg_tls::{ClientFiles, SecretError, read_token};
 
-use super::{Builder, Target};
+use super::{Builder, Target, Transport};
 use crate::collectives::Tuning;
 use crate::error::Error;
 use crate::trace::Tracing;
@@ -131,6 +131,10 @@ impl Builder {
         }
         if let Some((name, value)) = read("XDP_AGG_RESULT_MODE") {
             builder.result_mode = result_mode(name, &value)?;
+        }
+        if let Some((name, value)) = read("XDP_AGG_TRANSPORT") {
+            let all = Transport::ALL.map(|transport| (transport.name(), transport));
+            builder.transport = one_of(name, value.trim(), &all)?;
         }
         builder.read_local(&lookup)?;
         builder.read_numbers(&lookup)?;

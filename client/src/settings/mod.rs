@@ -9,6 +9,7 @@ mod settle;
 mod source;
 #[cfg(test)]
 mod tests;
+mod transport;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +34,7 @@ pub(crate) use env::parse;
 pub use env::{addresses, deadline_from_env, variable};
 pub use place::Place;
 pub(crate) use source::Source;
+pub use transport::Transport;
 
 /// An aggregator as it was named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +97,7 @@ pub struct Builder {
     pub(crate) mtu: Option<u32>,
     pub(crate) slots: Option<u32>,
     pub(crate) result_mode: Option<ResultMode>,
+    pub(crate) transport: Transport,
     pub(crate) rate: Option<u64>,
     pub(crate) congestion: Congestion,
     pub(crate) rto_min: Duration,
@@ -143,6 +146,7 @@ impl Default for Builder {
             mtu: None,
             slots: None,
             result_mode: None,
+            transport: Transport::default(),
             rate: None,
             congestion: Congestion::default(),
             rto_min: Duration::from_millis(4),
@@ -319,6 +323,9 @@ impl Builder {
 
     /// How results shall come, if not as the daemon chooses.
     pub fn result_mode(mode: ResultMode) => result_mode = Some(mode);
+
+    /// How results come in. Default [`Transport::Auto`].
+    pub fn transport(transport: Transport) => transport = transport;
 
     /// Pace in bits per second on the wire. Default: as fast as results come back.
     pub fn rate(bits_per_second: u64) => rate = Some(bits_per_second);

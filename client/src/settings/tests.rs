@@ -144,6 +144,18 @@ fn numbers_are_understood() {
 }
 
 #[test]
+fn transports_are_understood() {
+    assert_eq!(with(&[]).expect("none").transport, Transport::Auto);
+    for transport in Transport::ALL {
+        let named = |name| (name == "XDP_AGG_TRANSPORT").then(|| transport.to_string());
+        let builder = Builder::from_lookup(named).expect("a name");
+        assert_eq!(builder.transport, transport);
+    }
+    let error = with(&[("XDP_AGG_TRANSPORT", "xsk")]).expect_err("no such one").to_string();
+    assert!(error.contains("XDP_AGG_TRANSPORT") && error.contains("auto, udp, af_xdp"), "{error}");
+}
+
+#[test]
 fn several_aggregators_are_understood() {
     let builder = with(&[("XDP_AGG_ADDR", "127.0.0.1:1000, 127.0.0.2")]).expect("it is well");
     let addresses: Vec<_> = builder.aggregators.iter().map(|target| target.address).collect();

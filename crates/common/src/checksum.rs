@@ -7,7 +7,7 @@
 //!
 //! The payload's sum is worked out by whoever has the bytes; the kernel program asks the kernel.
 
-use crate::frame::UDP_LEN;
+use crate::frame::{PAYLOAD_OFFSET, UDP_LEN, UDP_OFFSET};
 use crate::wire::{HEADER_LEN, Header};
 
 /// A sum of 16-bit words in the one's complement of RFC 1071, not inverted: the bytes of each word
@@ -48,6 +48,41 @@ pub struct Ends {
     pub to: (u32, u16),
 }
 
+impl Ends {
+    /// As the program of a worker's interface has it: sender, recipient, and their ports.
+    #[must_use]
+    pub const fn to_words(self) -> [u32; 4] {
+        [self.from.0, self.to.0, self.from.1 as u32, self.to.1 as u32]
+    }
+
+    /// The same the other way.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_words([from, to, from_port, to_port]: [u32; 4]) -> Self {
+        Self { from: (from, from_port as u16), to: (to, to_port as u16) }
+    }
+}
+
+/// Whether a whole packet of ours has a checksum, and the right one: `front` is all of its headers,
+/// from the Ethernet header to ours. Its lengths must have been compared before.
+#[inline(always)]
+#[must_use]
+pub const fn is_intact(front: &[u8; PAYLOAD_OFFSET], payload: Sum) -> bool {
+    let field = UDP_OFFSET + 6;
+    if front[field] == 0 && front[field + 1] == 0 {
+        return false;
+    }
+    // The pseudo-header: both addresses, the protocol, and the length a second time.
+    let mut sum = payload.0 as u32 + crate::frame::PROTOCOL_UDP as u32;
+    sum += u16::from_be_bytes([front[UDP_OFFSET + 4], front[UDP_OFFSET + 5]]) as u32;
+    let mut at = UDP_OFFSET - 8;
+    while at < PAYLOAD_OFFSET {
+        sum += u16::from_be_bytes([front[at], front[at + 1]]) as u32;
+        at += 2;
+    }
+    fold(sum) == 0xffff
+}
+
 /// What all packets with this payload and header have in common, whatever the header's rank and
 /// the packet's ends.
 #[inline(always)]
@@ -83,7 +118,6 @@ const fn fold(sum: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::PAYLOAD_OFFSET;
     use crate::wire::{Kind, Reduction};
     use etherparse::{PacketBuilder, UdpHeaderSlice};
     use proptest::prelude::*;
@@ -100,6 +134,11 @@ mod tests {
 
     /// What another implementation puts into the packet.
     fn theirs(header: &Header, ends: Ends, payload: &[u8]) -> [u8; 2] {
+        let frame = their_frame(header, ends, payload);
+        UdpHeaderSlice::from_slice(&frame[34..]).expect("a header").checksum().to_be_bytes()
+    }
+
+    fn their_frame(header: &Header, ends: Ends, payload: &[u8]) -> Vec<u8> {
         let mut ours = [0; HEADER_LEN];
         header.emit(&mut ours);
         let builder = PacketBuilder::ethernet2([0; 6], [0; 6])
@@ -108,7 +147,12 @@ mod tests {
         let mut frame = Vec::new();
         builder.write(&mut frame, &[&ours, payload].concat()).expect("it fits a vector");
         assert_eq!(frame.len(), PAYLOAD_OFFSET + payload.len());
-        UdpHeaderSlice::from_slice(&frame[34..]).expect("a header").checksum().to_be_bytes()
+        frame
+    }
+
+    fn intact(frame: &[u8]) -> bool {
+        let (front, payload) = frame.split_first_chunk().expect("headers");
+        is_intact(front, sum_of(payload))
     }
 
     fn ours(header: &Header, ends: Ends, payload: &[u8]) -> [u8; 2] {
@@ -142,6 +186,39 @@ mod tests {
             let payload = payload.concat();
             prop_assert_eq!(ours(&header, ends, &payload), theirs(&header, ends, &payload));
         }
+    }
+
+    proptest! {
+        /// From the addresses on, any one bit; and a checksum that was left out or not completed.
+        #[test]
+        fn what_is_not_intact_is_found(
+            (from, to) in any::<((u32, u16), (u32, u16))>(),
+            payload in prop::collection::vec(any::<[u8; 64]>(), 0..=54),
+            (byte, bit) in (any::<prop::sample::Index>(), 0..8),
+        ) {
+            let frame = their_frame(&HEADER, Ends { from, to }, &payload.concat());
+            prop_assert!(intact(&frame));
+            let mut damaged = frame.clone();
+            damaged[26 + byte.index(frame.len() - 26)] ^= 1_u8 << bit;
+            prop_assert!(!intact(&damaged));
+            let mut without = frame.clone();
+            without[40..42].fill(0);
+            prop_assert!(!intact(&without));
+            // As a stack leaves it to a card: the sum of the pseudo-header, not inverted.
+            let mut open = frame;
+            let word = |at: usize| u32::from(u16::from_be_bytes([open[at], open[at + 1]]));
+            let addresses = word(26) + word(28) + word(30) + word(32);
+            let sum = fold(addresses + word(38) + 17);
+            prop_assume!(open[40..42] != sum.to_be_bytes());
+            open[40..42].copy_from_slice(&sum.to_be_bytes());
+            prop_assert!(!intact(&open));
+        }
+    }
+
+    #[test]
+    fn ends_survive_their_words() {
+        let ends = Ends { from: (u32::MAX, 1), to: (2, u16::MAX) };
+        assert_eq!(Ends::from_words(ends.to_words()), ends);
     }
 
     /// Sums that overflow as often as they can, and a sum of which nothing is left.

@@ -13,6 +13,8 @@ use crate::wire::MAX_WORKERS;
 pub const MAX_JOBS: usize = 48;
 /// Most interfaces that one aggregator serves.
 pub const MAX_PORTS: usize = 64;
+/// Receive queues of a worker's interface that its program knows.
+pub const QUEUES: usize = 256;
 /// Entries of the member table: job `j`, rank `r` is entry `j * MAX_WORKERS + r`.
 pub const MEMBER_ENTRIES: usize = MAX_JOBS * MAX_WORKERS;
 

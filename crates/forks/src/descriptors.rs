@@ -27,7 +27,25 @@ struct Entry {
 /// Enters a descriptor, if it can be told from others.
 pub(crate) fn note(descriptor: BorrowedFd<'_>) {
     let number = descriptor.as_raw_fd();
-    let Some((device, inode)) = identity(number) else { return };
+    if let Some(Identity { device, inode, has_own: true }) = identity(number) {
+        store(number, device, inode);
+    }
+}
+
+/// Enters a descriptor of any kind, which [`forget`] takes out before it is closed.
+pub(crate) fn remember(descriptor: BorrowedFd<'_>) {
+    let number = descriptor.as_raw_fd();
+    if let Some(Identity { device, inode, .. }) = identity(number) {
+        store(number, device, inode);
+    }
+}
+
+/// Takes a descriptor out.
+pub(crate) fn forget(descriptor: BorrowedFd<'_>) {
+    store(descriptor.as_raw_fd(), 0, 0);
+}
+
+fn store(number: RawFd, device: u64, inode: u64) {
     let Some(entry) = usize::try_from(number).ok().and_then(entry) else { return };
     entry.device.store(device, Relaxed);
     entry.inode.store(inode, Relaxed);
@@ -44,7 +62,8 @@ pub(crate) fn give_up() {
         for (within, Entry { device, inode }) in piece.iter().enumerate() {
             let (device, inode) = (device.load(Relaxed), inode.swap(0, Relaxed));
             let number = (at * PIECE + within) as RawFd;
-            if inode == 0 || identity(number) != Some((device, inode)) {
+            let same = |is: Identity| (is.device, is.inode) == (device, inode);
+            if inode == 0 || !identity(number).is_some_and(same) {
                 continue;
             }
             // SAFETY: the number is a file of this library's, whose owner never uses it here.
@@ -82,15 +101,22 @@ fn entry(number: usize) -> Option<&'static Entry> {
     unsafe { piece.as_ref() }.map(|piece| &piece[number % PIECE])
 }
 
-/// Device and inode of a socket or a file. Descriptors without a file (eventfd and the like) share
-/// one inode. None also for a number that is not open.
-fn identity(number: RawFd) -> Option<(u64, u64)> {
+/// Which file a descriptor is of.
+struct Identity {
+    device: u64,
+    inode: u64,
+    /// It is a socket or a file. Others (eventfd, a link of a kernel program) share one inode.
+    has_own: bool,
+}
+
+/// None for a number that is not open.
+fn identity(number: RawFd) -> Option<Identity> {
     // SAFETY: all-zero bytes are a valid stat (integers).
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `found` is valid for writes; any number may be asked about.
     if unsafe { libc::fstat(number, &raw mut found) } != 0 {
         return None;
     }
-    let is_one = matches!(found.st_mode & libc::S_IFMT, libc::S_IFSOCK | libc::S_IFREG);
-    is_one.then_some((found.st_dev, found.st_ino))
+    let has_own = matches!(found.st_mode & libc::S_IFMT, libc::S_IFSOCK | libc::S_IFREG);
+    Some(Identity { device: found.st_dev, inode: found.st_ino, has_own })
 }

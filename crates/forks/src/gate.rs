@@ -1,7 +1,8 @@
 //! The handlers that `fork(3)` calls, and what keeps a fork out of the moment between the making of
 //! a descriptor and its entry in the table.
 
-use std::os::fd::AsFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -80,6 +81,40 @@ impl Hold {
     pub fn own<T: AsFd>(&self, made: T) -> T {
         descriptors::note(made.as_fd());
         made
+    }
+}
+
+/// A descriptor of any kind that is no child's, also of those that [`Hold::own`] cannot tell from
+/// others. Nothing else closes it.
+#[derive(Debug)]
+pub struct Kept(ManuallyDrop<OwnedFd>);
+
+impl Kept {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn new<E>(make: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
+        let _hold = hold();
+        let made = make()?;
+        descriptors::remember(made.as_fd());
+        Ok(Self(ManuallyDrop::new(made)))
+    }
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _hold = hold();
+        // Its number may be another file's of the same kind next.
+        descriptors::forget(self.0.as_fd());
+        // SAFETY: the value is not used again.
+        drop(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 

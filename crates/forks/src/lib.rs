@@ -4,8 +4,9 @@
 //! it did with them would be in the parent's name. And as long as a copy of a connection is open,
 //! nobody sees that the parent is gone. So in a child, before `fork` returns there:
 //!
-//! - Descriptors that were made by [`own`], or under a [`hold`], are replaced by a socket without a
-//!   connection. The number stays taken, so what closes it later closes nothing else.
+//! - Descriptors that were made by [`own`], or under a [`hold`], or are [`Kept`], are replaced by a
+//!   socket without a connection. The number stays taken, so what closes it later closes nothing
+//!   else.
 //! - Memory in [`Pages`] and [`Bytes`] is not there.
 //! - [`Origin::is_elsewhere`] is true of all that was made before.
 //!
@@ -19,5 +20,5 @@ mod gate;
 #[expect(unsafe_code, reason = "mapped memory")]
 mod memory;
 
-pub use gate::{Hold, Origin, hold, own};
+pub use gate::{Hold, Kept, Origin, hold, own};
 pub use memory::{Bytes, Pages};

@@ -32,11 +32,19 @@ impl Pages {
     /// # Errors
     /// The system's.
     pub fn of_file(file: impl AsFd, len: usize) -> Result<Self> {
+        Self::of_file_at(file, 0, len)
+    }
+
+    /// The same of `len` bytes from `offset` on, which is a multiple of the page's size.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of_file_at(file: impl AsFd, offset: u64, len: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let flags = flags | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the system's choice aliases nothing.
         Self::new(
-            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, 0)? },
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, offset)? },
             len,
         )
     }

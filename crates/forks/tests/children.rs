@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use xdp_agg_forks::{Bytes, Origin, Pages, hold, own};
+use xdp_agg_forks::{Bytes, Kept, Origin, Pages, hold, own};
 
 /// These tests count on the numbers of descriptors: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
@@ -169,4 +169,27 @@ fn a_fork_waits_for_a_descriptor_that_is_being_made() {
     drop(holder.join().expect("no panic"));
     // And the other way round no hold waits for ever.
     drop(hold());
+}
+
+/// Descriptors of other kinds than sockets and files, which all have one name.
+#[test]
+fn a_child_does_not_get_what_is_kept() {
+    let _turn = TURN.lock();
+    let epoll = || {
+        // SAFETY: no pointers.
+        let number = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(number >= 0);
+        // SAFETY: it was just opened, and nobody else has it.
+        Ok::<_, ()>(unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    let kept = Kept::new(epoll).expect("one");
+    let number = kept.as_fd().as_raw_fd();
+    assert!(link(number).contains("eventpoll"));
+    child(|| assert!(link(number).starts_with("socket:"), "{}", link(number)));
+    assert!(link(number).contains("eventpoll"));
+    // The number is another's now, of the same kind.
+    drop(kept);
+    let other = epoll().expect("one");
+    assert_eq!(other.as_raw_fd(), number);
+    child(|| assert!(link(number).contains("eventpoll"), "{}", link(number)));
 }

@@ -67,6 +67,11 @@ pub(crate) struct Common {
     /// 64 KiB cross them in one piece, which no network does and which flatters TCP.
     #[arg(long)]
     pub(crate) no_offloads: bool,
+    /// Let each link be one virtual cable. Otherwise a program in its middle counts and loses
+    /// packets; there a frame that XDP has sent becomes a packet of the stack, which a card's
+    /// driver would not make of it.
+    #[arg(long, conflicts_with = "loss")]
+    pub(crate) direct: bool,
     /// Write the rows here as a JSON array.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -85,9 +90,9 @@ pub(crate) struct Common {
 impl Common {
     /// The network of this setting.
     pub(crate) fn plan(&self, rate: Rate, privilege: Privilege) -> Plan {
-        let Self { workers, mtu, loss, topology: mode, .. } = *self;
+        let Self { workers, mtu, loss, topology: mode, direct, .. } = *self;
         let (engine, offloads) = (privilege.engine(self.engine), !self.no_offloads);
-        Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads }
+        Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads, direct }
     }
 
     /// Measures the systems, each in a network of its own: none inherits another's queues or

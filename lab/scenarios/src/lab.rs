@@ -109,6 +109,8 @@ pub(crate) struct Plan {
     pub(crate) privilege: Privilege,
     /// Super-packets and trains cross the links whole, as they do between namespaces.
     pub(crate) offloads: bool,
+    /// A link is one virtual cable, and no program in its middle counts and loses packets.
+    pub(crate) direct: bool,
 }
 
 impl Plan {
@@ -116,7 +118,8 @@ impl Plan {
     pub(crate) fn new(workers: u16, rate: Rate, privilege: Privilege) -> Self {
         let (loss, engine) = (Loss { ppm: 0 }, privilege.engine(None));
         let mode = ResultMode::Ports;
-        Self { workers, rate, mtu: 1500, loss, mode, engine, privilege, offloads: true }
+        let (offloads, direct) = (true, false);
+        Self { workers, rate, mtu: 1500, loss, mode, engine, privilege, offloads, direct }
     }
 }
 
@@ -131,11 +134,15 @@ pub(crate) struct Lab {
 impl Lab {
     /// Builds the network. Nothing runs in it yet.
     pub(crate) fn build(plan: Plan) -> Result<Self> {
-        let wire = plan.privilege == Privilege::Root;
+        let root = plan.privilege == Privilege::Root;
+        let wire = root && !plan.direct;
         if !wire && plan.loss.ppm > 0 {
-            bail!("--loss needs root: the links lose packets in a BPF program");
+            bail!("--loss needs root, and no --direct: the links lose packets in a BPF program");
         }
-        if !wire && plan.engine == Engine::Xdp {
+        if plan.direct && plan.rate.bits.is_some() {
+            bail!("--direct needs --rate none: what XDP sends passes no shaper then");
+        }
+        if !root && plan.engine == Engine::Xdp {
             bail!("--engine xdp needs root; --engine userspace does not");
         }
         let topology = Topology::builder()

@@ -188,6 +188,8 @@ pub struct Counters {
     /// Errors of the data path's socket, such as those that an ICMP packet gives. None of them ends
     /// a call.
     pub socket_errors: u64,
+    /// Packets of the aggregator that came by `AF_XDP`, around the stack.
+    pub af_xdp_packets: u64,
     /// Current window in blocks.
     pub window: u32,
     /// Smoothed round-trip time in nanoseconds; 0 before the first measurement.
@@ -210,6 +212,7 @@ impl Counters {
         self.non_finite_blocks += other.non_finite_blocks;
         self.foreign += other.foreign;
         self.socket_errors += other.socket_errors;
+        self.af_xdp_packets += other.af_xdp_packets;
         self.window = self.window.saturating_add(other.window);
         self.round_trip_ns = self.round_trip_ns.max(other.round_trip_ns);
         self.reforms += other.reforms;
