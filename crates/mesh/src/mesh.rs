@@ -273,8 +273,9 @@ impl Mesh {
         self.run(call, &schedule, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
     }
 
-    /// The same of units of `unit` bytes, with a reducer of the caller's. What is complete at a rank
-    /// is finished there, and the others get it finished; with [`Pattern::Doubling`] nothing is.
+    /// The same of units of `unit` bytes, with a reducer of the caller's. What is complete at a
+    /// rank is finished there, and comes finished to the others; with [`Pattern::Doubling`] nothing
+    /// is finished.
     ///
     /// # Errors
     /// As [`Self::broadcast`].
