@@ -35,7 +35,7 @@ const OTHER: Duration = Duration::from_secs(2);
 
 /// What must be the same at all processes: the variable, and its value. No value has a `|`. Other
 /// releases tell them by their places: a new one goes last, with a row in [`BEFORE`].
-fn settings(of: &Builder) -> [(&'static str, String); 11] {
+fn settings(of: &Builder) -> [(&'static str, String); 12] {
     let or = |value: Option<String>| value.unwrap_or_else(|| "unset".into());
     let of_tuning = of_all([&of.tuning]);
     let topology = of_all(of.aggregators.iter().map(|target| &target.tree));
@@ -51,6 +51,7 @@ fn settings(of: &Builder) -> [(&'static str, String); 11] {
         ("XDP_AGG_TOPOLOGY", format!("{} {topology:08x}", of.chosen.strategy)),
         ("XDP_AGG_TUNING", format!("a table with digest {of_tuning:08x}")),
         (ON_ONE_HOST, if of.host_collectives { "on" } else { "off" }.into()),
+        (LEARNING, if of.tuning.learns { "on" } else { "off" }.into()),
     ]
 }
 
@@ -62,9 +63,11 @@ fn of_all<'a, T: Serialize + 'a>(all: impl IntoIterator<Item = &'a T>) -> u64 {
 }
 
 /// What releases do that do not say these settings, for they are older.
-const BEFORE: [(&str, &str); 1] = [(ON_ONE_HOST, "off")];
+const BEFORE: [(&str, &str); 2] = [(ON_ONE_HOST, "off"), (LEARNING, "off")];
 /// Of a job whose processes share one host; of any other it decides nothing.
 const ON_ONE_HOST: &str = "XDP_AGG_HOST_COLLECTIVES";
+/// What all have to want, or none does it: see [`all_learn`].
+const LEARNING: &str = "learning";
 
 /// What a process says: its host, how many processes its launcher says are there (0: each is for
 /// itself), and its settings.
@@ -88,6 +91,8 @@ pub(crate) fn meet(
         false => match at_daemon(builder, (rank, world_size), words, until)? {
             Answer::Met(words, number) => (words, number),
             Answer::Underway(origin) => {
+                // The others have learned what this process has not.
+                builder.tuning.learns = false;
                 let place = Place::of(rank, world_size, origin.local_size)?;
                 return Ok((place, Some(origin)));
             }
@@ -95,6 +100,10 @@ pub(crate) fn meet(
     };
     let all: Vec<Vec<&str>> = all.iter().map(|words| words.split('|').collect()).collect();
     agree(builder, &all)?;
+    if builder.tuning.learns && !all_learn(&all) {
+        tracing::info!("all-reduces go a fixed way: not all ranks would learn");
+        builder.tuning.learns = false;
+    }
     let local_size = group_size(&all);
     let place = Place::of(rank, world_size, local_size)?;
     if builder.local_size.is_some_and(|size| size > local_size) && builder.in_host {
@@ -127,7 +136,8 @@ fn group_size(all: &[Vec<&str>]) -> u16 {
 /// All said the same settings.
 fn agree(builder: &Builder, all: &[Vec<&str>]) -> Result<(), Error> {
     for (at, (name, _)) in settings(builder).into_iter().enumerate() {
-        if name == ON_ONE_HOST && usize::from(group_size(all)) < all.len() {
+        let decides_nothing = name == ON_ONE_HOST && usize::from(group_size(all)) < all.len();
+        if decides_nothing || name == LEARNING {
             continue;
         }
         let before = BEFORE.iter().find(|(of, _)| *of == name).map_or("unknown", |(_, does)| does);
@@ -145,6 +155,13 @@ fn agree(builder: &Builder, all: &[Vec<&str>]) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// All want to learn the ways of all-reduces. Workers that would go ways of their own would make
+/// calls that differ; an older release does not learn.
+fn all_learn(all: &[Vec<&str>]) -> bool {
+    let last = settings(&Builder::default()).len() + 1;
+    all.iter().all(|said| said.get(last) == Some(&"on"))
 }
 
 fn named(ranks: &[usize]) -> String {
@@ -442,6 +459,22 @@ mod tests {
         assert!(!text.contains("network"), "{text}");
         assert_eq!(of_all([&usual]), digest(text.bytes()));
         assert_ne!(of_all([&usual]), of_all([&Tuning::aggregator()]));
+    }
+
+    /// One that does not learn, or an older release, is enough for a job that does not.
+    #[test]
+    fn all_learn_or_none_does() {
+        let learns = words(&Builder::default().learning(true));
+        let fixed = words(&Builder::default().learning(false));
+        let older = learns.rsplit_once('|').map(|(older, _)| older.to_owned()).expect("settings");
+        let check = |said: [&String; 3]| {
+            let all: Vec<Vec<&str>> = said.iter().map(|words| words.split('|').collect()).collect();
+            assert!(agree(&Builder::default(), &all).is_ok());
+            all_learn(&all)
+        };
+        assert!(check([&learns, &learns, &learns]));
+        assert!(!check([&learns, &fixed, &learns]));
+        assert!(!check([&learns, &learns, &older]));
     }
 
     /// A release of before says the first ten. It goes with this one where both do the same.

@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{LIMIT, Lab, at_all, expected, input, need_root, network, on_all};
 use xdp_agg_client::collectives::Route;
 use xdp_agg_client::{Communicator, Element, Error, JobError, Op, Path, Scaling, f16};
+use xdp_agg_common::control::AggregatorLoss;
 
 /// Calls after which a size has learned.
 const LEARNED: usize = 50;
@@ -105,6 +107,55 @@ fn workers_that_do_not_reach_each_other_go_on() {
         assert_eq!(learned[0].route, Route::Aggregator);
         assert_eq!((learned[0].tried, learned[0].times.len()), (0, 0));
     });
+}
+
+/// A lost aggregator, before a trial, in one and after it, changes no sum: the workers go on alike,
+/// over a ring or by the next daemon, and learn on.
+#[test]
+fn a_lost_aggregator_ends_no_learning() {
+    need_root!();
+    const SIZES: [usize; 2] = [3000, 20_000];
+    for (loss, before) in [
+        (AggregatorLoss::Ring, 5),
+        (AggregatorLoss::Ring, 20),
+        (AggregatorLoss::Resume, 30),
+        (AggregatorLoss::Ring, 70),
+    ] {
+        let mut lab = Lab::start(network(3, "ports"), "userspace");
+        let workers = lab.connect("lost", 3, |settings| {
+            settings
+                .learning(true)
+                .on_aggregator_loss(loss)
+                .fallback_after(Duration::from_millis(300))
+                .dead_after(Duration::from_secs(2))
+        });
+        let calls = |count: usize| {
+            at_all(&lab.topology, &workers, |worker| {
+                for call in 0..count {
+                    for len in SIZES {
+                        let mut data = input(worker.rank(), len);
+                        worker.all_reduce(&mut data, Op::Sum).expect("it goes on");
+                        assert!(data == expected(3, len), "{loss:?} {before}: call {call}, {len}");
+                    }
+                }
+                worker.learned()
+            })
+        };
+        calls(before);
+        lab.daemon.take().expect("it runs").kill().expect("it was running");
+        let mut next = None;
+        let learned = thread::scope(|scope| {
+            let on = scope.spawn(|| calls(150));
+            thread::sleep(Duration::from_millis(100));
+            next = (loss == AggregatorLoss::Resume).then(|| lab.spawn_daemon(&[]));
+            on.join().expect("no panic")
+        });
+        for one in &learned {
+            assert_eq!(*one, learned[0], "workers differ");
+        }
+        assert_eq!(learned[0].len(), SIZES.len());
+        assert!(learned[0].iter().all(|size| size.times.len() >= 3), "{learned:?}");
+    }
 }
 
 /// A worker that makes another call where the others agree on what they have learned is found out

@@ -351,19 +351,19 @@ impl Tuning {
         read::table(text)
     }
 
-    /// Reads the file of this name; `aggregator` is [`Self::aggregator`], and `auto` the usual
-    /// table, with which all-reduces learn.
+    /// Reads the file of this name; `aggregator` is [`Self::aggregator`], `auto` the usual table,
+    /// with which all-reduces learn, and `usual` the same without that.
     pub(crate) fn named(name: &'static str, value: &str) -> Result<Self, Error> {
         if value == "aggregator" {
             return Ok(Self::aggregator());
         }
-        if value == "auto" {
-            return Ok(Self { learns: true, ..Self::default() });
+        if let "auto" | "usual" = value {
+            return Ok(Self { learns: value == "auto", ..Self::default() });
         }
         let wrong =
             |problem: String| Error::Config { name, problem: format!("{value}: {problem}") };
         let text = File::open(value).and_then(bounded).map_err(|error| {
-            wrong(format!("{error}; expected a file of `xdp-agg tune`, auto or aggregator"))
+            wrong(format!("{error}; expected a file of `xdp-agg tune`, auto, usual or aggregator"))
         })?;
         Self::parse(&text).map_err(wrong)
     }

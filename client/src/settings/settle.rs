@@ -47,12 +47,28 @@ impl Builder {
             Chooser::Auto(Err(reason)) => format!("all sizes: {reason}"),
             Chooser::Nobody | Chooser::File => String::new(),
         };
-        if !sizes.is_empty() {
-            chosen.reason = format!("{}; {sizes}", chosen.reason);
+        for said in [sizes, self.learning_in_words(place).into()] {
+            if !said.is_empty() {
+                chosen.reason = format!("{}; {said}", chosen.reason);
+            }
         }
         chosen.all_reduce.clone_from(&self.tuning.all_reduce);
         tracing::info!(strategy = chosen.strategy, "chosen: {}", chosen.reason);
         chosen
+    }
+
+    /// Whether all-reduces learn their ways, or why not, where nothing else decides it.
+    fn learning_in_words(&self, place: &Place) -> &'static str {
+        if !self.tuning.learns || !self.tuning.all_reduce.is_empty() || place.world_size == 1 {
+            ""
+        } else if self.policy.worker_loss != WorkerLoss::Fail {
+            "nothing is learned: jobs that go on without lost workers use the aggregators alone"
+        } else if place.local_size > 1 {
+            "nothing is learned: hosts of several processes use the aggregators alone"
+        } else {
+            "all-reduces learn their ways by size; calls from Python, C and MPI, and views, use \
+             the aggregators alone"
+        }
     }
 
     /// Names the owner of a daemon that cannot be reached.
@@ -148,6 +164,24 @@ mod tests {
         );
         let mut builder = auto(Crossing::Always).host_collectives(false);
         assert!(!builder.settle(&place).reason.contains("memory"));
+    }
+
+    /// The reason says whether sizes learn, or why they do not.
+    #[test]
+    fn what_learns_says_so() {
+        let said = |builder: Builder, place: &Place| {
+            let mut builder = builder.learning(true);
+            builder.settle(place).reason
+        };
+        assert!(said(Builder::default(), &ALONE).contains("learn their ways by size"));
+        let groups = Place { world_size: 8, local_size: 2, ..ALONE };
+        let shrink = Builder::default().on_worker_loss(WorkerLoss::Shrink);
+        for (builder, place) in [(Builder::default(), &groups), (shrink, &ALONE)] {
+            assert!(said(builder, place).contains("nothing is learned"));
+        }
+        let mut fixed = Builder::default().learning(false);
+        assert!(!fixed.settle(&ALONE).reason.contains("learn"));
+        assert!(!said(auto(Crossing::Always), &ALONE).contains("learn"), "it has rules");
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::call::Call;
-use crate::element::Arithmetic;
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::wait;
 use crate::onlooker::{LOOK, Onlooker};
-use crate::schedule::{Effect, Schedule, Send};
+use crate::reducer::Reducer;
+use crate::schedule::{Effect, Schedule};
 use crate::wire::{HEADER_LEN, Header};
 
 /// Most bytes of one receive: a reduced piece should still lie in the cache when it is sent on.
@@ -42,12 +42,21 @@ pub(crate) struct Work<'a> {
     pub(crate) schedule: &'a Schedule,
     /// The vector.
     pub(crate) data: &'a mut [u8],
-    /// Bytes of an element.
+    /// Bytes of what a schedule counts: an element, or a unit of several. The vector's last one may
+    /// be shorter.
     pub(crate) size: usize,
     /// Where something is reduced.
-    pub(crate) arithmetic: Option<Arithmetic>,
+    pub(crate) reducer: Option<&'a mut dyn Reducer>,
     /// How long it may take, and what looks on meanwhile.
     pub(crate) patience: (Duration, &'a dyn Onlooker),
+}
+
+impl Work<'_> {
+    /// Where a range of a schedule is in the vector.
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        let len = self.data.len();
+        (range.start * self.size).min(len)..(range.end * self.size).min(len)
+    }
 }
 
 /// A call under way.
@@ -69,6 +78,8 @@ pub(crate) struct Run<'a> {
     partial: Vec<Vec<u8>>,
     /// Yields before a sleep.
     yields: u32,
+    /// Bytes of the first message that may leave: what is the rank's own is made ready as it goes.
+    ready: usize,
     next_send: usize,
     /// Bytes of its message that are sent.
     sent: usize,
@@ -95,11 +106,14 @@ impl<'a> Run<'a> {
             matches!(receive.effect, Effect::Beside { .. })
         });
         let longest = beside.map(|receive| receive.range.len() * work.size).max();
-        if work.arithmetic.is_some() {
+        if work.reducer.is_some() && scratch.len() < longest.unwrap_or(0).max(PIECE) {
             scratch.resize(longest.unwrap_or(0).max(PIECE), 0);
         }
         let received = work.schedule.receives.iter().map(|receive| receive.range.len());
         let is_short = received.sum::<usize>() * work.size <= YIELDING_BYTES;
+        let makes_ready = work.reducer.as_ref().is_some_and(|reducer| reducer.makes_ready());
+        let first = work.schedule.sends.first().filter(|first| makes_ready && first.is_own());
+        let ready = if first.is_some() { 0 } else { usize::MAX };
         Self {
             links,
             scratch,
@@ -111,6 +125,7 @@ impl<'a> Run<'a> {
             placed: vec![0; world],
             partial: vec![Vec::new(); world],
             yields: if is_short { YIELDS } else { 0 },
+            ready,
             next_send: 0,
             sent: 0,
             turn: None,
@@ -154,9 +169,10 @@ impl<'a> Run<'a> {
         let mut budget = 4 * PIECE;
         while budget > 0
             && let Some(next) = self.work.schedule.sends.get(self.next_send)
-            && self.may_leave(next) > self.sent
+            && self.may_leave(self.next_send) > self.sent
             && self.takes_turn(next.to)?
         {
+            self.make_ready();
             match self.send_to(next.to)? {
                 Some(bytes) => budget = budget.saturating_sub(bytes),
                 None => break,
@@ -187,10 +203,28 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
+    /// Makes the next piece of the first message ready, once what was has left.
+    fn make_ready(&mut self) {
+        let Work { schedule, size, .. } = self.work;
+        let Some(first) = schedule.sends.first().filter(|_| self.next_send == 0) else { return };
+        let range = self.work.bytes(&first.range);
+        if self.ready >= range.len() || self.sent < HEADER_LEN + self.ready && self.ready > 0 {
+            return;
+        }
+        let piece = (PIECE / size).max(1) * size;
+        let from = range.start + self.ready;
+        let to = range.end.min(from + piece);
+        if let Some(reducer) = &mut self.work.reducer {
+            reducer.make_ready(from, &mut self.work.data[from..to]);
+        }
+        self.ready = to - range.start;
+    }
+
     /// Bytes of a message that may leave now, header and all.
-    fn may_leave(&self, send: &Send) -> usize {
+    fn may_leave(&self, index: usize) -> usize {
+        let Some(send) = self.work.schedule.sends.get(index) else { return 0 };
         if send.after <= self.prefix {
-            return HEADER_LEN + send.range.len() * self.work.size;
+            return HEADER_LEN + self.work.bytes(&send.range).len();
         }
         match self.work.schedule.receives.get(self.prefix) {
             Some(coming) if send.streams && send.after == self.prefix + 1 => {
@@ -206,14 +240,16 @@ impl<'a> Run<'a> {
     /// Sends, at once, what comes next and is a rank's; how many bytes, or none if its socket takes
     /// no more.
     fn send_to(&mut self, to: u16) -> Result<Option<usize>, Error> {
-        let Work { call, schedule, size, .. } = self.work;
-        let next = schedule.sends[self.next_send..].iter().take_while(|send| send.to == to);
+        let Work { call, schedule, .. } = self.work;
+        let next = schedule.sends.iter().enumerate().skip(self.next_send);
+        let next = next.take_while(|(_, send)| send.to == to);
         let mut headers = [[0; HEADER_LEN]; MESSAGES];
         let mut slices = [IoSlice::new(&[]); 2 * MESSAGES];
         let mut count = 0;
-        for (header, send) in headers.iter_mut().zip(next) {
-            let Some(payload) = self.may_leave(send).checked_sub(HEADER_LEN) else { break };
-            let range = bytes(&send.range, size);
+        for (header, (index, send)) in headers.iter_mut().zip(next) {
+            let Some(payload) = self.may_leave(index).checked_sub(HEADER_LEN) else { break };
+            let payload = if index == 0 { payload.min(self.ready) } else { payload };
+            let range = self.work.bytes(&send.range);
             let (offset, len) = (range.start as u64, range.len() as u64);
             *header = Header::Data { call, offset, len }.encode();
             slices[count] = IoSlice::new(header);
@@ -234,7 +270,7 @@ impl<'a> Run<'a> {
                 self.sent += taken;
                 self.turn = Some((to, self.turn.map_or(0, |(_, bytes)| bytes) + taken));
                 while let Some(send) = schedule.sends.get(self.next_send)
-                    && let total = HEADER_LEN + send.range.len() * size
+                    && let total = HEADER_LEN + self.work.bytes(&send.range).len()
                     && total <= self.sent
                 {
                     (self.sent, self.next_send) = (self.sent - total, self.next_send + 1);
@@ -279,7 +315,7 @@ impl<'a> Run<'a> {
         let place = match expected.filter(|(_, receive)| receive.after <= self.prefix) {
             None => &mut [],
             Some((_, receive)) => {
-                let range = bytes(&receive.range, self.work.size);
+                let range = self.work.bytes(&receive.range);
                 let place = match receive.effect {
                     Effect::Replace => &mut self.work.data[range],
                     Effect::Beside { .. } => &mut self.scratch[..range.len()],
@@ -302,7 +338,7 @@ impl<'a> Run<'a> {
             };
         }
         let Some((index, receive)) = expected.filter(|(_, receive)| {
-            let range = bytes(&receive.range, self.work.size);
+            let range = self.work.bytes(&receive.range);
             theirs == call && offset == range.start as u64 && len == range.len() as u64
         }) else {
             return Err(self.mismatch(rank as u16, theirs));
@@ -310,7 +346,7 @@ impl<'a> Run<'a> {
         if receive.after > self.prefix {
             return Ok(false);
         }
-        let range = bytes(&receive.range, self.work.size);
+        let range = self.work.bytes(&receive.range);
         let moved = match receive.effect {
             Effect::Replace | Effect::Beside { .. } => {
                 self.place(rank, &range, receive.effect, fresh)
@@ -350,9 +386,10 @@ impl<'a> Run<'a> {
                 if self.next_send < sent {
                     return;
                 }
-                let range = bytes(&receive.range, self.work.size);
-                if let Some(Arithmetic { combine, .. }) = self.work.arithmetic {
-                    combine(&mut self.work.data[range.clone()], &self.scratch[..range.len()]);
+                let range = self.work.bytes(&receive.range);
+                if let Some(reducer) = &mut self.work.reducer {
+                    let into = &mut self.work.data[range.clone()];
+                    reducer.join(range.start, into, &self.scratch[..range.len()]);
                 }
             }
             self.prefix += 1;
@@ -372,6 +409,10 @@ impl<'a> Run<'a> {
             0..=PIECE => link.read_last(place),
             _ => link.read(&mut place[..PIECE]),
         };
+        let at = range.start + self.placed[rank];
+        if let (Effect::Replace, Some(reducer)) = (effect, &mut self.work.reducer) {
+            reducer.came(at..at + bytes, self.work.data);
+        }
         self.placed[rank] += bytes;
         bytes > 0
     }
@@ -379,8 +420,7 @@ impl<'a> Run<'a> {
     /// Reads beside the vector, unless `fresh` bytes came with the header, and reduces what whole
     /// elements there are.
     fn reduce(&mut self, rank: usize, range: &Range<usize>, effect: Effect, fresh: usize) -> bool {
-        let Some(Arithmetic { combine, finish }) = self.work.arithmetic else { return false };
-        let world = self.links.len() as u16;
+        let Some(reducer) = &mut self.work.reducer else { return false };
         let Some(link) = &mut self.links[rank] else { return false };
         let partial = &mut self.partial[rank];
         let held = partial.len();
@@ -398,14 +438,13 @@ impl<'a> Run<'a> {
             return false;
         }
         let have = held + bytes;
-        let whole = have - have % self.work.size;
+        // The vector's last unit may be shorter.
+        let whole = if have == left { have } else { have - have % self.work.size };
         let at = range.start + self.placed[rank];
         let into = &mut self.work.data[at..at + whole];
-        combine(into, &self.scratch[..whole]);
-        if effect == Effect::Complete
-            && let Some(finish) = finish
-        {
-            finish(into, world);
+        reducer.join(at, into, &self.scratch[..whole]);
+        if effect == Effect::Complete {
+            reducer.finish(at, into);
         }
         self.placed[rank] += whole;
         partial.clear();
@@ -554,16 +593,12 @@ impl<'a> Run<'a> {
         let receives = self.work.schedule.receives.iter().zip(&self.done);
         let (mut come, mut total) = (self.placed[usize::from(rank)], 0);
         for (receive, done) in receives.filter(|(receive, _)| receive.from == rank) {
-            let len = bytes(&receive.range, self.work.size).len();
+            let len = self.work.bytes(&receive.range).len();
             total += len;
             come += if *done { len } else { 0 };
         }
         (come, total)
     }
-}
-
-const fn bytes(range: &Range<usize>, size: usize) -> Range<usize> {
-    range.start * size..range.end * size
 }
 
 fn lost(rank: u16, call: Call, reason: &str) -> Error {

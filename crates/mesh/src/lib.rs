@@ -28,6 +28,7 @@ mod mesh;
 pub mod model;
 mod onlooker;
 mod open;
+mod reducer;
 mod rendezvous;
 pub mod schedule;
 mod wire;
@@ -42,6 +43,7 @@ pub use open::{
     Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, DEFAULT_WARN_AFTER,
     MAX_DEADLINE,
 };
+pub use reducer::Reducer;
 pub use schedule::{Algorithm, Groups};
 pub use xdp_agg_quantize::Op;
 

@@ -17,6 +17,7 @@ use crate::executor::{Run, Work};
 use crate::link::Link;
 use crate::onlooker::Onlooker;
 use crate::open::Builder;
+use crate::reducer::{Plain, Reducer};
 use crate::schedule::{self, Algorithm, Groups, Schedule, part};
 use crate::wire::{Header, MAX_NOTICE};
 
@@ -32,6 +33,16 @@ pub enum Pattern {
     Doubling,
     /// [`schedule::halving`].
     Halving,
+}
+
+impl Pattern {
+    fn planned(self) -> (Collective, Planned) {
+        match self {
+            Self::Doubling => (Collective::DoublingAllReduce, schedule::doubling),
+            Self::Halving => (Collective::HalvingAllReduce, schedule::halving),
+            Self::Ring => (Collective::AllReduce, schedule::all_reduce),
+        }
+    }
 }
 
 /// Makes `from` and `into` one, word by word, as an aggregator does with their lanes. Both are
@@ -255,15 +266,31 @@ impl Mesh {
         pattern: Pattern,
         tag: u64,
     ) -> Result<(), Error> {
-        let (collective, schedule) = match pattern {
-            Pattern::Doubling => (Collective::DoublingAllReduce, schedule::doubling as Planned),
-            Pattern::Halving => (Collective::HalvingAllReduce, schedule::halving as Planned),
-            Pattern::Ring => (Collective::AllReduce, schedule::all_reduce as Planned),
-        };
+        let (collective, schedule) = pattern.planned();
         let call = Call::new(collective, "words", words.len()).with_words(reduction).tagged(tag);
         let schedule = schedule(self.rank, self.world_size(), words.len());
         let arithmetic = Some(Arithmetic::of_words(reduction));
         self.run(call, &schedule, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
+    }
+
+    /// The same of units of `unit` bytes, with a reducer of the caller's. What is complete at a
+    /// rank is finished there, and comes finished to the others; with [`Pattern::Doubling`] nothing
+    /// is finished.
+    ///
+    /// # Errors
+    /// As [`Self::broadcast`].
+    pub fn all_reduce_units<T: Element>(
+        &mut self,
+        data: &mut [T],
+        (op, unit): (Op, usize),
+        (pattern, tag): (Pattern, u64),
+        reducer: &mut dyn Reducer,
+    ) -> Result<(), Error> {
+        let (collective, schedule) = pattern.planned();
+        let call = Call::new(collective, T::TYPE.name(), data.len()).with(op).tagged(tag);
+        let data: &mut [u8] = bytemuck::cast_slice_mut(data);
+        let schedule = schedule(self.rank, self.world_size(), data.len().div_ceil(unit));
+        self.run_with(call, &schedule, data, unit, Some(reducer))
     }
 
     /// Leaves every rank's [`Self::part`] at all ranks, in one step. `tag`: 48 bits on which the
@@ -382,6 +409,21 @@ impl Mesh {
         size: usize,
         arithmetic: Option<Arithmetic>,
     ) -> Result<(), Error> {
+        let world = self.world_size();
+        let mut plain = arithmetic.map(|arithmetic| Plain { arithmetic, world });
+        let reducer = plain.as_mut().map(|plain| -> &mut dyn Reducer { plain });
+        self.run_with(call, schedule, data, size, reducer)
+    }
+
+    /// `size`: bytes of what the schedule counts.
+    fn run_with(
+        &mut self,
+        call: Call,
+        schedule: &Schedule,
+        data: &mut [u8],
+        size: usize,
+        reducer: Option<&mut dyn Reducer>,
+    ) -> Result<(), Error> {
         if self.origin.is_elsewhere() {
             return Err(Error::Forked);
         }
@@ -391,7 +433,9 @@ impl Mesh {
         let call = Call { sequence: self.sequence, ..call };
         self.sequence += 1;
         let patience = (self.deadline, &*self.onlooker);
-        let work = Work { call, schedule, data, size, arithmetic, patience };
+        // Not as long-lived as the caller's.
+        let reducer = reducer.map(|reducer| -> &mut dyn Reducer { reducer });
+        let work = Work { call, schedule, data, size, reducer, patience };
         let done = Run::new(&mut self.links, &mut self.scratch, work).run();
         if let Err(error) = &done {
             self.give_up(error);

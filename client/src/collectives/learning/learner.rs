@@ -28,7 +28,10 @@ const BETTER_PERCENT: u64 = 5;
 const EVERY: i64 = 50;
 /// Calls after which the workers look whether something has changed.
 pub(super) const CHECK: u32 = 100;
-/// Calls before that look whose times count.
+/// The same right after a trial: connections that a trial has found fast may be slow once their
+/// windows have grown.
+pub(super) const FIRST_CHECK: u32 = 20;
+/// Calls before a look whose times count.
 const WATCHED: usize = 8;
 /// Times as long as at the last decision mean that something has changed, in percent.
 const SLOWER_PERCENT: u64 = 150;
@@ -253,7 +256,7 @@ impl Class {
                 let decision = self.decide(longest);
                 let of_chosen = self.of_way(self.chosen, shortest).map(|time| -time);
                 self.baseline = median(of_chosen);
-                self.settle();
+                self.settle(FIRST_CHECK);
                 Some(decision)
             }
             Phase::Settled { .. } => {
@@ -265,7 +268,7 @@ impl Class {
                     self.credit -= cost;
                     self.try_all();
                 } else {
-                    self.settle();
+                    self.settle(CHECK);
                 }
                 None
             }
@@ -289,10 +292,11 @@ impl Class {
         self.phase = Phase::Trial { tried: 0 };
     }
 
-    fn settle(&mut self) {
+    /// Goes the chosen way for that many calls.
+    fn settle(&mut self, calls: u32) {
         self.generation += 1;
         self.times = vec![NO_TIME; WATCHED];
-        self.phase = Phase::Settled { left: CHECK };
+        self.phase = Phase::Settled { left: calls };
     }
 
     /// Where a way's time in a round is.

@@ -1,6 +1,7 @@
 //! All-reduces that learn which way is fastest: see [`learner`] for what is tried and decided, and
 //! [`sums`] for why the bits do not depend on the way.
 
+mod blocks;
 mod learner;
 mod route;
 pub(super) mod state;

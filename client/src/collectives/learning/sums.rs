@@ -4,10 +4,11 @@
 //! workers agree on, and the lanes that a worker would send. What differs is who adds them.
 
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_mesh::{Mesh, Pattern, combine_words};
+use xdp_agg_mesh::{Mesh, Pattern, Reducer, combine_words};
 use xdp_agg_protocol::worker::{Path, Report, rank_bit};
-use xdp_agg_quantize::{Element, Encoded, Format};
+use xdp_agg_quantize::{Element, Format};
 
+use super::blocks::Blocks;
 use super::route::Route;
 
 /// Bytes of a word of lanes.
@@ -36,9 +37,9 @@ pub(super) struct Cut {
 
 /// What has become of the blocks here.
 #[derive(Clone, Copy, Debug, Default)]
-struct Account {
-    saturated: u64,
-    non_finite: u64,
+pub(super) struct Account {
+    pub(super) saturated: u64,
+    pub(super) non_finite: u64,
 }
 
 impl Cut {
@@ -51,6 +52,8 @@ impl Cut {
         scratch: &mut Scratch,
     ) -> Result<Report, xdp_agg_mesh::Error> {
         let account = match route {
+            // Nobody is there to sum with.
+            _ if mesh.world_size() == 1 => self.by_exchange(mesh, data, scratch)?,
             Route::Doubling => self.by_pattern(mesh, Pattern::Doubling, data, scratch)?,
             Route::Halving => self.by_pattern(mesh, Pattern::Halving, data, scratch)?,
             Route::Ring => self.by_pattern(mesh, Pattern::Ring, data, scratch)?,
@@ -77,7 +80,7 @@ impl Cut {
         let (rank, world) = (usize::from(mesh.rank()), usize::from(mesh.world_size()));
         let bytes = size_of_val(data);
         let each = bytes.div_ceil(WORD);
-        scratch.words.clear();
+        // What was in it is written over, but for bytes behind a vector that nobody reads.
         scratch.words.resize(each * world, 0);
         let own = &mut scratch.words[rank * each..][..each];
         bytemuck::cast_slice_mut::<_, u8>(own)[..bytes].copy_from_slice(bytemuck::cast_slice(data));
@@ -118,8 +121,8 @@ impl Cut {
         Ok(account)
     }
 
-    /// The workers agree on keys, and then sum lanes by a pattern. Behind the lanes are marks: one
-    /// a block, of whether a worker has something in it that is no number.
+    /// The workers agree on keys, and then sum lanes by a pattern: in the vector's own place where
+    /// lanes are as wide as elements.
     fn by_pattern<T: Element>(
         &self,
         mesh: &mut Mesh,
@@ -127,38 +130,42 @@ impl Cut {
         data: &mut [T],
         scratch: &mut Scratch,
     ) -> Result<Account, xdp_agg_mesh::Error> {
-        let Scratch { words, keys, .. } = scratch;
-        self.agree_on_keys(mesh, data, keys)?;
-        let keys: &[u16] = bytemuck::cast_slice(keys);
-        let key = |index: usize| keys.get(index).copied().unwrap_or_default();
-        let blocks = data.len().div_ceil(self.block);
-        let per_block = self.format.payload(self.block) / WORD;
-        let reduction = self.format.reduction();
-        let marks = Marks::of(reduction);
-        let last = data.len() - (blocks - 1) * self.block;
-        let lanes = (blocks - 1) * per_block + self.format.payload(last) / WORD;
-        // What was in it is written over, but for lanes that no block fills.
-        words.resize(lanes + blocks.div_ceil(marks.per_word()), 0);
-        let (in_lanes, in_marks) = words.split_at_mut(lanes);
-        in_marks.fill(0);
-        let mut account = Account::default();
-        let places = in_lanes.chunks_mut(per_block).zip(data.chunks(self.block)).enumerate();
-        for (index, (place, block)) in places {
-            let encoded: Encoded =
-                self.format.encode(key(index), &[block], bytemuck::cast_slice_mut(place));
-            account.saturated += u64::from(encoded.saturated);
-            marks.set(in_marks, index, encoded.non_finite);
-        }
-        mesh.all_reduce_words_by(words, reduction, pattern, self.tag)?;
-        let (in_lanes, in_marks) = words.split_at(lanes);
+        self.agree_on_keys(mesh, data, &mut scratch.keys)?;
+        let Scratch { words, keys, lanes: [lanes, _] } = scratch;
+        let (by, op) = ((pattern, self.tag), self.format.op());
         let contributors = u32::from(mesh.world_size());
-        let places = in_lanes.chunks(per_block).zip(data.chunks_mut(self.block)).enumerate();
-        for (index, (place, block)) in places {
-            let non_finite = marks.get(in_marks, index);
-            self.decode(key(index), place, non_finite, contributors, block);
-            account.non_finite += u64::from(non_finite);
+        let keys: &[u16] = bytemuck::cast_slice(keys);
+        let mut blocks = Blocks::<T>::new(self, contributors, keys, lanes);
+        if self.format.width().bytes() == size_of::<T>() {
+            let unit = (op, self.block * size_of::<T>());
+            if pattern != Pattern::Ring {
+                blocks.make_ready(0, bytemuck::cast_slice_mut(data));
+                blocks.is_ready = true;
+            }
+            blocks.comes_finished = pattern != Pattern::Doubling;
+            mesh.all_reduce_units(data, unit, by, &mut blocks)?;
+            if pattern == Pattern::Doubling {
+                blocks.finish(0, bytemuck::cast_slice_mut(data));
+            }
+            return Ok(blocks.account);
         }
-        Ok(account)
+        let per_block = self.format.payload(self.block) / WORD;
+        words.resize(data.len().div_ceil(self.block) * per_block, 0);
+        for (index, (place, block)) in
+            words.chunks_mut(per_block).zip(data.chunks(self.block)).enumerate()
+        {
+            blocks.encode(index, block);
+            place[..blocks.lanes.len()].copy_from_slice(blocks.lanes);
+        }
+        let mut marked = blocks.marked;
+        let lanes: &mut [i64] = bytemuck::cast_slice_mut(words);
+        mesh.all_reduce_units(lanes, (op, per_block * WORD), by, &mut marked)?;
+        for (index, (place, block)) in
+            words.chunks(per_block).zip(data.chunks_mut(self.block)).enumerate()
+        {
+            blocks.decode(index, bytemuck::cast_slice(place), block);
+        }
+        Ok(blocks.account)
     }
 
     fn decode<T: Element>(
@@ -198,56 +205,6 @@ impl Cut {
         }
         let pattern = if keys.len() <= SHORT_KEYS { Pattern::Doubling } else { Pattern::Ring };
         mesh.all_reduce_words_by(keys, Reduction::Max16, pattern, self.tag)
-    }
-}
-
-/// How blocks are marked in words that a reduction makes one.
-#[derive(Clone, Copy, Debug)]
-struct Marks {
-    /// Bits of a mark.
-    bits: usize,
-    /// A mark is all ones, or a single one.
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Marks are counted: as many bits as the number of workers can have.
-    Counted,
-    /// The largest stays: a mark is one, none is zero.
-    Largest,
-    /// The smallest stays: a mark is zero, none is one.
-    Smallest,
-}
-
-impl Marks {
-    const fn of(reduction: Reduction) -> Self {
-        let (bits, kind) = match reduction {
-            Reduction::Add | Reduction::Copy => (8, Kind::Counted),
-            Reduction::Min16 => (16, Kind::Smallest),
-            Reduction::Min32 => (32, Kind::Smallest),
-            Reduction::Min64 => (64, Kind::Smallest),
-            Reduction::Max16 => (16, Kind::Largest),
-            Reduction::Max32 => (32, Kind::Largest),
-            Reduction::Max64 => (64, Kind::Largest),
-        };
-        Self { bits, kind }
-    }
-
-    const fn per_word(self) -> usize {
-        64 / self.bits
-    }
-
-    fn set(self, words: &mut [u64], block: usize, marked: bool) {
-        let one = marked != (self.kind == Kind::Smallest);
-        let shift = block % self.per_word() * self.bits;
-        words[block / self.per_word()] |= u64::from(one) << shift;
-    }
-
-    fn get(self, words: &[u64], block: usize) -> bool {
-        let shift = block % self.per_word() * self.bits;
-        let lane = words[block / self.per_word()] >> shift & (u64::MAX >> (64 - self.bits));
-        (lane == 0) == (self.kind == Kind::Smallest)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::learner::{CHECK, Class, FIRST, Next, Size, Step};
+use super::learner::{CHECK, Class, FIRST, FIRST_CHECK, Next, Size, Step};
 use super::route::Route;
 
 const ALL: [Route; 5] =
@@ -161,6 +161,20 @@ proptest! {
         };
         job.calls(CHECK + 50, slower, &network);
         prop_assert_eq!(job.classes[0].chosen(), Route::Aggregator);
+    }
+
+    /// A way that is fast in a trial alone is left soon after it.
+    #[test]
+    fn a_wrong_choice_is_soon_taken_back(seed in any::<u64>(), ways in 2..=5_usize) {
+        let mut job = Workers::new(3, ways, 1 << 14, seed);
+        let still = [1; 3];
+        while job.classes[0].times().is_empty() {
+            job.calls(1, fastest(ALL[ways - 1], 50), &still);
+        }
+        prop_assert_eq!(job.classes[0].chosen(), ALL[ways - 1]);
+        let slower = |route: Route| if route == ALL[ways - 1] { 600_000 } else { 150_000 };
+        job.calls(FIRST_CHECK + 6 * ways as u32 + 2, slower, &still);
+        prop_assert_ne!(job.classes[0].chosen(), ALL[ways - 1]);
     }
 
     /// A worker that was told another time than the others is found out when they agree next.

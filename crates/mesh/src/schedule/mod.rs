@@ -31,6 +31,14 @@ pub struct Send {
     pub streams: bool,
 }
 
+impl Send {
+    /// Nothing of another rank is in it.
+    #[must_use]
+    pub(crate) const fn is_own(&self) -> bool {
+        self.after == 0 && !self.streams
+    }
+}
+
 /// What becomes of elements that come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {

@@ -54,8 +54,9 @@ pub fn halving(rank: u16, world: u16, len: usize) -> Schedule {
             let (low, high) = (own.start..middle, middle..own.end);
             let (kept, gone) = if rank & distance == 0 { (low, high) } else { (high, low) };
             let (partner, after) = (rank ^ distance, schedule.receives.len());
+            let effect = if distance == 1 { Effect::Complete } else { Effect::Reduce };
             schedule.send(partner, gone.clone(), after);
-            schedule.receive(partner, kept.clone(), Effect::Reduce, after);
+            schedule.receive(partner, kept.clone(), effect, after);
             given.push((partner, own, gone));
             own = kept;
             distance /= 2;

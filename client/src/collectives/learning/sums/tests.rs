@@ -3,7 +3,6 @@
 use std::net::TcpListener;
 use std::thread;
 
-use xdp_agg_common::wire::MAX_WORKERS;
 use xdp_agg_quantize::{LaneWidth, Op, Scaling, bf16, f16};
 
 use super::*;
@@ -136,39 +135,4 @@ fn values_that_do_not_fit_are_counted_at_their_worker() {
         });
         assert_eq!(counts, [0, 40], "{route}");
     }
-}
-
-/// A mark of one worker is seen by all; where nobody marks a block, nobody sees a mark.
-#[test]
-fn marks_survive_every_reduction() {
-    use Reduction::{Add, Max16, Max32, Max64, Min16, Min32, Min64};
-    for reduction in [Add, Max16, Max32, Max64, Min16, Min32, Min64] {
-        let marks = Marks::of(reduction);
-        const BLOCKS: usize = 19;
-        let marked = |rank: usize, block: usize| (block + rank).is_multiple_of(5) && block < 16;
-        let of = |rank| {
-            let mut words = vec![0; BLOCKS.div_ceil(marks.per_word())];
-            (0..BLOCKS).for_each(|block| marks.set(&mut words, block, marked(rank, block)));
-            words
-        };
-        let mut all = of(0);
-        combine_words(&mut all, &of(1), reduction);
-        combine_words(&mut all, &of(2), reduction);
-        for block in 0..BLOCKS {
-            let expected = (0..3).any(|rank| marked(rank, block));
-            assert_eq!(marks.get(&all, block), expected, "{reduction:?} {block}");
-        }
-    }
-}
-
-#[test]
-fn as_many_marks_as_workers_are_counted() {
-    let marks = Marks::of(Reduction::Add);
-    let mut all = vec![0];
-    for _ in 0..MAX_WORKERS {
-        let mut one = vec![0];
-        (0..8).for_each(|block| marks.set(&mut one, block, block % 2 == 0));
-        combine_words(&mut all, &one, Reduction::Add);
-    }
-    assert!((0..8).all(|block| marks.get(&all, block) == (block % 2 == 0)));
 }
