@@ -7,10 +7,25 @@ use xdp_agg_common::wire::Reduction;
 use xdp_agg_mesh::Reducer;
 use xdp_agg_quantize::{Element, Format, LaneWidth};
 
-use super::sums::{Account, Cut};
-
 /// Bytes of a word of lanes.
 const WORD: usize = size_of::<u64>();
+
+/// A vector as blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) format: Format,
+    /// Elements of a block.
+    pub(super) block: usize,
+    /// 48 bits on which the workers must agree.
+    pub(super) tag: u64,
+}
+
+/// What has become of the blocks here.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Account {
+    pub(super) saturated: u64,
+    pub(super) non_finite: u64,
+}
 
 /// The blocks of a vector of elements that become lanes, and elements again, in their own place.
 pub(super) struct Blocks<'a, T> {

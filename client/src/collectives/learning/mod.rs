@@ -23,10 +23,10 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::name::{Name, named};
+use blocks::Cut;
 use learner::{Class, Next, Size};
 pub use route::Route;
 use state::{Classes, Going, Known, Timed};
-use sums::Cut;
 
 /// Longest time for the workers to connect with each other when a way among them is tried first.
 const CONNECTING: Duration = Duration::from_secs(5);

@@ -6,9 +6,9 @@
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_mesh::{Mesh, Pattern, Reducer, combine_words};
 use xdp_agg_protocol::worker::{Path, Report, rank_bit};
-use xdp_agg_quantize::{Element, Format};
+use xdp_agg_quantize::Element;
 
-use super::blocks::Blocks;
+use super::blocks::{Account, Blocks, Cut};
 use super::route::Route;
 
 /// Bytes of a word of lanes.
@@ -23,23 +23,6 @@ pub(super) struct Scratch {
     words: Vec<u64>,
     keys: Vec<u64>,
     lanes: [Vec<u64>; 2],
-}
-
-/// A vector as blocks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
-    pub(super) format: Format,
-    /// Elements of a block.
-    pub(super) block: usize,
-    /// 48 bits on which the workers must agree.
-    pub(super) tag: u64,
-}
-
-/// What has become of the blocks here.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Account {
-    pub(super) saturated: u64,
-    pub(super) non_finite: u64,
 }
 
 impl Cut {

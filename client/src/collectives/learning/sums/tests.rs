@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::thread;
 
-use xdp_agg_quantize::{LaneWidth, Op, Scaling, bf16, f16};
+use xdp_agg_quantize::{Format, LaneWidth, Op, Scaling, bf16, f16};
 
 use super::*;
 
