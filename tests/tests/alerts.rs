@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use support::http::get;
+use support::prometheus::Prometheus;
 use support::tool::tool;
 use support::{LIMIT, Lab, need_root, network, watched};
 
@@ -117,6 +118,41 @@ fn the_dashboard_can_be_imported() {
     std::fs::write(file.path(), rules).expect("written");
     promtool.args(["check", "rules", "--lint=none"]).arg(file.path());
     check(promtool);
+}
+
+/// A query of a dashboard as Prometheus is asked it: with the variables filled in, and without the
+/// bound below which a panel shows nothing.
+fn plain(query: &str) -> String {
+    let filled = query.replace("$instance", ".*").replace("$job_name", ".*");
+    let bounded = filled.rsplit_once(" > ").filter(|(_, bound)| bound.parse::<f64>().is_ok());
+    bounded.map(|(query, _)| query.to_owned()).unwrap_or(filled)
+}
+
+/// Each query of the dashboard finds something, for a daemon with a job whose rank 1 is stopped.
+#[test]
+fn every_panel_shows_something() {
+    need_root!();
+    let lab = Lab::start_with(network(2, "ports"), "xdp", &["--http", "127.0.0.1:9871"]);
+    let mut workers = lab.steady_job("train", 2, &[], &watched::work());
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 9871));
+    let Some(prometheus) = Prometheus::start(lab.topology.aggregator(), at) else { return };
+    workers[1].process.signal(libc::SIGSTOP).expect("it runs");
+    for query in dashboard().2.iter().map(|query| plain(query)) {
+        assert!(!query.contains('$'), "{query} has a variable that is not filled in");
+        let start = Instant::now();
+        while prometheus.series(&query).is_none_or(|series| series.is_empty()) {
+            assert!(start.elapsed() < LIMIT, "{query} finds nothing");
+            sleep(Duration::from_millis(100));
+        }
+    }
+    let is_late = |rank| format!("sum(xdp_agg_rank_late{{rank=\"{rank}\"}})");
+    let start = Instant::now();
+    while prometheus.value(&is_late(1)) != Some(1.0) {
+        assert!(start.elapsed() < LIMIT, "rank 1 is not late");
+        sleep(Duration::from_millis(100));
+    }
+    assert_eq!(prometheus.value(&is_late(0)), Some(0.0));
+    workers[1].process.signal(libc::SIGCONT).expect("it is there");
 }
 
 /// What the daemon answers.

@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::fs;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -11,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use support::http::get;
+use support::prometheus::Prometheus;
 use support::tool::tool;
 use support::{ENGINES, LIMIT, Lab, check_sums, need_root, network, on_all};
 use xdp_agg_client::{Communicator, Op};
+use xdp_agg_testbed::program;
 use xdp_agg_testbed::steady::Work;
-use xdp_agg_testbed::{Namespace, Process, program};
 
 /// Where the daemon serves HTTP, in its own namespace.
 const HTTP: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9871);
@@ -81,51 +80,18 @@ fn top_names_a_stopped_rank() {
     }
 }
 
-/// The value of the one series that a query finds.
-fn asked(namespace: &Namespace, api: SocketAddr, query: &str) -> Option<f64> {
-    let query: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    let answer = get(namespace, api, &format!("/api/v1/query?query={query}"))?;
-    let answer: Value = serde_json::from_str(&answer).expect("it is JSON");
-    let series = answer["data"]["result"].as_array()?;
-    assert!(series.len() <= 1, "{series:?}");
-    series.first()?["value"][1].as_str()?.parse().ok()
-}
-
 #[test]
 fn a_real_prometheus_scrapes_what_stats_counts() {
     need_root!();
-    let of_prometheus = |name| tool(name, "prometheus");
-    let (Some(server), Some(promtool)) = (of_prometheus("prometheus"), of_prometheus("promtool"))
-    else {
-        return;
-    };
+    let Some(promtool) = tool("promtool", "prometheus") else { return };
     let lab = Lab::start(network(2, "ports"), "xdp");
     let workers = lab.connect("train", 2, |settings| settings);
     check_sums(&workers, 100_000);
     let host = lab.topology.aggregator();
 
-    let dir = tempfile::tempdir().expect("a directory");
-    let config = dir.path().join("prometheus.yml");
-    let scrape = format!(
-        "global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}\nscrape_configs:\n- job_name: \
-         xdp-agg\n  static_configs: [{{targets: ['{HTTP}']}}]\n"
-    );
-    fs::write(&config, scrape).expect("it can be written");
-    let api = SocketAddr::from((Ipv4Addr::LOCALHOST, 9090));
-    let mut command = host.command(server);
-    command
-        .arg(format!("--config.file={}", config.display()))
-        .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
-        .arg(format!("--web.listen-address={api}"));
-    let prometheus = Process::spawn("prometheus", command).expect("it starts");
-    let start = Instant::now();
-    // Nothing counts any more: what the latest of these has shown stays.
-    let scrapes = "sum_over_time(up{job=\"xdp-agg\"}[1m])";
-    while asked(host, api, scrapes).is_none_or(|scrapes| scrapes < 3.0) {
-        assert!(start.elapsed() < LIMIT, "no scrape succeeds");
-        sleep(Duration::from_millis(100));
-    }
-    assert_eq!(asked(host, api, "min_over_time(up{job=\"xdp-agg\"}[1m])"), Some(1.0));
+    let Some(prometheus) = Prometheus::start(host, HTTP) else { return };
+    // Nothing counts any more: what the latest scrapes have shown stays.
+    assert_eq!(prometheus.value("min_over_time(up{job=\"xdp-agg\"}[1m])"), Some(1.0));
     let stats = lab.job_stats("train");
     let counters = &stats.counters;
     assert!(counters.blocks > 200, "{counters:?}");
@@ -140,16 +106,16 @@ fn a_real_prometheus_scrapes_what_stats_counts() {
         ("xdp_agg_job_epoch", stats.info.epoch.into()),
     ];
     for (name, count) in expected {
-        let value = asked(host, api, &format!("{name}{{job_name=\"train\",job_id=\"0\"}}"));
+        let value = prometheus.value(&format!("{name}{{job_name=\"train\",job_id=\"0\"}}"));
         assert_eq!(value, Some(count as f64), "{name}");
     }
     let ports = "count(xdp_agg_port_up == 1)";
-    assert_eq!(asked(host, api, ports), Some(2.0));
+    assert_eq!(prometheus.value(ports), Some(2.0));
     let bytes = "min(xdp_agg_port_receive_bytes_total)";
-    assert!(asked(host, api, bytes).is_some_and(|bytes| bytes > 400_000.0), "of both workers");
-    let took = asked(host, api, "max_over_time(scrape_duration_seconds{job=\"xdp-agg\"}[1m])");
+    assert!(prometheus.value(bytes).is_some_and(|bytes| bytes > 400_000.0), "of both workers");
+    let took = prometheus.value("max_over_time(scrape_duration_seconds{job=\"xdp-agg\"}[1m])");
     println!("longest scrape: {took:?} s");
-    prometheus.kill().expect("it was running");
+    drop(prometheus);
 
     // The older format, as a linter reads it.
     let metrics = get(host, HTTP, "/metrics").expect("it is served");

@@ -9,7 +9,7 @@ use crate::{build, setup};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Jobs come and go and links flap for this long, in seconds
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 1800)]
     seconds: u64,
     /// And until there were as many joins
     #[arg(long, default_value_t = 200_000)]

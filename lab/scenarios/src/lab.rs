@@ -129,6 +129,8 @@ pub(crate) struct Lab {
     topology: Topology,
     /// Where workers write traces of their calls, and the file for all of them.
     traces: Option<(PathBuf, PathBuf)>,
+    /// Further arguments of every daemon.
+    serving: Vec<String>,
 }
 
 impl Lab {
@@ -155,12 +157,18 @@ impl Lab {
             .faults(Faults::loss(f64::from(plan.loss.ppm) / 1e6))
             .build()
             .context("building the test network")?;
-        Ok(Self { plan, topology, traces: None })
+        Ok(Self { plan, topology, traces: None, serving: Vec::new() })
     }
 
     /// Has all workers write traces of their calls into a directory, for a file.
     pub(crate) fn traced_into(mut self, traces: Option<(&Path, &Path)>) -> Self {
         self.traces = traces.map(|(directory, file)| (directory.to_owned(), file.to_owned()));
+        self
+    }
+
+    /// Starts daemons with further arguments.
+    pub(crate) fn serving(mut self, arguments: &[&str]) -> Self {
+        self.serving = arguments.iter().map(|&argument| argument.to_owned()).collect();
         self
     }
 
@@ -228,6 +236,7 @@ impl Lab {
         command
             .args(["--engine", engine, "--control", &self.control_address()])
             .args(["--data-addr", &self.topology.aggregator_addr().to_string()])
+            .args(&self.serving)
             .args(extra)
             .env("NO_COLOR", "1");
         if engine == "xdp" {

@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::compare::{self, Calls, Common};
+use super::cost;
 use super::lab::Privilege;
 use super::row::Row;
 use super::setting::Rate;
@@ -22,6 +23,8 @@ pub(crate) struct Args {
     /// Rate of every link in each direction, such as 500mbit or 1gbit, or none.
     #[arg(long, default_value = "none")]
     rate: Rate,
+    #[command(flatten)]
+    cost: cost::Cost,
 }
 
 pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
@@ -30,6 +33,9 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let plan = common.plan(args.rate, privilege);
     let bytes = common.bytes.clone().unwrap_or_else(|| SIZES.to_vec());
     let calls = Calls { bytes: &bytes, iters: common.iters.unwrap_or(1000), warmup: 100 };
+    if let Some(done) = args.cost.run(common, plan, &calls) {
+        return done;
+    }
     let title = format!(
         "{} workers, links: {}, MTU {}{}",
         plan.workers,

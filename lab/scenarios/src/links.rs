@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 
 use super::compare::{self, Calls, Common};
+use super::cost;
 use super::lab::{Lab, Plan, Privilege};
 use super::row::{HEADING, Row};
 use super::setting::{Loss, Rate, short_bytes};
@@ -26,6 +27,8 @@ pub(crate) struct Args {
     /// With --loss: measure without loss, too, in turns, and print the ratio of the rates.
     #[arg(long, conflicts_with = "report")]
     loss_compare: bool,
+    #[command(flatten)]
+    cost: cost::Cost,
 }
 
 /// Turns of --loss-compare.
@@ -39,6 +42,9 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let calls = Calls { bytes: &bytes, iters: common.iters.unwrap_or(5), warmup: 1 };
     if args.loss_compare {
         return compare_loss(args, privilege, &calls);
+    }
+    if let Some(done) = args.cost.run(common, plan, &calls) {
+        return done;
     }
     let title = format!(
         "{} workers, {} a link and direction, MTU {}, {} % loss{}",

@@ -6,6 +6,7 @@ mod auto;
 mod bound;
 mod broadcast;
 mod compare;
+mod cost;
 mod demo;
 mod files;
 mod flood;
@@ -88,5 +89,16 @@ fn main() -> ExitCode {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    /// Options that scenarios share do not contradict their own.
+    #[test]
+    fn all_options_fit_together() {
+        super::Cli::command().debug_assert();
     }
 }

@@ -12,6 +12,7 @@ pub mod http;
 pub mod lent;
 pub mod log;
 pub mod packages;
+pub mod prometheus;
 pub mod tool;
 pub mod watched;
 

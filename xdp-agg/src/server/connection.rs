@@ -42,6 +42,8 @@ const READ_LEN: usize = 4096;
 pub(super) enum Event {
     /// A message.
     Said(ConnId, Request),
+    /// The message is said once more by the loop itself: it has waited at the [`super::door`].
+    Waited(ConnId, Request),
     /// Bytes that are not a message.
     Garbled(ConnId, String),
     /// No message in time.

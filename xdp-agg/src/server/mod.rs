@@ -5,6 +5,7 @@
 //! loop: frames, queues, connections, requests and times are bounded, for each address separately.
 
 mod connection;
+mod door;
 mod guard;
 mod handover;
 mod limits;
@@ -35,7 +36,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info, warn};
 use xdp_agg_common::control::words::{SENTENCE_MAX, clean};
-use xdp_agg_common::control::{Reply, Token, encode};
+use xdp_agg_common::control::{Reply, Request, Token, encode};
 use xdp_agg_tls::{ClientFiles, Liveness, ServerTls};
 
 use crate::engine::{Engine, EngineError, Watch};
@@ -43,6 +44,7 @@ use crate::link::watch::Changes;
 use crate::state::StateFile;
 use crate::supervisor::Supervisor;
 use connection::{Event, Line, serve_connection};
+use door::{Door, is_ending};
 use guard::Guard;
 use limits::Source;
 use links::{LinkEvent, Links};
@@ -133,6 +135,7 @@ pub struct Server {
     accept_after: Instant,
     events: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
     turns: Turns<Event>,
+    door: Door,
     /// What the jobs want done, and the address that asked for it.
     effects: Vec<Wish>,
     /// What a snapshot shows may have changed.
@@ -211,6 +214,7 @@ impl Server {
             accept_after: now,
             events: mpsc::unbounded_channel(),
             turns: Turns::new(),
+            door: Door::default(),
             effects: Vec::new(),
             unsaved: false,
             links: Links::new(config.patience, config.branch_tls.clone(), config.tls.is_some()),
@@ -448,6 +452,7 @@ impl Server {
 
     fn source_of(&self, event: &Event) -> Option<Source> {
         let (Event::Said(conn, _)
+        | Event::Waited(conn, _)
         | Event::Garbled(conn, _)
         | Event::Slow(conn, _)
         | Event::Untrusted(conn, _)
@@ -455,29 +460,61 @@ impl Server {
         self.connections.get(conn).map(|connection| connection.source)
     }
 
+    /// Whether a message is within what its connection and its address may say.
+    fn is_allowed(&mut self, conn: ConnId, request: &Request, now: Instant) -> bool {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return false;
+        };
+        connection.heard = now;
+        let allowed = connection.requests.take(now)
+            && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
+        // A connection that is gone already reports that itself.
+        if allowed
+            && let Some(dead_after) = self.patience.after(request)
+            && let Ok(liveness) = Liveness::of(&connection.socket, dead_after)
+        {
+            connection.liveness = liveness;
+        }
+        allowed
+    }
+
+    /// Connections that have ended as the kernel knows it, and whose ends decide what becomes of a
+    /// request: they are dealt with before it.
+    fn ends_before(&self, conn: ConnId, request: &Request) -> Vec<ConnId> {
+        let is_ending = |other: &ConnId| {
+            let other = self.connections.get(other).filter(|_| *other != conn);
+            other.is_some_and(|connection| is_ending(&connection.socket))
+        };
+        self.jobs.beside(request).into_iter().filter(is_ending).collect()
+    }
+
+    /// A message that has its turn; then the connection is read further.
+    fn said(&mut self, conn: ConnId, request: Request, now: Instant) {
+        if let Some(connection) = self.connections.get(&conn) {
+            connection.dealt.notify_one();
+            self.jobs.handle_request(conn, request, now);
+        }
+    }
+
     fn event(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Said(conn, request) => {
-                let Some(connection) = self.connections.get_mut(&conn) else {
-                    return;
-                };
-                connection.heard = now;
-                connection.dealt.notify_one();
-                let allowed = connection.requests.take(now)
-                    && (self.jobs.is_member(conn) || self.guard.may_ask(connection.source, now));
-                if allowed {
-                    // A connection that is gone already reports that itself.
-                    if let Some(dead_after) = self.patience.after(&request)
-                        && let Ok(liveness) = Liveness::of(&connection.socket, dead_after)
-                    {
-                        connection.liveness = liveness;
-                    }
-                    return self.jobs.handle_request(conn, request, now);
+            Event::Said(conn, request) if self.is_allowed(conn, &request, now) => {
+                let ends = self.ends_before(conn, &request);
+                if ends.is_empty() {
+                    return self.said(conn, request, now);
                 }
-                self.guard.counters.requests += 1;
-                self.jobs.dismiss(conn, "too many requests in a short time; slow down");
+                debug!(conn = conn.0, ?ends, "waits until the ends of these are read");
+                self.door.hold(conn, request, ends, now);
             }
+            Event::Said(conn, _) => {
+                if let Some(connection) = self.connections.get(&conn) {
+                    connection.dealt.notify_one();
+                    self.guard.counters.requests += 1;
+                    self.jobs.dismiss(conn, "too many requests in a short time; slow down");
+                }
+            }
+            Event::Waited(conn, request) => self.said(conn, request, now),
             Event::Garbled(conn, why) => self.jobs.handle_garbled(conn, &why),
             Event::Slow(conn, why) => {
                 self.guard.counters.slow += 1;
@@ -520,6 +557,10 @@ impl Server {
             }
         }
         self.asking = None;
+        let connections = &self.connections;
+        for (conn, request) in self.door.open(|conn| connections.contains_key(&conn), now) {
+            self.queue(Event::Waited(conn, request));
+        }
         // What had come in by then is dealt with, so that nobody is late who was in time.
         if self.jobs.poll_timeout().is_some_and(|due| due <= now) {
             self.jobs.handle_timeout(now);

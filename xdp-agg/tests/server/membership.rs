@@ -1,13 +1,14 @@
 //! Members and daemons that are lost, and those that take their place.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use xdp_agg_common::control::{
-    AggregatorLoss, Join, Policy, Progress, Reply, Request, Resume, WorkerLoss,
+    AggregatorLoss, Join, Meet, Policy, Progress, Reply, Request, Resume, WorkerLoss,
 };
 
 use crate::daemon::{Daemon, settings};
-use crate::worker::{Joining, Worker, wish};
+use crate::worker::{Client, Joining, Worker, wish};
 
 const POLICY: Policy =
     Policy { worker_loss: WorkerLoss::Shrink, aggregator_loss: AggregatorLoss::Resume };
@@ -84,6 +85,57 @@ fn the_others_go_on_and_a_new_process_takes_the_place() {
     sums(&workers, 0, 6);
     let info = &workers[0].client.stats().jobs[0].info;
     assert_eq!((info.reforms, info.members.len(), info.lost.len()), (1, 3, 0));
+}
+
+/// Requests that a connection may make at once, and that the daemon reads one a round: they keep it
+/// from the end of that connection, as a load does.
+const BEFORE_ITS_END: usize = 60;
+
+/// A process dies, and the next one asks before the daemon has read the end of its connection.
+fn die(mut client: Client) {
+    for _ in 0..BEFORE_ITS_END {
+        client.say(&Request::Heartbeat);
+    }
+}
+
+#[test]
+fn a_worker_that_is_started_again_at_once_has_its_rank() {
+    let daemon = Daemon::start();
+    for _ in 0..10 {
+        let first = Joining::new(daemon.control, wish("train", 0, 2));
+        let next = Client::connect(daemon.control);
+        die(first.client);
+        let first = Joining::over(next, Ipv4Addr::LOCALHOST, wish("train", 0, 2));
+        let second = Joining::new(daemon.control, wish("train", 1, 2));
+        let mut workers = [first.probe(), second.probe()];
+        workers.iter_mut().for_each(Worker::go);
+        // A running job that fails: another process is refused until the members are gone.
+        let next = Client::connect(daemon.control);
+        let [first, second] = workers;
+        die(first.client);
+        drop(second);
+        let mut alone = Joining::over(next, Ipv4Addr::LOCALHOST, wish("train", 0, 1)).probe();
+        alone.go();
+    }
+}
+
+#[test]
+fn a_process_that_is_started_again_at_once_meets_the_others() {
+    let daemon = Daemon::start();
+    let meet = |rank| {
+        let (job, words) = ("train".into(), format!("I am {rank}"));
+        Request::Meet(Meet { job, run: None, rank, world_size: 2, words })
+    };
+    for _ in 0..10 {
+        let mut first = Client::connect(daemon.control);
+        assert!(matches!(first.ask(&meet(0)), Reply::Meeting { .. }));
+        let mut next = Client::connect(daemon.control);
+        die(first);
+        assert!(matches!(next.ask(&meet(0)), Reply::Meeting { .. }));
+        let mut second = Client::connect(daemon.control);
+        assert!(matches!(second.ask(&meet(1)), Reply::Met { .. }));
+        assert!(matches!(next.hear(), Reply::Met { .. }));
+    }
 }
 
 #[test]

@@ -162,10 +162,15 @@ pub(crate) fn wish(job: &str, rank: u16, world_size: u16) -> Join {
 impl Joining {
     pub(crate) fn new(door: impl Into<Door>, join: Join) -> Self {
         let door = door.into();
-        let data = UdpSocket::bind((door.from, 0)).expect("a port is free");
+        let from = door.from;
+        Self::over(Client::connect(door), from, join)
+    }
+
+    /// Over a connection that is there.
+    pub(crate) fn over(mut client: Client, from: Ipv4Addr, join: Join) -> Self {
+        let data = UdpSocket::bind((from, 0)).expect("a port is free");
         data.set_read_timeout(Some(PATIENCE)).expect("a timeout is possible");
         let join = Join { data_port: data.local_addr().expect("it is bound").port(), ..join };
-        let mut client = Client::connect(door);
         client.say(&Request::Join(join.clone()));
         Self { client, data, join }
     }

@@ -2,15 +2,35 @@
 
 use std::net::SocketAddrV4;
 
-use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME};
+use xdp_agg_common::control::{AbortReason, ErrorCode, Join, MAX_JOB_NAME, Request};
 use xdp_agg_common::maps::JobCounters;
 
 use super::checks::{self, Refusal};
 use super::job::{Job, Life, Member, Wish};
+use super::meeting::Meeting;
 use super::phase::{Current, Phase};
 use super::{ConnId, Effect, Jobs, Purpose, Session};
 
 impl Jobs {
+    /// The connections that decide whether a `Join` or a `Meet` is refused: those of the job that
+    /// it names, and of the processes that meet for it. None for any other request.
+    ///
+    /// A worker that died and was started again may ask before the end of its old connection was
+    /// told by [`Self::handle_closed`]. That end belongs before its request.
+    #[must_use]
+    pub fn beside(&self, request: &Request) -> Vec<ConnId> {
+        let (name, meets) = match request {
+            Request::Join(join) => (&join.job, None),
+            Request::Meet(meet) => (&meet.job, self.meetings.get(&meet.job)),
+            _ => return Vec::new(),
+        };
+        let is_of = |job: &&Job| {
+            job.name == *name || job.life.origin.as_ref().is_some_and(|origin| origin.name == *name)
+        };
+        let members = self.jobs.values().filter(is_of).flat_map(Job::conns);
+        members.chain(meets.into_iter().flat_map(Meeting::conns)).collect()
+    }
+
     /// A worker wants to become a member, or to be one again.
     pub(super) fn join(
         &mut self,

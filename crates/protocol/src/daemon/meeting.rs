@@ -40,6 +40,10 @@ struct Seat {
 }
 
 impl Meeting {
+    pub(super) fn conns(&self) -> impl Iterator<Item = ConnId> {
+        self.seats.values().map(|seat| seat.conn)
+    }
+
     fn missing(&self) -> impl Iterator<Item = u16> {
         (0..self.world_size).filter(|rank| !self.seats.contains_key(rank))
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
-use xdp_agg_common::control::{Plan, Policy, Tree};
+use xdp_agg_common::control::{AggregatorLoss, Plan, Policy, Tree};
 use xdp_agg_common::maps::{JobCounters, MAX_JOBS, ResultMode};
 use xdp_agg_common::slot::Pool;
 use xdp_agg_common::wire::MAX_WORKERS;
@@ -142,6 +142,29 @@ impl JobSnapshot {
             && self.chunks != 0
     }
 
+    /// Whether its members will come to the next daemon. Under [`AggregatorLoss::Fail`] their calls
+    /// have ended with the daemon before.
+    fn is_awaited(&self) -> bool {
+        self.policy.aggregator_loss != AggregatorLoss::Fail
+    }
+
+    /// The job without the life that it had: only its name, number and slots are kept.
+    fn into_reservation(self) -> Job {
+        Job {
+            name: self.job,
+            job_id: self.job_id,
+            world_size: self.world_size,
+            reserved: true,
+            slot_base: self.slot_base,
+            slots: self.slots,
+            wanted: self.wanted,
+            policy: self.created_with,
+            phase: Current::first(Phase::Forming(None)),
+            life: Life { policy: self.created_with, ..Life::default() },
+            base: self.base,
+        }
+    }
+
     fn into_job(self, until: Instant) -> Job {
         let members = self.members.into_iter().map(|member| {
             let MemberSnapshot { rank, data, local, max_chunks, ring_port } = member;
@@ -186,17 +209,20 @@ impl JobSnapshot {
 impl Jobs {
     /// What the next daemon needs to go on. Jobs of several aggregators are left out (the branches
     /// end with the connection to this daemon), and so are jobs that are not running. Their workers
-    /// know all that is needed to form them again.
+    /// know all that is needed to form them again. So are jobs that end with this daemon, unless
+    /// they are reserved.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let single = |job: &&Job| job.life.trunk.tree.is_single();
-        let running = self.jobs.values().filter(|job| job.is_summing()).filter(single);
+        let goes_on = |job: &&Job| job.outlives_daemon() || job.reserved;
+        let running = self.jobs.values().filter(|job| job.is_summing());
+        let running = running.filter(single).filter(goes_on);
         Snapshot { last_epoch: self.last_epoch, jobs: running.map(JobSnapshot::of).collect() }
     }
 
     /// Takes on the jobs of the daemon before, whose data path is still running them. Members have
-    /// [`super::Limits::resume_timeout`] to come back. Of a job that cannot be, the data path is
-    /// told to stop.
+    /// [`super::Limits::resume_timeout`] to come back. Of a job that cannot be, or whose members
+    /// will not come back, the data path is told to stop.
     pub fn restore(&mut self, snapshot: Snapshot, now: Instant) {
         self.clock = now.max(self.clock);
         self.changed = true;
@@ -214,8 +240,18 @@ impl Jobs {
                 self.effects.push_back(Effect::Stop { job_id });
                 continue;
             }
-            info!(job = job.job, job_id, epoch = job.epoch, "taken on from the daemon before");
             self.last_epoch = latest([self.last_epoch, job.epoch]);
+            if !job.is_awaited() {
+                info!(job = job.job, job_id, "has ended with the daemon before");
+                self.effects.push_back(Effect::Stop { job_id });
+                if job.reserved {
+                    self.jobs.insert(job_id, job.into_reservation());
+                } else {
+                    self.pool.give_back(slots.0);
+                }
+                continue;
+            }
+            info!(job = job.job, job_id, epoch = job.epoch, "taken on from the daemon before");
             let until = self.clock + self.limits.resume_timeout;
             self.jobs.insert(job_id, job.into_job(until));
         }

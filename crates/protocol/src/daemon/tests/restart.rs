@@ -9,6 +9,8 @@ fn restart(world: &mut World) {
     world.told.clear();
     world.heard.clear();
     let saved = world.saved.clone();
+    // A daemon ends what the data path runs and nobody knows.
+    world.engine.retain(|job_id, _| saved.jobs.iter().any(|job| job.job_id == *job_id));
     world.jobs.restore(saved, world.now);
     world.settle();
 }
@@ -107,7 +109,7 @@ fn a_new_process_in_the_place_of_one_that_is_awaited_joins_anew() {
 fn what_is_not_running_is_not_saved() {
     let mut world = World::new();
     let members = world.run_with("train", 3, SHRINK);
-    world.run("other", 1);
+    world.run_with("other", 1, RESUME);
     assert_eq!(world.saved.jobs.len(), 2);
     assert_eq!(world.saved.last_epoch, 2);
     world.close(members[0]);
@@ -115,6 +117,48 @@ fn what_is_not_running_is_not_saved() {
     world.jobs.shut_down("the end");
     world.settle();
     assert!(world.saved.jobs.is_empty());
+}
+
+/// Under `fail` a job's calls end with its daemon: nobody would come back, and its name, number and
+/// slots are free at once.
+#[test]
+fn a_job_that_ends_with_its_daemon_is_not_awaited() {
+    let fails = Policy { aggregator_loss: AggregatorLoss::Fail, ..SHRINK };
+    for policy in [Policy::default(), fails] {
+        let mut world = World::new();
+        world.run_with("train", 3, policy);
+        assert!(world.saved.jobs.is_empty(), "{policy}");
+        assert_eq!(world.saved.last_epoch, 1);
+        restart(&mut world);
+        assert_eq!(world.stats().slots_free, 64);
+        world.run_with("train", 3, policy);
+        assert_eq!(world.engine[&0].conf.epoch, 2);
+    }
+}
+
+/// What a daemon of before has written of such jobs is not taken on either.
+#[test]
+fn a_saved_job_that_ended_with_its_daemon_is_ended_on_the_data_path() {
+    let mut world = World::new();
+    world.run_with("train", 3, RESUME);
+    world.saved.jobs[0].policy = Policy::default();
+    restart(&mut world);
+    assert!(world.engine.is_empty() && world.infos().is_empty());
+    assert_eq!(world.stats().slots_free, 64);
+}
+
+#[test]
+fn a_reserved_job_that_ended_with_its_daemon_forms_again() {
+    let mut world = World::new();
+    let tool = world.connect();
+    assert_eq!(world.say(tool, Request::Create(create("night", 2))), [Reply::Done]);
+    world.run("night", 2);
+    assert_eq!(world.saved.jobs.len(), 1);
+    let free = world.stats().slots_free;
+    restart(&mut world);
+    assert_eq!((world.infos()[0].phase.as_str(), world.stats().slots_free), ("forming", free));
+    world.run("night", 2);
+    assert_eq!(world.engine[&0].conf.epoch, 2);
 }
 
 #[test]
