@@ -34,7 +34,7 @@ const YIELD_TIME: Duration = Duration::from_micros(30);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long nothing comes by the group, while results come otherwise, until it is joined again.
 const DEAF: Duration = Duration::from_secs(1);
-/// While results come around the stack, the stack's are looked for once in so many times.
+/// While results come around the stack, the stack's are looked for once in this many times.
 const RARELY: u32 = 16;
 /// Descriptors that an engine is woken by.
 pub(crate) const WATCHED: usize = 6;

@@ -10,6 +10,10 @@ use xdp_agg_common::frame::HEADER_OFFSET;
 use super::program::{Program, Refusal};
 use super::socket::Socket;
 
+/// While nothing comes this way, the queue is asked for at looks 1, 2, 4, 8, …, and at each
+/// multiple of this: asking is a system call, and results with partial checksums never come.
+const RARELY: u32 = 4096;
+
 /// The way of a worker's results around the stack.
 pub(crate) struct Results {
     program: Program,
@@ -21,6 +25,8 @@ pub(crate) struct Results {
     socket: Option<Socket>,
     /// No socket could be opened: not tried again, and results come by UDP.
     refused: bool,
+    /// Looks without a socket.
+    looks: u32,
     packets: u64,
 }
 
@@ -32,7 +38,8 @@ impl Results {
     /// What keeps it away.
     pub(super) fn open(ifindex: u32, local: SocketAddrV4, chunks: u16) -> Result<Self, Refusal> {
         let program = Program::attach(ifindex)?;
-        Ok(Self { program, ifindex, local, chunks, socket: None, refused: false, packets: 0 })
+        let (socket, refused, looks, packets) = (None, false, 0, 0);
+        Ok(Self { program, ifindex, local, chunks, socket, refused, looks, packets })
     }
 
     /// Takes the results of this aggregator from here on.
@@ -44,9 +51,14 @@ impl Results {
         self.program.follow(Ends { from: end(from), to: end(self.local) })
     }
 
-    /// Opens the socket, where results have come and their queue is known. It is tried once.
+    /// Opens the socket, where results have come and their queue is known. It is tried once. To
+    /// be called at each look that finds nothing.
     pub(crate) fn settle(&mut self) {
         if self.socket.is_some() || self.refused {
+            return;
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_power_of_two() && !self.looks.is_multiple_of(RARELY) {
             return;
         }
         let interface = self.ifindex;
