@@ -97,9 +97,13 @@ fn one_copy_crosses_an_uplink() {
     let slack = (repeated(&workers) - first) as f64 * 1472.0;
     for bytes in [after.tx_bytes - before.tx_bytes, after.rx_bytes - before.rx_bytes] {
         let share = (bytes as f64 - slack) / copy;
-        assert!(share < 1.02 && bytes as f64 / copy > 0.99, "{share} copies, {slack} repeated");
+        assert!(share < 1.02 && bytes as f64 / copy > LEAST, "{share} copies, {slack} repeated");
     }
 }
+
+/// Of a copy's bytes what a link counts at least: where packets cross it merged to trains, the
+/// network's 42 bytes of headers are counted once a train, and 1 % less is a counter's.
+const LEAST: f64 = 0.99 * (1408.0 + 22.0) / (1408.0 + 64.0);
 
 /// Two pods of two racks of two hosts, all uplinks over-subscribed.
 fn pods() -> Topology {
@@ -142,7 +146,7 @@ fn one_copy_crosses_a_pods_uplink() {
                 // A rack whose host aggregates for its pod has its other rack's sums on top: one
                 // copy for half of the trees that are rooted elsewhere.
                 let most = if link < 2 || trees == 2 { 1.03 } else { 2.03 };
-                assert!(copies[0] < most && copies[1] > 0.99, "{link} of {trees}: {copies:?}");
+                assert!(copies[0] < most && copies[1] > LEAST, "{link} of {trees}: {copies:?}");
             }
         }
     }
