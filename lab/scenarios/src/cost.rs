@@ -1,15 +1,15 @@
 //! What watching costs: the same calls with and without it, in turns, so that other load on this
 //! machine meets both.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 use xdp_agg_report::quantile;
+use xdp_agg_testbed::http::get;
 
 use super::compare::{self, Calls, Common, System};
 use super::files::scratch;
@@ -123,7 +123,7 @@ fn while_scraped<T>(lab: &Lab, work: impl FnOnce() -> Result<T>) -> Result<T> {
                 continue;
             }
             // At the begin and at the end there is no daemon.
-            if ask().is_ok_and(|metrics| metrics.contains("xdp_agg_")) {
+            if get(HTTP, "/metrics", ANSWER).is_some_and(|metrics| metrics.contains("xdp_agg_")) {
                 answers += 1;
                 next = Instant::now() + SCRAPE_EVERY;
             }
@@ -140,20 +140,6 @@ fn while_scraped<T>(lab: &Lab, work: impl FnOnce() -> Result<T>) -> Result<T> {
         }
         done
     })
-}
-
-/// The daemon's metrics.
-fn ask() -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&HTTP, ANSWER)?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP")?;
-    if head.split(' ').nth(1) != Some("200") {
-        bail!("the daemon answers {head:?}");
-    }
-    Ok(body.to_owned())
 }
 
 /// How two sets of figures differ.

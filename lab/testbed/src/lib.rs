@@ -100,6 +100,7 @@ pub mod ethtool;
 mod fabric;
 pub mod flood;
 pub mod fork;
+pub mod http;
 pub mod icmp;
 pub mod layout;
 mod log;
