@@ -385,15 +385,15 @@ pub(super) fn nanos(duration: Duration) -> f64 {
     duration.as_nanos() as f64
 }
 
-fn row(case: BenchCase, payload: u32, slots: u32, mut all: Vec<f64>) -> BenchRow {
+fn row(case: BenchCase, payload: u32, slots: u32, all: Vec<f64>) -> BenchRow {
+    let samples = all.len() as u32;
+    let (ns_median, ns_quartiles) = median_and_quartiles(all);
+    BenchRow { case, payload, slots, ns_median, ns_quartiles, samples }
+}
+
+/// The median, and the lower and upper quartile.
+pub(super) fn median_and_quartiles(mut all: Vec<f64>) -> (f64, (f64, f64)) {
     all.sort_unstable_by(f64::total_cmp);
     let at = |part: usize| all[(all.len() - 1) * part / 4];
-    BenchRow {
-        case,
-        payload,
-        slots,
-        ns_median: at(2),
-        ns_quartiles: (at(1), at(3)),
-        samples: all.len() as u32,
-    }
+    (at(2), (at(1), at(3)))
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use xdp_agg_common::wire::{Kind, MAX_WORKERS};
 use xdp_agg_testbed::flood::pin_to_cpu;
 
-use super::bench::{Bench, BenchConfig, frame, header};
+use super::bench::{Bench, BenchConfig, frame, header, median_and_quartiles};
 use super::feeder::{Feeder, Next, Rounds};
 
 /// Ranks whose contributions are timed on each CPU, where both add to the same blocks.
@@ -57,23 +57,20 @@ pub(super) fn contention(config: &BenchConfig, chunks: u16) -> Result<Vec<Conten
     bench.start_job(1, chunks)?;
     let frame = frame(&header(1, Kind::Contribution), chunks);
     let mut samples = Second::ALL.map(|_| Vec::new());
-    let mut generations = 0..;
+    let mut blocks = 0;
     for _ in 0..=config.samples {
         for (second, samples) in Second::ALL.into_iter().zip(&mut samples) {
-            let generation: u64 = generations.next().context("they do not end")?;
-            let block = generation * u64::from(config.slots);
-            samples.extend(sample(&mut bench, &mut feeder, &frame, (second, block))?);
+            samples.extend(sample(&mut bench, &mut feeder, &frame, (second, blocks))?);
+            blocks += u64::from(config.slots);
         }
     }
-    let before = bench.counted()?;
-    let packets = u64::from(config.slots) * generations.start * (MAX_WORKERS as u64);
-    if before.contributions != packets {
-        bail!("{} of {packets} contributions were added", before.contributions);
+    let (added, sent) = (bench.counted()?.contributions, blocks * MAX_WORKERS as u64);
+    if added != sent {
+        bail!("{added} of {sent} contributions were added");
     }
-    let of = |(second, mut all): (Second, Vec<f64>)| {
-        all.sort_unstable_by(f64::total_cmp);
-        let at = |part: usize| all[(all.len() - 1) * part / 4];
-        Contention { second, ns_median: at(2), ns_quartiles: (at(1), at(3)) }
+    let of = |(second, all)| {
+        let (ns_median, ns_quartiles) = median_and_quartiles(all);
+        Contention { second, ns_median, ns_quartiles }
     };
     Ok(Second::ALL.into_iter().zip(samples).map(of).collect())
 }
