@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_intranode::{Group, Options};
+use xdp_agg_intranode::{Group, MIN_SEGMENT, Options};
 use xdp_agg_protocol::worker::layout;
 
 use crate::digest::digest;
 use crate::error::Error;
 use crate::settings::{Builder, Place};
-
-/// The smallest segment there is: a group that assembles shares no data.
-const NO_DATA: usize = xdp_agg_intranode::MIN_SEGMENT;
 
 /// Waits for the other processes of this host, before any of them joins the job.
 ///
@@ -19,7 +16,8 @@ const NO_DATA: usize = xdp_agg_intranode::MIN_SEGMENT;
 /// in again when it comes. All of them would then wait in vain for one whose fellows are missing.
 pub(crate) fn assemble(settings: &Builder, place: &Place) -> Result<Arc<Group>, Error> {
     let mut options = settings.host_options(place, CHUNK_LEN, None);
-    (options.segment, options.buffers) = (NO_DATA, 0);
+    // It shares no data.
+    (options.segment, options.buffers) = (MIN_SEGMENT, 0);
     options.run = run(settings, place, ".assembly");
     Ok(Group::join(&options)?)
 }

@@ -34,12 +34,11 @@ pub(crate) struct Joined {
 
 /// Joins the job at all aggregators, and meets the other processes of the host.
 pub(crate) fn join(settings: &Builder, place: &Place, until: Instant) -> Result<Joined, Error> {
-    let may_come_back = settings.policy.worker_loss == WorkerLoss::Shrink;
-    let assembled = (may_come_back && place.local_size > 1)
-        .then(|| intranode::assemble(settings, place))
-        .transpose()?;
+    let several = place.local_size > 1;
+    let may_come_back = several && settings.policy.worker_loss == WorkerLoss::Shrink;
+    let assembled = may_come_back.then(|| intranode::assemble(settings, place)).transpose()?;
     let mut joined = open(settings, place, until)?;
-    if place.local_size > 1 {
+    if several {
         let group = intranode::join(settings, place, joined.chunks, assembled.as_deref());
         let group = group.inspect_err(|_| {
             if may_come_back {

@@ -43,10 +43,9 @@ impl Pages {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let flags = flags | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the system's choice aliases nothing.
-        Self::new(
-            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, offset)? },
-            len,
-        )
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, offset)? };
+        Self::new(base, len)
     }
 
     /// Memory that is zero at first, and taken up when it is written.
@@ -56,10 +55,8 @@ impl Pages {
     pub fn anonymous(len: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping at an address of the system's choice aliases nothing.
-        Self::new(
-            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, flags)? },
-            len,
-        )
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, protection, flags)? };
+        Self::new(base, len)
     }
 
     fn new(base: *mut std::ffi::c_void, len: usize) -> Result<Self> {
