@@ -8,14 +8,14 @@ mod outcome;
 
 use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell::{cargo, is_root, output, root, say, step};
+use crate::shell::{cargo, is_root, output, root, run, say, step, target};
 use crate::{build, python, setup};
 pub(crate) use outcome::Tally;
 use outcome::{Failure, Outcome, told};
@@ -43,9 +43,11 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         say("not root: tests that load XDP programs say so and are left out; the others run in \
              user namespaces. `sudo -E env PATH=\"$PATH\" cargo xtask test` runs all");
     }
+    let mutants = if args.arguments.is_empty() { build_mutants()? } else { None };
     let mut all = cargo();
     all.args(["test", "--workspace", "--no-fail-fast"]).args(&args.arguments);
     let (outcome, mut success) = step("cargo test --workspace", || observe(all))?;
+    drop(mutants);
     let mut passed_alone = Vec::new();
     if let Some(failures) = outcome.repeatable().filter(|_| !success) {
         passed_alone = repeat(failures).iter().map(ToString::to_string).collect();
@@ -64,6 +66,32 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         bail!("tests failed, or could not be built; the messages are above");
     }
     Ok(())
+}
+
+/// Tests wait much. While they do, the mutants are built, which one of the last tests wants: it
+/// builds what is missing then. Nothing where the tests do not build.
+fn build_mutants() -> Result<Option<Beside>> {
+    let mut all = cargo();
+    all.args(["test", "--workspace", "--no-run", "--quiet"]);
+    if run(&mut all).is_err() {
+        return Ok(None);
+    }
+    let mut build = Command::new("nice");
+    build.arg("-n19").arg(target().join("debug/xdp-agg-simulator")).args(["--mutants", "--build"]);
+    build.current_dir(root()).stdin(Stdio::null());
+    let build = build.spawn().context("building the mutants, by nice")?;
+    Ok(Some(Beside(build)))
+}
+
+/// A process that ends with the tests.
+struct Beside(Child);
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // It has ended long before, unless the tests could not be run.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Runs the tests of the Python package, and adds what they counted. Whether all went well.

@@ -47,6 +47,9 @@ struct Args {
     /// Keep the seeds by which mutants were noticed: the next run tries them first
     #[arg(long, requires = "mutants")]
     record: bool,
+    /// Build them alone: the next run with them begins at once
+    #[arg(long, requires = "mutants", conflicts_with = "record")]
+    build: bool,
     /// Run as this mutant (in the program that `--mutants` builds)
     #[arg(long, hide = true)]
     mutant: Option<u32>,
@@ -69,6 +72,9 @@ fn act(args: &Args) -> Result<bool> {
         && !switch::choose(mutant)
     {
         bail!("this program has no mutants; `cargo xtask sim --mutants` builds one that has");
+    }
+    if args.build {
+        return mutants::build().map(|()| true);
     }
     if args.mutants {
         return mutants::main(args.seeds, args.record);

@@ -12,7 +12,7 @@ mod copy;
 mod members;
 mod trial;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -95,6 +95,19 @@ pub fn main(seeds: u64, record: bool) -> Result<bool> {
     }
     println!("{} mutants, {missed} not noticed", all.len());
     Ok(missed == 0)
+}
+
+/// Builds the program and the tests with all mutants, so that [`run`] has less to do.
+///
+/// # Errors
+/// An edit that does not apply, or a copy that does not build.
+pub fn build() -> Result<()> {
+    let (mutants, place) = (load()?, place());
+    copy::copy(&place, &mutants)?;
+    trial::build(&place)?;
+    let tests = mutants.iter().filter_map(|mutant| mutant.tests.as_ref());
+    let packages: BTreeSet<&str> = tests.map(|Tests(package, _)| package.as_str()).collect();
+    packages.iter().try_for_each(|package| trial::build_tests(&place, package))
 }
 
 /// Builds the program and the tests with all mutants. Runs each mutant over up to `seeds` seeds, or

@@ -16,15 +16,22 @@ const FAILED: i32 = 101;
 
 /// Builds the copy's simulation; its program.
 pub(super) fn build(place: &Path) -> Result<PathBuf> {
-    let status = cargo(place)
-        .args(["build", "--quiet", "--offline", "--package", "xdp-agg-simulator"])
-        .args(["--bin", "xdp-agg-simulator"])
-        .status()
-        .context("cannot run cargo")?;
+    let build = ["build", "--package", "xdp-agg-simulator", "--bin", "xdp-agg-simulator"];
+    built(cargo(place).args(build))?;
+    Ok(target(place).join("debug/xdp-agg-simulator"))
+}
+
+/// Builds a crate's unit tests, as [`test`] runs them.
+pub(super) fn build_tests(place: &Path, package: &str) -> Result<()> {
+    built(cargo(place).args(["test", "--no-run", "--package", package, "--all-features", "--lib"]))
+}
+
+fn built(command: &mut Command) -> Result<()> {
+    let status = command.args(["--quiet", "--offline"]).status().context("cannot run cargo")?;
     if !status.success() {
         bail!("the mutants cannot be built ({status}); the compiler's messages are above");
     }
-    Ok(target(place).join("debug/xdp-agg-simulator"))
+    Ok(())
 }
 
 /// Runs a mutant over these seeds until it is noticed; how that showed.
