@@ -359,11 +359,22 @@ impl Communicator {
         purpose: &Purpose,
     ) -> Result<Report, Error> {
         let mut patience = Patience { deadline: self.deadline, interrupted: &mut || false };
+        self.all_reduce_patiently(data, op, purpose, &mut patience)
+    }
+
+    /// The same for a caller that says how long it waits.
+    pub(crate) fn all_reduce_patiently<T: Element>(
+        &self,
+        data: &mut [T],
+        op: Op,
+        purpose: &Purpose,
+        patience: &mut Patience<'_>,
+    ) -> Result<Report, Error> {
         #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
         // SAFETY: the call is waited for, or taken out of all engines when this function ends in
         // any other way, before the borrow of `data` ends.
         let begun = unsafe { self.begin_lent(data, op, purpose) }?;
-        self.wait(begun, &mut patience).map(|calls| Report::of_parts(&calls))
+        self.wait(begun, patience).map(|calls| Report::of_parts(&calls))
     }
 
     /// Starts an all-reduce and returns at once; [`Handle::wait`] gives the elements back. Several

@@ -105,6 +105,11 @@ impl Error {
                 host_ranks(error, first).first().copied().map(Cause::Lost)
             }
             Self::Host(Host::Mismatch { .. }) => Some(Cause::Mismatch),
+            Self::Mesh(error) => match &**error {
+                xdp_agg_mesh::Error::PeerLost { rank, .. } => Some(Cause::Lost(*rank)),
+                xdp_agg_mesh::Error::Mismatch { .. } => Some(Cause::Mismatch),
+                _ => None,
+            },
             Self::Job(error) => error.cause(first),
             _ => None,
         }

@@ -36,7 +36,7 @@ impl std::fmt::Debug for Told {
 }
 
 /// How long a call took at the aggregator where it took longest.
-fn longest(calls: &[Call]) -> Duration {
+pub(crate) fn longest(calls: &[Call]) -> Duration {
     let took = |call: &Call| {
         let times = call.record(Ending::Done).times;
         times.done.map_or(Duration::MAX, |done| done.saturating_sub(times.made))
@@ -190,8 +190,10 @@ pub(crate) fn given_back<T>(calls: Vec<Call>, memory: Kept<T>) -> (Vec<T>, Repor
     (memory.into_owned(), report)
 }
 
+/// Why a call ended of which the caller was interrupted.
+pub(crate) const INTERRUPTED: &str = "it was interrupted in a call";
 /// How often a caller is asked whether it still wants to wait.
-const ASKED: Duration = Duration::from_millis(50);
+pub(crate) const ASKED: Duration = Duration::from_millis(50);
 
 /// How long a caller waits for a call.
 pub(crate) struct Patience<'a> {
@@ -220,7 +222,7 @@ impl Begun {
                 return Err(self.end(patience.deadline));
             }
             if (patience.interrupted)() {
-                return Err(self.fail(Error::Interrupted("it was interrupted in a call".into())));
+                return Err(self.fail(Error::Interrupted(INTERRUPTED.into())));
             }
         }
     }

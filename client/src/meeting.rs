@@ -51,7 +51,7 @@ fn settings(of: &Builder) -> [(&'static str, String); 12] {
         ("XDP_AGG_TOPOLOGY", format!("{} {topology:08x}", of.chosen.strategy)),
         ("XDP_AGG_TUNING", format!("a table with digest {of_tuning:08x}")),
         (ON_ONE_HOST, if of.host_collectives { "on" } else { "off" }.into()),
-        (LEARNING, if of.tuning.learns { "on" } else { "off" }.into()),
+        (LEARNING, if of.tuning.may_learn() { "on" } else { "off" }.into()),
     ]
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn meet(
     };
     let all: Vec<Vec<&str>> = all.iter().map(|words| words.split('|').collect()).collect();
     agree(builder, &all)?;
-    if builder.tuning.learns && !all_learn(&all) {
+    if builder.tuning.may_learn() && !all_learn(&all) {
         tracing::info!("all-reduces go a fixed way: not all ranks would learn");
         builder.tuning.learns = false;
     }

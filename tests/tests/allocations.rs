@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use support::{Lab, need_root, network, on_all};
+use support::{Lab, at_all, need_root, network};
 use xdp_agg_client::{Communicator, Op};
 
 /// The system's allocator, which counts.
@@ -36,11 +36,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls of all ranks at the same time; how many allocations one call of one rank made, and the
-/// bytes that are in use afterwards.
-fn call(workers: &[Communicator], elements: usize, calls: u32) -> (f64, i64) {
+/// Calls of all ranks at the same time, each in its host's network; how many allocations one call
+/// of one rank made, and the bytes that are in use afterwards.
+fn call(lab: &Lab, workers: &[Communicator], elements: usize, calls: u32) -> (f64, i64) {
     let together = Barrier::new(workers.len());
-    let counted = on_all(workers, |worker| {
+    let counted = at_all(&lab.topology, workers, |worker| {
         let mut vector = vec![1.0_f32; elements];
         let one = |vector: &mut Vec<f32>| {
             vector.fill(1.0);
@@ -68,14 +68,33 @@ fn call(workers: &[Communicator], elements: usize, calls: u32) -> (f64, i64) {
 fn a_packet_allocates_nothing_and_calls_keep_nothing() {
     need_root!();
     let lab = Lab::start(network(2, "ports"), "xdp");
-    let workers = lab.connect("memory", 2, |settings| settings);
-    let (short, after_first) = call(&workers, 1024, 1_500);
-    let (_, after_all) = call(&workers, 1024, 8_500);
+    let workers = lab.connect("memory", 2, |settings| settings.learning(false));
+    let (short, after_first) = call(&lab, &workers, 1024, 1_500);
+    let (_, after_all) = call(&lab, &workers, 1024, 8_500);
     let grown = after_all - after_first;
     eprintln!("{short:.2} allocations a call of 4 KiB; {grown} bytes more after 8500 calls");
     assert!(grown < 64 << 10, "{grown} bytes more are in use after 8500 calls");
-    let (long, _) = call(&workers, 1 << 20, 50);
+    let (long, _) = call(&lab, &workers, 1 << 20, 50);
     eprintln!("{long:.2} allocations a call of 4 MiB, which is 2979 packets each way");
     assert!(long < short + 30.0, "{long} allocations a call of 4 MiB, {short} of 4 KiB");
     assert!(short < 12.0, "{short} allocations a call of 4 KiB");
+}
+
+/// The same of calls that learn: a trial now and then, and calls among the workers, keep nothing.
+#[test]
+fn calls_that_learn_keep_nothing() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let workers = lab.connect("learning", 2, |settings| settings.learning(true));
+    let (short, after_first) = call(&lab, &workers, 1024, 1_500);
+    let (_, after_all) = call(&lab, &workers, 1024, 8_500);
+    let grown = after_all - after_first;
+    let learned = workers[0].learned();
+    eprintln!("{short:.2} allocations a call of 4 KiB; {grown} bytes more; {learned:?}");
+    assert!(learned.iter().any(|size| size.tried > 0), "{learned:?}");
+    assert!(grown < 64 << 10, "{grown} bytes more are in use after 8500 calls");
+    let (long, _) = call(&lab, &workers, 1 << 20, 50);
+    eprintln!("{long:.2} allocations a call of 4 MiB");
+    assert!(long < short + 60.0, "{long} allocations a call of 4 MiB, {short} of 4 KiB");
+    assert!(short < 60.0, "{short} allocations a call of 4 KiB");
 }

@@ -2,13 +2,19 @@
 
 mod support;
 
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use support::lent::{AVERAGE, Job, SUM, mixed};
 use support::{LIMIT, Lab, at_all, expected, input, need_root, network, on_all};
 use xdp_agg_client::collectives::Route;
+use xdp_agg_client::lent::{
+    Caller, DataType, Memory, Options, Outcome, Precision, Reduction, Task,
+};
 use xdp_agg_client::{Communicator, Element, Error, JobError, Op, Path, Scaling, f16};
-use xdp_agg_common::control::AggregatorLoss;
+use xdp_agg_common::control::{AbortReason, AggregatorLoss, Cause};
+use xdp_agg_testbed::at_once;
 
 /// Calls after which a size has learned.
 const LEARNED: usize = 50;
@@ -180,6 +186,157 @@ fn calls_that_differ_are_errors_while_learning() {
         let differs = |error: &Error| matches!(error, Error::Job(JobError::CallMismatch { .. }));
         let noticed = |error: &Error| differs(error) || matches!(error, Error::Mesh(_));
         assert!(errors.iter().any(noticed), "after {before}: {errors:?}");
+    }
+}
+
+/// A call of another language, made at once or started; what it left.
+fn lent<T: Copy>(
+    (caller, is_started): (&Caller, bool),
+    data: &[T],
+    data_type: DataType,
+    (task, precision): (Task, Option<Precision>),
+) -> (Vec<T>, Outcome) {
+    let mut data = data.to_vec();
+    // SAFETY: the vector outlives the call, and is of that type.
+    let memory = unsafe { Memory::new(data.as_mut_ptr().cast(), data.len(), data_type) };
+    let options = Options { precision, ..Options::default() };
+    // SAFETY: as above.
+    let outcome = unsafe {
+        match is_started {
+            true => caller
+                .start(memory, task, options)
+                .and_then(|call| call.wait(LIMIT).expect("all are there")),
+            false => caller.call(memory, &task, &options, &mut || false),
+        }
+    };
+    (data, outcome.expect("all are well"))
+}
+
+/// Calls from Python, C and MPI: the same bits by every way, infinities and NaNs included, whether
+/// they are made at once or started.
+#[test]
+fn calls_on_lent_memory_learn() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "xdp");
+    let learning = Job::named(&lab, "learning", (3, 1), |settings| settings.learning(true));
+    let fixed = Job::named(&lab, "fixed", (3, 1), |settings| settings.learning(false));
+    let gradient = Some(Precision::Gradient);
+    fn all<T: Copy + bytemuck::Pod>(
+        jobs: (&Caller, &Caller),
+        data: &[T],
+        data_type: DataType,
+        how: (Task, Option<Precision>),
+    ) {
+        let (learning, fixed) = jobs;
+        let (expected, as_expected) = lent((fixed, false), data, data_type, how);
+        let mut ring = 0;
+        for call in 0..LEARNED {
+            let rank = usize::from(learning.communicator().rank());
+            let is_started = (call + rank).is_multiple_of(3);
+            let (result, outcome) = lent((learning, is_started), data, data_type, how);
+            let bits = |of: &[T]| bytemuck::cast_slice::<T, u8>(of).to_vec();
+            assert!(bits(&result) == bits(&expected), "{data_type} {how:?} in call {call}");
+            assert_eq!(outcome.precision, as_expected.precision);
+            assert_eq!(outcome.redone, as_expected.redone, "{data_type} {how:?} in call {call}");
+            ring += usize::from(outcome.report.path == Path::Ring);
+        }
+        assert!(ring >= 6, "{data_type} {how:?}: ways among the workers were tried");
+    }
+    let learned = learning.at_all(|rank, caller| {
+        let jobs = (caller, &fixed.callers[usize::from(rank)]);
+        let floats = mixed(rank, 3000);
+        let mut broken = floats.clone();
+        broken[400 + usize::from(rank)] = [f32::NAN, f32::INFINITY, 1.0][usize::from(rank)];
+        let longs: Vec<i64> = (0..2000).map(|i| i64::MAX - i * (1 + i64::from(rank))).collect();
+        let halves: Vec<u16> = (0..9000).map(|i| 0x3f80 + i % 77 + rank).collect();
+        all(jobs, &floats, DataType::F32, (AVERAGE, gradient));
+        all(jobs, &broken, DataType::F32, (SUM, gradient));
+        all(jobs, &floats[..700], DataType::F32, (SUM, Some(Precision::Exact)));
+        all(jobs, &input(rank, 40_000), DataType::I32, (SUM, None));
+        all(jobs, &longs, DataType::I64, (SUM, None));
+        all(jobs, &halves, DataType::Bf16, (SUM, gradient));
+        all(jobs, &floats[..100], DataType::F32, (Task::AllReduce(Reduction::Max), None));
+        caller.communicator().learned()
+    });
+    for one in &learned {
+        assert_eq!(*one, learned[0], "workers differ");
+    }
+    assert!(learned[0].iter().any(|size| size.times.len() >= 3), "{learned:?}");
+}
+
+/// A caller that is interrupted gets its memory back soon, whichever way its call goes and
+/// whatever it waits for, and the others are told.
+#[test]
+fn interrupted_callers_get_their_memory_back() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    for before in [7, 8, 9, 10, 11, 40] {
+        let job = Job::named(&lab, &format!("interrupted{before}"), (2, 1), |settings| {
+            settings.learning(true).deadline(SOON)
+        });
+        let errors = job.at_all(|rank, caller| {
+            for _ in 0..before {
+                lent((caller, false), &input(rank, 3000), DataType::I32, (SUM, None));
+            }
+            let mut data = input(rank, 3000);
+            let (pointer, len) = (data.as_mut_ptr().cast(), data.len());
+            // SAFETY: the vector outlives the call, and is of that type.
+            let memory = unsafe { Memory::new(pointer, len, DataType::I32) };
+            let begun = Instant::now();
+            let is_over = rank == 0;
+            if rank == 1 {
+                thread::sleep(Duration::from_secs(1));
+            }
+            let mut interrupted = || is_over && begun.elapsed() > Duration::from_millis(200);
+            // SAFETY: as above.
+            let outcome =
+                unsafe { caller.call(memory, &SUM, &Options::default(), &mut interrupted) };
+            assert!(rank == 1 || begun.elapsed() < Duration::from_millis(900));
+            outcome.expect_err("one is interrupted")
+        });
+        assert!(matches!(errors[0], Error::Interrupted(_)), "after {before}: {errors:?}");
+    }
+}
+
+/// A worker that is gone is named by all others, whichever way a call goes.
+#[test]
+fn a_lost_worker_is_named_by_every_way() {
+    need_root!();
+    let lab = Lab::start(network(3, "ports"), "userspace");
+    for (learns, before) in [(false, 40), (true, 9), (true, 10), (true, 11), (true, 12), (true, 40)]
+    {
+        let job = format!("gone{learns}{before}");
+        let workers = lab.connect(&job, 3, |settings| settings.learning(learns).deadline(SOON));
+        let workers: Vec<_> = workers.into_iter().map(|one| Mutex::new(Some(one))).collect();
+        let errors = at_once((0..).zip(&workers), |(rank, worker)| {
+            let host = lab.topology.worker(rank);
+            let calls = || {
+                let worker = worker.lock().expect("no panic").take().expect("it is there");
+                for _ in 0..before {
+                    let mut data = input(worker.rank(), 3000);
+                    worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+                }
+                if rank == 1 {
+                    return None;
+                }
+                let mut data = input(worker.rank(), 3000);
+                Some(worker.all_reduce(&mut data, Op::Sum).expect_err("one is gone"))
+            };
+            host.run(calls).expect("entering the namespace")
+        });
+        for error in errors.iter().flatten() {
+            let names_it = match error {
+                Error::Mesh(error) => error.ranks() == [1],
+                Error::Job(JobError::Aborted(reason)) => matches!(
+                    reason,
+                    AbortReason::MemberLost { rank: 1 }
+                        | AbortReason::Member { cause: Some(Cause::Lost(1)), .. }
+                        | AbortReason::Member { rank: 1, cause: Some(Cause::Left), .. }
+                ),
+                _ => false,
+            };
+            assert!(names_it, "{job}: {errors:?}");
+        }
     }
 }
 

@@ -343,9 +343,14 @@ impl Communicator {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let caller = self.open.caller(py)?;
         let stats = py.detach(|| caller.stats()).map_err(|error| exception(py, &error))?;
-        let wrong = |error| PyRuntimeError::new_err(format!("counters as JSON: {error}"));
-        let text = serde_json::to_string(&stats).map_err(wrong)?;
-        py.import("json")?.call_method1("loads", (text,))
+        of_json(py, serde_json::to_string(&stats))
+    }
+
+    /// Which way all-reduces of each size have learned to go, as a list of dictionaries.
+    fn learned<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let caller = self.open.caller(py)?;
+        let learned = py.detach(|| caller.communicator().learned());
+        of_json(py, serde_json::to_string(&learned))
     }
 
     /// The latest 1000 calls, as a text of Chrome trace events. `xdp-agg trace diagnose` reads such
@@ -549,4 +554,10 @@ impl Communicator {
         calls::tell(&self.open, &handle, done, keep);
         Ok(handle)
     }
+}
+
+/// What a JSON text says, as dictionaries, lists and numbers.
+fn of_json(py: Python<'_>, text: Result<String, serde_json::Error>) -> PyResult<Bound<'_, PyAny>> {
+    let wrong = |error| PyRuntimeError::new_err(format!("a value as JSON: {error}"));
+    py.import("json")?.call_method1("loads", (text.map_err(wrong)?,))
 }

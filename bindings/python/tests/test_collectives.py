@@ -43,6 +43,31 @@ def test_every_type_is_reduced_over_xdp(xdp_network: Workers) -> None:
     xdp_network.start(script, 3).check()
 
 
+LEARNS = """
+comm = xdp_agg.Communicator()
+paths = set()
+for call in range(70):
+    array = np.arange(5000, dtype="float32") % 7 + rank
+    if call % 3 == rank:
+        report = comm.start(array, "sum", precision="gradient").wait()
+    else:
+        report = comm.all_reduce(array, "sum", precision="gradient")
+    expected = (np.arange(5000) % 7) * world + world * (world - 1) / 2
+    assert (array == expected).all(), call
+    paths.add(report.path)
+assert paths == {"aggregator", "ring"}, paths
+learned = comm.learned()
+assert [one["up_to"] for one in learned] == [32768], learned
+assert {way for way, _ in learned[0]["times"]} >= {"aggregator", "exchange"}, learned
+assert learned[0]["route"] in {way for way, _ in learned[0]["times"]}
+comm.close()
+"""
+
+
+def test_sizes_learn_their_way(xdp_network: Workers) -> None:
+    xdp_network.start(LEARNS, 3).check()
+
+
 def test_others_than_all_reduce(workers: Workers) -> None:
     script = """
 with xdp_agg.Communicator() as comm:

@@ -3,11 +3,12 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use xdp_agg_forks::own;
 use xdp_agg_mesh::meet::random;
-use xdp_agg_mesh::{Algorithm, Mesh};
+use xdp_agg_mesh::{Algorithm, Mesh, Patience as MeshPatience};
 use xdp_agg_quantize::{Element, ElementType};
 
 use super::onlooker::Watcher;
@@ -17,7 +18,8 @@ use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::Stripe;
 use crate::error::{Error, JobError};
-use crate::handle::{Handle, fail};
+use crate::handle::{Handle, INTERRUPTED, Patience, fail};
+use crate::trace::MeshCall;
 use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::Op;
 
@@ -28,6 +30,13 @@ type Done = Result<(), xdp_agg_mesh::Error>;
 /// The same of a call that sums.
 type Summed = Result<Report, xdp_agg_mesh::Error>;
 
+/// A call among the workers that has begun, and waits for its turn.
+pub(crate) struct Aside {
+    what: Arc<str>,
+    turn: Turn,
+    traced: MeshCall,
+}
+
 impl Communicator {
     /// Carries out a call among the workers. `what`: what they must agree on.
     pub(super) fn over_mesh(
@@ -36,6 +45,14 @@ impl Communicator {
         what: &Arc<str>,
         call: impl FnOnce(&mut Mesh) -> Done,
     ) -> Result<(), Error> {
+        let aside = self.begin_aside(choice, what)?;
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        self.carry_out(aside, &mut patience, |mesh, _| call(mesh))
+    }
+
+    /// Begins a call among the workers, which has its turn then. The first one opens their
+    /// connections.
+    pub(super) fn begin_aside(&self, choice: Choice, what: &Arc<str>) -> Result<Aside, Error> {
         if self.is_forked() {
             return Err(Error::Forked);
         }
@@ -45,16 +62,41 @@ impl Communicator {
             self.agree(what)?;
         }
         self.open_if_needed(&mut beginning)?;
-        let (watcher, turn) = (self.watcher(), beginning.turn());
-        let mut traced = self.tracer().mesh_call(turn.number(), what, digest(what.bytes()));
-        self.failing(turn.run(|mesh| {
+        let turn = beginning.turn();
+        let traced = self.tracer().mesh_call(turn.number(), what, digest(what.bytes()));
+        Ok(Aside { what: Arc::clone(what), turn, traced })
+    }
+
+    /// Carries out a call that has begun, in its turn.
+    pub(super) fn carry_out(
+        &self,
+        Aside { what, turn, mut traced }: Aside,
+        patience: &mut Patience<'_>,
+        call: impl FnOnce(&mut Mesh, &mut MeshPatience<'_>) -> Done,
+    ) -> Result<(), Error> {
+        let (watcher, deadline) = (self.watcher(), patience.deadline);
+        let mut was_interrupted = false;
+        let mut interrupted = || {
+            if !was_interrupted && (patience.interrupted)() {
+                was_interrupted = true;
+                // Calls whose turns come before this one's end with it.
+                self.fail(&Error::Interrupted(INTERRUPTED.into()));
+            }
+            was_interrupted
+        };
+        let done = turn.run_asking(&mut interrupted, |mesh, interrupted| {
             traced.begin();
-            let done = Watcher::during(&watcher, what, || call(mesh));
+            let mut patience = MeshPatience { deadline, interrupted };
+            let done = Watcher::during(&watcher, &what, || call(mesh, &mut patience));
             if done.is_ok() {
                 traced.done();
             }
             done
-        }))
+        });
+        if was_interrupted {
+            return Err(Error::Interrupted(INTERRUPTED.into()));
+        }
+        self.failing(done)
     }
 
     /// Starts a call among the workers. The first one opens their connections, and so returns when
@@ -191,15 +233,35 @@ impl Communicator {
     }
 }
 
+/// How long a call that failed for another worker's sake waits for the daemon's word of it.
+const TOLD: Duration = Duration::from_secs(1);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Why a call has failed. One that was given up because the membership has ended tells why that is.
+/// Where another worker was lost or gave up, the daemon's word of it goes before that of a
+/// connection that ended: then all workers tell the same, whichever way a call went.
 fn reason(stripes: &[Stripe], error: Error) -> Error {
-    let gave_up = match &error {
-        Error::Mesh(error) => matches!(**error, xdp_agg_mesh::Error::Interrupted(_)),
-        _ => false,
+    use xdp_agg_mesh::Error as Mesh;
+    let patience = match &error {
+        Error::Mesh(of_mesh) => match **of_mesh {
+            Mesh::Interrupted(_) => Duration::ZERO,
+            Mesh::PeerLost { .. } | Mesh::Stopped { .. } => TOLD,
+            _ => return error,
+        },
+        _ => return error,
     };
     let failure = |stripe: &Stripe| stripe.shared.lock().machine.failure().cloned();
-    let first = stripes.iter().filter(|_| gave_up).find_map(failure);
-    first.map_or(error, Error::from)
+    let begun = Instant::now();
+    loop {
+        if let Some(failure) = stripes.iter().find_map(failure) {
+            return failure.into();
+        }
+        if begun.elapsed() >= patience {
+            return error;
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 /// On a call among the workers, under way.

@@ -22,6 +22,7 @@ use xdp_agg_mesh::schedule::part;
 use xdp_agg_quantize::Element;
 
 pub use learning::{Learned, Route};
+pub(crate) use learning::{OwnedSum, Summed};
 pub use tuning::{Choice, Kind, Network, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 

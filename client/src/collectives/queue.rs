@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use xdp_agg_mesh::Mesh;
 
 use crate::error::{Error, JobError};
+use crate::handle::{ASKED, INTERRUPTED};
 
 /// What the thread does.
 type Task = Box<dyn FnOnce() + Send>;
@@ -152,26 +154,44 @@ impl Turn {
         self,
         call: impl FnOnce(&mut Mesh) -> Result<(), xdp_agg_mesh::Error>,
     ) -> Result<(), Error> {
-        self.wait();
+        self.run_asking(&mut || false, |mesh, _| call(mesh))
+    }
+
+    /// The same. Asks now and then, while the turn has not come, whether the caller was
+    /// interrupted; the call may ask, too.
+    ///
+    /// # Errors
+    /// As [`Self::run`]; it was.
+    pub(super) fn run_asking(
+        self,
+        interrupted: &mut dyn FnMut() -> bool,
+        call: impl FnOnce(&mut Mesh, &mut dyn FnMut() -> bool) -> Result<(), xdp_agg_mesh::Error>,
+    ) -> Result<(), Error> {
+        while !self.comes_within(ASKED) {
+            if interrupted() {
+                return Err(Error::Interrupted(INTERRUPTED.into()));
+            }
+        }
         let mut mesh = self.queue.mesh.lock();
         match &mut *mesh {
-            Some(mesh) if !self.queue.is_closed() => Ok(call(mesh)?),
+            Some(mesh) if !self.queue.is_closed() => Ok(call(mesh, interrupted)?),
             _ => Err(Error::Job(JobError::Closed)),
         }
     }
 
-    fn wait(&self) {
+    /// Waits for the turn at most that long. True: it has come.
+    fn comes_within(&self, at_most: Duration) -> bool {
         let mut ended = self.queue.ended.lock();
-        // Every call ends within its deadline, and so do all before this one.
-        while *ended < self.number {
-            self.queue.one_more.wait(&mut ended);
-        }
+        let is_late = |ended: &mut u64| *ended < self.number;
+        self.queue.one_more.wait_while_for(&mut ended, is_late, at_most);
+        *ended >= self.number
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.wait();
+        // Every call ends within its deadline, and so do all before this one.
+        while !self.comes_within(ASKED) {}
         *self.queue.ended.lock() += 1;
         self.queue.one_more.notify_all();
     }
@@ -180,7 +200,6 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::time::Duration;
 
     use super::*;
 

@@ -287,8 +287,8 @@ pub struct Tuning {
     /// aggregators, unless it is `auto` and has reasons for other ways.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub all_reduce: Vec<Rule>,
-    /// True: without rules for all-reduce, each size learns which way is fastest: through the
-    /// aggregators, or one of those among the workers that give the same bits. Not so where a
+    /// True, as usual: without rules for all-reduce, each size learns which way is fastest: through
+    /// the aggregators, or one of those among the workers that give the same bits. Not so where a
     /// strategy was named, or where `auto` has reasons of its own.
     #[serde(skip)]
     pub learns: bool,
@@ -318,7 +318,7 @@ impl Default for Tuning {
             reduce_scatter: parts(),
             all_gather: parts(),
             all_reduce: Vec::new(),
-            learns: false,
+            learns: true,
             network: None,
         }
     }
@@ -335,9 +335,14 @@ impl Tuning {
             reduce_scatter: all(),
             all_gather: all(),
             all_reduce: all(),
-            learns: false,
+            learns: true,
             network: None,
         }
+    }
+
+    /// All-reduces learn their ways with it.
+    pub(crate) const fn may_learn(&self) -> bool {
+        self.learns && self.all_reduce.is_empty()
     }
 
     /// Reads a table; collectives that it does not have keep their usual rules.
@@ -352,7 +357,7 @@ impl Tuning {
     }
 
     /// Reads the file of this name; `aggregator` is [`Self::aggregator`], `auto` the usual table,
-    /// with which all-reduces learn, and `usual` the same without that.
+    /// with which all-reduces learn, as without any name. `usual` is the same without learning.
     pub(crate) fn named(name: &'static str, value: &str) -> Result<Self, Error> {
         if value == "aggregator" {
             return Ok(Self::aggregator());

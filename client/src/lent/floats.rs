@@ -6,16 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use xdp_agg_protocol::worker::{self, Purpose, Report};
+use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::exact::{Digits, GROUP, KEYS, Span, survey};
 use xdp_agg_quantize::{Element, Op};
 
 use super::guess::Guesses;
 use super::inner::{Inner, Rest, Sum};
 use super::{Memory, Outcome, Precision};
+use crate::collectives::{OwnedSum, Summed};
 use crate::communicator::Communicator;
 use crate::error::Error;
-use crate::handle::{Owned, Patience};
+use crate::handle::Patience;
 
 /// Lanes of a vector that is sent with room for its type's whole range, without asking what range
 /// it needs. That is about three packets, which take less time than a second round trip.
@@ -35,7 +36,7 @@ pub(super) fn begin<T: Element>(
 ) -> Result<Rest, Error> {
     match precision {
         Precision::Exact => begin_exact::<T>(inner, memory, sum, patience),
-        Precision::Gradient => begin_gradient::<T>(inner, memory, sum),
+        Precision::Gradient => begin_gradient::<T>(inner, memory, sum, patience),
     }
 }
 
@@ -59,17 +60,26 @@ fn begin_exact<T: Element>(
     }))
 }
 
-fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Result<Rest, Error> {
+fn begin_gradient<T: Element>(
+    inner: &Inner,
+    memory: Memory,
+    sum: &Sum,
+    patience: &mut Patience<'_>,
+) -> Result<Rest, Error> {
     let op = if sum.average { Op::Average } else { Op::Sum };
     let purpose = sum.purpose();
     let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
+    let communicator = &inner.communicator;
     // SAFETY: the memory is this call's, and T what it holds; the call is in the engines until it
     // has been waited for, or `begun` is dropped.
-    let begun = unsafe { inner.communicator.begin_lent(memory.elements::<T>(), op, &purpose) }?;
+    let begun =
+        unsafe { communicator.begin_lent_sum(memory.elements::<T>(), op, &purpose, patience) }?;
     let sum = sum.clone();
     Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
-        let (report, left_out) = parts(calls);
+        // SAFETY: as above; nothing else has the memory where the call is made now.
+        let data = || unsafe { memory.elements::<T>() };
+        let summed = inner.communicator.finish_lent_sum(begun, data, patience)?;
+        let Summed { report, left_out } = summed;
         let redone = if left_out.is_empty() {
             0
         } else {
@@ -79,19 +89,6 @@ fn begin_gradient<T: Element>(inner: &Inner, memory: Memory, sum: &Sum) -> Resul
         };
         Ok(Outcome { report, precision: Some(Precision::Gradient), redone })
     }))
-}
-
-/// What the parts of a call report, and the elements that they left out, from the first on. Every
-/// rank has the same ones.
-pub(super) fn parts(calls: Vec<worker::Call>) -> (Report, Vec<Range<usize>>) {
-    let report = Report::of_parts(&calls);
-    let mut left_out = Vec::new();
-    for call in calls {
-        left_out.extend_from_slice(call.into_blocks().left_out());
-    }
-    // They came to each rank in an order of its own.
-    left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
-    (report, left_out)
 }
 
 /// Sums these elements again, exactly, in a job of its own: infinities and NaNs stay with their
@@ -133,7 +130,7 @@ struct Rounds {
 /// Some groups of the vector, on their way.
 struct Piece {
     groups: Range<usize>,
-    begun: Owned<i32>,
+    begun: OwnedSum<i32>,
 }
 
 impl Rounds {
@@ -174,10 +171,11 @@ impl Rounds {
                 self.land(communicator, data, patience)?;
             }
             let last = self.piece_from(first);
-            let begun = communicator.begin_owned(
+            let begun = communicator.begin_owned_sum(
                 self.encode(first..last, data),
                 Op::Sum,
                 &Purpose::of(&Arc::from(format!("{}: digits", self.what))),
+                patience,
             )?;
             self.flying.push_back(Piece { groups: first..last, begun });
             first = last;
@@ -203,8 +201,9 @@ impl Rounds {
         rows.push((!fits).into());
         let spans: Vec<String> = self.spans.iter().map(Span::to_string).collect();
         let what = format!("{}: digits of {}", self.what, spans.join(" "));
-        let begun = communicator.begin_owned(rows, Op::Sum, &Purpose::of(&Arc::from(what)))?;
-        let rows = self.take(communicator.wait_owned(begun, patience)?);
+        let purpose = Purpose::of(&Arc::from(what));
+        let begun = communicator.begin_owned_sum(rows, Op::Sum, &purpose, patience)?;
+        let rows = self.take(communicator.finish_owned_sum(begun, patience)?);
         let (misfits, rows) = rows.split_last().unwrap_or((&1, &[]));
         if *misfits == 0 {
             self.decode(all, rows, data);
@@ -221,8 +220,8 @@ impl Rounds {
     ) -> Result<Vec<Span>, Error> {
         let keys: Vec<i32> = data.chunks(GROUP).flat_map(|group| survey(group).keys()).collect();
         let purpose = Purpose::of(&Arc::from(format!("{}: spans", self.what)));
-        let begun = communicator.begin_owned(keys, Op::Max, &purpose)?;
-        let (keys, _) = communicator.wait_owned(begun, patience)?;
+        let begun = communicator.begin_owned_sum(keys, Op::Max, &purpose, patience)?;
+        let (keys, _) = communicator.finish_owned_sum(begun, patience)?;
         Ok(keys.as_chunks::<KEYS>().0.iter().map(|keys| Span::from_keys(*keys)).collect())
     }
 
@@ -272,7 +271,7 @@ impl Rounds {
         patience: &mut Patience<'_>,
     ) -> Result<(), Error> {
         let Some(Piece { groups, begun }) = self.flying.pop_front() else { return Ok(()) };
-        let rows = self.take(communicator.wait_owned(begun, patience)?);
+        let rows = self.take(communicator.finish_owned_sum(begun, patience)?);
         self.decode(groups, &rows, data);
         Ok(())
     }

@@ -224,7 +224,9 @@ impl Inner {
         let slots = self.builder.slots.map_or(SIDE_SLOTS, |slots| slots.min(SIDE_SLOTS));
         // All ranks come to it in the course of a call, and a call waits for them.
         let patience = self.builder.join_deadline.max(self.builder.deadline);
-        let settings = self.builder.clone().job(job).slots(slots).join_deadline(patience);
+        // Its calls are too rare to learn from.
+        let settings = self.builder.clone().job(job).slots(slots).learning(false);
+        let settings = settings.join_deadline(patience);
         let opened = settings.connect();
         let opened = Arc::new(opened.inspect_err(|error| self.abort_main(error))?);
         *side = Some(Arc::clone(&opened));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_protocol::worker::Purpose;
 use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use super::floats::keys;
@@ -24,11 +24,11 @@ pub(super) fn begin(
     match (memory.data_type(), op_of(sum, memory.data_type())?) {
         (DataType::F32, op) => {
             let (of, to) = (move |bits| keys::of_f32(bits, top), keys::to_f32);
-            widened::<u32, i32>(inner, memory, (sum, op), (of, to))
+            widened::<u32, i32>(inner, memory, (sum, op), (of, to), patience)
         }
         (DataType::F64, op) => {
             let (of, to) = (move |bits| keys::of_f64(bits, top), keys::to_f64);
-            widened::<u64, i64>(inner, memory, (sum, op), (of, to))
+            widened::<u64, i64>(inner, memory, (sum, op), (of, to), patience)
         }
         (DataType::F16, op) => {
             let of = move |bits| keys::of_f32(half(bits), top);
@@ -36,35 +36,35 @@ pub(super) fn begin(
                 let value = f32::from_bits(keys::to_f32(key));
                 xdp_agg_quantize::f16::from_f32(value).to_bits()
             };
-            widened::<u16, i32>(inner, memory, (sum, op), (of, to))
+            widened::<u16, i32>(inner, memory, (sum, op), (of, to), patience)
         }
         (DataType::Bf16, op) => {
             let of = move |bits: u16| keys::of_f32(u32::from(bits) << 16, top);
             let to = |key| (keys::to_f32(key) >> 16) as u16;
-            widened::<u16, i32>(inner, memory, (sum, op), (of, to))
+            widened::<u16, i32>(inner, memory, (sum, op), (of, to), patience)
         }
         (DataType::I32, Op::Sum) => sum_i32(inner, memory, sum, patience),
-        (DataType::I32, op) => in_place::<i32>(inner, memory, (sum, op)),
+        (DataType::I32, op) => in_place::<i32>(inner, memory, (sum, op), patience),
         (DataType::I64, Op::Sum) => sum_i64(inner, memory, sum, patience),
-        (DataType::I64, op) => in_place::<i64>(inner, memory, (sum, op)),
+        (DataType::I64, op) => in_place::<i64>(inner, memory, (sum, op), patience),
         (DataType::I16, op) => {
             let by = divisor(inner, sum);
             let to = move |sum: i32| (i64::from(sum as i16) / by) as i16;
-            widened::<i16, i32>(inner, memory, (sum, op), (i32::from, to))
+            widened::<i16, i32>(inner, memory, (sum, op), (i32::from, to), patience)
         }
         (DataType::I8, op) => {
             let by = divisor(inner, sum);
             let to = move |sum: i32| (i64::from(sum as i8) / by) as i8;
-            widened::<i8, i32>(inner, memory, (sum, op), (i32::from, to))
+            widened::<i8, i32>(inner, memory, (sum, op), (i32::from, to), patience)
         }
         (DataType::U8, op) => {
             let by = divisor(inner, sum);
             let to = move |sum: i32| (i64::from(sum as u8) / by) as u8;
-            widened::<u8, i32>(inner, memory, (sum, op), (i32::from, to))
+            widened::<u8, i32>(inner, memory, (sum, op), (i32::from, to), patience)
         }
         (DataType::Bool, op) => {
             let of = |byte: u8| i32::from(byte != 0);
-            widened::<u8, i32>(inner, memory, (sum, op), (of, |sum| u8::from(sum != 0)))
+            widened::<u8, i32>(inner, memory, (sum, op), (of, |sum| u8::from(sum != 0)), patience)
         }
     }
 }
@@ -106,12 +106,13 @@ fn widened<T: Pod, W: xdp_agg_quantize::Element>(
     memory: Memory,
     (sum, op): (&Sum, Op),
     (of, to): (impl Fn(T) -> W, impl Fn(W) -> T + Send + 'static),
+    patience: &mut Patience<'_>,
 ) -> Result<Rest, Error> {
     // SAFETY: the memory is this call's, T as long as its elements; the slice ends with the line.
     let wide: Vec<W> = unsafe { memory.elements::<T>() }.iter().map(|x| of(*x)).collect();
-    let begun = inner.communicator.begin_owned(wide, op, &purpose(sum, memory))?;
+    let begun = inner.communicator.begin_owned_sum(wide, op, &purpose(sum, memory), patience)?;
     Ok(Box::new(move |inner, patience| {
-        let (wide, report) = inner.communicator.wait_owned(begun, patience)?;
+        let (wide, report) = inner.communicator.finish_owned_sum(begun, patience)?;
         // SAFETY: as above.
         let elements = unsafe { memory.elements::<T>() };
         elements.iter_mut().zip(wide).for_each(|(element, wide)| *element = to(wide));
@@ -124,20 +125,24 @@ fn in_place<T: xdp_agg_quantize::Element + Divided>(
     inner: &Inner,
     memory: Memory,
     (sum, op): (&Sum, Op),
+    patience: &mut Patience<'_>,
 ) -> Result<Rest, Error> {
+    let purpose = purpose(sum, memory);
     // SAFETY: the memory is this call's, and T what it holds; the call is in the engines until it
     // has been waited for, or `begun` is dropped.
     let lent = unsafe { memory.elements::<T>() };
     // SAFETY: as above.
-    let begun = unsafe { inner.communicator.begin_lent(lent, op, &purpose(sum, memory)) }?;
+    let begun = unsafe { inner.communicator.begin_lent_sum(lent, op, &purpose, patience) }?;
     let by = divisor(inner, sum);
     Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
+        // SAFETY: as above; nothing else has the memory where the call is made now.
+        let data = || unsafe { memory.elements::<T>() };
+        let summed = inner.communicator.finish_lent_sum(begun, data, patience)?;
         if by > 1 {
             // SAFETY: as above; the call is over.
             unsafe { memory.elements::<T>() }.iter_mut().for_each(|x| *x = x.divided(by));
         }
-        Ok(Outcome { report: Report::of_parts(&calls), ..Outcome::default() })
+        Ok(Outcome { report: summed.report, ..Outcome::default() })
     }))
 }
 
@@ -170,12 +175,12 @@ fn sum_i32(
         let own = unsafe { memory.elements::<i32>() };
         let peak = own.iter().map(|x| i64::from(*x).abs()).max();
         if fits(inner, (memory, sum), (peak, ElementType::I32), patience)? {
-            return in_place::<i32>(inner, memory, (sum, Op::Sum));
+            return in_place::<i32>(inner, memory, (sum, Op::Sum), patience);
         }
     }
     let by = divisor(inner, sum);
     let to = move |sum: i64| (sum as i32).divided(by);
-    widened::<i32, i64>(inner, memory, (sum, Op::Sum), (i64::from, to))
+    widened::<i32, i64>(inner, memory, (sum, Op::Sum), (i64::from, to), patience)
 }
 
 /// In two halves where 64 bits might not do.
@@ -190,14 +195,15 @@ fn sum_i64(
     if is_long(inner, memory) {
         let peak = own.iter().map(|x| x.saturating_abs()).max();
         if fits(inner, (memory, sum), (peak, ElementType::I64), patience)? {
-            return in_place::<i64>(inner, memory, (sum, Op::Sum));
+            return in_place::<i64>(inner, memory, (sum, Op::Sum), patience);
         }
     }
     let halves = own.iter().flat_map(|x| [x & i64::from(u32::MAX), x >> 32]).collect();
-    let begun = inner.communicator.begin_owned(halves, Op::Sum, &purpose(sum, memory))?;
+    let begun =
+        inner.communicator.begin_owned_sum(halves, Op::Sum, &purpose(sum, memory), patience)?;
     let by = divisor(inner, sum);
     Ok(Box::new(move |inner, patience| {
-        let (halves, report) = inner.communicator.wait_owned(begun, patience)?;
+        let (halves, report) = inner.communicator.finish_owned_sum(begun, patience)?;
         // SAFETY: as above.
         let elements = unsafe { memory.elements::<i64>() };
         for (element, [low, high]) in elements.iter_mut().zip(halves.as_chunks().0) {

@@ -83,7 +83,8 @@ impl Inner {
             Task::AllReduce(_) | Task::Reduce { .. } | Task::ReduceScatter(_) => {
                 let float = memory.data_type().is_float();
                 let exact = self.precision(*memory, options) == Precision::Exact;
-                float && exact || !float && memory.bytes() > super::EXACT_UP_TO
+                let asks = float && exact || !float && memory.bytes() > super::EXACT_UP_TO;
+                asks || self.communicator.may_wait_to_learn(memory.bytes())
             }
             Task::Broadcast { .. } | Task::AllGather | Task::Barrier => false,
         }

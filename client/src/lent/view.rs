@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use xdp_agg_intranode::{Results, View};
 use xdp_agg_quantize::{Element, Op, bf16, f16};
 
-use super::floats::{again, parts};
+use super::floats::again;
 use super::inner::{Call, Inner, Rest, Sum};
 use super::{Caller, DataType, Memory, Options, Outcome, Precision, Reduction, Task};
+use crate::collectives::Summed;
 use crate::error::{Error, JobError};
 use crate::handle::Patience;
 
@@ -126,7 +127,7 @@ fn begin<T: Element>(inner: &Inner, memory: Memory, sum: &Sum, slot: Slot) -> Re
     let sum = sum.clone();
     Ok(Box::new(move |inner, patience| {
         let calls = inner.communicator.wait(begun, patience)?;
-        let (report, left_out) = parts(calls);
+        let Summed { report, left_out } = Summed::of_parts(calls);
         let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
         let outcome = Outcome { report, precision: Some(Precision::Gradient), redone: 0 };
         if left_out.is_empty() {

@@ -400,8 +400,8 @@ impl Builder {
     }
 
     /// True: all-reduces learn which way is fastest ([`Tuning::learns`]), where the table has no
-    /// rules for them. The same at all workers. Default: they do not, and go through the
-    /// aggregators; `XDP_AGG_TUNING=auto` is the same as true.
+    /// rules for them. False: they go through the aggregators; `XDP_AGG_TUNING=usual` is the same.
+    /// Where one worker has false, none learns. Default: true.
     #[must_use]
     pub const fn learning(mut self, learns: bool) -> Self {
         self.tuning.learns = learns;

@@ -59,15 +59,14 @@ impl Builder {
 
     /// Whether all-reduces learn their ways, or why not, where nothing else decides it.
     fn learning_in_words(&self, place: &Place) -> &'static str {
-        if !self.tuning.learns || !self.tuning.all_reduce.is_empty() || place.world_size == 1 {
+        if !self.tuning.may_learn() || place.world_size == 1 {
             ""
         } else if self.policy.worker_loss != WorkerLoss::Fail {
             "nothing is learned: jobs that go on without lost workers use the aggregators alone"
         } else if place.local_size > 1 {
             "nothing is learned: hosts of several processes use the aggregators alone"
         } else {
-            "all-reduces learn their ways by size; calls from Python, C and MPI, and views, use \
-             the aggregators alone"
+            "all-reduces learn their ways by size (XDP_AGG_TUNING=usual keeps them from it)"
         }
     }
 

@@ -22,4 +22,4 @@ mod tracer;
 pub(crate) use files::Written;
 pub(crate) use recorder::Recorder;
 pub(crate) use settings::Tracing;
-pub(crate) use tracer::{Identity, Tracer};
+pub(crate) use tracer::{Identity, MeshCall, Tracer};

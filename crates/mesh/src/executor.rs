@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::error::Error;
 use crate::link::Link;
 use crate::meet::wait;
-use crate::onlooker::{LOOK, Onlooker};
+use crate::onlooker::{ASKED, LOOK, Onlooker, Patience};
 use crate::reducer::Reducer;
 use crate::schedule::{Effect, Schedule};
 use crate::wire::{HEADER_LEN, Header};
@@ -33,8 +33,6 @@ const REASON_GRACE: Duration = Duration::from_millis(500);
 const UNSENT: usize = 32 << 10;
 /// Most messages of one send.
 const MESSAGES: usize = 4;
-/// Longest sleep, so that the deadline is kept whatever happens.
-const NAP: Duration = Duration::from_secs(1);
 
 /// What a call works on.
 pub(crate) struct Work<'a> {
@@ -47,8 +45,10 @@ pub(crate) struct Work<'a> {
     pub(crate) size: usize,
     /// Where something is reduced.
     pub(crate) reducer: Option<&'a mut dyn Reducer>,
-    /// How long it may take, and what looks on meanwhile.
-    pub(crate) patience: (Duration, &'a dyn Onlooker),
+    /// How long it may take, and who may end it.
+    pub(crate) patience: Patience<'a>,
+    /// What looks on meanwhile.
+    pub(crate) onlooker: &'a dyn Onlooker,
 }
 
 impl Work<'_> {
@@ -67,6 +67,8 @@ pub(crate) struct Run<'a> {
     started: Instant,
     /// When the onlooker was asked last.
     looked: Instant,
+    /// When the caller was asked last.
+    asked: Instant,
     /// By rank: the receives from it that have not ended, in order.
     waiting: Vec<VecDeque<usize>>,
     done: Vec<bool>,
@@ -119,6 +121,7 @@ impl<'a> Run<'a> {
             scratch,
             started: Instant::now(),
             looked: Instant::now(),
+            asked: Instant::now(),
             waiting,
             done: vec![false; work.schedule.receives.len()],
             prefix: 0,
@@ -145,9 +148,10 @@ impl<'a> Run<'a> {
             }
             if sent || received {
                 yields = 0;
-                if self.started.elapsed() > self.work.patience.0 {
+                if self.started.elapsed() > self.work.patience.deadline {
                     return Err(self.too_late());
                 }
+                self.ask()?;
             } else if yields < self.yields {
                 yields += 1;
                 std::thread::yield_now();
@@ -463,23 +467,35 @@ impl<'a> Run<'a> {
         if needed { Err(self.is_lost(rank, &reason)) } else { Ok(()) }
     }
 
+    /// Asks the caller now and then whether it still waits.
+    fn ask(&mut self) -> Result<(), Error> {
+        if self.asked.elapsed() >= ASKED {
+            self.asked = Instant::now();
+            if (self.work.patience.interrupted)() {
+                return Err(Error::Interrupted("its caller was interrupted".into()));
+            }
+        }
+        Ok(())
+    }
+
     /// Sleeps until something can move.
     fn wait(&mut self) -> Result<(), Error> {
-        let left = self.work.patience.0.saturating_sub(self.started.elapsed());
+        let left = self.work.patience.deadline.saturating_sub(self.started.elapsed());
         if left.is_zero() {
             return Err(self.too_late());
         }
+        self.ask()?;
         if self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             let waited = self.started.elapsed();
-            self.work.patience.1.waits(self.awaited(), waited).map_err(Error::Interrupted)?;
+            self.work.onlooker.waits(self.awaited(), waited).map_err(Error::Interrupted)?;
         }
         let is_ahead = |link: &&Link| link.is_ahead() && !self.expects(link.rank.into());
         if let Some(rank) = self.links.iter().flatten().find(is_ahead).map(|link| link.rank) {
             // poll() knows nothing of what has been read.
             return self.receive_from(rank.into()).map(drop);
         }
-        for rank in self.look(left.min(NAP), true)? {
+        for rank in self.look(left.min(ASKED), true)? {
             // The others are looked at in any case.
             if !self.expects(rank) {
                 self.receive_from(rank)?;
@@ -566,8 +582,8 @@ impl<'a> Run<'a> {
             (come, total) if come < total => format!("has sent {come} of {total} bytes"),
             _ => "does not take what is sent to it".into(),
         };
-        let (waited, onlooker) = self.work.patience;
-        let state = match onlooker.known(rank) {
+        let waited = self.work.patience.deadline;
+        let state = match self.work.onlooker.known(rank) {
             Some(known) => format!("{state}: {known}"),
             None => state,
         };

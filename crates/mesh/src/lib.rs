@@ -38,7 +38,7 @@ pub use element::Datum;
 pub use error::Error;
 pub use meet::MAX_WORLD;
 pub use mesh::{Mesh, Pattern, combine_words};
-pub use onlooker::Onlooker;
+pub use onlooker::{Onlooker, Patience};
 pub use open::{
     Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, DEFAULT_WARN_AFTER,
     MAX_DEADLINE,

@@ -15,7 +15,7 @@ use crate::element::{Arithmetic, Datum};
 use crate::error::Error;
 use crate::executor::{Run, Work};
 use crate::link::Link;
-use crate::onlooker::Onlooker;
+use crate::onlooker::{Onlooker, Patience};
 use crate::open::Builder;
 use crate::reducer::{Plain, Reducer};
 use crate::schedule::{self, Algorithm, Groups, Schedule, part};
@@ -258,19 +258,21 @@ impl Mesh {
     /// The same by a pattern of the caller's choice. `tag`: 48 bits on which the ranks must agree.
     ///
     /// # Errors
-    /// As [`Self::broadcast`].
+    /// As [`Self::broadcast`]; the caller was interrupted.
     pub fn all_reduce_words_by(
         &mut self,
         words: &mut [u64],
         reduction: Reduction,
-        pattern: Pattern,
-        tag: u64,
+        (pattern, tag): (Pattern, u64),
+        patience: Patience<'_>,
     ) -> Result<(), Error> {
         let (collective, schedule) = pattern.planned();
         let call = Call::new(collective, "words", words.len()).with_words(reduction).tagged(tag);
         let schedule = schedule(self.rank, self.world_size(), words.len());
-        let arithmetic = Some(Arithmetic::of_words(reduction));
-        self.run(call, &schedule, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
+        let mut plain =
+            Plain { arithmetic: Arithmetic::of_words(reduction), world: self.world_size() };
+        let words = bytemuck::cast_slice_mut(words);
+        self.run_with(call, &schedule, (words, size_of::<u64>()), Some(&mut plain), patience)
     }
 
     /// The same of units of `unit` bytes, with a reducer of the caller's. What is complete at a
@@ -278,30 +280,37 @@ impl Mesh {
     /// is finished.
     ///
     /// # Errors
-    /// As [`Self::broadcast`].
+    /// As [`Self::all_reduce_words_by`].
     pub fn all_reduce_units<T: Element>(
         &mut self,
         data: &mut [T],
         (op, unit): (Op, usize),
         (pattern, tag): (Pattern, u64),
         reducer: &mut dyn Reducer,
+        patience: Patience<'_>,
     ) -> Result<(), Error> {
         let (collective, schedule) = pattern.planned();
         let call = Call::new(collective, T::TYPE.name(), data.len()).with(op).tagged(tag);
         let data: &mut [u8] = bytemuck::cast_slice_mut(data);
         let schedule = schedule(self.rank, self.world_size(), data.len().div_ceil(unit));
-        self.run_with(call, &schedule, data, unit, Some(reducer))
+        self.run_with(call, &schedule, (data, unit), Some(reducer), patience)
     }
 
     /// Leaves every rank's [`Self::part`] at all ranks, in one step. `tag`: 48 bits on which the
     /// ranks must agree.
     ///
     /// # Errors
-    /// As [`Self::broadcast`].
-    pub fn exchange<T: Datum>(&mut self, data: &mut [T], tag: u64) -> Result<(), Error> {
+    /// As [`Self::all_reduce_words_by`].
+    pub fn exchange<T: Datum>(
+        &mut self,
+        data: &mut [T],
+        tag: u64,
+        patience: Patience<'_>,
+    ) -> Result<(), Error> {
         let schedule = schedule::exchange(self.rank, self.world_size(), data.len());
         let call = Call::new(Collective::Exchange, T::NAME, data.len()).tagged(tag);
-        self.run(call, &schedule, bytemuck::cast_slice_mut(data), size_of::<T>(), None)
+        let data = bytemuck::cast_slice_mut(data);
+        self.run_with(call, &schedule, (data, size_of::<T>()), None, patience)
     }
 
     fn all_reduce_bytes(
@@ -412,7 +421,8 @@ impl Mesh {
         let world = self.world_size();
         let mut plain = arithmetic.map(|arithmetic| Plain { arithmetic, world });
         let reducer = plain.as_mut().map(|plain| -> &mut dyn Reducer { plain });
-        self.run_with(call, schedule, data, size, reducer)
+        let patience = Patience { deadline: self.deadline, interrupted: &mut || false };
+        self.run_with(call, schedule, (data, size), reducer, patience)
     }
 
     /// `size`: bytes of what the schedule counts.
@@ -420,9 +430,9 @@ impl Mesh {
         &mut self,
         call: Call,
         schedule: &Schedule,
-        data: &mut [u8],
-        size: usize,
+        (data, size): (&mut [u8], usize),
         reducer: Option<&mut dyn Reducer>,
+        mut patience: Patience<'_>,
     ) -> Result<(), Error> {
         if self.origin.is_elsewhere() {
             return Err(Error::Forked);
@@ -432,10 +442,10 @@ impl Mesh {
         }
         let call = Call { sequence: self.sequence, ..call };
         self.sequence += 1;
-        let patience = (self.deadline, &*self.onlooker);
         // Not as long-lived as the caller's.
         let reducer = reducer.map(|reducer| -> &mut dyn Reducer { reducer });
-        let work = Work { call, schedule, data, size, reducer, patience };
+        let (patience, onlooker) = (patience.again(), &*self.onlooker);
+        let work = Work { call, schedule, data, size, reducer, patience, onlooker };
         let done = Run::new(&mut self.links, &mut self.scratch, work).run();
         if let Err(error) = &done {
             self.give_up(error);

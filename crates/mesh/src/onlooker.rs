@@ -6,6 +6,31 @@ use std::time::Duration;
 /// How often an onlooker is asked.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
+/// How often a caller is asked.
+pub(crate) const ASKED: Duration = Duration::from_millis(50);
+
+/// How long a call's caller waits for it.
+pub struct Patience<'a> {
+    /// From the call's beginning on.
+    pub deadline: Duration,
+    /// Asked some twenty times a second, on the call's thread: true ends the call with
+    /// [`Error::Interrupted`](crate::Error::Interrupted).
+    pub interrupted: &'a mut dyn FnMut() -> bool,
+}
+
+impl Patience<'_> {
+    /// The same for a part of what the caller waits for.
+    pub fn again(&mut self) -> Patience<'_> {
+        Patience { deadline: self.deadline, interrupted: self.interrupted }
+    }
+}
+
+impl Debug for Patience<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Patience").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
 /// Looks on while a call waits.
 pub trait Onlooker: Debug + Send + Sync {
     /// A call has been waiting for this long, at present for this rank. Said about once a second.

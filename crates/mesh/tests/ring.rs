@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use support::{at_once, rendezvous};
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_mesh::{Builder, Error, Mesh, Op, Pattern, combine_words};
+use xdp_agg_mesh::{Builder, Error, Mesh, Op, Patience, Pattern, combine_words};
 
 const SHORT: Duration = Duration::from_millis(1500);
 
@@ -323,7 +323,15 @@ fn words_are_reduced_alike_by_every_pattern() {
                         if usize::from(rank) == count % usize::from(world) {
                             thread::sleep(Duration::from_millis(1));
                         }
-                        mesh.all_reduce_words_by(&mut words, reduction, pattern, 7).unwrap();
+                        let mut never = || false;
+                        let by = (pattern, 7);
+                        let done = mesh.all_reduce_words_by(
+                            &mut words,
+                            reduction,
+                            by,
+                            patient(&mut never),
+                        );
+                        done.unwrap();
                         assert!(words == expected, "{world} {count} {pattern:?} {reduction:?}");
                     }
                 }
@@ -332,18 +340,47 @@ fn words_are_reduced_alike_by_every_pattern() {
     }
 }
 
+fn patient(interrupted: &mut dyn FnMut() -> bool) -> Patience<'_> {
+    Patience { deadline: Duration::from_secs(10), interrupted }
+}
+
+/// A caller that is interrupted gets its memory back soon, whether others are late or not.
+#[test]
+fn an_interrupted_caller_waits_no_more() {
+    let errors = on_ring(2, short_deadline, |mut mesh| {
+        if mesh.rank() == 1 {
+            // Late, and then told what the other one did.
+            thread::sleep(Duration::from_millis(600));
+            return mesh.exchange(&mut [1_u64; 2], 7, patient(&mut || false)).unwrap_err();
+        }
+        let (begun, mut asked) = (Instant::now(), 0);
+        let mut second_time = || {
+            asked += 1;
+            asked == 2
+        };
+        let error = mesh.exchange(&mut [1_u64; 2], 7, patient(&mut second_time)).unwrap_err();
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        error
+    });
+    assert!(matches!(errors[0], Error::Interrupted(_)), "{errors:?}");
+    let told = matches!(errors[1], Error::Stopped { by: 0, .. } | Error::PeerLost { rank: 0, .. });
+    assert!(told, "{errors:?}");
+}
+
 #[test]
 fn ranks_with_other_tags_make_other_calls() {
     for pattern in [Pattern::Ring, Pattern::Doubling, Pattern::Halving] {
         let errors = on_ring(2, short_deadline, |mut mesh| {
             let tag = u64::from(mesh.rank()) << 40;
-            mesh.all_reduce_words_by(&mut [1; 100], Reduction::Add, pattern, tag).unwrap_err()
+            let (by, mut never) = ((pattern, tag), || false);
+            let patience = patient(&mut never);
+            mesh.all_reduce_words_by(&mut [1; 100], Reduction::Add, by, patience).unwrap_err()
         });
         assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
     }
     let errors = on_ring(2, short_deadline, |mut mesh| {
         let tag = u64::from(mesh.rank());
-        mesh.exchange(&mut [1_u64; 100], tag).unwrap_err()
+        mesh.exchange(&mut [1_u64; 100], tag, patient(&mut || false)).unwrap_err()
     });
     assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })), "{errors:?}");
 }

@@ -30,25 +30,32 @@ pub trait Element:
     fn is_nan(&self) -> bool {
         self != self
     }
+
+    /// It is neither infinite nor a NaN.
+    fn is_number(&self) -> bool;
 }
 
 macro_rules! element {
-    ($($element:ty: $name:ident, $zero:expr, $nan:expr;)*) => {$(
+    ($($element:ty: $name:ident, $zero:expr, $nan:expr, $is_number:expr;)*) => {$(
         impl Element for $element {
             const TYPE: ElementType = ElementType::$name;
             const ZERO: Self = $zero;
             const NAN: Option<Self> = $nan;
+
+            fn is_number(&self) -> bool {
+                $is_number(*self)
+            }
         }
     )*};
 }
 
 element! {
-    f32: F32, 0.0, Some(f32::NAN);
-    f16: F16, f16::ZERO, Some(f16::NAN);
-    bf16: Bf16, bf16::ZERO, Some(bf16::NAN);
-    f64: F64, 0.0, Some(f64::NAN);
-    i32: I32, 0, None;
-    i64: I64, 0, None;
+    f32: F32, 0.0, Some(f32::NAN), f32::is_finite;
+    f16: F16, f16::ZERO, Some(f16::NAN), f16::is_finite;
+    bf16: Bf16, bf16::ZERO, Some(bf16::NAN), bf16::is_finite;
+    f64: F64, 0.0, Some(f64::NAN), f64::is_finite;
+    i32: I32, 0, None, |_| true;
+    i64: I64, 0, None, |_| true;
 }
 
 /// What happened while a block was encoded.

@@ -21,8 +21,18 @@ impl<'a> Job<'a> {
         (hosts, size): (u16, u16),
         tune: impl Fn(Builder) -> Builder + Sync,
     ) -> Self {
+        Self::named(lab, "lent", (hosts, size), tune)
+    }
+
+    /// The same, beside other jobs.
+    pub fn named(
+        lab: &'a Lab,
+        name: &str,
+        (hosts, size): (u16, u16),
+        tune: impl Fn(Builder) -> Builder + Sync,
+    ) -> Self {
         let connect = |rank: u16| {
-            let settings = lab.worker("lent", rank, hosts * size);
+            let settings = lab.worker(name, rank, hosts * size);
             let settings = settings.scaling(xdp_agg_client::Scaling::Block);
             let settings = tune(settings.local(rank % size, size));
             let host = lab.topology.worker(usize::from(rank / size));

@@ -18,7 +18,14 @@ pub(super) struct Cut {
     pub(super) block: usize,
     /// 48 bits on which the workers must agree.
     pub(super) tag: u64,
+    /// Blocks in which some worker has what is no number keep this worker's elements: see
+    /// [`Purpose::leaving_out`](xdp_agg_protocol::worker::Purpose::leaving_out). Of formats with
+    /// exponents alone.
+    pub(super) leaves_out: bool,
 }
+
+/// The key of a block that is left out. No key of numbers is as large.
+pub(super) const LEFT_OUT: u16 = u16::MAX;
 
 /// What has become of the blocks here.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,6 +80,9 @@ impl<'a, T: Element> Blocks<'a, T> {
         let (format, key) = (&self.cut.format, self.key(index));
         self.lanes.resize(format.payload(block.len()) / WORD, 0);
         let lanes: &mut [u8] = bytemuck::cast_slice_mut(self.lanes);
+        if key == LEFT_OUT {
+            return self.marked.mark(lanes);
+        }
         let encoded = format.encode(key, &[block], lanes);
         self.account.saturated += u64::from(encoded.saturated);
         if encoded.non_finite {

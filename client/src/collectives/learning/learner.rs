@@ -146,7 +146,7 @@ impl Class {
             phase: first,
             chosen: 0,
             baseline: None,
-            times: Vec::new(),
+            times: vec![NO_TIME; WATCHED],
             generation: 0,
             credit: 0,
             network: None,
@@ -188,7 +188,10 @@ impl Class {
             }
             Phase::First { left } => {
                 *left -= u32::from(*left != u32::MAX);
-                Step { route: self.routes[0], slot: None, together: false }
+                let index = *left as usize;
+                let slot = Slot { generation: self.generation, index };
+                let slot = (index < self.times.len()).then_some(slot);
+                Step { route: self.routes[self.chosen], slot, together: false }
             }
             Phase::Begin => return Next::Agree,
             Phase::Trial { tried } if *tried == self.times.len() => return Next::Agree,
@@ -224,17 +227,28 @@ impl Class {
         }
     }
 
-    /// Words of which the workers agree on the largest each. In a trial they begin with the times
+    /// Words of which the workers agree on the largest each. Before the first trial it is the
+    /// number of calls that have no time of their own. In a trial they begin with the times
     /// of its calls; what a worker lacks nobody has then. Then come the times of the calls that
-    /// count, negated, and the network's number.
+    /// count, negated. The network's number is the last one.
     pub(super) fn question(&self, network: i64) -> Vec<i64> {
-        let longest = if self.tries() { &self.times[..] } else { &[] };
+        let without = self.times.iter().filter(|time| **time == NO_TIME).count() as i64;
         let shortest = self.times.iter().map(|time| -time);
-        longest.iter().copied().chain(shortest).chain([network]).collect()
+        let mut words: Vec<i64> = match self.phase {
+            Phase::First { .. } | Phase::Begin => vec![without],
+            Phase::Trial { .. } => self.times.iter().copied().chain(shortest).collect(),
+            Phase::Settled { .. } => shortest.collect(),
+        };
+        words.push(network);
+        words
     }
 
-    const fn tries(&self) -> bool {
-        matches!(self.phase, Phase::Trial { .. })
+    /// The next call waits for the other workers before it begins.
+    pub(super) fn is_about_to_wait(&self) -> bool {
+        match self.phase {
+            Phase::First { left } | Phase::Settled { left } => left == 0,
+            Phase::Begin | Phase::Trial { .. } => true,
+        }
     }
 
     /// What all workers have agreed on, in answer to [`Next::Agree`]. A decision, if a trial ends
@@ -248,7 +262,13 @@ impl Class {
         match self.phase {
             Phase::First { .. } => None,
             Phase::Begin => {
-                self.try_all();
+                // Calls that overlap have no times, so a trial would cost and show nothing.
+                let most = times.first().is_some_and(|without| 2 * *without > WATCHED as i64);
+                if most {
+                    self.wait_before_trying()
+                } else {
+                    self.try_all()
+                }
                 None
             }
             Phase::Trial { .. } => {
@@ -264,7 +284,8 @@ impl Class {
                 let slower = |(now, then)| now > then / 100 * SLOWER_PERCENT;
                 let drifted = now.zip(self.baseline).is_some_and(slower);
                 let cost = self.cost();
-                if self.credit >= cost || (changed || drifted) && self.credit >= 0 {
+                let may = self.credit >= cost || (changed || drifted) && self.credit >= 0;
+                if may && now.is_some() {
                     self.credit -= cost;
                     self.try_all();
                 } else {
@@ -284,6 +305,12 @@ impl Class {
     /// Calls of a trial that go another way than the chosen one, in the credit's unit.
     fn cost(&self) -> i64 {
         EVERY * (self.routes.len() as i64 - 1) * (self.rounds as i64 + 1)
+    }
+
+    fn wait_before_trying(&mut self) {
+        self.generation += 1;
+        self.times = vec![NO_TIME; WATCHED];
+        self.phase = Phase::First { left: CHECK };
     }
 
     fn try_all(&mut self) {

@@ -1,6 +1,7 @@
 //! All-reduces that learn which way is fastest: see [`learner`] for what is tried and decided, and
 //! [`sums`] for why the bits do not depend on the way.
 
+mod begun;
 mod blocks;
 mod learner;
 mod route;
@@ -14,15 +15,18 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use xdp_agg_common::lanes::CHUNK_LEN;
+use xdp_agg_mesh::Patience as MeshPatience;
 use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::{Element, Format, Op};
 
-use super::tuning::{Choice, Way};
+use super::tuning::{self, Choice};
 use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::error::Error;
-use crate::handle::Handle;
-use crate::name::{Name, named};
+use crate::handle::{Handle, Patience};
+use crate::name::Name;
+use begun::{Among, Way};
+pub(crate) use begun::{OwnedSum, Summed};
 use blocks::Cut;
 use learner::{Class, Next, Size};
 pub use route::Route;
@@ -77,7 +81,7 @@ impl Communicator {
     pub(crate) fn learns(&self) -> bool {
         let table = &self.side.tuning;
         let may = self.side.mesh_may_serve && !self.in_host && self.group.is_none();
-        may && table.learns && table.all_reduce.is_empty() && self.world_size() > 1
+        may && table.may_learn() && self.world_size() > 1
     }
 
     /// An all-reduce by the way that was learned, or by one that is to be tried.
@@ -87,29 +91,19 @@ impl Communicator {
         data: &mut [T],
         op: Op,
     ) -> Result<Report, Error> {
-        if data.is_empty() {
-            return self.all_reduce_as(name, data, op, Choice::new(Way::Aggregator));
+        let purpose = super::purpose(name, op);
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        match self.way_of_sum(data, op, &purpose, &mut patience)? {
+            Way::Aggregators(timed) => {
+                let start = Instant::now();
+                let report = self.all_reduce_for(data, op, &purpose)?;
+                if let Some(timed) = timed {
+                    timed.took(start.elapsed());
+                }
+                Ok(report)
+            }
+            Way::Workers(among) => Ok(self.sum_among(*among, data, &mut patience)?.report),
         }
-        let format = self.format::<T>(op)?;
-        let going = self.next_way(size_of_val(data), &format)?;
-        let timed = Timed::begin(&self.side.learning, going.counts);
-        let start = Instant::now();
-        let report = if going.route == Route::Aggregator {
-            self.all_reduce_for(data, op, &super::purpose(name, op))?
-        } else {
-            self.check_range(&format, data)?;
-            let (what, cut) = self.cut_for(name, &format, data.len(), going);
-            let mut report = Report::default();
-            let scratch = &self.side.learning.scratch;
-            let unchecked = Choice::new(Way::Ring).unchecked();
-            self.over_mesh(unchecked, &what, |mesh| {
-                report = cut.sum(mesh, going.route, data, &mut scratch.lock())?;
-                Ok(())
-            })?;
-            report
-        };
-        timed.took(start.elapsed());
-        Ok(report)
     }
 
     /// The same, started. One worker may start a call that another one waits for at once, so it
@@ -121,30 +115,110 @@ impl Communicator {
         op: Op,
     ) -> Result<Handle<T>, Error> {
         let purpose = super::purpose(name, op);
-        if data.is_empty() {
+        let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
+        let Some((going, format, timed)) = self.learned_way(&data, op, &purpose, &mut patience)?
+        else {
             return self.start_for(data, op, &purpose);
-        }
-        let format = self.format::<T>(op)?;
-        let going = self.next_way(size_of_val(&*data), &format)?;
-        let timed = Timed::begin(&self.side.learning, going.counts);
+        };
         if going.route == Route::Aggregator {
             let handle = self.start_for(data, op, &purpose)?;
             return Ok(handle.telling(move |time| timed.took(time)));
         }
         self.check_range(&format, &data)?;
-        let (what, cut) = self.cut_for(name, &format, data.len(), going);
+        let (what, cut) = self.cut_for(&purpose, &format, data.len(), going);
         let learning = Arc::clone(&self.side.learning);
-        let unchecked = Choice::new(Way::Ring).unchecked();
+        let (unchecked, deadline) = (Choice::new(tuning::Way::Ring).unchecked(), self.deadline());
         self.start_over_mesh(unchecked, &what, data, move |mesh, data| {
             let start = Instant::now();
-            let report = cut.sum(mesh, going.route, data, &mut learning.scratch.lock())?;
+            let mut patience = MeshPatience { deadline, interrupted: &mut || false };
+            let scratch = &mut learning.scratch.lock();
+            let summed = cut.sum(mesh, going.route, data, scratch, &mut patience)?;
             timed.took(start.elapsed());
-            Ok(report)
+            Ok(summed.report)
         })
     }
 
+    /// How an all-reduce goes, if it learns; then what its time is for.
+    fn learned_way<T: Element>(
+        &self,
+        data: &[T],
+        op: Op,
+        purpose: &Purpose,
+        patience: &mut Patience<'_>,
+    ) -> Result<Option<(Going, Format, Timed)>, Error> {
+        if data.is_empty() || !self.learns() {
+            return Ok(None);
+        }
+        let format = self.format::<T>(op)?;
+        if purpose.leaves_out() && T::NAN.is_some() && !format.needs_exponents() {
+            // Among the workers, what is left out is known by the exponents.
+            return Ok(None);
+        }
+        let going = self.next_way(size_of_val(data), &format, patience)?;
+        Ok(Some((going, format, Timed::begin(&self.side.learning, going.counts))))
+    }
+
+    /// The same. A call among the workers has its turn then.
+    fn way_of_sum<T: Element>(
+        &self,
+        data: &[T],
+        op: Op,
+        purpose: &Purpose,
+        patience: &mut Patience<'_>,
+    ) -> Result<Way, Error> {
+        let Some((going, format, timed)) = self.learned_way(data, op, purpose, patience)? else {
+            return Ok(Way::Aggregators(None));
+        };
+        let route = going.route;
+        if route == Route::Aggregator {
+            return Ok(Way::Aggregators(Some(timed)));
+        }
+        self.check_range(&format, data)?;
+        let (what, cut) = self.cut_for(purpose, &format, data.len(), going);
+        let aside = self.begin_aside(Choice::new(tuning::Way::Ring).unchecked(), &what)?;
+        Ok(Way::Workers(Box::new(Among { aside, route, cut, timed })))
+    }
+
+    /// Makes a sum among the workers, in its turn.
+    fn sum_among<T: Element>(
+        &self,
+        Among { aside, route, cut, timed }: Among,
+        data: &mut [T],
+        patience: &mut Patience<'_>,
+    ) -> Result<Summed, Error> {
+        let mut summed = Summed::default();
+        let mut took = Duration::ZERO;
+        self.carry_out(aside, patience, |mesh, patience| {
+            let start = Instant::now();
+            let scratch = &mut self.side.learning.scratch.lock();
+            summed = cut.sum(mesh, route, data, scratch, patience)?;
+            took = start.elapsed();
+            Ok(())
+        })?;
+        timed.took(took);
+        Ok(summed)
+    }
+
+    /// The next call of such a size may wait for the other workers before it begins. `bytes`: of
+    /// the caller's elements, which may travel as elements of up to eight times their size.
+    pub(crate) fn may_wait_to_learn(&self, bytes: usize) -> bool {
+        let wide = bytes.saturating_mul(8);
+        let sizes = Size::of(bytes, false)..=Size::of(wide, true);
+        let waits = |classes: &Classes| {
+            let mut classes = classes.all.range(sizes.clone());
+            classes.any(|(_, known)| known.class.is_about_to_wait())
+        };
+        // Another thread has them while it waits itself.
+        self.learns() && self.side.learning.classes.try_lock().is_none_or(|classes| waits(&classes))
+    }
+
     /// The next call's way. Where the workers must agree first, they do.
-    fn next_way(&self, bytes: usize, format: &Format) -> Result<Going, Error> {
+    fn next_way(
+        &self,
+        bytes: usize,
+        format: &Format,
+        patience: &mut Patience<'_>,
+    ) -> Result<Going, Error> {
         if self.is_forked() {
             return Err(Error::Forked);
         }
@@ -152,36 +226,52 @@ impl Communicator {
         // Held while the workers agree: another thread's call comes after this one everywhere.
         let mut classes = self.side.learning.classes.lock();
         let alone = classes.alone;
-        let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
-        let known = || Known { class: Class::new(size, routes), chunks: 0 };
-        classes.all.entry(size).or_insert_with(known);
+        classes.all.entry(size).or_insert_with(|| {
+            let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
+            Known { class: Class::new(size, routes), chunks: 0 }
+        });
         while let Some(known) = classes.all.get_mut(&size) {
             match known.class.next() {
                 Next::Go(step) => {
                     if step.together {
-                        let what = Purpose::of(&Arc::from("learning, which begins together"));
-                        self.all_reduce_for(&mut [0_i64], Op::Max, &what)?;
+                        self.largest(&mut [0], "learning, which begins together", patience)?;
                     }
                     let counts = step.slot.map(|slot| (size, slot));
                     return Ok(Going { route: step.route, chunks: known.chunks, counts });
                 }
-                Next::Agree => self.agree_on(size, &mut classes)?,
+                Next::Agree => self.agree_on(size, &mut classes, patience)?,
             }
         }
         Ok(Going { route: Route::Aggregator, chunks: 0, counts: None })
     }
 
+    /// The largest of all workers' words each, through the aggregators.
+    fn largest(
+        &self,
+        words: &mut [i64],
+        what: &str,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Error> {
+        let purpose = Purpose::of(&Arc::from(what));
+        self.all_reduce_patiently(words, Op::Max, &purpose, patience).map(drop)
+    }
+
     /// The workers agree on the times that a class has, on the network and on blocks.
-    fn agree_on(&self, size: Size, classes: &mut Classes) -> Result<(), Error> {
+    fn agree_on(
+        &self,
+        size: Size,
+        classes: &mut Classes,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), Error> {
         let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
         let mut words = known.class.question(self.network());
         words.push(-((self.block_bytes() / CHUNK_LEN) as i64));
         // Workers that have learned something else are refused here, and not at a later call.
         let state = known.class.digest();
         let what = format!("learning of calls of up to {} bytes, state {state:x}", size.up_to());
-        self.all_reduce_for(&mut words, Op::Max, &Purpose::of(&Arc::from(what)))?;
+        self.largest(&mut words, &what, patience)?;
         known.chunks = -words.pop().unwrap_or_default();
-        let reachable = known.chunks > 0 && self.connects()?;
+        let reachable = known.chunks > 0 && self.connects(patience)?;
         let Some(known) = classes.all.get_mut(&size) else { return Ok(()) };
         if let Some(decision) = known.class.agreed(&words) {
             let learner::Decision { from, to, times } = &decision;
@@ -202,15 +292,14 @@ impl Communicator {
     }
 
     /// The workers are connected with each other, or are now. False at all of them alike.
-    fn connects(&self) -> Result<bool, Error> {
+    fn connects(&self, patience: &mut Patience<'_>) -> Result<bool, Error> {
         let mut beginning = self.side.queue.begin();
         if beginning.is_open() {
             return Ok(true);
         }
         let mesh = self.try_mesh(CONNECTING.min(self.side.stall_deadline))?;
         let mut failed = [i64::from(mesh.is_err())];
-        let what = Arc::from("whether workers reach each other");
-        self.all_reduce_for(&mut failed, Op::Max, &Purpose::of(&what))?;
+        self.largest(&mut failed, "whether workers reach each other", patience)?;
         match mesh {
             Ok(mesh) if failed == [0] => {
                 beginning.opened(mesh);
@@ -251,18 +340,20 @@ impl Communicator {
     /// What the workers must agree on, in words and as a tag, and how the vector is cut.
     fn cut_for(
         &self,
-        name: Option<&Name>,
+        purpose: &Purpose,
         format: &Format,
         len: usize,
         going: Going,
     ) -> (Arc<str>, Cut) {
-        let (op, element, route) = (format.op(), format.element(), going.route);
-        let what = named("all-reduce", name);
-        let what = format!("{what} ({op}) of {len} {element} by {route}");
+        let (element, route) = (format.element(), going.route);
+        let what = purpose.what().unwrap_or_else(|| format.op().name());
+        let what = format!("all-reduce ({what}) of {len} {element} by {route}");
         let numbers = xdp_agg_protocol::worker::numbers(format);
-        let tag = digest(format!("{what}, {numbers}, {} chunks", going.chunks).bytes());
+        let leaves_out = purpose.leaves_out();
+        let numbers = format!("{numbers}, {} chunks, left out: {leaves_out}", going.chunks);
+        let tag = digest(format!("{what}, {numbers}").bytes());
         let block = going.chunks as usize * format.lanes_per_chunk();
-        (Arc::from(what), Cut { format: *format, block, tag })
+        (Arc::from(what), Cut { format: *format, block, tag, leaves_out })
     }
 }
 

@@ -3,12 +3,15 @@
 //! A vector is cut into the blocks that an aggregator would get. Each has the exponent that the
 //! workers agree on, and the lanes that a worker would send. What differs is who adds them.
 
+use std::ops::Range;
+
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_mesh::{Mesh, Pattern, Reducer, combine_words};
+use xdp_agg_mesh::{Mesh, Patience, Pattern, Reducer, combine_words};
 use xdp_agg_protocol::worker::{Path, Report, rank_bit};
 use xdp_agg_quantize::Element;
 
-use super::blocks::{Account, Blocks, Cut};
+use super::begun::Summed;
+use super::blocks::{Account, Blocks, Cut, LEFT_OUT};
 use super::route::Route;
 
 /// Bytes of a word of lanes.
@@ -33,16 +36,34 @@ impl Cut {
         route: Route,
         data: &mut [T],
         scratch: &mut Scratch,
-    ) -> Result<Report, xdp_agg_mesh::Error> {
-        let account = match route {
+        patience: &mut Patience<'_>,
+    ) -> Result<Summed, xdp_agg_mesh::Error> {
+        let pattern = match route {
             // Nobody is there to sum with.
-            _ if mesh.world_size() == 1 => self.by_exchange(mesh, data, scratch)?,
-            Route::Doubling => self.by_pattern(mesh, Pattern::Doubling, data, scratch)?,
-            Route::Halving => self.by_pattern(mesh, Pattern::Halving, data, scratch)?,
-            Route::Ring => self.by_pattern(mesh, Pattern::Ring, data, scratch)?,
-            Route::Exchange | Route::Aggregator => self.by_exchange(mesh, data, scratch)?,
+            _ if mesh.world_size() == 1 => None,
+            Route::Doubling => Some(Pattern::Doubling),
+            Route::Halving => Some(Pattern::Halving),
+            Route::Ring => Some(Pattern::Ring),
+            Route::Exchange | Route::Aggregator => None,
         };
-        Ok(Report {
+        let mut left_out = Vec::new();
+        let account = match pattern {
+            None => self.by_exchange(mesh, data, scratch, &mut left_out, patience)?,
+            Some(pattern) => {
+                self.agree_on_keys(mesh, data, &mut scratch.keys, patience)?;
+                let keys = bytemuck::cast_slice(&scratch.keys);
+                left_out = self.left_out(keys, data.len());
+                // Sums come in the place of what they are made of.
+                let kept: Vec<Vec<T>> =
+                    left_out.iter().map(|range| data[range.clone()].to_vec()).collect();
+                let account = self.by_pattern(mesh, pattern, data, scratch, patience)?;
+                for (range, kept) in left_out.iter().zip(kept) {
+                    data[range.clone()].copy_from_slice(&kept);
+                }
+                account
+            }
+        };
+        let report = Report {
             blocks: data.len().div_ceil(self.block) as u64,
             saturated: account.saturated,
             non_finite_blocks: account.non_finite,
@@ -50,7 +71,16 @@ impl Cut {
             path: Path::Ring,
             processes: 1,
             ..Report::default()
-        })
+        };
+        Ok(Summed { report, left_out })
+    }
+
+    /// The elements of the blocks with such keys.
+    fn left_out(&self, keys: &[u16], len: usize) -> Vec<Range<usize>> {
+        let blocks = keys.iter().enumerate().filter(|(_, key)| **key == LEFT_OUT);
+        let range =
+            |(index, _): (usize, _)| index * self.block..((index + 1) * self.block).min(len);
+        blocks.map(range).collect()
     }
 
     /// All workers get all vectors, and each sums them as the aggregator would.
@@ -59,6 +89,8 @@ impl Cut {
         mesh: &mut Mesh,
         data: &mut [T],
         scratch: &mut Scratch,
+        left_out: &mut Vec<Range<usize>>,
+        patience: &mut Patience<'_>,
     ) -> Result<Account, xdp_agg_mesh::Error> {
         let (rank, world) = (usize::from(mesh.rank()), usize::from(mesh.world_size()));
         let bytes = size_of_val(data);
@@ -67,7 +99,7 @@ impl Cut {
         scratch.words.resize(each * world, 0);
         let own = &mut scratch.words[rank * each..][..each];
         bytemuck::cast_slice_mut::<_, u8>(own)[..bytes].copy_from_slice(bytemuck::cast_slice(data));
-        mesh.exchange(&mut scratch.words, self.tag)?;
+        mesh.exchange(&mut scratch.words, self.tag, patience.again())?;
         let vectors: Vec<&[T]> = scratch
             .words
             .chunks_exact(each)
@@ -85,6 +117,11 @@ impl Cut {
             } else {
                 0
             };
+            if key == LEFT_OUT {
+                account.non_finite += 1;
+                left_out.push(range);
+                continue;
+            }
             let words = self.format.payload(block.len()) / WORD;
             sum.resize(words, 0);
             one.resize(words, 0);
@@ -104,16 +141,16 @@ impl Cut {
         Ok(account)
     }
 
-    /// The workers agree on keys, and then sum lanes by a pattern: in the vector's own place where
-    /// lanes are as wide as elements.
+    /// The workers, which have agreed on keys, sum lanes by a pattern: in the vector's own place
+    /// where lanes are as wide as elements.
     fn by_pattern<T: Element>(
         &self,
         mesh: &mut Mesh,
         pattern: Pattern,
         data: &mut [T],
         scratch: &mut Scratch,
+        patience: &mut Patience<'_>,
     ) -> Result<Account, xdp_agg_mesh::Error> {
-        self.agree_on_keys(mesh, data, &mut scratch.keys)?;
         let Scratch { words, keys, lanes: [lanes, _] } = scratch;
         let (by, op) = ((pattern, self.tag), self.format.op());
         let contributors = u32::from(mesh.world_size());
@@ -126,7 +163,7 @@ impl Cut {
                 blocks.is_ready = true;
             }
             blocks.comes_finished = pattern != Pattern::Doubling;
-            mesh.all_reduce_units(data, unit, by, &mut blocks)?;
+            mesh.all_reduce_units(data, unit, by, &mut blocks, patience.again())?;
             if pattern == Pattern::Doubling {
                 blocks.finish(0, bytemuck::cast_slice_mut(data));
             }
@@ -142,7 +179,8 @@ impl Cut {
         }
         let mut marked = blocks.marked;
         let lanes: &mut [i64] = bytemuck::cast_slice_mut(words);
-        mesh.all_reduce_units(lanes, (op, per_block * WORD), by, &mut marked)?;
+        let unit = (op, per_block * WORD);
+        mesh.all_reduce_units(lanes, unit, by, &mut marked, patience.again())?;
         for (index, (place, block)) in
             words.chunks(per_block).zip(data.chunks_mut(self.block)).enumerate()
         {
@@ -166,6 +204,9 @@ impl Cut {
     }
 
     fn own_key<T: Element>(&self, block: &[T]) -> u16 {
+        if self.leaves_out && !block.iter().all(T::is_number) {
+            return LEFT_OUT;
+        }
         self.format.key(&[self.format.peak(block)])
     }
 
@@ -175,6 +216,7 @@ impl Cut {
         mesh: &mut Mesh,
         data: &[T],
         keys: &mut Vec<u64>,
+        patience: &mut Patience<'_>,
     ) -> Result<(), xdp_agg_mesh::Error> {
         keys.clear();
         if !self.format.needs_exponents() {
@@ -187,7 +229,7 @@ impl Cut {
             *key = self.own_key(block);
         }
         let pattern = if keys.len() <= SHORT_KEYS { Pattern::Doubling } else { Pattern::Ring };
-        mesh.all_reduce_words_by(keys, Reduction::Max16, pattern, self.tag)
+        mesh.all_reduce_words_by(keys, Reduction::Max16, (pattern, self.tag), patience.again())
     }
 }
 

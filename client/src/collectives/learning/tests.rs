@@ -202,7 +202,7 @@ proptest! {
     }
 }
 
-/// Nobody has times: nothing is decided, and all goes on.
+/// Calls that overlap have no times: nothing is tried, which would only cost, and all goes on.
 #[test]
 fn without_times_nothing_changes() {
     let mut job = Workers::new(1, 3, 100, 1);
@@ -213,6 +213,10 @@ fn without_times_nothing_changes() {
     }
     assert_eq!(job.classes[0].chosen(), Route::Aggregator);
     assert!(job.classes[0].times().is_empty());
+    assert_eq!(job.classes[0].counts(), (2000, 0));
+    // Once they have times, it learns.
+    job.calls(CHECK + 50, fastest(Route::Doubling, 100), &[1]);
+    assert_eq!(job.classes[0].chosen(), Route::Doubling);
 }
 
 /// A job of a few calls tries nothing, and a class with one way never does.

@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::thread;
+use std::time::Duration;
 
 use xdp_agg_quantize::{Format, LaneWidth, Op, Scaling, bf16, f16};
 
@@ -28,6 +29,18 @@ fn meshes(world: u16) -> Vec<Mesh> {
         let threads: Vec<_> = builders.into_iter().map(open).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })
+}
+
+fn sum<T: Element>(
+    cut: &Cut,
+    mesh: &mut Mesh,
+    route: Route,
+    data: &mut [T],
+    scratch: &mut Scratch,
+) -> Summed {
+    let deadline = Duration::from_secs(10);
+    let mut patience = Patience { deadline, interrupted: &mut || false };
+    cut.sum(mesh, route, data, scratch, &mut patience).expect("all are well")
 }
 
 /// What an aggregator's workers get: each block's lanes, added.
@@ -68,36 +81,60 @@ fn check<T: Element>(world: u16, scaling: Scaling, lanes: Option<LaneWidth>, mak
     for op in [Op::Sum, Op::Average, Op::Min, Op::Max] {
         let lanes = lanes.filter(|_| op.adds());
         let format = Format::new(T::TYPE, op, scaling, lanes, world).expect("it can be");
-        let cut = Cut { format, block: 3 * format.lanes_per_chunk(), tag: 5 };
-        for len in LENS {
-            let number = |rank: u16, i: usize| match (i % 1711, rank) {
-                // Some blocks hold what is no number, at one worker.
-                (1500, 1) => f64::NAN,
-                _ => (i as f64 * 0.37 + f64::from(rank)).sin() * 10_f64.powi((i / 500 % 5) as i32),
-            };
-            let vector = |rank: u16| (0..len).map(|i| make(number(rank, i))).collect();
-            let vectors: Vec<Vec<T>> = (0..world).map(vector).collect();
-            let (expected, non_finite) = through_aggregator(&cut, &vectors);
-            for route in ROUTES {
-                let ranks = meshes.iter_mut().zip(&mut scratches).zip(&vectors);
-                let results: Vec<(Vec<T>, Report)> = thread::scope(|scope| {
-                    let call = |((mesh, scratch), vector): ((&mut Mesh, &mut Scratch), &Vec<T>)| {
-                        let mut data = vector.clone();
-                        let report = cut.sum(mesh, route, &mut data, scratch);
-                        (data, report.expect("all are well"))
-                    };
-                    let threads: Vec<_> =
-                        ranks.map(|rank| scope.spawn(move || call(rank))).collect();
-                    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-                });
-                for (data, report) in results {
-                    let bits = |of: &[T]| bytemuck::cast_slice::<T, u8>(of).to_vec();
-                    let what = format!("{} {op} of {len} by {route}", T::TYPE);
-                    assert!(bits(&data) == bits(&expected), "{what}");
-                    assert_eq!(report.non_finite_blocks, non_finite, "{what}");
-                    assert_eq!(report.contributors, (1 << world) - 1);
-                }
+        let block = 3 * format.lanes_per_chunk();
+        for leaves_out in [false, true] {
+            let leaves_out = leaves_out && format.needs_exponents();
+            let cut = Cut { format, block, tag: 5, leaves_out };
+            for len in LENS {
+                check_len(&cut, len, (&mut meshes, &mut scratches), make);
             }
+        }
+    }
+}
+
+/// All routes of vectors of a length.
+fn check_len<T: Element>(
+    cut: &Cut,
+    len: usize,
+    (meshes, scratches): (&mut [Mesh], &mut [Scratch]),
+    make: fn(f64) -> T,
+) {
+    let world = meshes.len() as u16;
+    let number = |rank: u16, i: usize| match (i % 1711, rank) {
+        // Some blocks hold what is no number, at one worker.
+        (1500, 1) => f64::NAN,
+        (700, 2) if T::NAN.is_some() => f64::INFINITY,
+        _ => (i as f64 * 0.37 + f64::from(rank)).sin() * 10_f64.powi((i / 500 % 5) as i32),
+    };
+    let vector = |rank: u16| (0..len).map(|i| make(number(rank, i))).collect();
+    let vectors: Vec<Vec<T>> = (0..world).map(vector).collect();
+    let (expected, non_finite) = through_aggregator(cut, &vectors);
+    for route in ROUTES {
+        let ranks = meshes.iter_mut().zip(&mut *scratches).zip(&vectors);
+        let results: Vec<(Vec<T>, Summed)> = thread::scope(|scope| {
+            let call = |((mesh, scratch), vector): ((&mut Mesh, &mut Scratch), &Vec<T>)| {
+                let mut data = vector.clone();
+                let summed = sum(cut, mesh, route, &mut data, scratch);
+                (data, summed)
+            };
+            let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || call(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        for ((data, summed), own) in results.into_iter().zip(&vectors) {
+            let bits = |of: &[T]| bytemuck::cast_slice::<T, u8>(of).to_vec();
+            let what = format!("{} {} of {len} by {route}", T::TYPE, cut.format.op());
+            let mut expected = expected.clone();
+            let left_out = summed.left_out.len() as u64;
+            assert_eq!(left_out, if cut.leaves_out { non_finite } else { 0 }, "{what}");
+            for range in summed.left_out {
+                assert!(expected[range.clone()].iter().all(T::is_nan), "{what}");
+                assert!(range.end == len || range.len() == cut.block, "{what}");
+                expected[range.clone()].copy_from_slice(&own[range]);
+            }
+            assert!(bits(&data) == bits(&expected), "{what}");
+            let report = summed.report;
+            assert_eq!(report.non_finite_blocks, non_finite, "{what}");
+            assert_eq!(report.contributors, (1 << world) - 1);
         }
     }
 }
@@ -113,7 +150,7 @@ fn the_bits_are_an_aggregators_by_every_way() {
         check::<f16>(world, Scaling::Block, None, |value| f16::from_f32(value as f32));
         check::<bf16>(world, Scaling::Block, None, |value| bf16::from_f32(value as f32));
         check::<i32>(world, Scaling::Block, None, |value| value as i32);
-        check::<i64>(world, Scaling::Block, None, |value| value as i64 * (1 << 33));
+        check::<i64>(world, Scaling::Block, None, |value| (value as i64).wrapping_mul(1 << 33));
     }
 }
 
@@ -121,13 +158,12 @@ fn the_bits_are_an_aggregators_by_every_way() {
 fn values_that_do_not_fit_are_counted_at_their_worker() {
     let mut meshes = meshes(2);
     let format = Format::new(f32::TYPE, Op::Sum, Scaling::Fixed(1e6), None, 2).expect("it can be");
-    let cut = Cut { format, block: 32, tag: 0 };
+    let cut = Cut { format, block: 32, tag: 0, leaves_out: false };
     for route in ROUTES {
         let counts: Vec<u64> = thread::scope(|scope| {
             let call = |mesh: &mut Mesh| {
                 let mut data = vec![if mesh.rank() == 1 { 1e9_f32 } else { 1.0 }; 40];
-                let report = cut.sum(mesh, route, &mut data, &mut Scratch::default());
-                report.expect("all are well").saturated
+                sum(&cut, mesh, route, &mut data, &mut Scratch::default()).report.saturated
             };
             let threads: Vec<_> =
                 meshes.iter_mut().map(|mesh| scope.spawn(move || call(mesh))).collect();
