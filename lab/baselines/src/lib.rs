@@ -18,12 +18,14 @@ mod error;
 mod har;
 mod ps;
 mod psring;
+mod window;
 
 pub use collective::{About, BoxError, Collective};
 pub use error::Error;
 pub use har::Har;
 pub use ps::Ps;
 pub use psring::PsRing;
+pub use window::window;
 
 use std::net::SocketAddr;
 

@@ -123,7 +123,7 @@ impl Args {
             None => (self.slots, self.elements),
         };
         let mtu = |elements: u32| IP_OVERHEAD as u32 + elements * size_of::<u32>() as u32;
-        Pool { slots, mtu: elements.map(mtu) }
+        Pool { slots, mtu: elements.map(mtu), window: None }
     }
 }
 
@@ -323,7 +323,8 @@ impl<'a> Bench<'a> {
     fn measure(&self, workload: &Workload, system: System, setting: &Setting) -> Result<Vec<Row>> {
         let size = self.size(setting);
         let servers = if system.uses_servers() { size.servers } else { Servers::Apart(0) };
-        let pool = self.args.pool();
+        let bits = (self.link * 8.0) as u64;
+        let pool = self.args.pool().of(system, bits, self.plan.mtu);
         let cluster = Cluster::build(self.plan, Size { servers, ..size }, pool)?;
         let services = cluster.serve(system)?;
         let scratch = scratch()?;
@@ -433,7 +434,7 @@ mod tests {
             Line::try_parse_from(line.split(' ')).map(|line| line.args.pool())
         };
         let paper = pool("passing --pool paper").expect("it is a preset");
-        assert_eq!(paper, Pool { slots: Some(32), mtu: Some(306) });
+        assert_eq!(paper, Pool { slots: Some(32), mtu: Some(306), window: None });
         assert_eq!(pool("passing --slots 32 --elements 64").expect("the same"), paper);
         assert_eq!(pool("passing").expect("none"), Pool::default());
         assert!(pool("passing --pool paper --slots 64").is_err());

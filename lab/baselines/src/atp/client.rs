@@ -29,6 +29,8 @@ pub struct Options {
     pub mtu: u32,
     /// What elements are multiplied by before they are rounded.
     pub scale: f64,
+    /// Most blocks under way, where that is less than the switch's slots allow.
+    pub window: Option<u32>,
 }
 
 /// A worker of ATP. Vectors are summed in the order in which they are started.
@@ -58,6 +60,7 @@ impl Client {
             job: job_number(settings.get_job()),
             block: block.max(1),
             slots: settings.get_slots().unwrap_or(SLOTS),
+            window: options.window,
             scale: options.scale,
         })?;
         let port = Port::bind(SocketAddr::from(([0; 4], 0))).map_err(Error::Socket)?;

@@ -44,8 +44,15 @@ struct Net {
 impl Net {
     fn new(seed: u64, world: u16, servers: usize, slots: u32, faults: [u64; 3]) -> Self {
         let worker = |rank| {
-            let options =
-                WorkerOptions { rank, world, job: JOB, block: BLOCK, slots, scale: 1024.0 };
+            let options = WorkerOptions {
+                rank,
+                world,
+                job: JOB,
+                block: BLOCK,
+                slots,
+                window: None,
+                scale: 1024.0,
+            };
             Worker::new(options).expect("it makes sense")
         };
         Self {
@@ -356,7 +363,15 @@ fn a_server_keeps_what_may_be_asked_for() {
 /// A worker takes results of its own job, for itself, of a block's own length, and once.
 #[test]
 fn a_worker_takes_its_own_results_alone() {
-    let options = WorkerOptions { rank: 1, world: 3, job: JOB, block: 32, slots: 8, scale: 1.0 };
+    let options = WorkerOptions {
+        rank: 1,
+        world: 3,
+        job: JOB,
+        block: 32,
+        slots: 8,
+        window: None,
+        scale: 1.0,
+    };
     let mut worker = Worker::new(options).expect("it makes sense");
     worker.start(vec![1.0; 40]);
     let (mut out, now) = (vec![0; worker.packet_len()], Duration::ZERO);
@@ -422,9 +437,31 @@ fn headers_survive_the_wire_and_nonsense_does_not() {
     }
 }
 
+/// The first window of a vector: what is asked for, and never more than half of the slots.
+#[test]
+fn no_more_than_the_window_is_under_way() {
+    for (slots, window, sent) in [(1024, None, 32), (1024, Some(16), 16), (32, Some(64), 16)] {
+        let options =
+            WorkerOptions { rank: 0, world: 2, job: JOB, block: BLOCK, slots, window, scale: 1.0 };
+        let mut worker = Worker::new(options).expect("it makes sense");
+        worker.start(vec![1.0; 100 * BLOCK]);
+        let mut out = vec![0; worker.packet_len()];
+        let next = || worker.poll_transmit(Duration::ZERO, &mut out).expect("it fits");
+        assert_eq!(std::iter::from_fn(next).count(), sent, "{slots} slots, {window:?}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_an_error() {
-    let options = WorkerOptions { rank: 0, world: 2, job: JOB, block: 16, slots: 8, scale: 1024.0 };
+    let options = WorkerOptions {
+        rank: 0,
+        world: 2,
+        job: JOB,
+        block: 16,
+        slots: 8,
+        window: None,
+        scale: 1024.0,
+    };
     for value in [f32::MAX, f32::NAN] {
         let mut worker = Worker::new(options).expect("it makes sense");
         worker.start(vec![1.0, value]);

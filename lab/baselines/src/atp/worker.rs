@@ -23,6 +23,8 @@ pub struct WorkerOptions {
     pub block: usize,
     /// Slots of the switch.
     pub slots: u32,
+    /// Most blocks under way, where that is less than slots allow.
+    pub window: Option<u32>,
     /// What elements are multiplied by before they are rounded.
     pub scale: f64,
 }
@@ -68,7 +70,7 @@ impl Worker {
         let format = Format::new(ElementType::F32, Op::Sum, scaling, None, options.world)?;
         let flow = Flow::new(flow::Config {
             limit: LIMIT as u32,
-            window_max: window_max(options.slots),
+            window_max: window_max(options.slots).min(options.window.unwrap_or(u32::MAX).max(2)),
             initial_window: INITIAL_WINDOW,
             congestion: Congestion::Tolerant,
             rto_min: RTO_MIN,

@@ -222,7 +222,14 @@ impl Colliding {
         let mtu = variable("XDP_AGG_MTU")?.map_or(Ok(1500), |text| {
             text.parse().map_err(|_| crate::WrongConfig(format!("XDP_AGG_MTU: {text:?}: no MTU")))
         })?;
-        let options = atp::Options { switch: switch[0], mtu, scale: EXACT_SCALE };
+        let window = variable(WINDOW)?.map(|text| {
+            let window = text.parse().ok().filter(|window| *window > 0);
+            window.ok_or_else(|| {
+                crate::WrongConfig(format!("{WINDOW}: {text:?}; expected a number of blocks"))
+            })
+        });
+        let window = window.transpose()?;
+        let options = atp::Options { switch: switch[0], mtu, scale: EXACT_SCALE, window };
         let client = atp::Client::open(&Builder::from_env()?, options)?;
         Ok(Self { client, in_flight: 0 })
     }
@@ -230,6 +237,8 @@ impl Colliding {
 
 /// Where ATP's switch listens for this host's workers.
 const SWITCH: &str = "XDP_AGG_ATP_SWITCH";
+/// Most blocks of a worker of ATP that are under way, where that is less than slots allow.
+const WINDOW: &str = "XDP_AGG_ATP_WINDOW";
 
 fn needed(name: &'static str) -> Result<String> {
     let missing = || {

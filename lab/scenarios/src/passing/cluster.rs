@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use xdp_agg_baselines::window;
 use xdp_agg_testbed::{Direction, Namespace, Process, Sink, program};
 use xdp_agg_workloads::model::{Servers, System};
 
@@ -23,6 +24,22 @@ pub(crate) struct Pool {
     pub(crate) slots: Option<u32>,
     /// Largest IP packet that goes into a slot.
     pub(crate) mtu: Option<u32>,
+    /// Most blocks of a worker of ATP that are under way, where that is less than slots allow.
+    pub(crate) window: Option<u32>,
+}
+
+impl Pool {
+    /// The pool of a system on links of this rate, in bits a second. SwitchML's workers have a
+    /// fixed window, and the pool is twice as large, unless another one is asked for. The window of
+    /// ATP's is twice SwitchML's, because each block goes on to a server and back.
+    pub(crate) fn of(self, system: System, bits: u64, mtu: u32) -> Self {
+        let window = window(bits, self.mtu.unwrap_or(mtu));
+        match system {
+            System::Switchml => Self { slots: self.slots.or(Some(2 * window)), ..self },
+            System::Atp => Self { window: Some(2 * window), ..self },
+            _ => self,
+        }
+    }
 }
 
 /// Sizes of a network: the paper's `s`, `n` and `p`.
@@ -166,6 +183,8 @@ impl Cluster {
         ];
         let slots = self.pool.slots.map(|slots| ("XDP_AGG_JOB_SLOTS", slots.to_string()));
         environment.extend(slots);
+        let window = self.pool.window.map(|window| ("XDP_AGG_ATP_WINDOW", window.to_string()));
+        environment.extend(window);
         environment
     }
 
@@ -269,5 +288,30 @@ impl Services<'_> {
         }
         self.daemon.map_or(Ok(()), Daemon::stop)?;
         Ok(counted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a link carries in a trip, as a power of two, unless a pool is asked for.
+    #[test]
+    fn baselines_have_the_window_of_their_links() {
+        let of = |system, bits, pool: Pool| {
+            let Pool { slots, window, .. } = pool.of(system, bits, 1500);
+            (slots, window)
+        };
+        let (slow, fast) = (100_000_000, 1_000_000_000);
+        assert_eq!(of(System::Switchml, slow, Pool::default()), (Some(32), None));
+        assert_eq!(of(System::Switchml, fast, Pool::default()), (Some(256), None));
+        assert_eq!(of(System::Atp, slow, Pool::default()), (None, Some(32)));
+        assert_eq!(of(System::Passing, slow, Pool::default()), (None, None));
+        // Short packets are more for the same links; a pool that is asked for stays.
+        let short = Pool { mtu: Some(306), ..Pool::default() };
+        assert_eq!(of(System::Switchml, slow, short), (Some(128), None));
+        let asked = Pool { slots: Some(1024), ..Pool::default() };
+        assert_eq!(of(System::Switchml, slow, asked), (Some(1024), None));
+        assert_eq!(of(System::Atp, slow, asked), (Some(1024), Some(32)));
     }
 }
