@@ -54,7 +54,7 @@ pub use flight::InFlight;
 pub use given::Given;
 pub use memory::Memory;
 pub use types::{DataType, Precision, Reduction};
-pub use view::LentView;
+pub use view::{LentView, ViewInFlight};
 pub use xdp_agg_quantize::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly by default.

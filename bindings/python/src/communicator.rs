@@ -193,6 +193,31 @@ impl Communicator {
         Ok((view.call1((Bound::new(py, result)?,))?, report))
     }
 
+    /// Starts an all_reduce_view and returns at once. The handle's wait() returns the result and the
+    /// call's report.
+    ///
+    /// The array must not change until the handle says that it is done. The result counts among the
+    /// 8 of this process from the start on, and until the handle and all arrays that lie in it are
+    /// gone. Where other processes of the host have results in all of the room, the call waits for
+    /// them.
+    ///
+    /// Arguments as of all_reduce_view.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
+    fn all_reduce_view_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+        name: Option<&str>,
+    ) -> PyResult<Handle> {
+        let py = array.py();
+        let call = (calls::reduction(op)?, calls::options(precision, deadline, name)?);
+        let loan = lend_reading(array)?;
+        let view = py.import("xdp_agg._memory")?.call_method1("viewer", (array,))?;
+        calls::start_view(py, &self.open, loan, call, view.unbind())
+    }
+
     /// Starts an all_reduce and returns at once. The array is the call's until the handle says that
     /// it is done. Several calls may be in flight; they are carried out in the order of their
     /// starts.

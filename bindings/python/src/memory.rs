@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use xdp_agg_client::lent::{
-    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task,
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task, ViewInFlight,
 };
 use xdp_agg_client::{Error, SharedBuffer};
 
@@ -90,7 +90,7 @@ impl Loan {
         let memory = self.memory(&Task::AllReduce(reduction));
         // SAFETY: as in `call`.
         let done = unsafe { caller.all_reduce_view(memory, reduction, options, interrupted) };
-        done.map(|(bytes, outcome)| (SharedResult { bytes }, outcome))
+        done.map(|(bytes, outcome)| (SharedResult::new(bytes), outcome))
     }
 
     /// Starts a call. `self`, or what [`Self::take_keep`] gives, must be kept until the call is
@@ -104,6 +104,18 @@ impl Loan {
         let memory = self.memory(&task);
         // SAFETY: the callers keep the loan in a closure that is dropped when the call is done.
         unsafe { caller.start(memory, task, options) }
+    }
+
+    /// The same of an all-reduce that leaves the memory alone.
+    pub(crate) fn start_view(
+        &self,
+        caller: &Caller,
+        reduction: Reduction,
+        options: Options,
+    ) -> Result<ViewInFlight, Error> {
+        let memory = self.memory(&Task::AllReduce(reduction));
+        // SAFETY: as in `start`.
+        unsafe { caller.start_view(memory, reduction, options) }
     }
 }
 
@@ -151,6 +163,12 @@ impl SharedMemory {
 #[pyclass(module = "xdp_agg._xdp_agg", name = "_SharedResult", frozen)]
 pub(crate) struct SharedResult {
     bytes: LentView,
+}
+
+impl SharedResult {
+    pub(crate) const fn new(bytes: LentView) -> Self {
+        Self { bytes }
+    }
 }
 
 #[pymethods]

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use crate::options::PAGES;
 use crate::pages::PAGE;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
+use crate::view::Reading;
 use crate::{Error, Options};
 
 /// No sleep is longer: whatever a ring may miss (a process that died between advancing a counter
@@ -57,8 +58,8 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     /// Bytes that this process is cut off from: see [`Segment::detach`].
     detached: Mutex<Vec<Range<usize>>>,
-    /// Results that this process reads in place.
-    pub(crate) views: AtomicUsize,
+    /// The results that this process reads in place.
+    pub(crate) reading: Mutex<Reading>,
     /// Each process's eventfd, by local rank.
     pub(crate) bells: Vec<OwnedFd>,
     spins: u32,
@@ -81,8 +82,8 @@ impl Core {
         let cpus = available_parallelism().map_or(1, |cpus| cpus.get());
         // With fewer CPUs than processes, a spinning process keeps the awaited one from running.
         let spins = if size <= cpus { SPINS } else { 0 };
-        let (detached, views) = (Mutex::default(), AtomicUsize::new(0));
-        Self { segment, arena, apart, rank, size, options, detached, views, bells, spins }
+        let (detached, reading) = Default::default();
+        Self { segment, arena, apart, rank, size, options, detached, reading, bells, spins }
     }
 
     /// Where buffers, and results that are read in place, have room.

@@ -69,7 +69,7 @@ pub use keys::Key;
 pub use marks::Marks;
 pub use options::{Backing, MAX_PROCESSES, MIN_SEGMENT, Options};
 pub use vector::InSegment;
-pub use view::{MAX_VIEWS, Results, View};
+pub use view::{MAX_VIEWS, Reserved, Results, View};
 pub use wake::Waker;
 
 /// A digest of bytes that are not secret (FNV-1a).

@@ -78,7 +78,8 @@ impl Call {
         let m = group.slice_blocks(64 * 4);
         let geometry = Geometry::new(len, 64, m, group.local_size());
         let (mut feeder, exchange, results) = if is_view {
-            let begun = group.begin_view(&shape(sequence, len), geometry)?;
+            let results = group.reserve_view(len * 4)?;
+            let begun = group.begin_view(&shape(sequence, len), geometry, results)?;
             (begun.0, begun.1, Some(begun.2))
         } else {
             let begun = group.begin(&shape(sequence, len), geometry)?;
@@ -332,7 +333,8 @@ fn a_result_that_a_failed_call_has_stays_as_it_was() {
         drop(first);
         let own = input(2, group.local_rank(), len);
         let geometry = Geometry::new(len, 64, group.slice_blocks(64 * 4), 2);
-        let begun = group.begin_view(&shape(2, len), geometry).expect("a call");
+        let results = group.reserve_view(len * 4).expect("it has one");
+        let begun = group.begin_view(&shape(2, len), geometry, results).expect("a call");
         let (mut feeder, exchange, results) = begun;
         let is_first = group.local_rank() == 0;
         if is_first {
@@ -388,12 +390,34 @@ fn inputs_are_gone_where_results_are() {
     });
 }
 
+/// What this process itself reads in place leaves no room: that is told at once, and it comes back.
+#[test]
+fn a_process_does_not_wait_for_its_own_views() {
+    run(1, with_buffers, |group| {
+        let held: Vec<_> = (0..2).map(|_| group.reserve_view(3 << 20).expect("room")).collect();
+        let start = Instant::now();
+        let error = group.reserve_view(3 << 20).expect_err("its own leave no room");
+        let Error::BufferRoom { wanted, advised, .. } = error else { panic!("{error}") };
+        assert!(wanted == 3 << 20 && advised >= 9 << 20, "{advised}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+        drop(held);
+        let all: Vec<_> = (0..MAX_VIEWS).map(|_| group.reserve_view(4).expect("room")).collect();
+        let error = group.reserve_view(4).expect_err("there are enough");
+        assert_eq!(error, Error::TooManyViews { most: MAX_VIEWS });
+        let other = all.into_iter().next().expect("one");
+        let geometry = Geometry::new(1000, 64, 1, 1);
+        let wrong = group.begin_view(&shape(1, 1000), geometry, other);
+        assert!(matches!(wrong, Err(Error::Config { .. })), "a place for other results");
+        group.reserve_view(7 << 20).expect("a place is free again when its call could not begin");
+    });
+}
+
 /// A view is as good as long as it is there, its room comes back with the last one, and how many
 /// there may be is said.
 #[test]
 fn views_come_and_go() {
     on_all(2, |group| {
-        let error = group.check_view(4).expect_err("no room is set apart");
+        let error = group.check_room(4).expect_err("no room is set apart");
         let Error::BufferRoom { advised, room: 0, .. } = error else { panic!("{error}") };
         assert!(advised.is_multiple_of(1 << 20) && advised > 0, "{advised}");
     });
@@ -406,7 +430,7 @@ fn views_come_and_go() {
             call.view()
         };
         let views: Vec<_> = (0..MAX_VIEWS as u64).map(call).collect();
-        let error = group.check_view(4).expect_err("there are enough");
+        let error = group.reserve_view(4).expect_err("there are enough");
         assert_eq!(error, Error::TooManyViews { most: MAX_VIEWS });
         for (sequence, view) in (0..).zip(&views) {
             assert!(view[..] == sum(sequence, 2, len), "{sequence}");
@@ -417,7 +441,7 @@ fn views_come_and_go() {
             let view = call(sequence);
             assert!(view[..] == sum(sequence, 2, len), "{sequence}");
         }
-        let error = group.check_view(9 << 20).expect_err("larger than all there is");
+        let error = group.reserve_view(9 << 20).expect_err("larger than all there is");
         let Error::BufferRoom { advised, .. } = error else { panic!("{error}") };
         assert!(advised >= 9 << 20, "{advised}");
         group.barrier().expect("both come");
