@@ -14,7 +14,7 @@ use crate::calls;
 use crate::connect::connect;
 use crate::errors::{exception, exception_in};
 use crate::handle::Handle;
-use crate::memory::{Loan, SharedMemory};
+use crate::memory::{Loan, PlacedMemory, SharedMemory};
 use crate::open::Open;
 use crate::report::Report;
 use crate::settings::{Given, Number};
@@ -546,6 +546,25 @@ impl Communicator {
         let options = calls::options(precision, deadline, None)?;
         let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
         calls::run(py, &self.open, &loan, &task, &options)
+    }
+
+    /// Puts memory that the processes of this host share under other memory of this process, with
+    /// what is in it, for layers that know their arrays themselves: calls on it copy nothing inside
+    /// the host. None where each process is a worker of its own.
+    ///
+    /// The memory must be whole pages, with nothing else in them, that `keep` keeps. Nothing may
+    /// touch it while this runs, nor while the returned object goes away, and no call may have it
+    /// then. That gives the memory pages of this process's own again.
+    fn _place(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        bytes: usize,
+        keep: Py<PyAny>,
+    ) -> PyResult<Option<PlacedMemory>> {
+        let (caller, _underway) = self.open.begin(py)?;
+        let placed = PlacedMemory::new(caller, (pointer, bytes), keep);
+        placed.map_err(|error| exception_in(py, &error, self.open.world()))
     }
 
     /// The same without waiting. `done(exception, None)` or `done(None, report)` is called on a

@@ -11,7 +11,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use xdp_agg_client::lent::{
-    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task, ViewInFlight,
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Placed, Reduction, Task,
+    ViewInFlight,
 };
 use xdp_agg_client::{Error, SharedBuffer};
 
@@ -155,6 +156,29 @@ impl SharedMemory {
             ffi::PyBuffer_FillInfo(view, object, memory, bytes as ffi::Py_ssize_t, 0, flags)
         };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// Memory of another object's, under which pages of that memory lie as long as this is there.
+#[pyclass(module = "xdp_agg._xdp_agg", name = "_PlacedMemory", frozen)]
+pub(crate) struct PlacedMemory {
+    _placed: Placed,
+    /// Keeps the memory mapped; dropped behind it.
+    _keep: Py<PyAny>,
+}
+
+impl PlacedMemory {
+    /// None where each process is a worker of its own. `keep` keeps the memory, which Python code
+    /// answers for: whole pages of its own that nothing touches while this runs, nor while the
+    /// object is dropped, and that no call has then.
+    pub(crate) fn new(
+        caller: &Caller,
+        (address, bytes): (usize, usize),
+        keep: Py<PyAny>,
+    ) -> Result<Option<Self>, Error> {
+        // SAFETY: what Python code answers for; `keep` is dropped last.
+        let placed = unsafe { caller.place(address as *mut u8, bytes) }?;
+        Ok(placed.map(|placed| Self { _placed: placed, _keep: keep }))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::arena::Arena;
 use crate::layout::{self, Slot};
 use crate::options::PAGES;
 use crate::pages::PAGE;
+use crate::placed::Alias;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
 use crate::view::Reading;
@@ -60,6 +61,8 @@ pub(crate) struct Core {
     detached: Mutex<Vec<Range<usize>>>,
     /// The results that this process reads in place.
     pub(crate) reading: Mutex<Reading>,
+    /// Memory of this process under which pages of the segment lie.
+    aliases: Mutex<Vec<Alias>>,
     /// Each process's eventfd, by local rank.
     pub(crate) bells: Vec<OwnedFd>,
     spins: u32,
@@ -82,8 +85,20 @@ impl Core {
         let cpus = available_parallelism().map_or(1, |cpus| cpus.get());
         // With fewer CPUs than processes, a spinning process keeps the awaited one from running.
         let spins = if size <= cpus { SPINS } else { 0 };
-        let (detached, reading) = Default::default();
-        Self { segment, arena, apart, rank, size, options, detached, reading, bells, spins }
+        let (detached, reading, aliases) = Default::default();
+        Self {
+            segment,
+            arena,
+            apart,
+            rank,
+            size,
+            options,
+            detached,
+            reading,
+            aliases,
+            bells,
+            spins,
+        }
     }
 
     /// Where buffers, and results that are read in place, have room.
@@ -120,6 +135,15 @@ impl Core {
     /// Whether this process is cut off from some of these bytes.
     pub(crate) fn is_detached(&self, bytes: &Range<usize>) -> bool {
         self.detached().iter().any(|cut| cut.start < bytes.end && bytes.start < cut.end)
+    }
+
+    pub(crate) fn aliases(&self) -> MutexGuard<'_, Vec<Alias>> {
+        self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where memory under which pages of the segment lie is in it.
+    pub(crate) fn alias(&self, memory: *const u8, len: usize) -> Option<usize> {
+        self.aliases().iter().find_map(|alias| alias.find(memory, len))
     }
 
     /// Says that `rank` is lost. Only the first loss counts.

@@ -49,6 +49,10 @@ class _SharedMemory:
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
+class _PlacedMemory:
+    """Has memory of another object's lie in the memory that the processes of a host share."""
+
 @disjoint_base
 class Communicator:
     """A worker's membership in a job: collectives with the other workers."""
@@ -271,6 +275,7 @@ class Communicator:
         precision: str | None = None,
         deadline: float | None = None,
     ) -> Report: ...
+    def _place(self, pointer: int, bytes: int, keep: object) -> _PlacedMemory | None: ...
     def _start(
         self,
         task: _Task | str,
