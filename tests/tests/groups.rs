@@ -669,6 +669,53 @@ fn started_views_have_their_room_and_give_it_back() {
     });
 }
 
+/// What a number cannot say, what does not fit and what was clamped is told to all processes, as
+/// without groups, wherever the vector is.
+#[test]
+fn values_that_are_no_sums_are_told_of() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let fixed = |settings: Builder| settings.scale(1e8).buffers(8 << 20);
+    let workers = connect(&lab, "clamped", 2, 2, fixed);
+    on_all(&workers, |worker| {
+        let mut data = vec![0.25_f32; 5000];
+        if worker.rank() == 1 {
+            (data[7], data[4999]) = (1e9, -1e9);
+        }
+        let report = worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+        // The owners' reports are joined in each host.
+        let expected = if worker.rank() < 2 { 2 } else { 0 };
+        assert_eq!((report.saturated, data[0]), (expected, 1.0));
+    });
+    let tune = |settings: Builder| settings.scaling(Scaling::Block).buffers(8 << 20);
+    let workers = connect(&lab, "no numbers", 2, 2, tune);
+    on_all(&workers, |worker| {
+        for (odd, value) in [(1, f32::NAN), (2, f32::INFINITY)] {
+            let mut own = vec![f32::from(worker.rank()); 352 * 20];
+            if worker.rank() == odd {
+                own[352 * 9 + 5] = value;
+            }
+            let mut buffer = worker.buffer::<f32>(own.len()).expect("room");
+            buffer.copy_from_slice(&own);
+            for data in [&mut own[..], &mut buffer[..]] {
+                let report = worker.all_reduce(data, Op::Average).expect("it ends");
+                assert_eq!(report.non_finite_blocks, 1, "{value}");
+                for (i, x) in data.iter().enumerate() {
+                    assert!(if i / 352 == 9 { !x.is_finite() } else { *x == 1.5 }, "{i}: {x}");
+                }
+            }
+        }
+    });
+    // It would fit if each host were one process.
+    let errors = on_all(&workers, |worker| {
+        worker
+            .all_reduce(&mut [i32::MAX / 3; 10], Op::Sum)
+            .expect_err("it does not fit")
+            .to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("715827882")), "{errors:?}");
+}
+
 /// What is missing is said with the number to set, and the communicator goes on.
 #[test]
 fn room_for_buffers_is_asked_for_by_its_name() {

@@ -267,6 +267,37 @@ fn an_interruption_ends_a_call() {
     assert!(matches!(after, Err(Error::Job(JobError::Closed))), "{after:?}");
 }
 
+/// A process that gives up in a call tells those of its host and of others why.
+#[test]
+fn a_reason_is_told_to_all_processes() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let job = Job::start(&lab, (2, 2), |settings| settings.deadline(LIMIT));
+    let gradient = Some(Precision::Gradient);
+    let errors = job.at_all(|rank, caller| {
+        let mut data = vec![1.0_f32; 50_000];
+        match rank {
+            // It does not come, so that the call cannot end.
+            3 => None,
+            1 => {
+                let pointer = data.as_mut_ptr().cast();
+                // SAFETY: the vector outlives the call, which is waited for.
+                let memory = unsafe { Memory::new(pointer, data.len(), DataType::F32) };
+                let options = Options { precision: gradient, ..Options::default() };
+                // SAFETY: as above.
+                let flight = unsafe { caller.start(memory, SUM, options) }.expect("it starts");
+                assert!(flight.wait(Duration::from_millis(500)).is_none());
+                caller.abort("the disk is full");
+                flight.wait(LIMIT).expect("it ends").expect_err("it was given up");
+                None
+            }
+            _ => Some(call(caller, &mut data, DataType::F32, SUM, gradient).expect_err("it ends")),
+        }
+    });
+    let said: Vec<_> = errors.iter().flatten().map(ToString::to_string).collect();
+    assert!(said.len() == 2 && said.iter().all(|text| text.contains("disk is full")), "{said:?}");
+}
+
 /// Results that are read in place, waited for at once and started, of vectors in their own memory
 /// and in the segment, also where a block has to be summed again.
 #[test]
