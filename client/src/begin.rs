@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Results, Shape, View};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Reserved, Results, Shape, View};
 use xdp_agg_quantize::{Element, Format, LaneWidth};
 
 use crate::communicator::Communicator;
@@ -44,12 +44,13 @@ impl Communicator {
         &self,
         data: &[T],
         op: Op,
-        purpose: &Purpose,
+        place: Reserved,
     ) -> Result<(View, Report), Error> {
+        let purpose = Purpose::default();
         #[expect(unsafe_code, reason = "a call on memory that a caller lends")]
         // SAFETY: the call is waited for, or taken out of all engines when this function ends in
         // any other way, before the borrow of `data` ends.
-        let (begun, results) = unsafe { self.begin_view(data, op, purpose) }?;
+        let (begun, results) = unsafe { self.begin_view(data, op, &purpose, place) }?;
         let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
         let calls = self.wait(begun, &mut patience)?;
         let report = Report::of_parts(&calls);
@@ -67,15 +68,39 @@ impl Communicator {
         data: &[T],
         op: Op,
         purpose: &Purpose,
+        place: Reserved,
     ) -> Result<(Begun, Option<Results>), Error> {
         // SAFETY: as the caller promises.
         let buffer = unsafe { Buffer::lend_reading(data) };
         let short = self.is_short(&buffer);
-        let (sequence, results) = self.begin_with(buffer, op, purpose, true)?;
+        let (sequence, results) = self.begin_with(buffer, op, purpose, Some(place))?;
         if !short {
             self.nudge(1);
         }
         Ok((Begun::new(self.stripes(), (sequence, short)), results))
+    }
+
+    /// Starts such a call on memory that it keeps, and leaves it to the communicator's threads; its
+    /// number, whether it is short, and where its results will be.
+    pub(crate) fn start_view<T: Element>(
+        &self,
+        buffer: Buffer<T>,
+        op: Op,
+        place: Reserved,
+    ) -> Result<((u64, bool), Option<Results>), Error> {
+        let short = self.is_short(&buffer);
+        let (sequence, results) = self.begin_with(buffer, op, &Purpose::default(), Some(place))?;
+        self.leave_to_threads(short);
+        Ok(((sequence, short), results))
+    }
+
+    /// Has the communicator's threads carry on with a call that nobody waits for yet.
+    pub(crate) fn leave_to_threads(&self, short: bool) {
+        if short {
+            drive::in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
+        } else {
+            self.nudge(0);
+        }
     }
 
     /// Begins a call on its own memory; [`Self::wait_owned`] gives it back.
@@ -146,16 +171,16 @@ impl Communicator {
         op: Op,
         purpose: &Purpose,
     ) -> Result<u64, Error> {
-        self.begin_with(buffer, op, purpose, false).map(|(sequence, _)| sequence)
+        self.begin_with(buffer, op, purpose, None).map(|(sequence, _)| sequence)
     }
 
-    /// The same; where the results will be, if they are to be read in place.
+    /// The same; where the results will be, if they have a place in which they are to be read.
     fn begin_with<T: Element>(
         &self,
         buffer: Buffer<T>,
         op: Op,
         purpose: &Purpose,
-        is_view: bool,
+        place: Option<Reserved>,
     ) -> Result<(u64, Option<Results>), Error> {
         if self.is_forked() {
             return Err(Error::Forked);
@@ -181,7 +206,7 @@ impl Communicator {
         let (parts, results) = match &self.group {
             None => (self.parts(buffer, format, purpose), None),
             Some(group) => self
-                .grouped_parts(group, buffer, format, (sequence, purpose, is_view))
+                .grouped_parts(group, buffer, format, (sequence, purpose, place))
                 .map_err(|error| self.first_error().unwrap_or(error))?,
         };
         self.start_parts(sequence, parts)?;
@@ -259,7 +284,7 @@ impl Communicator {
         group: &Arc<Group>,
         buffer: Buffer<T>,
         format: Format,
-        (sequence, purpose, is_view): (u64, &Purpose, bool),
+        (sequence, purpose, results): (u64, &Purpose, Option<Reserved>),
     ) -> Result<(Parts, Option<Results>), Error> {
         let block = usize::from(self.chunks) * format.lanes_per_chunk();
         let place = grouped::LocalPlace {
@@ -281,12 +306,13 @@ impl Communicator {
             description,
             key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
         };
-        let begun: Result<(Feeder, Arc<Exchange>, Option<Results>), _> = match is_view {
-            false => {
+        let is_view = results.is_some();
+        let begun: Result<(Feeder, Arc<Exchange>, Option<Results>), _> = match results {
+            None => {
                 group.begin(&shape, geometry).map(|(feeder, exchange)| (feeder, exchange, None))
             }
-            true => group
-                .begin_view(&shape, geometry)
+            Some(results) => group
+                .begin_view(&shape, geometry, results)
                 .map(|(feeder, exchange, results)| (feeder, exchange, Some(results))),
         };
         let (mut feeder, exchange, results) = begun.map_err(|error| {

@@ -3,15 +3,16 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use bytemuck::Pod;
-use xdp_agg_intranode::View;
+use xdp_agg_intranode::{Group, View};
 use xdp_agg_quantize::{Element, Op};
 
 use crate::collectives::{Kind, Way};
 use crate::communicator::Communicator;
 use crate::error::Error;
-use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_protocol::worker::Report;
 
 /// A vector in the segment that the processes of this host share; where each process is a worker
 /// of its own, in its own memory.
@@ -51,6 +52,14 @@ impl<T> SharedBuffer<T> {
     }
 }
 
+/// A vector of this process's own.
+impl<T> From<Vec<T>> for SharedBuffer<T> {
+    fn from(elements: Vec<T>) -> Self {
+        let len = elements.len();
+        Self { memory: Memory::Private(elements), len }
+    }
+}
+
 impl<T: Pod> Deref for SharedBuffer<T> {
     type Target = [T];
 
@@ -82,6 +91,16 @@ impl<T> fmt::Debug for SharedBuffer<T> {
 /// same memory, which is free when the last of them has dropped its view.
 #[derive(Clone, Debug)]
 pub struct ResultView<T>(Result<View, Vec<T>>);
+
+impl<T> ResultView<T> {
+    pub(crate) const fn shared(view: View) -> Self {
+        Self(Ok(view))
+    }
+
+    pub(crate) const fn private(elements: Vec<T>) -> Self {
+        Self(Err(elements))
+    }
+}
 
 impl<T: Pod> Deref for ResultView<T> {
     type Target = [T];
@@ -121,7 +140,7 @@ impl Communicator {
     /// takes room of `XDP_AGG_BUFFERS`, and a process may have
     /// [`MAX_VIEWS`](xdp_agg_intranode::MAX_VIEWS) such results at a time. While other processes
     /// still have so many results that there is no room for another, this waits for them, at most
-    /// for the deadline.
+    /// for the deadline. Where this process's own leave no room, that is an error at once.
     ///
     /// All processes of the host make this call. Those of other hosts may make
     /// [`Self::all_reduce`]. Where a ring of the workers sums, or each process is a worker of its
@@ -136,15 +155,25 @@ impl Communicator {
         data: &[T],
         op: Op,
     ) -> Result<(ResultView<T>, Report), Error> {
-        let choice = self.choice(Kind::AllReduce, size_of_val(data));
-        let is_shared = self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator;
-        let Some(group) = self.group.as_ref().filter(|_| is_shared && !self.is_forked()) else {
+        let bytes = size_of_val(data);
+        let Some(group) = self.group_of_views::<T>(bytes)? else {
             let mut copy = data.to_vec();
+            let choice = self.choice(Kind::AllReduce, bytes);
             let report = self.all_reduce_by(&mut copy, op, choice)?;
-            return Ok((ResultView(Err(copy)), report));
+            return Ok((ResultView::private(copy), report));
         };
-        group.check_view(size_of_val(data))?;
-        let (view, report) = self.reduce_in_view(data, op, &Purpose::default())?;
-        Ok((ResultView(Ok(view)), report))
+        group.check_room(bytes)?;
+        let (view, report) = self.reduce_in_view(data, op, group.reserve_view(bytes)?)?;
+        Ok((ResultView::shared(view), report))
+    }
+
+    /// The processes that share the result of an all-reduce of so many bytes, where they do.
+    pub(crate) fn group_of_views<T: Element>(
+        &self,
+        bytes: usize,
+    ) -> Result<Option<&Arc<Group>>, Error> {
+        let choice = self.choice(Kind::AllReduce, bytes);
+        let is_shared = self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator;
+        Ok(self.group.as_ref().filter(|_| is_shared && !self.is_forked()))
     }
 }

@@ -15,9 +15,9 @@ use xdp_agg_quantize::simd::Simd;
 use xdp_agg_quantize::{Element, Format, LaneWidth, Scaling};
 
 use crate::collectives::{Kind, Side};
+use crate::driver::Stripe;
 use crate::driver::engine::Engine;
 use crate::driver::shared::Shared;
-use crate::driver::{Stripe, drive};
 use crate::error::Error;
 use crate::flight::{self, Flight};
 use crate::handle::{Handle, Patience, fail};
@@ -404,11 +404,7 @@ impl Communicator {
         let buffer = Buffer::owned(data);
         let (short, memory) = (self.is_short(&buffer), buffer.keep());
         let sequence = self.begin(buffer, op, purpose)?;
-        if short {
-            drive::in_turn(&self.stripes).for_each(|index| self.stripes[index].shared.send_off());
-        } else {
-            self.nudge(0);
-        }
+        self.leave_to_threads(short);
         Ok(Handle::through(self.stripes(), self.place, memory, (sequence, short)))
     }
 

@@ -263,7 +263,7 @@ impl Drop for Begun {
 }
 
 /// Waits for a call at all aggregators; the finished parts. An error at one ends it at all.
-fn finish(
+pub(crate) fn finish(
     stripes: &Arc<[Stripe]>,
     call: (u64, bool),
     deadline: Duration,

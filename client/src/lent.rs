@@ -32,6 +32,7 @@ mod inner;
 mod integers;
 mod memory;
 mod order;
+mod placed;
 mod started;
 mod types;
 mod view;
@@ -54,7 +55,8 @@ pub use flight::InFlight;
 pub use given::Given;
 pub use memory::Memory;
 pub use types::{DataType, Precision, Reduction};
-pub use view::LentView;
+pub use view::{LentView, ViewInFlight};
+pub use xdp_agg_intranode::Placed;
 pub use xdp_agg_quantize::UnknownName;
 
 /// Bytes of the longest vector that is summed exactly by default.

@@ -47,7 +47,7 @@
 //! * [`Builder`] has the settings: where the daemons are, how numbers travel, what happens when a
 //!   worker or a daemon is lost. [`Handle`] is a call in flight.
 //! * [`SharedBuffer`]: a vector in the memory that the processes of a host share, which calls do
-//!   not copy; [`ResultView`]: a result that they read in place.
+//!   not copy; [`ResultView`]: a result that they read in place; [`ViewHandle`]: one in flight.
 //! * [`collectives`]: broadcast, reduce and others, and how calls choose their way.
 //! * [`lent`]: calls on memory of other languages, whose type is known at run time alone.
 //!
@@ -76,6 +76,7 @@ mod meeting;
 mod name;
 mod settings;
 mod trace;
+mod view;
 
 pub use buffer::{ResultView, SharedBuffer};
 pub use communicator::Communicator;
@@ -83,6 +84,7 @@ pub use error::{Error, JobError, host_ranks, in_world};
 pub use handle::Handle;
 pub use name::Name;
 pub use settings::{Builder, Chosen, Place, Transport, addresses, deadline_from_env, variable};
+pub use view::ViewHandle;
 pub use xdp_agg_common::control::{AggregatorLoss, Policy, Token, WorkerLoss};
 pub use xdp_agg_common::maps::ResultMode;
 pub use xdp_agg_protocol::worker::flow::Congestion;

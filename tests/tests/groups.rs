@@ -531,6 +531,13 @@ fn check_places<T: Element>(workers: &[Communicator], of: impl Fn(f64) -> T + Sy
         let (view, report) = worker.all_reduce_view(&buffer, Op::Sum).expect("it ends");
         assert_eq!(report.processes, worker.local_size());
         let (of_copied, _) = worker.all_reduce_view(&input, Op::Sum).expect("it ends");
+        // Both in flight, and waited for in another order.
+        let started = worker.all_reduce_view_async(input.clone(), Op::Sum).expect("it starts");
+        let last = worker.all_reduce_view_async(buffer, Op::Sum).expect("it starts");
+        let (mut buffer, of_last, _) = last.wait(LIMIT).expect("it ends");
+        let (same, of_started, report) = started.wait(LIMIT).expect("it ends");
+        assert!(*same == input && *buffer == input && buffer.is_shared(), "the input stays");
+        assert_eq!(report.processes, worker.local_size());
         // A part of a vector, whose input is where another result was read.
         worker.all_reduce(&mut buffer[len / 3..], Op::Sum).expect("it ends");
         let mut part = input[len / 3..].to_vec();
@@ -543,6 +550,8 @@ fn check_places<T: Element>(workers: &[Communicator], of: impl Fn(f64) -> T + Sy
             mixed,
             view.to_vec(),
             of_copied.to_vec(),
+            of_started.to_vec(),
+            of_last.to_vec(),
             again.to_vec(),
             of_view,
             [&input[..len / 3], &part].concat(),
@@ -550,9 +559,16 @@ fn check_places<T: Element>(workers: &[Communicator], of: impl Fn(f64) -> T + Sy
         ]
         .map(|result| bytemuck::cast_slice::<T, u8>(&result).to_vec())
     });
-    for [copied, mixed, view, of_copied, again, of_view, part, in_buffer] in &results {
+    for [copied, mixed, rest @ .., again, of_view, part, in_buffer] in &results {
+        let [view, of_copied, of_started, of_last] = rest;
         assert!(*copied == results[0][0], "the ranks differ in {}", T::TYPE);
-        for (name, other) in [("mixed", mixed), ("a view", view), ("of a copy", of_copied)] {
+        for (name, other) in [
+            ("mixed", mixed),
+            ("a view", view),
+            ("of a copy", of_copied),
+            ("started", of_started),
+            ("started in the segment", of_last),
+        ] {
             assert!(other == copied, "{name}, {len} of {}", T::TYPE);
         }
         assert!(again == of_view, "of a view, {len} of {}", T::TYPE);
@@ -587,7 +603,117 @@ fn vectors_in_the_segment_are_summed_where_they_are() {
         buffer.fill(1.0);
         let (view, _) = worker.all_reduce_view(&buffer, Op::Sum).expect("it ends");
         assert!(view.iter().all(|x| *x == 2.0) && buffer.iter().all(|x| *x == 1.0));
+        let started = worker.all_reduce_view_async(buffer, Op::Sum).expect("it starts");
+        let (buffer, view, _) = started.wait(LIMIT).expect("it ends");
+        assert!(view.iter().all(|x| *x == 2.0) && buffer.iter().all(|x| *x == 1.0));
     });
+}
+
+/// Started calls count among the results that a process may have. One that is dropped goes on for
+/// the others' sake, and its room comes back. One that fails says so, and so does its successor.
+#[test]
+fn started_views_have_their_room_and_give_it_back() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let workers =
+        connect(&lab, "started views", 2, 2, |settings| settings.buffers(16 << 20).deadline(LIMIT));
+    let len = 100_000;
+    let input = |worker: &Communicator| vec![f32::from(worker.rank()); len];
+    on_all(&workers, |worker| {
+        let start = || worker.all_reduce_view_async(input(worker), Op::Sum);
+        let start_in_segment = || {
+            let mut buffer = worker.buffer::<f32>(len)?;
+            buffer.copy_from_slice(&input(worker));
+            worker.all_reduce_view_async(buffer, Op::Sum)
+        };
+        // A call that nobody waits for may end a moment after the others.
+        let start_soon = |index: usize| {
+            let since = Instant::now();
+            loop {
+                match if index.is_multiple_of(2) { start() } else { start_in_segment() } {
+                    Ok(handle) => return handle,
+                    Err(error) => assert!(since.elapsed() < LIMIT, "no room came back: {error}"),
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        for round in 0..30_usize {
+            // As many as there may be, and one more.
+            let handles: Vec<_> = (0..8).map(start_soon).collect();
+            let error = start().expect_err("a ninth").to_string();
+            assert!(error.contains("reads 8 results"), "{error}");
+            for (index, handle) in handles.into_iter().enumerate() {
+                // Others drop others.
+                if (index + round + usize::from(worker.rank())) % 3 == 0 {
+                    drop(handle);
+                    continue;
+                }
+                let (same, view, _) = handle.wait(LIMIT).expect("it ends");
+                assert!(view.iter().all(|x| *x == 6.0) && *same == input(worker));
+            }
+        }
+        let error = worker.all_reduce_view_async(vec![1.0_f32; 5 << 20], Op::Sum);
+        let error = error.expect_err("too large").to_string();
+        assert!(error.contains("XDP_AGG_BUFFERS"), "{error}");
+        let mut data = [1.0_f32; 100];
+        worker.all_reduce(&mut data, Op::Sum).expect("nothing has happened");
+        assert!(data == [4.0; 100]);
+    });
+    on_all(&workers, |worker| {
+        let len = 1000 + usize::from(worker.rank() == 1);
+        let handle = worker.all_reduce_view_async(vec![1.0_f32; len], Op::Sum);
+        let error = handle.and_then(|handle| handle.wait(LIMIT)).expect_err("the calls differ");
+        assert!(is_told(&error), "{error}");
+        let after = worker.all_reduce_view_async(vec![1.0_f32; 10], Op::Sum);
+        after.and_then(|handle| handle.wait(LIMIT)).expect_err("it is unusable");
+    });
+}
+
+/// What a number cannot say, what does not fit and what was clamped is told to all processes, as
+/// without groups, wherever the vector is.
+#[test]
+fn values_that_are_no_sums_are_told_of() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let fixed = |settings: Builder| settings.scale(1e8).buffers(8 << 20);
+    let workers = connect(&lab, "clamped", 2, 2, fixed);
+    on_all(&workers, |worker| {
+        let mut data = vec![0.25_f32; 5000];
+        if worker.rank() == 1 {
+            (data[7], data[4999]) = (1e9, -1e9);
+        }
+        let report = worker.all_reduce(&mut data, Op::Sum).expect("it ends");
+        // The owners' reports are joined in each host.
+        let expected = if worker.rank() < 2 { 2 } else { 0 };
+        assert_eq!((report.saturated, data[0]), (expected, 1.0));
+    });
+    let tune = |settings: Builder| settings.scaling(Scaling::Block).buffers(8 << 20);
+    let workers = connect(&lab, "no numbers", 2, 2, tune);
+    on_all(&workers, |worker| {
+        for (odd, value) in [(1, f32::NAN), (2, f32::INFINITY)] {
+            let mut own = vec![f32::from(worker.rank()); 352 * 20];
+            if worker.rank() == odd {
+                own[352 * 9 + 5] = value;
+            }
+            let mut buffer = worker.buffer::<f32>(own.len()).expect("room");
+            buffer.copy_from_slice(&own);
+            for data in [&mut own[..], &mut buffer[..]] {
+                let report = worker.all_reduce(data, Op::Average).expect("it ends");
+                assert_eq!(report.non_finite_blocks, 1, "{value}");
+                for (i, x) in data.iter().enumerate() {
+                    assert!(if i / 352 == 9 { !x.is_finite() } else { *x == 1.5 }, "{i}: {x}");
+                }
+            }
+        }
+    });
+    // It would fit if each host were one process.
+    let errors = on_all(&workers, |worker| {
+        worker
+            .all_reduce(&mut [i32::MAX / 3; 10], Op::Sum)
+            .expect_err("it does not fit")
+            .to_string()
+    });
+    assert!(errors.iter().any(|error| error.contains("715827882")), "{errors:?}");
 }
 
 /// What is missing is said with the number to set, and the communicator goes on.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use support::lent::{Job, SUM, call, close, everywhere, mixed, sums};
 use support::{LIMIT, Lab, need_root, network};
-use xdp_agg_client::lent::{DataType, Memory, Options, Precision, Reduction, Task};
+use xdp_agg_client::lent::{Caller, DataType, Memory, Options, Precision, Reduction, Task};
 use xdp_agg_client::{Builder, Error, JobError, WorkerLoss, bf16, f16};
 use xdp_agg_common::control::AbortReason;
 
@@ -265,6 +265,109 @@ fn an_interruption_ends_a_call() {
     assert!(matches!(flight.wait(LIMIT), Some(Err(Error::Job(JobError::Closed)))), "{flight:?}");
     let after = call(&job.callers[0], &mut [1.0_f32], DataType::F32, SUM, None);
     assert!(matches!(after, Err(Error::Job(JobError::Closed))), "{after:?}");
+}
+
+/// A process that gives up in a call tells those of its host and of others why.
+#[test]
+fn a_reason_is_told_to_all_processes() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let job = Job::start(&lab, (2, 2), |settings| settings.deadline(LIMIT));
+    let gradient = Some(Precision::Gradient);
+    let errors = job.at_all(|rank, caller| {
+        let mut data = vec![1.0_f32; 50_000];
+        match rank {
+            // It does not come, so that the call cannot end.
+            3 => None,
+            1 => {
+                let pointer = data.as_mut_ptr().cast();
+                // SAFETY: the vector outlives the call, which is waited for.
+                let memory = unsafe { Memory::new(pointer, data.len(), DataType::F32) };
+                let options = Options { precision: gradient, ..Options::default() };
+                // SAFETY: as above.
+                let flight = unsafe { caller.start(memory, SUM, options) }.expect("it starts");
+                assert!(flight.wait(Duration::from_millis(500)).is_none());
+                caller.abort("the disk is full");
+                flight.wait(LIMIT).expect("it ends").expect_err("it was given up");
+                None
+            }
+            _ => Some(call(caller, &mut data, DataType::F32, SUM, gradient).expect_err("it ends")),
+        }
+    });
+    let said: Vec<_> = errors.iter().flatten().map(ToString::to_string).collect();
+    assert!(said.len() == 2 && said.iter().all(|text| text.contains("disk is full")), "{said:?}");
+}
+
+/// Results that are read in place, waited for at once and started, of vectors in their own memory
+/// and in the segment, also where a block has to be summed again.
+#[test]
+fn results_of_lent_memory_are_read_in_place() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "userspace");
+    let job = Job::start(&lab, (2, 2), |settings| settings.buffers(16 << 20));
+    job.at_all(|rank, caller| {
+        for (is_odd, in_segment) in [(false, false), (false, true), (true, false), (true, true)] {
+            check_views(rank, caller, is_odd, in_segment);
+        }
+        let mut data = vec![1.0_f32; 50_000];
+        // SAFETY: the vector outlives the calls, which are waited for.
+        let memory = unsafe { Memory::new(data.as_mut_ptr().cast(), data.len(), DataType::F32) };
+        let start = || {
+            // SAFETY: as above.
+            unsafe { caller.start_view(memory, Reduction::Average, Options::default()) }
+        };
+        let started: Vec<_> = (0..8).map(|_| start().expect("it starts")).collect();
+        let error = start().expect_err("a ninth");
+        assert!(error.to_string().contains("reads 8 results"), "{error}");
+        for call in started {
+            let (view, _) = call.wait(LIMIT).expect("it ends").expect("it ends well");
+            assert!(bytemuck::cast_slice::<u8, f32>(&view).iter().all(|x| *x == 1.0));
+        }
+    });
+}
+
+fn check_views(rank: u16, caller: &Caller, is_odd: bool, in_segment: bool) {
+    let mut own = vec![f32::from(rank) + 1.0; 60_000];
+    if is_odd {
+        own[1000 + usize::from(rank)] = f32::NAN;
+        own[77] = f32::INFINITY;
+    }
+    let is_right = |(i, x): (usize, &f32)| match i {
+        1000..1004 if is_odd => x.is_nan(),
+        77 if is_odd => *x == f32::INFINITY,
+        _ => *x == 10.0,
+    };
+    let bits = |data: &[f32]| data.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let before = bits(&own);
+    let mut buffer = caller.communicator().buffer::<f32>(own.len()).expect("room");
+    buffer.copy_from_slice(&own);
+    let data: &mut [f32] = if in_segment { &mut buffer } else { &mut own };
+    // SAFETY: the vector outlives the calls, which are waited for.
+    let memory = unsafe { Memory::new(data.as_mut_ptr().cast(), data.len(), DataType::F32) };
+    for precision in [Precision::Gradient, Precision::Exact] {
+        let options = Options { precision: Some(precision), ..Options::default() };
+        let start = || {
+            // SAFETY: as above.
+            unsafe { caller.start_view(memory, Reduction::Sum, options.clone()) }
+        };
+        let started: Vec<_> = (0..3).map(|_| start().expect("it starts")).collect();
+        // SAFETY: as above.
+        let at_once =
+            unsafe { caller.all_reduce_view(memory, Reduction::Sum, &options, &mut || false) };
+        let started = started.iter().map(|call| call.wait(LIMIT).expect("it ends"));
+        for ended in started.chain([at_once]) {
+            let (view, outcome) = ended.expect("it ends well");
+            let sums = bytemuck::cast_slice::<u8, f32>(&view);
+            assert!(sums.iter().enumerate().all(is_right), "{precision} {is_odd} {in_segment}");
+            let is_gradient = precision == Precision::Gradient;
+            assert_eq!(view.is_shared(), is_gradient && !is_odd, "{precision}");
+            assert_eq!(outcome.redone > 0, is_gradient && is_odd, "{precision}");
+        }
+    }
+    assert!(bits(data) == before, "the input stays");
+    // In place: a block without a number leaves its input to be summed again.
+    call(caller, data, DataType::F32, SUM, Some(Precision::Gradient)).expect("it ends well");
+    assert!(data.iter().enumerate().all(is_right), "in place {is_odd} {in_segment}");
 }
 
 /// A forked child has the communicator's memory and descriptors, and may do nothing with them.

@@ -453,6 +453,17 @@ xdp_agg_result_t xdp_agg_all_reduce_view(const void *send,
                                          xdp_agg_view_t *view);
 
 /**
+ * The result of a call that xdp_agg_start_all_reduce_view started and that has ended well. May be
+ * called again: each view keeps the result, and so does the request. Returns XDP_AGG_IN_PROGRESS
+ * if the call has not ended, and the call's error if it has ended with one.
+ *
+ * `result`, `view`: as of xdp_agg_all_reduce_view.
+ */
+xdp_agg_result_t xdp_agg_request_view(xdp_agg_request_t request,
+                                      const void **result,
+                                      xdp_agg_view_t *view);
+
+/**
  * Frees a result, before or after its communicator. NULL: nothing happens.
  */
 xdp_agg_result_t xdp_agg_view_destroy(xdp_agg_view_t view);
@@ -588,6 +599,18 @@ xdp_agg_result_t xdp_agg_start_all_reduce(const void *send,
                                           xdp_agg_op_t op,
                                           xdp_agg_comm_t comm,
                                           xdp_agg_request_t *request);
+
+/**
+ * Starts what xdp_agg_all_reduce_view does; `request` as in xdp_agg_start_all_reduce. When the
+ * call has ended, xdp_agg_request_view gives its result. That counts among the process's 8 from
+ * the start on, and until the request and all views of it are freed.
+ */
+xdp_agg_result_t xdp_agg_start_all_reduce_view(const void *send,
+                                               size_t count,
+                                               xdp_agg_datatype_t datatype,
+                                               xdp_agg_op_t op,
+                                               xdp_agg_comm_t comm,
+                                               xdp_agg_request_t *request);
 
 /**
  * Starts what xdp_agg_all_reduce_named does; `request` as in xdp_agg_start_all_reduce.

@@ -5,7 +5,7 @@ use std::thread::panicking;
 
 use serde::Serialize;
 use xdp_agg_client::Error;
-use xdp_agg_client::lent::{Caller, Given, LentView, Options, Stats};
+use xdp_agg_client::lent::{Caller, Given, LentView, Memory, Options, Reduction, Stats};
 use xdp_agg_client::log::{self, Level};
 
 use crate::failure::{Failure, keep};
@@ -81,22 +81,37 @@ impl Comm {
         op: xdp_agg_op_t,
     ) -> Result<LentView, Failure> {
         let caller = self.caller()?;
-        let (data_type, reduction) = (names::data_type(datatype)?, names::reduction(op)?);
-        let bytes = count.checked_mul(data_type.size());
-        let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
-            let problem = format!("elements of {data_type} are no memory's length");
-            Failure::argument("count", count, &problem)
-        })?;
-        let vector = send.vector(bytes);
-        vector.check("send", data_type)?;
+        let (memory, reduction) = to_read(send, (count, datatype), op)?;
         let watch = EndsWithPanic(caller);
         let hook = *self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        let (memory, options) = (vector.memory(data_type), self.choices.options());
+        let options = self.choices.options();
         let (view, outcome) = memory::all_reduce_view(caller, memory, reduction, (&options, hook))
             .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
         drop(watch);
         keep(outcome);
         Ok(view)
+    }
+
+    /// Starts the same.
+    pub(crate) fn start_all_reduce_view(
+        &self,
+        send: Lent,
+        (count, datatype): (usize, xdp_agg_datatype_t),
+        op: xdp_agg_op_t,
+    ) -> Result<Request, Failure> {
+        let caller = self.caller()?;
+        let (memory, reduction) = to_read(send, (count, datatype), op)?;
+        let watch = EndsWithPanic(caller);
+        let call = memory::start_view(caller, memory, reduction, self.choices.options())
+            .map_err(|error| Failure::in_world(&error, self.first_rank_of_host()))?;
+        drop(watch);
+        Ok(Request {
+            flight: call.flight().clone(),
+            after: Mutex::new(None),
+            view: Some(call),
+            caller: Arc::downgrade(&self.caller),
+            first_rank_of_host: self.first_rank_of_host(),
+        })
     }
 
     /// Starts a call.
@@ -111,6 +126,7 @@ impl Comm {
         Ok(Request {
             flight,
             after: Mutex::new(Some(after)),
+            view: None,
             caller: Arc::downgrade(&self.caller),
             first_rank_of_host: self.first_rank_of_host(),
         })
@@ -143,6 +159,23 @@ impl Comm {
         // caller.
         self.caller.close();
     }
+}
+
+/// A vector that a call only reads, and how it is reduced.
+fn to_read(
+    send: Lent,
+    (count, datatype): (usize, xdp_agg_datatype_t),
+    op: xdp_agg_op_t,
+) -> Result<(Memory, Reduction), Failure> {
+    let (data_type, reduction) = (names::data_type(datatype)?, names::reduction(op)?);
+    let bytes = count.checked_mul(data_type.size());
+    let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+        let problem = format!("elements of {data_type} are no memory's length");
+        Failure::argument("count", count, &problem)
+    })?;
+    let vector = send.vector(bytes);
+    vector.check("send", data_type)?;
+    Ok((vector.memory(data_type), reduction))
 }
 
 /// A value as JSON. It must have no secrets and no maps with unnamed keys: then it cannot fail.

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use xdp_agg_client::lent::{
-    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task,
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task, ViewInFlight,
 };
 use xdp_agg_client::{Error, Name};
 
@@ -268,6 +268,17 @@ pub(crate) fn start(
 ) -> Result<InFlight, Error> {
     // SAFETY: as in `call`.
     unsafe { caller.start(memory, task, options) }
+}
+
+/// Starts an all-reduce that leaves a vector's memory alone.
+pub(crate) fn start_view(
+    caller: &Caller,
+    memory: Memory,
+    reduction: Reduction,
+    options: Options,
+) -> Result<ViewInFlight, Error> {
+    // SAFETY: as in `call`; the memory is only read.
+    unsafe { caller.start_view(memory, reduction, options) }
 }
 
 /// A call that can be made.

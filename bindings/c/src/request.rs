@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use xdp_agg_client::Error;
-use xdp_agg_client::lent::{Caller, InFlight};
+use xdp_agg_client::lent::{Caller, InFlight, LentView, ViewInFlight};
 
 use crate::failure::{Failure, keep};
 use crate::memory::After;
@@ -14,6 +14,8 @@ pub(crate) struct Request {
     pub(crate) flight: InFlight,
     /// None once it was done.
     pub(crate) after: Mutex<Option<After>>,
+    /// Of a call whose result is to be read.
+    pub(crate) view: Option<ViewInFlight>,
     /// Gone when the communicator was destroyed.
     pub(crate) caller: Weak<Caller>,
     /// For errors of this host's processes.
@@ -40,6 +42,21 @@ impl Request {
         drop(after);
         keep(outcome);
         Ok(true)
+    }
+
+    /// The result, of a call that has ended well.
+    ///
+    /// # Errors
+    /// The call's; it has not ended, or its result is in a vector of the caller's.
+    pub(crate) fn view(&self) -> Result<LentView, Failure> {
+        if self.flight.is_forked() {
+            return Err(Error::Forked.into());
+        }
+        let problem = "is of a call that leaves its result in recv";
+        let call = self.view.as_ref().ok_or_else(|| Failure::of("request", problem))?;
+        let ending = call.wait(Duration::ZERO).ok_or_else(Failure::in_progress)?;
+        let ending = ending.map_err(|error| Failure::in_world(&error, self.first_rank_of_host));
+        ending.map(|(view, _)| view)
     }
 
     /// Whether nobody needs its memory any more.

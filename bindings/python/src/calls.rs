@@ -6,14 +6,14 @@ use std::time::Duration;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use xdp_agg_client::lent::{
-    Caller, DataType, Options, Outcome, Precision, Reduction, Task, UnknownName,
+    Caller, DataType, InFlight, Options, Outcome, Precision, Reduction, Task, UnknownName,
 };
 use xdp_agg_client::{Error, Name};
 
 use crate::errors::{exception_in, noting};
 use crate::handle::Handle;
 use crate::memory::{Loan, SharedResult};
-use crate::open::Open;
+use crate::open::{Open, Underway};
 use crate::pool::SLICE;
 use crate::report::Report;
 
@@ -172,10 +172,33 @@ pub(crate) fn start(
     let (caller, underway) = open.begin(py)?;
     let flight = py.detach(|| loan.start(caller, task, options));
     let flight = flight.map_err(|error| exception_in(py, &error, open.world()))?;
+    keep_until_done(&flight, &mut loan, underway);
+    Ok(Handle::new(flight, open))
+}
+
+/// Starts an all-reduce whose result is to be read: `view` makes an array of it. Its memory is kept
+/// until it is done.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) fn start_view(
+    py: Python<'_>,
+    open: &Arc<Open>,
+    mut loan: Loan,
+    (reduction, options): (Reduction, Options),
+    view: Py<PyAny>,
+) -> PyResult<Handle> {
+    let (caller, underway) = open.begin(py)?;
+    let call = py.detach(|| loan.start_view(caller, reduction, options));
+    let call = call.map_err(|error| exception_in(py, &error, open.world()))?;
+    keep_until_done(call.flight(), &mut loan, underway);
+    Ok(Handle::of_view(call, view, open))
+}
+
+fn keep_until_done(flight: &InFlight, loan: &mut Loan, underway: Underway) {
     let keep = loan.take_keep();
     // The reference is dropped at once or, where Python is busy, at its next call of this module.
     flight.on_done(move |_| drop((keep, underway)));
-    Ok(Handle::new(flight, open))
 }
 
 /// Tells Python of a call's end on a thread of the pool: `done(None, report)`, or

@@ -14,7 +14,7 @@ use crate::calls;
 use crate::connect::connect;
 use crate::errors::{exception, exception_in};
 use crate::handle::Handle;
-use crate::memory::{Loan, SharedMemory};
+use crate::memory::{Loan, PlacedMemory, SharedMemory};
 use crate::open::Open;
 use crate::report::Report;
 use crate::settings::{Given, Number};
@@ -191,6 +191,31 @@ impl Communicator {
         let view = py.import("xdp_agg._memory")?.call_method1("viewer", (array,))?;
         let (result, report) = calls::run_view(py, &self.open, &loan, reduction, &options)?;
         Ok((view.call1((Bound::new(py, result)?,))?, report))
+    }
+
+    /// Starts an all_reduce_view and returns at once. The handle's wait() returns the result and the
+    /// call's report.
+    ///
+    /// The array must not change until the handle says that it is done. The result counts among the
+    /// 8 of this process from the start on, and until the handle and all arrays that lie in it are
+    /// gone. Where other processes of the host have results in all of the room, the call waits for
+    /// them.
+    ///
+    /// Arguments as of all_reduce_view.
+    #[pyo3(signature = (array, op="sum", *, precision=None, deadline=None, name=None))]
+    fn all_reduce_view_async(
+        &self,
+        array: &Bound<'_, PyAny>,
+        op: &str,
+        precision: Option<&str>,
+        deadline: Option<f64>,
+        name: Option<&str>,
+    ) -> PyResult<Handle> {
+        let py = array.py();
+        let call = (calls::reduction(op)?, calls::options(precision, deadline, name)?);
+        let loan = lend_reading(array)?;
+        let view = py.import("xdp_agg._memory")?.call_method1("viewer", (array,))?;
+        calls::start_view(py, &self.open, loan, call, view.unbind())
     }
 
     /// Starts an all_reduce and returns at once. The array is the call's until the handle says that
@@ -526,6 +551,25 @@ impl Communicator {
         let options = calls::options(precision, deadline, None)?;
         let loan = Loan::at(pointer, length, calls::data_type(dtype)?);
         calls::run(py, &self.open, &loan, &task, &options)
+    }
+
+    /// Puts memory that the processes of this host share under other memory of this process, with
+    /// what is in it, for layers that know their arrays themselves: calls on it copy nothing inside
+    /// the host. None where each process is a worker of its own.
+    ///
+    /// The memory must be whole pages, with nothing else in them, that `keep` keeps. Nothing may
+    /// touch it while this runs, nor while the returned object goes away, and no call may have it
+    /// then. That gives the memory pages of this process's own again.
+    fn _place(
+        &self,
+        py: Python<'_>,
+        pointer: usize,
+        bytes: usize,
+        keep: Py<PyAny>,
+    ) -> PyResult<Option<PlacedMemory>> {
+        let (caller, _underway) = self.open.begin(py)?;
+        let placed = PlacedMemory::new(caller, (pointer, bytes), keep);
+        placed.map_err(|error| exception_in(py, &error, self.open.world()))
     }
 
     /// The same without waiting. `done(exception, None)` or `done(None, report)` is called on a

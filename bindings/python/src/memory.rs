@@ -11,7 +11,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use xdp_agg_client::lent::{
-    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Reduction, Task,
+    Caller, DataType, InFlight, LentView, Memory, Options, Outcome, Placed, Reduction, Task,
+    ViewInFlight,
 };
 use xdp_agg_client::{Error, SharedBuffer};
 
@@ -90,7 +91,7 @@ impl Loan {
         let memory = self.memory(&Task::AllReduce(reduction));
         // SAFETY: as in `call`.
         let done = unsafe { caller.all_reduce_view(memory, reduction, options, interrupted) };
-        done.map(|(bytes, outcome)| (SharedResult { bytes }, outcome))
+        done.map(|(bytes, outcome)| (SharedResult::new(bytes), outcome))
     }
 
     /// Starts a call. `self`, or what [`Self::take_keep`] gives, must be kept until the call is
@@ -104,6 +105,18 @@ impl Loan {
         let memory = self.memory(&task);
         // SAFETY: the callers keep the loan in a closure that is dropped when the call is done.
         unsafe { caller.start(memory, task, options) }
+    }
+
+    /// The same of an all-reduce that leaves the memory alone.
+    pub(crate) fn start_view(
+        &self,
+        caller: &Caller,
+        reduction: Reduction,
+        options: Options,
+    ) -> Result<ViewInFlight, Error> {
+        let memory = self.memory(&Task::AllReduce(reduction));
+        // SAFETY: as in `start`.
+        unsafe { caller.start_view(memory, reduction, options) }
     }
 }
 
@@ -146,11 +159,40 @@ impl SharedMemory {
     }
 }
 
+/// Memory of another object's, under which pages of that memory lie as long as this is there.
+#[pyclass(module = "xdp_agg._xdp_agg", name = "_PlacedMemory", frozen)]
+pub(crate) struct PlacedMemory {
+    _placed: Placed,
+    /// Keeps the memory mapped; dropped behind it.
+    _keep: Py<PyAny>,
+}
+
+impl PlacedMemory {
+    /// None where each process is a worker of its own. `keep` keeps the memory, which Python code
+    /// answers for: whole pages of its own that nothing touches while this runs, nor while the
+    /// object is dropped, and that no call has then.
+    pub(crate) fn new(
+        caller: &Caller,
+        (address, bytes): (usize, usize),
+        keep: Py<PyAny>,
+    ) -> Result<Option<Self>, Error> {
+        // SAFETY: what Python code answers for; `keep` is dropped last.
+        let placed = unsafe { caller.place(address as *mut u8, bytes) }?;
+        Ok(placed.map(|placed| Self { _placed: placed, _keep: keep }))
+    }
+}
+
 /// The result of a call, to read, for arrays of Python's: they keep this object, and it keeps the
 /// memory.
 #[pyclass(module = "xdp_agg._xdp_agg", name = "_SharedResult", frozen)]
 pub(crate) struct SharedResult {
     bytes: LentView,
+}
+
+impl SharedResult {
+    pub(crate) const fn new(bytes: LentView) -> Self {
+        Self { bytes }
+    }
 }
 
 #[pymethods]

@@ -152,6 +152,131 @@ def test_results_are_read_in_place(workers: Workers, world: int) -> None:
     workers.start(VIEWS, world, env=ROOM).check()
 
 
+STARTED = """
+import gc
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+total = world * (world + 1) / 2
+for name in ["float32", "float64", "float16"]:
+    arrays = [comm.empty(100_000, name), np.empty(100_000, name)]
+    for array in arrays:
+        array[:] = rank + 1
+    handles = [comm.all_reduce_view_async(array, precision="gradient") for array in arrays]
+    # Behind them, and waited for before.
+    after = np.ones(3)
+    comm.all_reduce(after)
+    assert (after == world).all()
+    for handle in reversed(handles):
+        result, report = handle.wait()
+        assert handle.is_done() and report.contributors == tuple(range(world))
+        assert result.dtype == name and (result == total).all()
+        assert world == 1 or result.base.is_shared
+        again, _ = handle.wait()
+        assert (again == total).all() and not again.flags.writeable
+    assert all((array == rank + 1).all() for array in arrays)
+# Exact sums, and integers: copies. A mean, a name, and a function that is told.
+import queue
+told = queue.Queue()
+exact = np.full((3, 4), rank + 1.0)
+handle = comm.all_reduce_view_async(exact, "mean", precision="exact", name="loss")
+handle.on_done(told.put)
+assert told.get(timeout=20) is handle
+result, report = handle.wait()
+assert (result == (world + 1) / 2).all() and result.shape == (3, 4) and not result.base.is_shared
+large = np.full(1_000_000, rank + 1)
+result, _ = comm.all_reduce_view_async(large, "max").wait()
+assert (result == world).all() and (large == rank + 1).all()
+# A block with a NaN keeps its other numbers, and the input stays.
+array = comm.empty(200_000)
+array[:] = rank + 1
+array[1234 + rank] = np.nan
+before = array.copy()
+result, report = comm.all_reduce_view_async(array, precision="gradient").wait()
+assert report.redone > 0 and not result.base.is_shared
+assert np.isnan(result[1234 : 1234 + world]).all() and (result[:1234] == total).all()
+assert np.array_equal(array, before, equal_nan=True)
+# As many as there may be, from their start on; dropped handles give their room back.
+del handle, handles, result, again
+gc.collect()
+ones = np.ones(500_000, "float32")
+
+def begin():
+    # Calls of dropped handles end a moment later, and then their room comes back.
+    until = time.monotonic() + 20
+    while True:
+        try:
+            return comm.all_reduce_view_async(ones)
+        except xdp_agg.Config:
+            assert time.monotonic() < until, "no room came back"
+            time.sleep(0.01)
+
+for round in range(10):
+    started = [begin() for _ in range(8)]
+    if world > 1:
+        try:
+            comm.all_reduce_view_async(ones)
+            raise AssertionError("a ninth")
+        except xdp_agg.Config as error:
+            assert "8" in str(error), error
+    kept = started[round % 8]
+    del started
+    result, _ = kept.wait()
+    assert (result == world).all()
+    del kept
+    assert (result == world).all()
+    del result
+    gc.collect()
+comm.barrier()
+# In flight, and then closed: the handle says so.
+if rank == 0:
+    handle = begin()
+    comm.close()
+    try:
+        handle.wait()
+        raise AssertionError("nobody else came")
+    except xdp_agg.Error:
+        pass
+else:
+    comm.close()
+"""
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_started_results_are_read_in_place(workers: Workers, world: int) -> None:
+    workers.start(STARTED, world, env=ROOM).check()
+
+
+def test_a_failed_call_has_no_view(workers: Workers) -> None:
+    script = """
+import os, signal
+comm = xdp_agg.Communicator(local_rank=rank, local_size=world)
+one = comm.empty(500_000)
+views = []
+for call in range(1000):
+    one[:] = 1
+    if call == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        handle = comm.all_reduce_view_async(one)
+        view, _ = handle.wait()
+    except xdp_agg.MemberLost:
+        break
+    assert (view == world).all()
+    views = views[-2:] + [view]
+else:
+    raise AssertionError("nobody was lost")
+try:
+    handle.wait()
+    raise AssertionError("it failed")
+except xdp_agg.MemberLost:
+    pass
+# What was there before stays.
+assert all((view == world).all() for view in views) and (one == 1).all()
+comm.close()
+"""
+    ended = workers.start(script, 3, env=ROOM).finish()
+    assert [worker.code for worker in ended] == [0, -9, 0], "\n".join(map(str, ended))
+
+
 def test_results_of_tensors_are_arrays(workers: Workers) -> None:
     pytest.importorskip("torch")
     script = """

@@ -73,6 +73,133 @@ dist.destroy_process_group()
     torch_ranks.run(daemon, TRAIN + script)
 
 
+BUCKETS = """
+import gc
+begin("gloo")
+dtype = torch.float32
+
+class Watched(State):
+    # Where each bucket of a step was.
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.at = []
+
+def watched(state, bucket):
+    future = allreduce_hook(state, bucket)
+    place = state.buckets._buckets.get(bucket.buffer().data_ptr())
+    state.at.append((bucket.buffer().data_ptr(), place is not None))
+    return future
+
+def train(state, hook, **more):
+    net = model()
+    torch.manual_seed(rank)
+    ddp = DDP(net, bucket_cap_mb=0.5, **more)
+    ddp.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    grads = []
+    for step in range(8):
+        torch.manual_seed(1000 * step + rank)
+        loss = ddp(torch.randn(16, 64)).square().mean()
+        loss.backward()
+        grads.append([p.grad.clone() for p in net.parameters()])
+        optimizer.step()
+        # Both ways of forgetting gradients, and none: they are added up.
+        if step % 3 < 2:
+            ddp.zero_grad(set_to_none=step % 3 == 0)
+    return ddp, grads
+
+for views in (False, True):
+    plain = Watched(in_segment=False)
+    _, expected = train(plain, watched, gradient_as_bucket_view=views)
+    assert plain.stats()["buckets_in_segment"] == 0
+    plain.close()
+    state = Watched(in_segment=True if views else None)
+    ddp, found = train(state, watched, gradient_as_bucket_view=views)
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for one, other in zip(ours, theirs, strict=True):
+            # The same bits, wherever the bucket is.
+            assert torch.equal(one, other), (views, step, (one - other).abs().max())
+    # DDP has made its buckets again after the first step; all of the later ones lie there.
+    count = state.stats()["buckets_in_segment"]
+    late = state.at[-2 * count:]
+    assert count >= 2 and all(placed for _, placed in late), (count, state.at)
+    assert {at for at, _ in late[:count]} == {at for at, _ in late[count:]}
+    if views:
+        grad = ddp.module[0].weight.grad
+        before = grad.clone()
+        state.close()
+        assert state.stats()["buckets_in_segment"] == 0
+        # The gradient is this process's own again, with what was in it.
+        assert torch.equal(grad, before)
+        grad += rank
+        dist.barrier()
+        assert torch.equal(grad, before + rank)
+    else:
+        state.close()
+    del ddp
+    gc.collect()
+# Gradients that are views stay where they are unless that is asked for.
+state = Watched()
+train(state, watched, gradient_as_bucket_view=True)
+assert state.stats()["buckets_in_segment"] == 0
+state.close()
+# Two models of one state.
+state = Watched()
+nets = [train(state, watched)[0] for _ in range(2)]
+count = state.stats()["buckets_in_segment"]
+assert count >= 4, count
+for _ in range(3):
+    for net in nets:
+        net(torch.randn(16, 64)).square().mean().backward()
+assert state.stats()["buckets_in_segment"] == count
+state.close()
+dist.destroy_process_group()
+"""
+
+
+def test_buckets_lie_in_the_segment(daemon: str) -> None:
+    torch_ranks.run(daemon, TRAIN + BUCKETS, env={"XDP_AGG_BUFFERS": str(64 << 20)})
+
+
+def test_buckets_without_room_are_copied(daemon: str) -> None:
+    script = """
+begin("gloo")
+for wanted, warns in ((None, False), (True, True)):
+    state = State(in_segment=wanted)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(allreduce_hook, state)
+    said = [str(one.message) for one in caught if "segment" in str(one.message)]
+    assert bool(said) == warns, (wanted, said)
+    assert not warns or "XDP_AGG_BUFFERS=" in said[0] and len(said) == 1, said
+    assert state.stats()["buckets_in_segment"] == 0
+    state.close()
+dist.destroy_process_group()
+"""
+    torch_ranks.run(daemon, TRAIN + script)
+
+
+def test_a_lost_rank_with_buckets_in_the_segment(daemon: str) -> None:
+    script = """
+import signal
+begin("gloo")
+net = DDP(model(), bucket_cap_mb=0.5, gradient_as_bucket_view=True)
+state = State(in_segment=True)
+net.register_comm_hook(state, allreduce_hook)
+steps(net, 3)
+assert state.stats()["buckets_in_segment"] >= 2
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+with raises(xdp_agg.MemberLost):
+    net(torch.ones(4, 64)).sum().backward()
+for parameter in net.parameters():
+    parameter.grad.fill_(3)
+state.close()
+assert all((parameter.grad == 3).all() for parameter in net.parameters())
+"""
+    torch_ranks.run(daemon, TRAIN + script, 3, lost=[1], env={"XDP_AGG_BUFFERS": str(64 << 20)})
+
+
 def test_a_communicator_of_one_s_own(daemon: str) -> None:
     script = """
 begin("gloo")

@@ -29,7 +29,7 @@ impl Caller {
         Ok(Self(ManuallyDrop::new(Arc::new(Inner::connect(builder, settings)?))))
     }
 
-    pub(super) fn inner(&self) -> &Inner {
+    pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.0
     }
 
@@ -62,14 +62,9 @@ impl Caller {
         options: &Options,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let call = Call { memory, task: *task, options: options.clone() };
+        let call = Call { memory, task: *task, options: options.clone(), view: None };
         self.0.check(&call)?;
-        let deadline = self.0.deadline(options);
-        let mut patience = Patience { deadline, interrupted };
-        let turn = self.0.take_turn();
-        let begun = self.0.begin_in_turn(turn, &call, &mut patience);
-        self.0.begins.end(turn);
-        self.0.finish(turn, begun, &mut patience)
+        self.0.carry_out(&call, interrupted)
     }
 
     /// Starts a call and returns at once; threads of its own carry it out.
@@ -85,7 +80,7 @@ impl Caller {
         task: Task,
         options: Options,
     ) -> Result<InFlight, Error> {
-        let call = Call { memory, task, options };
+        let call = Call { memory, task, options, view: None };
         self.0.check(&call)?;
         self.0.start(call)
     }
@@ -147,6 +142,19 @@ impl Inner {
         call.memory.check()
     }
 
+    /// Makes a call that was checked, on this thread, to its end.
+    pub(super) fn carry_out(
+        &self,
+        call: &Call,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Outcome, Error> {
+        let mut patience = Patience { deadline: self.deadline(&call.options), interrupted };
+        let turn = self.take_turn();
+        let begun = self.begin_in_turn(turn, call, &mut patience);
+        self.begins.end(turn);
+        self.finish(turn, begun, &mut patience)
+    }
+
     /// Waits for the turn and begins the call.
     pub(super) fn begin_in_turn(
         &self,
@@ -161,9 +169,13 @@ impl Inner {
     pub(super) fn begin(
         &self,
         turn: u64,
-        Call { memory, task, options }: &Call,
+        call: &Call,
         patience: &mut Patience<'_>,
     ) -> Result<Rest, Error> {
+        if let Some(wanted) = &call.view {
+            return wanted.begin(self, turn, call, patience);
+        }
+        let Call { memory, task, options, .. } = call;
         let name = options.name.as_ref();
         let (reduction, part_of) = match task {
             Task::AllReduce(reduction) => (*reduction, None),

@@ -14,6 +14,7 @@ use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 use super::guess::Guesses;
 use super::order::Order;
 use super::started::Threads;
+use super::view::Wanted;
 use super::{Memory, Options, Outcome, Precision, Reduction, Settings, Stats, Task};
 use crate::communicator::Communicator;
 use crate::error::{Error, JobError};
@@ -67,6 +68,8 @@ pub(super) struct Call {
     pub(super) memory: Memory,
     pub(super) task: Task,
     pub(super) options: Options,
+    /// The result is to be read, and the memory left alone.
+    pub(super) view: Option<Wanted>,
 }
 
 /// A reduction, and what it is a part of.

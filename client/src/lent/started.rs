@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::flight::Carried;
 use super::inner::{Call, Inner, Rest};
+use super::view::Wanted;
 use super::{InFlight, Precision, Task};
 use crate::error::{Error, JobError};
 use crate::handle::Patience;
@@ -77,8 +78,11 @@ impl Inner {
         self.ends.end(turn);
     }
 
-    /// Its beginning waits for the other ranks.
-    fn takes_its_time(&self, Call { memory, task, options }: &Call) -> bool {
+    /// Its beginning waits for the other ranks, or for room that they have to free.
+    fn takes_its_time(&self, Call { memory, task, options, view }: &Call) -> bool {
+        if view.as_ref().is_some_and(Wanted::is_shared) {
+            return true;
+        }
         match task {
             Task::AllReduce(_) | Task::Reduce { .. } | Task::ReduceScatter(_) => {
                 let float = memory.data_type().is_float();

@@ -3,14 +3,15 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use xdp_agg_intranode::{Results, View};
+use xdp_agg_intranode::{Reserved, Results, View};
 use xdp_agg_quantize::{Element, Op, bf16, f16};
 
 use super::floats::again;
 use super::inner::{Call, Inner, Rest, Sum};
-use super::{Caller, DataType, Memory, Options, Outcome, Precision, Reduction, Task};
+use super::{Caller, DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Task};
 use crate::collectives::Summed;
 use crate::error::{Error, JobError};
 use crate::handle::Patience;
@@ -18,24 +19,21 @@ use crate::handle::Patience;
 /// The bytes of a result, to read. Where they are shared all processes of the host read the same
 /// memory, which is free when the last of them has dropped its own. They stay what they are as long
 /// as this is there, whatever is called meanwhile. In a forked child they must not be touched.
-#[derive(Debug)]
-pub struct LentView {
-    result: Held,
-    len: usize,
-}
+#[derive(Clone, Debug)]
+pub struct LentView(Arc<Held>);
 
 #[derive(Debug)]
 enum Held {
     Shared(View),
-    /// Whole words, so that elements of every type are aligned.
-    Private(Vec<u64>),
+    /// Whole words, so that elements of every type are aligned, and how many bytes of them count.
+    Private(Vec<u64>, usize),
 }
 
 impl LentView {
     /// Whether the processes of the host share it. Else it is a copy of this process's own.
     #[must_use]
-    pub const fn is_shared(&self) -> bool {
-        matches!(self.result, Held::Shared(_))
+    pub fn is_shared(&self) -> bool {
+        matches!(*self.0, Held::Shared(_))
     }
 }
 
@@ -43,15 +41,49 @@ impl Deref for LentView {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.result {
+        match &*self.0 {
             Held::Shared(view) => view,
-            Held::Private(words) => &bytemuck::cast_slice(words)[..self.len],
+            Held::Private(words, len) => &bytemuck::cast_slice(words)[..*len],
         }
     }
 }
 
-/// Where a call leaves its result.
-type Slot = Arc<Mutex<Option<Held>>>;
+/// A call in flight whose result is to be read. Dropping it does not end the call: the memory that
+/// was lent to it is the call's until [`InFlight::is_done`]. The result's room is free when the
+/// call has ended, and this and all views of it are gone.
+#[derive(Debug)]
+pub struct ViewInFlight {
+    flight: InFlight,
+    wanted: Wanted,
+}
+
+impl ViewInFlight {
+    /// Whether it has ended, and how.
+    #[must_use]
+    pub const fn flight(&self) -> &InFlight {
+        &self.flight
+    }
+
+    /// Waits for its end, at most for `at_most`, and gives the result. None: it has not ended yet,
+    /// and goes on. May be called again.
+    #[must_use]
+    pub fn wait(&self, at_most: Duration) -> Option<Result<(LentView, Outcome), Error>> {
+        let ending = self.flight.wait(at_most)?;
+        Some(ending.and_then(|outcome| Ok((self.wanted.view()?, outcome))))
+    }
+}
+
+/// What a call whose result is to be read needs, and where it leaves the result.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted(Arc<Wants>);
+
+#[derive(Debug)]
+struct Wants {
+    is_shared: bool,
+    /// Taken when the call begins. None besides: the result is this process's own.
+    place: Mutex<Option<Reserved>>,
+    result: Mutex<Option<LentView>>,
+}
 
 impl Caller {
     /// All-reduces without writing to the memory. As
@@ -74,79 +106,168 @@ impl Caller {
         options: &Options,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<(LentView, Outcome), Error> {
-        let task = Task::AllReduce(reduction);
-        let (inner, call) = (self.inner(), Call { memory, task, options: options.clone() });
-        inner.check(&call)?;
-        let len = memory.bytes();
-        let sums = matches!(reduction, Reduction::Sum | Reduction::Average);
-        let is_gradient = inner.precision(memory, options) == Precision::Gradient;
-        let floats = sums && memory.data_type().is_float() && len > 0;
-        let group = inner.communicator.group.as_ref().filter(|_| floats && is_gradient);
-        let Some(group) = group else {
-            let mut words = vec![0_u64; len.div_ceil(size_of::<u64>())];
-            // SAFETY: the memory is this call's, which only reads it.
-            let from = unsafe { memory.reading_bytes() };
-            bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(from);
-            // SAFETY: the words are this function's until it returns, and hold these elements.
-            let own =
-                unsafe { Memory::new(words.as_mut_ptr().cast(), memory.len(), memory.data_type()) };
-            // SAFETY: as above.
-            let outcome = unsafe { self.call(own, &task, options, interrupted) }?;
-            return Ok((LentView { result: Held::Private(words), len }, outcome));
-        };
-        group.check_view(len)?;
-        let mut patience = Patience { deadline: inner.deadline(options), interrupted };
-        let (turn, slot) = (inner.take_turn(), Slot::default());
-        let begun = inner.wait_for(&inner.begins, turn, &mut patience).and_then(|()| {
-            let (average, called) = (reduction == Reduction::Average, options.name.clone());
-            let sum = Sum { reduction, average, turn, part_of: None, called };
-            let slot = Arc::clone(&slot);
-            match memory.data_type() {
-                DataType::F64 => begin::<f64>(inner, memory, &sum, slot),
-                DataType::F16 => begin::<f16>(inner, memory, &sum, slot),
-                DataType::Bf16 => begin::<bf16>(inner, memory, &sum, slot),
-                _ => begin::<f32>(inner, memory, &sum, slot),
-            }
-        });
-        inner.begins.end(turn);
-        let outcome = inner.finish(turn, begun, &mut patience)?;
-        let result = slot.lock().take().ok_or(Error::Job(JobError::Closed))?;
-        Ok((LentView { result, len }, outcome))
+        let (call, wanted) = self.inner().viewing(memory, reduction, options.clone())?;
+        let outcome = self.inner().carry_out(&call, interrupted)?;
+        Ok((wanted.view()?, outcome))
+    }
+
+    /// Starts the same and returns at once; threads of its own carry it out. It counts as a result
+    /// that this process has from now on.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce_view`], as far as they are known at once.
+    ///
+    /// # Safety
+    /// What [`Memory::new`] was promised, until [`InFlight::is_done`]; it need not be valid for
+    /// writing.
+    pub unsafe fn start_view(
+        &self,
+        memory: Memory,
+        reduction: Reduction,
+        options: Options,
+    ) -> Result<ViewInFlight, Error> {
+        let (call, wanted) = self.inner().viewing(memory, reduction, options)?;
+        Ok(ViewInFlight { flight: self.inner().start(call)?, wanted })
     }
 }
 
-fn begin<T: Element>(inner: &Inner, memory: Memory, sum: &Sum, slot: Slot) -> Result<Rest, Error> {
-    let op = if sum.average { Op::Average } else { Op::Sum };
-    let purpose = sum.purpose();
-    let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
-    // SAFETY: the memory is this call's, and T what it holds.
-    let data = unsafe { memory.reading::<T>() };
-    // SAFETY: the call is in the engines until it has been waited for, or `begun` is dropped, which
-    // both happen before this call ends.
-    let (begun, results) = unsafe { inner.communicator.begin_view(data, op, &purpose) }?;
-    let sum = sum.clone();
-    Ok(Box::new(move |inner, patience| {
-        let calls = inner.communicator.wait(begun, patience)?;
-        let Summed { report, left_out } = Summed::of_parts(calls);
-        let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
-        let outcome = Outcome { report, precision: Some(Precision::Gradient), redone: 0 };
-        if left_out.is_empty() {
-            *slot.lock() = Some(Held::Shared(view));
-            return Ok(outcome);
+impl Inner {
+    /// Such a call, which is checked and has a place for its result.
+    fn viewing(
+        &self,
+        memory: Memory,
+        reduction: Reduction,
+        options: Options,
+    ) -> Result<(Call, Wanted), Error> {
+        let task = Task::AllReduce(reduction);
+        let call = Call { memory, task, options, view: None };
+        self.check(&call)?;
+        let sums = matches!(reduction, Reduction::Sum | Reduction::Average);
+        let is_gradient = self.precision(memory, &call.options) == Precision::Gradient;
+        let is_shared = sums && memory.data_type().is_float() && !memory.is_empty() && is_gradient;
+        let group = self.communicator.group.as_ref().filter(|_| is_shared);
+        let place = group.map(|group| {
+            group.check_room(memory.bytes())?;
+            group.reserve_view(memory.bytes())
+        });
+        let place = place.transpose()?;
+        let (is_shared, result) = (place.is_some(), Mutex::default());
+        let wanted = Wanted(Arc::new(Wants { is_shared, place: Mutex::new(place), result }));
+        Ok((Call { view: Some(wanted.clone()), ..call }, wanted))
+    }
+}
+
+impl Wanted {
+    /// The result lies in memory that the processes of the host share.
+    pub(super) fn is_shared(&self) -> bool {
+        self.0.is_shared
+    }
+
+    /// The result of a call that has ended well.
+    fn view(&self) -> Result<LentView, Error> {
+        self.0.result.lock().clone().ok_or(Error::Job(JobError::Closed))
+    }
+
+    fn has(&self, result: Held) {
+        *self.0.result.lock() = Some(LentView(Arc::new(result)));
+    }
+
+    pub(super) fn begin(
+        &self,
+        inner: &Inner,
+        turn: u64,
+        call: &Call,
+        patience: &mut Patience<'_>,
+    ) -> Result<Rest, Error> {
+        let place = self.0.place.lock().take();
+        let (Some(place), Task::AllReduce(reduction)) = (place, call.task) else {
+            return self.begin_copy(inner, turn, call, patience);
+        };
+        let (average, called) = (reduction == Reduction::Average, call.options.name.clone());
+        let sum = Sum { reduction, average, turn, part_of: None, called };
+        match call.memory.data_type() {
+            DataType::F64 => self.begin_shared::<f64>(inner, call.memory, &sum, place),
+            DataType::F16 => self.begin_shared::<f16>(inner, call.memory, &sum, place),
+            DataType::Bf16 => self.begin_shared::<bf16>(inner, call.memory, &sum, place),
+            _ => self.begin_shared::<f32>(inner, call.memory, &sum, place),
         }
-        // Blocks are summed again from this process's input, and their sums are written to a copy:
-        // the others read the shared memory.
-        let mut words = vec![0_u64; view.len().div_ceil(size_of::<u64>())];
-        let copy = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..view.len()];
-        copy.copy_from_slice(&view);
-        let copy = bytemuck::cast_slice_mut::<u8, T>(copy);
-        // SAFETY: as above; the call itself is over, and has not written to it.
+    }
+
+    /// Begins the call on a copy of the memory.
+    fn begin_copy(
+        &self,
+        inner: &Inner,
+        turn: u64,
+        call: &Call,
+        patience: &mut Patience<'_>,
+    ) -> Result<Rest, Error> {
+        let (memory, len) = (call.memory, call.memory.bytes());
+        let mut words = vec![0_u64; len.div_ceil(size_of::<u64>())];
+        // SAFETY: the memory is this call's, which only reads it.
+        let from = unsafe { memory.reading_bytes() };
+        bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(from);
+        // SAFETY: the words are valid until the call on them has ended or is dropped, which `Copy`
+        // sees to, and hold these elements; nobody else has them.
+        let own =
+            unsafe { Memory::new(words.as_mut_ptr().cast(), memory.len(), memory.data_type()) };
+        let own = Call { memory: own, task: call.task, options: call.options.clone(), view: None };
+        let copy = Copy { rest: inner.begin(turn, &own, patience)?, words };
+        let wanted = self.clone();
+        Ok(Box::new(move |inner, patience| {
+            // All of it at once: what is left of a closure that never runs is dropped in order.
+            let copy = copy;
+            let outcome = (copy.rest)(inner, patience)?;
+            wanted.has(Held::Private(copy.words, len));
+            Ok(outcome)
+        }))
+    }
+
+    fn begin_shared<T: Element>(
+        &self,
+        inner: &Inner,
+        memory: Memory,
+        sum: &Sum,
+        place: Reserved,
+    ) -> Result<Rest, Error> {
+        let op = if sum.average { Op::Average } else { Op::Sum };
+        let purpose = sum.purpose();
+        let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
+        // SAFETY: the memory is this call's, and T what it holds.
         let data = unsafe { memory.reading::<T>() };
-        for range in &left_out {
-            copy[range.clone()].copy_from_slice(&data[range.clone()]);
-        }
-        let redone = again(inner, copy, &left_out, &sum, patience)?;
-        *slot.lock() = Some(Held::Private(words));
-        Ok(Outcome { redone, ..outcome })
-    }))
+        // SAFETY: the call is in the engines until it has been waited for, or `begun` is dropped,
+        // which both happen before this call ends.
+        let (begun, results) = unsafe { inner.communicator.begin_view(data, op, &purpose, place) }?;
+        let (sum, wanted) = (sum.clone(), self.clone());
+        Ok(Box::new(move |inner, patience| {
+            let calls = inner.communicator.wait(begun, patience)?;
+            let Summed { report, left_out } = Summed::of_parts(calls);
+            let view = results.and_then(Results::view).ok_or(Error::Job(JobError::Closed))?;
+            let outcome = Outcome { report, precision: Some(Precision::Gradient), redone: 0 };
+            if left_out.is_empty() {
+                wanted.has(Held::Shared(view));
+                return Ok(outcome);
+            }
+            // Blocks are summed again from this process's input, and their sums are written to a
+            // copy: the others read the shared memory.
+            let len = view.len();
+            let mut words = vec![0_u64; len.div_ceil(size_of::<u64>())];
+            let copy = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
+            copy.copy_from_slice(&view);
+            let copy = bytemuck::cast_slice_mut::<u8, T>(copy);
+            // SAFETY: as above; the call itself is over, and has not written to it.
+            let data = unsafe { memory.reading::<T>() };
+            for range in &left_out {
+                copy[range.clone()].copy_from_slice(&data[range.clone()]);
+            }
+            let redone = again(inner, copy, &left_out, &sum, patience)?;
+            wanted.has(Held::Private(words, len));
+            Ok(Outcome { redone, ..outcome })
+        }))
+    }
+}
+
+/// What remains of a call on a copy, and the copy, which is dropped behind it.
+struct Copy {
+    rest: Rest,
+    words: Vec<u64>,
 }

@@ -21,4 +21,4 @@ mod gate;
 mod memory;
 
 pub use gate::{Hold, Kept, Origin, hold, own};
-pub use memory::{Bytes, Pages};
+pub use memory::{Bytes, Pages, cut_off, empty, give_to_children};

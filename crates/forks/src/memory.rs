@@ -81,21 +81,34 @@ impl Pages {
     /// No thread of this process writes to the part meanwhile.
     pub unsafe fn detach(&self, offset: usize, len: usize) -> Result<()> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len) && !self.is_elsewhere());
-        if len == 0 {
-            return Ok(());
-        }
-        let copy = Self::anonymous(len)?;
         // SAFETY: within the mapping.
-        let old = unsafe { self.base.add(offset) };
-        // SAFETY: as many bytes on both sides, of which nobody writes the old ones (the caller's
-        // promise) and nobody else knows the new ones.
-        unsafe { ptr::copy_nonoverlapping(old.as_ptr(), copy.base.as_ptr(), len) };
+        let part = unsafe { self.base.add(offset) };
+        // SAFETY: as the caller promises.
+        unsafe { cut_off(part, len) }
+    }
+
+    /// Puts a part of a shared file's mapping under other memory of this process, too. What was in
+    /// that memory is gone. A child does not get it.
+    ///
+    /// # Errors
+    /// The system's, also of what are no whole pages. If the memory was mapped with one call,
+    /// nothing has changed then.
+    ///
+    /// # Panics
+    /// If it is beyond the end; in a child.
+    ///
+    /// # Safety
+    /// `at` is the start of `len` bytes of whole pages that are the caller's, and in which there is
+    /// nothing else. Nobody touches them meanwhile.
+    pub unsafe fn put_under(&self, offset: usize, len: usize, at: NonNull<u8>) -> Result<()> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len) && !self.is_elsewhere());
+        // SAFETY: within the mapping.
+        let from = unsafe { self.base.add(offset) };
         let flags = rustix::mm::MremapFlags::MAYMOVE;
-        let (from, to) = (copy.base.as_ptr().cast(), old.as_ptr().cast());
-        // SAFETY: what is moved is `copy`, which is given up; what it takes the place of is of this
-        // mapping, and holds the same bytes. References into it stay good.
-        unsafe { rustix::mm::mremap_fixed(from, len, len, flags, to)? };
-        std::mem::forget(copy);
+        let (from, to) = (from.as_ptr().cast(), at.as_ptr().cast());
+        // SAFETY: of a shared mapping, 0 bytes that become more are a further mapping of the same
+        // pages (mremap(2)); the old one stays. What they take the place of is the caller's.
+        unsafe { rustix::mm::mremap_fixed(from, 0, len, flags, to)? };
         Ok(())
     }
 
@@ -133,6 +146,53 @@ impl Drop for Pages {
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
+}
+
+/// Makes memory this process's alone, with what is in it, whatever it was shared with.
+///
+/// # Errors
+/// The system's, also of what are no whole pages; nothing has changed then.
+///
+/// # Safety
+/// The memory is the caller's, `len` bytes of whole pages, and no thread of this process writes to
+/// it meanwhile.
+pub unsafe fn cut_off(memory: NonNull<u8>, len: usize) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let copy = Pages::anonymous(len)?;
+    // SAFETY: as many bytes on both sides, of which nobody writes the old ones (the caller's
+    // promise) and nobody else knows the new ones.
+    unsafe { ptr::copy_nonoverlapping(memory.as_ptr(), copy.base.as_ptr(), len) };
+    let flags = rustix::mm::MremapFlags::MAYMOVE;
+    let (from, to) = (copy.base.as_ptr().cast(), memory.as_ptr().cast());
+    // SAFETY: what is moved is `copy`, which is given up; what it takes the place of is the
+    // caller's, and holds the same bytes. References into it stay good.
+    unsafe { rustix::mm::mremap_fixed(from, len, len, flags, to)? };
+    std::mem::forget(copy);
+    Ok(())
+}
+
+/// Frees what a file of memory has below these pages, if they are of one: they are zero then.
+///
+/// # Safety
+/// The memory is the caller's, `len` bytes of whole pages, and what is in it is of no meaning.
+pub unsafe fn empty(memory: NonNull<u8>, len: usize) {
+    // Fails on other memory, which goes when something else takes its place.
+    // SAFETY: as the caller promises.
+    let _ = unsafe { rustix::mm::madvise(memory.as_ptr().cast(), len, Advice::LinuxRemove) };
+}
+
+/// Lets children have their copy of memory that was [`cut_off`], as of any other.
+///
+/// # Errors
+/// The system's.
+///
+/// # Safety
+/// The memory is the caller's, `len` bytes of whole pages.
+pub unsafe fn give_to_children(memory: NonNull<u8>, len: usize) -> Result<()> {
+    // SAFETY: the advice changes nothing of the memory in this process.
+    unsafe { rustix::mm::madvise(memory.as_ptr().cast(), len, Advice::LinuxDoFork) }
 }
 
 /// Plain bytes in [`Pages`] of their own. In a child there are none.

@@ -161,7 +161,8 @@ impl Bench {
                 (feeder, exchange, None)
             }
             Subject::View | Subject::BufferView => {
-                let (feeder, exchange, results) = self.group.begin_view(&shape, geometry)?;
+                let place = self.group.reserve_view(len * 4)?;
+                let (feeder, exchange, results) = self.group.begin_view(&shape, geometry, place)?;
                 (feeder, exchange, Some(results))
             }
         };

@@ -8,7 +8,7 @@ use crate::Options;
 use crate::call::{Call, Shape};
 use crate::plan::Plan;
 use crate::record::{Claim, Shared};
-use crate::view::{Region, Results};
+use crate::view::{Region, Reserved, Results};
 use crate::{Error, Exchange, Feeder, Geometry, Group, Waker};
 
 impl Group {
@@ -37,20 +37,22 @@ impl Group {
     }
 
     /// As [`Self::begin`], of a call whose results stay in the segment, once for all processes of
-    /// the host, and are read there.
+    /// the host, and are read there. `place` is what [`Self::reserve_view`] gave for their bytes.
     ///
     /// # Errors
-    /// As [`Self::begin`]; [`Error::TooManyViews`], [`Error::BufferRoom`].
+    /// As [`Self::begin`]; [`Error::BufferRoom`] when that time is over.
     pub fn begin_view(
         self: &Arc<Self>,
         shape: &Shape,
         geometry: Geometry,
+        place: Reserved,
     ) -> Result<(Feeder, Arc<Exchange>, Results), Error> {
-        let len = geometry.len().saturating_mul(shape.element_size);
-        Region::check(self, len)?;
+        if !place.is_for(self, geometry.len().saturating_mul(shape.element_size)) {
+            return Err(Error::config("place", "for results of another length or group"));
+        }
         let mut call = self.when_there_is_room(|| Call::open(self, shape, geometry, true))?;
         // The call is there now, and this process keeps it while others drop their results.
-        let region = Region::claim(self, shape.sequence, len).map(Arc::new);
+        let region = Region::claim(shape.sequence, place).map(Arc::new);
         let region = region.inspect_err(|_| call.abandon())?;
         call.region = Some(Arc::clone(&region));
         let (feeder, exchange) = parts(call);

@@ -34,6 +34,10 @@ impl Group {
 }
 
 impl Buffer {
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
     /// Where it is in the segment.
     pub(crate) fn offset(&self) -> usize {
         self.offset

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -15,8 +15,10 @@ use crate::arena::Arena;
 use crate::layout::{self, Slot};
 use crate::options::PAGES;
 use crate::pages::PAGE;
+use crate::placed::Alias;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
+use crate::view::Reading;
 use crate::{Error, Options};
 
 /// No sleep is longer: whatever a ring may miss (a process that died between advancing a counter
@@ -57,8 +59,10 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     /// Bytes that this process is cut off from: see [`Segment::detach`].
     detached: Mutex<Vec<Range<usize>>>,
-    /// Results that this process reads in place.
-    pub(crate) views: AtomicUsize,
+    /// The results that this process reads in place.
+    pub(crate) reading: Mutex<Reading>,
+    /// Memory of this process under which pages of the segment lie.
+    aliases: Mutex<Vec<Alias>>,
     /// Each process's eventfd, by local rank.
     pub(crate) bells: Vec<OwnedFd>,
     spins: u32,
@@ -81,8 +85,20 @@ impl Core {
         let cpus = available_parallelism().map_or(1, |cpus| cpus.get());
         // With fewer CPUs than processes, a spinning process keeps the awaited one from running.
         let spins = if size <= cpus { SPINS } else { 0 };
-        let (detached, views) = (Mutex::default(), AtomicUsize::new(0));
-        Self { segment, arena, apart, rank, size, options, detached, views, bells, spins }
+        let (detached, reading, aliases) = Default::default();
+        Self {
+            segment,
+            arena,
+            apart,
+            rank,
+            size,
+            options,
+            detached,
+            reading,
+            aliases,
+            bells,
+            spins,
+        }
     }
 
     /// Where buffers, and results that are read in place, have room.
@@ -119,6 +135,15 @@ impl Core {
     /// Whether this process is cut off from some of these bytes.
     pub(crate) fn is_detached(&self, bytes: &Range<usize>) -> bool {
         self.detached().iter().any(|cut| cut.start < bytes.end && bytes.start < cut.end)
+    }
+
+    pub(crate) fn aliases(&self) -> MutexGuard<'_, Vec<Alias>> {
+        self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where memory under which pages of the segment lie is in it.
+    pub(crate) fn alias(&self, memory: *const u8, len: usize) -> Option<usize> {
+        self.aliases().iter().find_map(|alias| alias.find(memory, len))
     }
 
     /// Says that `rank` is lost. Only the first loss counts.

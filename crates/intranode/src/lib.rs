@@ -38,6 +38,8 @@ mod message;
 pub mod model;
 mod options;
 mod pages;
+#[expect(unsafe_code, reason = "pages under memory that a caller has")]
+mod placed;
 mod plan;
 #[doc(hidden)]
 pub mod protocol;
@@ -68,8 +70,9 @@ pub use group::Group;
 pub use keys::Key;
 pub use marks::Marks;
 pub use options::{Backing, MAX_PROCESSES, MIN_SEGMENT, Options};
+pub use placed::Placed;
 pub use vector::InSegment;
-pub use view::{MAX_VIEWS, Results, View};
+pub use view::{MAX_VIEWS, Reserved, Results, View};
 pub use wake::Waker;
 
 /// A digest of bytes that are not secret (FNV-1a).

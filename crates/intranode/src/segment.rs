@@ -9,6 +9,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
@@ -140,6 +141,32 @@ impl Segment {
         // SAFETY: as the caller promises.
         let detached = unsafe { self.0.detach(offset, len) };
         detached.map_err(|errno| Error::system("cutting a buffer off from the segment", errno))
+    }
+
+    /// The same of memory under which pages of it were put.
+    ///
+    /// # Safety
+    /// As [`Self::detach`]; the memory is that.
+    pub(crate) unsafe fn cut_off(&self, memory: NonNull<u8>, len: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        let cut = unsafe { xdp_agg_forks::cut_off(memory, len) };
+        cut.map_err(|errno| Error::system("cutting memory off from the segment", errno))
+    }
+
+    /// Puts these bytes, on boundaries of pages, under other memory of this process, too.
+    ///
+    /// # Safety
+    /// The memory is `len` bytes of whole pages, with nothing else in them, that nobody touches
+    /// meanwhile.
+    pub(crate) unsafe fn put_under(
+        &self,
+        offset: usize,
+        len: usize,
+        memory: NonNull<u8>,
+    ) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        let put = unsafe { self.0.put_under(offset, len, memory) };
+        put.map_err(|errno| Error::system("putting the segment under memory", errno))
     }
 
     /// Bytes of the mapping.

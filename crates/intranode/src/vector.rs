@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use std::ptr::NonNull;
+
 use crate::core::Core;
 use crate::{Error, Group};
 
 /// Bytes of a page; where pages are larger, the system refuses what is said of parts of them.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Memory of a process that lies in the segment, as that process reaches it. What it says holds for
 /// the group that found it.
@@ -15,6 +17,8 @@ pub struct InSegment {
     memory: *mut u8,
     offset: usize,
     len: usize,
+    /// It is not the segment's mapping that it is reached through, but one of its own.
+    is_alias: bool,
 }
 
 // SAFETY: an address. Whoever reaches the memory through it keeps the promise of
@@ -24,17 +28,19 @@ unsafe impl Send for InSegment {}
 unsafe impl Sync for InSegment {}
 
 impl Group {
-    /// Whether this memory of the process lies in a [`Buffer`](crate::Buffer) or a
-    /// [`View`](crate::View): then it need not be copied into the segment.
+    /// Whether this memory of the process lies in a [`Buffer`](crate::Buffer), in a
+    /// [`View`](crate::View), or where pages of the segment were put under it ([`Self::place`]):
+    /// then it need not be copied into the segment.
     #[must_use]
     pub fn find(&self, memory: *mut u8, len: usize) -> Option<InSegment> {
         let core = self.core();
-        let offset = core.segment.find(memory, len).filter(|_| len > 0)?;
+        let own = core.segment.find(memory, len);
+        let offset = own.or_else(|| core.alias(memory, len)).filter(|_| len > 0)?;
         let arena = core.buffers();
         let is_there = arena.holds(offset) && arena.holds(offset + len - 1);
         // A call failed that had it: nothing of it is shared any more.
         let is_shared = is_there && !core.is_detached(&(offset..offset + len));
-        is_shared.then_some(InSegment { memory, offset, len })
+        is_shared.then_some(InSegment { memory, offset, len, is_alias: own.is_none() })
     }
 }
 
@@ -62,9 +68,16 @@ impl InSegment {
         let start = self.offset / PAGE * PAGE;
         let end = (self.offset + self.len).next_multiple_of(PAGE);
         core.detached().push(start..end);
+        let alias = NonNull::new(self.memory.wrapping_sub(self.offset - start));
         // SAFETY: of this process, owners wrote to the vector with the call's exchange, which is
-        // gone, and its caller is still waiting for the call (`Feeder::adopt`).
-        unsafe { core.segment.detach(start, end - start) }
+        // gone, and its caller is still waiting for the call (`Feeder::adopt`). Memory under which
+        // there are pages of the segment is there as long as a call has it (`Group::place`).
+        unsafe {
+            match alias.filter(|_| self.is_alias) {
+                Some(memory) => core.segment.cut_off(memory, end - start),
+                None => core.segment.detach(start, end - start),
+            }
+        }
     }
 
     /// Bytes of it, which nobody writes as long as the slice lives (`call`).

@@ -2,43 +2,68 @@
 //! place (paper 5, section 2.3 and Fig. 10).
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Arc, PoisonError};
 
 use crate::layout::LINE;
+use crate::pages::PAGE;
 use crate::record::{Claim, Shared, VIEW};
 use crate::{Error, Group};
 
 /// Results that one process may read in place at a time.
 pub const MAX_VIEWS: usize = 8;
 
+/// The results that this process reads in place, or may have begun calls for.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    count: usize,
+    /// In whole pages.
+    bytes: usize,
+}
+
+/// A place among the results that this process may read: one call's. It is free again when it is
+/// dropped, or the results are for which it was given to [`Group::begin_view`].
+#[derive(Debug)]
+pub struct Reserved {
+    group: Arc<Group>,
+    len: usize,
+}
+
+impl Reserved {
+    /// In whole pages.
+    fn bytes(len: usize) -> usize {
+        len.max(LINE).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX)
+    }
+
+    /// Whether it was set apart for such results.
+    pub(crate) fn is_for(&self, group: &Arc<Group>, len: usize) -> bool {
+        Arc::ptr_eq(&self.group, group) && self.len == len
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut reading = self.group.core().reading.lock().unwrap_or_else(PoisonError::into_inner);
+        reading.count -= 1;
+        reading.bytes -= Self::bytes(self.len);
+    }
+}
+
 /// Room for a call's results. It is free again when all processes have dropped it.
 #[derive(Debug)]
 pub(crate) struct Region {
     shared: Shared,
-    len: usize,
     /// All owners have written all of it.
     is_complete: AtomicBool,
+    place: Reserved,
 }
 
 impl Region {
-    /// Whether there can be one of `len` bytes at all, as far as this process knows.
-    pub(crate) fn check(group: &Arc<Group>, len: usize) -> Result<(), Error> {
-        let core = group.core();
-        if core.views.load(Relaxed) >= MAX_VIEWS {
-            return Err(Error::TooManyViews { most: MAX_VIEWS });
-        }
-        if len > core.buffers().capacity() {
-            let used = core.lock().map(|_locked| core.used_by_buffers())?;
-            return Err(core.no_room(len, used));
-        }
-        Ok(())
-    }
-
     /// Makes room, or joins the process that has. Waits while views of others fill it.
-    pub(crate) fn claim(group: &Arc<Group>, sequence: u64, len: usize) -> Result<Self, Error> {
-        let core = group.core();
+    pub(crate) fn claim(sequence: u64, place: Reserved) -> Result<Self, Error> {
+        let Reserved { group, len } = &place;
+        let (core, len) = (group.core(), *len);
         let key = VIEW | sequence;
         let bytes = len.max(LINE);
         let claim = Claim { key, digest: bytes as u64, description: "results", bytes, zeroed: 0 };
@@ -50,8 +75,7 @@ impl Region {
             }
             error => error,
         })?;
-        core.views.fetch_add(1, Relaxed);
-        Ok(Self { shared, len, is_complete: AtomicBool::new(false) })
+        Ok(Self { shared, is_complete: AtomicBool::new(false), place })
     }
 
     /// Where it is in the segment.
@@ -65,20 +89,27 @@ impl Region {
     }
 }
 
-impl Drop for Region {
-    fn drop(&mut self) {
-        self.shared.group().core().views.fetch_sub(1, Relaxed);
-    }
-}
-
 impl Group {
-    /// Whether a call may have `len` bytes of results to be read in place: nothing has begun yet.
+    /// Sets a place apart for a call's `len` bytes of results that are read in place: nothing has
+    /// begun yet. What this process itself holds would never come free while a call of its own
+    /// waits for room, so that is an error at once.
     ///
     /// # Errors
-    /// [`Error::TooManyViews`], and as [`Self::check_room`].
-    pub fn check_view(self: &Arc<Self>, len: usize) -> Result<(), Error> {
-        Region::check(self, len)?;
-        self.check_room(len)
+    /// [`Error::TooManyViews`], [`Error::BufferRoom`].
+    pub fn reserve_view(self: &Arc<Self>, len: usize) -> Result<Reserved, Error> {
+        let core = self.core();
+        let mut reading = core.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        if reading.count >= MAX_VIEWS {
+            return Err(Error::TooManyViews { most: MAX_VIEWS });
+        }
+        let bytes = Reserved::bytes(len);
+        if bytes > core.buffers().capacity().saturating_sub(reading.bytes) {
+            let used = core.lock().map(|_locked| core.used_by_buffers())?;
+            return Err(core.no_room(len, used.max(reading.bytes)));
+        }
+        reading.count += 1;
+        reading.bytes += bytes;
+        Ok(Reserved { group: Arc::clone(self), len })
     }
 
     /// Whether there is room set apart that could ever hold `len` bytes.
@@ -123,6 +154,6 @@ impl Deref for View {
     fn deref(&self) -> &[u8] {
         // SAFETY: all owners have finished all blocks (seen by Acquire), and none writes them
         // again. The room is free when all processes have dropped the region, this one included.
-        unsafe { self.0.shared.group().core().segment.bytes(self.0.offset(), self.0.len) }
+        unsafe { self.0.shared.group().core().segment.bytes(self.0.offset(), self.0.place.len) }
     }
 }

@@ -128,6 +128,39 @@ fn all_reduce() {
     }
 }
 
+/// A process whose call has ended may write to its input at once: nobody reads it any more.
+#[test]
+fn inputs_in_the_segment_are_free_when_the_call_has_ended() {
+    let room = |options: &mut Options| options.buffers = 8 << 20;
+    run(2, room, |group| {
+        let rank = group.local_rank();
+        let mut csc = Csc::new(&group, ROOM).expect("an area");
+        let len = 512 << 10;
+        let mut buffer = group.buffer(2 * len).expect("a buffer");
+        let mut part = group.buffer(len).expect("a buffer");
+        for round in 0..20_u8 {
+            buffer.fill(round);
+            part.fill(round);
+            let mut output = vec![0; len];
+            let mut slow = |sources: &[&[u8]], output: &mut [u8]| {
+                if rank == 1 {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                for (i, byte) in output.iter_mut().enumerate() {
+                    *byte = sources[0][i] + sources[1][i];
+                }
+            };
+            csc.reduce_scatter_shared(&buffer, &mut output, 1, &mut slow).expect("CSC");
+            buffer.fill(0x7f);
+            assert!(output.iter().all(|byte| *byte == 2 * round), "reduced, round {round}");
+            let mut output = vec![0; 2 * len];
+            csc.all_gather_shared(&part, &mut output).expect("CSC");
+            part.fill(0x7f);
+            assert!(output.iter().all(|byte| *byte == round), "gathered, round {round}");
+        }
+    });
+}
+
 #[test]
 fn different_lengths_are_a_mismatch_at_all() {
     let errors = run(3, same, |group| {

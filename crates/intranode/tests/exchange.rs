@@ -5,10 +5,10 @@ mod common;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use common::{Running, in_small_segment, input, on_all, run, sum};
+use common::{Running, in_small_segment, input, on_all, peak, run, shape, sum};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use xdp_agg_intranode::{ABANDONED, Error, Geometry, MIN_SEGMENT};
+use xdp_agg_intranode::{ABANDONED, Error, Geometry, MIN_SEGMENT, Shape};
 
 #[test]
 fn sums_are_right_whatever_the_length() {
@@ -146,6 +146,84 @@ fn a_mismatch_is_told_to_all() {
             assert!(both.contains(&format!("local rank {odd}")), "{both}");
         }
     }
+}
+
+/// Each part of what a call is: processes that differ in it, and in nothing else, get no sum.
+#[test]
+fn whatever_differs_of_a_call_is_a_mismatch() {
+    // In one tile, so that it takes the same room in blocks of another size.
+    let len = 1000;
+    let changes: [fn(&mut Shape, &mut Geometry); 5] = [
+        |shape, _| shape.digest += 1,
+        |shape, _| shape.key = None,
+        |shape, _| shape.element_size = 2,
+        |_, geometry| *geometry = Geometry::new(geometry.len(), 65, 16, 2),
+        |_, geometry| *geometry = Geometry::new(geometry.len(), 64, 17, 2),
+    ];
+    on_all(2, move |group| {
+        for (number, change) in changes.iter().enumerate() {
+            for odd in 0..2 {
+                let sequence = (number * 2 + odd) as u64;
+                let (mut shape, mut geometry) =
+                    (shape(sequence, len), Geometry::new(len, 64, 16, 2));
+                if group.local_rank() == odd {
+                    change(&mut shape, &mut geometry);
+                }
+                let begun = group.begin(&shape, geometry);
+                let error = begun.and_then(|(mut feeder, exchange)| {
+                    let mut data = vec![0; len * shape.element_size];
+                    let start = Instant::now();
+                    loop {
+                        assert!(start.elapsed() < Duration::from_secs(20), "change {number}");
+                        if feeder.poll(&mut data, &mut peak)?.done || exchange.staged() > 0 {
+                            return Ok(());
+                        }
+                    }
+                });
+                let error = error.expect_err("they differ");
+                assert!(matches!(error, Error::Mismatch { .. }), "change {number}: {error}");
+                group.barrier().expect("both come");
+            }
+        }
+    });
+}
+
+/// Either side of a call that is dropped too early gives it up, whatever becomes of the other one.
+#[test]
+fn either_side_that_is_dropped_gives_the_call_up() {
+    on_all(2, |group| {
+        for has_staged in [false, true] {
+            let (rank, len, sequence) = (group.local_rank(), 1000, u64::from(has_staged));
+            let geometry = Geometry::new(len, 64, 8, 2);
+            assert_eq!(geometry.tiles(), 1);
+            let begun = group.begin(&shape(sequence, len), geometry).expect("a call");
+            let (mut feeder, exchange) = begun;
+            group.barrier().expect("both come");
+            let mut data = input(sequence, rank, len);
+            let start = Instant::now();
+            let mut step = || {
+                assert!(start.elapsed() < Duration::from_secs(20), "staged: {has_staged}");
+                feeder.poll(&mut data, &mut peak)
+            };
+            while has_staged && exchange.staged() == 0 {
+                step().expect("both are there");
+            }
+            group.barrier().expect("both come");
+            // The feeder alone, before it has staged its part; or both, before all has its result.
+            let kept = if rank == 0 {
+                drop(feeder);
+                (!has_staged).then_some(exchange)
+            } else {
+                let error = std::iter::repeat_with(step).find_map(Result::err);
+                let Some(Error::Elsewhere { local_rank: 0, code: ABANDONED, .. }) = error else {
+                    panic!("staged: {has_staged}: {error:?}");
+                };
+                Some(exchange)
+            };
+            group.barrier().expect("both come");
+            drop(kept);
+        }
+    });
 }
 
 #[test]

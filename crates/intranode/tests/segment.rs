@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{input, on_all, peak, run, shape, sum};
 use proptest::prelude::*;
 use xdp_agg_intranode::{
-    ABANDONED, Buffer, Error, Exchange, Feeder, Geometry, Group, MAX_VIEWS, Marks, Options,
+    ABANDONED, Buffer, Error, Exchange, Feeder, Geometry, Group, MAX_VIEWS, Marks, Options, Placed,
     Results, View,
 };
 
@@ -23,18 +25,68 @@ enum Place {
     Segment,
     /// Where a result is no number the input is kept.
     Keeping,
+    /// In its own memory, under which pages of the segment were put.
+    Under,
 }
 
 /// A vector.
 enum Vector {
     Own(Vec<u8>),
     Segment(Buffer),
+    Under { _placed: Placed, pages: Pages },
+}
+
+/// Whole pages of this process's own, with `len` bytes of meaning.
+struct Pages {
+    memory: NonNull<u8>,
+    layout: Layout,
+    len: usize,
+}
+
+impl Pages {
+    fn of(bytes: &[u8]) -> Self {
+        let size = bytes.len().max(1).next_multiple_of(4096);
+        let layout = Layout::from_size_align(size, 4096).expect("whole pages");
+        // SAFETY: the layout is not empty.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
+        let mut pages = Self { memory, layout, len: bytes.len() };
+        pages.bytes_mut().copy_from_slice(bytes);
+        pages
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated, initialised, and this value's own.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
+    }
+
+    fn put_under(&mut self, group: &Arc<Group>) -> Result<Placed, Error> {
+        // SAFETY: whole pages of this value's own, which stays until the call on them is over, and
+        // is dropped behind what lies under it.
+        unsafe { group.place(self.memory.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and freed once.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
 }
 
 impl Vector {
     fn new(group: &Arc<Group>, place: Place, bytes: &[u8]) -> Self {
         if place == Place::Own {
             return Self::Own(bytes.to_vec());
+        }
+        if place == Place::Under && !bytes.is_empty() && group.local_size() > 1 {
+            let mut pages = Pages::of(bytes);
+            let _placed = pages.put_under(group).expect("room");
+            return Self::Under { _placed, pages };
         }
         let mut buffer = group.buffer(bytes.len()).expect("room for a buffer");
         buffer.copy_from_slice(bytes);
@@ -45,6 +97,16 @@ impl Vector {
         match self {
             Self::Own(bytes) => bytes,
             Self::Segment(buffer) => buffer,
+            Self::Under { pages, .. } => pages.bytes(),
+        }
+    }
+
+    /// Where it is, if that may be in the segment.
+    fn placed(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Self::Own(_) => None,
+            Self::Segment(buffer) => Some(buffer),
+            Self::Under { pages, .. } => Some(pages.bytes_mut()),
         }
     }
 }
@@ -78,15 +140,16 @@ impl Call {
         let m = group.slice_blocks(64 * 4);
         let geometry = Geometry::new(len, 64, m, group.local_size());
         let (mut feeder, exchange, results) = if is_view {
-            let begun = group.begin_view(&shape(sequence, len), geometry)?;
+            let results = group.reserve_view(len * 4)?;
+            let begun = group.begin_view(&shape(sequence, len), geometry, results)?;
             (begun.0, begun.1, Some(begun.2))
         } else {
             let begun = group.begin(&shape(sequence, len), geometry)?;
             (begun.0, begun.1, None)
         };
         let mut in_segment = false;
-        if let Vector::Segment(buffer) = &mut vector
-            && let Some(found) = group.find(buffer.as_mut_ptr(), buffer.len())
+        if let Some(bytes) = vector.placed()
+            && let Some(found) = group.find(bytes.as_mut_ptr(), bytes.len())
         {
             // SAFETY: the vector is this call's, and is not touched before the feeder is done or
             // the call is dropped.
@@ -117,6 +180,7 @@ impl Call {
                 feeder.poll_reading(bytes, &mut peak, &mut wanted)
             }
             Vector::Segment(bytes) => feeder.poll(bytes, &mut peak),
+            Vector::Under { .. } => panic!("it was not found in the segment"),
         };
         Ok(progress?.did)
     }
@@ -191,7 +255,12 @@ fn expected(sequence: u64, size: usize, len: usize, (place, rank): (Place, usize
 }
 
 fn places() -> impl Strategy<Value = Vec<(Vec<Place>, bool, usize)>> {
-    let place = prop_oneof![Just(Place::Own), Just(Place::Segment), Just(Place::Keeping)];
+    let place = prop_oneof![
+        Just(Place::Own),
+        Just(Place::Segment),
+        Just(Place::Keeping),
+        Just(Place::Under)
+    ];
     let call = (prop::collection::vec(place, 3), any::<bool>(), 0_usize..60_000);
     prop::collection::vec(call, 1..6)
 }
@@ -267,13 +336,23 @@ fn both(come: &AtomicUsize) {
 /// and its caller has written something else there. Nobody gets that memory for something else.
 #[test]
 fn inputs_of_a_failed_call_stay_as_they_were() {
-    let len = 40_000;
+    // Of the shorter one all is staged: its last page is not full.
+    [40_000, 3000].into_iter().for_each(|len| fail_with_inputs(Place::Segment, len));
+}
+
+/// The same of a vector in memory of the process's own, under which pages of the segment lie.
+#[test]
+fn inputs_in_pages_under_a_failed_call_stay_as_they_were() {
+    [40_000, 3000].into_iter().for_each(|len| fail_with_inputs(Place::Under, len));
+}
+
+fn fail_with_inputs(place: Place, len: usize) {
     let (told, failed) = channel();
     let (told_back, looked) = channel();
     let [failed, looked] = [failed, looked].map(std::sync::Mutex::new);
     let staged = AtomicUsize::new(0);
     run(2, with_buffers, move |group| {
-        let mut call = Call::begin(&group, 1, len, (Place::Segment, false)).expect("a call");
+        let mut call = Call::begin(&group, 1, len, (place, false)).expect("a call");
         let start = Instant::now();
         while call.exchange.staged() == 0 {
             assert!(start.elapsed() < Duration::from_secs(20));
@@ -281,13 +360,13 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
         }
         both(&staged);
         if group.local_rank() == 0 {
-            let Call { feeder, exchange, vector, .. } = call;
+            let Call { feeder, exchange, mut vector, .. } = call;
             drop((feeder, exchange));
-            let Vector::Segment(mut buffer) = vector else { panic!("it is in the segment") };
-            assert!(buffer[..] == input(1, 0, len), "the caller still has it");
-            buffer.fill(0xee);
-            assert!(group.find(buffer.as_mut_ptr(), buffer.len()).is_none(), "it is shared");
-            drop(buffer);
+            let bytes = vector.placed().expect("it is in the segment");
+            assert!(bytes[..] == input(1, 0, len), "the caller still has it");
+            bytes.fill(0xee);
+            assert!(group.find(bytes.as_mut_ptr(), bytes.len()).is_none(), "it is shared");
+            drop(vector);
             told.send(()).expect("the other is there");
             // The group stays until the other has looked.
             let _ = looked.lock().expect("one waits").recv_timeout(Duration::from_secs(30));
@@ -301,13 +380,15 @@ fn inputs_of_a_failed_call_stay_as_they_were() {
             rest.push(buffer);
         }
         assert!(rest.len() > 50, "{}", rest.len());
-        let inputs = call.exchange.inputs(0);
-        let (_, elements) = call.exchange.geometry().locate(1, 0);
-        let place = elements.start * 4..elements.end * 4;
-        for rank in 0..2 {
-            assert!(*inputs[rank] == input(1, rank, len)[place.clone()], "input of {rank}");
+        for j in 0..call.exchange.staged() {
+            let inputs = call.exchange.inputs(j);
+            let (_, elements) = call.exchange.geometry().locate(1, j);
+            let place = elements.start * 4..elements.end * 4;
+            for rank in 0..2 {
+                let own = &input(1, rank, len)[place.clone()];
+                assert!(*inputs[rank] == *own, "input of {rank}, block {j}");
+            }
         }
-        drop(inputs);
         let error = call.finish().expect_err("the other gave up");
         assert!(matches!(error, Error::PeerLeft { .. } | Error::Elsewhere { .. }), "{error}");
         if let Error::Elsewhere { local_rank, code, .. } = error {
@@ -332,7 +413,8 @@ fn a_result_that_a_failed_call_has_stays_as_it_was() {
         drop(first);
         let own = input(2, group.local_rank(), len);
         let geometry = Geometry::new(len, 64, group.slice_blocks(64 * 4), 2);
-        let begun = group.begin_view(&shape(2, len), geometry).expect("a call");
+        let results = group.reserve_view(len * 4).expect("it has one");
+        let begun = group.begin_view(&shape(2, len), geometry, results).expect("a call");
         let (mut feeder, exchange, results) = begun;
         let is_first = group.local_rank() == 0;
         if is_first {
@@ -388,12 +470,63 @@ fn inputs_are_gone_where_results_are() {
     });
 }
 
+/// Memory under which pages were put is the process's own again afterwards, with what is in it, and
+/// the room is free. What is no whole page is refused.
+#[test]
+fn pages_come_under_memory_and_go() {
+    run(2, with_buffers, |group| {
+        let rank = group.local_rank();
+        let mut pages = Pages::of(&input(1, rank, 25_000));
+        for round in 0..200 {
+            let placed = pages.put_under(&group).expect("room comes back");
+            let (start, len) = (pages.bytes_mut().as_mut_ptr(), pages.len);
+            assert!(pages.bytes() == input(1 + round, rank, 25_000), "{round}");
+            assert!(group.find(start, len).is_some() && group.find(start, len + 4096).is_none());
+            assert!(group.find(start.wrapping_add(100), len - 100).is_some());
+            pages.bytes_mut().copy_from_slice(&input(2 + round, rank, 25_000));
+            drop(placed);
+            assert!(group.find(start, len).is_none());
+        }
+        assert!(pages.bytes() == input(201, rank, 25_000));
+        // SAFETY: memory that is refused is not touched.
+        let odd = unsafe { group.place(pages.memory.as_ptr().wrapping_add(64), 4096) };
+        assert!(matches!(odd, Err(Error::Config { .. })), "{odd:?}");
+        let mut large = Pages::of(&vec![7; 9 << 20]);
+        let error = large.put_under(&group).expect_err("larger than all there is");
+        assert!(matches!(error, Error::BufferRoom { .. }), "{error}");
+        assert!(large.bytes().iter().all(|byte| *byte == 7));
+        group.barrier().expect("both come");
+    });
+}
+
+/// What this process itself reads in place leaves no room: that is told at once, and it comes back.
+#[test]
+fn a_process_does_not_wait_for_its_own_views() {
+    run(1, with_buffers, |group| {
+        let held: Vec<_> = (0..2).map(|_| group.reserve_view(3 << 20).expect("room")).collect();
+        let start = Instant::now();
+        let error = group.reserve_view(3 << 20).expect_err("its own leave no room");
+        let Error::BufferRoom { wanted, advised, .. } = error else { panic!("{error}") };
+        assert!(wanted == 3 << 20 && advised >= 9 << 20, "{advised}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+        drop(held);
+        let all: Vec<_> = (0..MAX_VIEWS).map(|_| group.reserve_view(4).expect("room")).collect();
+        let error = group.reserve_view(4).expect_err("there are enough");
+        assert_eq!(error, Error::TooManyViews { most: MAX_VIEWS });
+        let other = all.into_iter().next().expect("one");
+        let geometry = Geometry::new(1000, 64, 1, 1);
+        let wrong = group.begin_view(&shape(1, 1000), geometry, other);
+        assert!(matches!(wrong, Err(Error::Config { .. })), "a place for other results");
+        group.reserve_view(7 << 20).expect("a place is free again when its call could not begin");
+    });
+}
+
 /// A view is as good as long as it is there, its room comes back with the last one, and how many
 /// there may be is said.
 #[test]
 fn views_come_and_go() {
     on_all(2, |group| {
-        let error = group.check_view(4).expect_err("no room is set apart");
+        let error = group.check_room(4).expect_err("no room is set apart");
         let Error::BufferRoom { advised, room: 0, .. } = error else { panic!("{error}") };
         assert!(advised.is_multiple_of(1 << 20) && advised > 0, "{advised}");
     });
@@ -406,7 +539,7 @@ fn views_come_and_go() {
             call.view()
         };
         let views: Vec<_> = (0..MAX_VIEWS as u64).map(call).collect();
-        let error = group.check_view(4).expect_err("there are enough");
+        let error = group.reserve_view(4).expect_err("there are enough");
         assert_eq!(error, Error::TooManyViews { most: MAX_VIEWS });
         for (sequence, view) in (0..).zip(&views) {
             assert!(view[..] == sum(sequence, 2, len), "{sequence}");
@@ -417,7 +550,7 @@ fn views_come_and_go() {
             let view = call(sequence);
             assert!(view[..] == sum(sequence, 2, len), "{sequence}");
         }
-        let error = group.check_view(9 << 20).expect_err("larger than all there is");
+        let error = group.reserve_view(9 << 20).expect_err("larger than all there is");
         let Error::BufferRoom { advised, .. } = error else { panic!("{error}") };
         assert!(advised >= 9 << 20, "{advised}");
         group.barrier().expect("both come");

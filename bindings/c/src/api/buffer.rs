@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 
 use super::comm::{xdp_agg_comm, xdp_agg_comm_t};
+use super::request::xdp_agg_request_t;
 use crate::failure::guarded;
 use crate::memory::{Lent, handle, place};
 use crate::names::xdp_agg_result_t;
@@ -109,6 +110,30 @@ pub unsafe extern "C" fn xdp_agg_all_reduce_view(
         // SAFETY: a handle of this library, and a vector as the header says.
         let (comm, send) = unsafe { (handle(comm, "comm")?.comm(), Lent::new(send)) };
         let bytes = comm.all_reduce_view(send, (count, datatype), op)?;
+        result.write(bytes.as_ptr().cast());
+        view.write(Box::into_raw(Box::new(xdp_agg_view { _bytes: bytes })));
+        Ok(())
+    })
+}
+
+/// The result of a call that xdp_agg_start_all_reduce_view started and that has ended well. May be
+/// called again: each view keeps the result, and so does the request. Returns XDP_AGG_IN_PROGRESS
+/// if the call has not ended, and the call's error if it has ended with one.
+///
+/// `result`, `view`: as of xdp_agg_all_reduce_view.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_request_view(
+    request: xdp_agg_request_t,
+    result: *mut *const c_void,
+    view: *mut xdp_agg_view_t,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: the caller's places.
+        let (result, view) = unsafe { (place(result, "result")?, place(view, "view")?) };
+        result.write(std::ptr::null());
+        view.write(std::ptr::null_mut());
+        // SAFETY: a handle of this library.
+        let bytes = unsafe { handle(request, "request") }?.request.view()?;
         result.write(bytes.as_ptr().cast());
         view.write(Box::into_raw(Box::new(xdp_agg_view { _bytes: bytes })));
         Ok(())

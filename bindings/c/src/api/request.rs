@@ -13,7 +13,7 @@ use crate::request::Request;
 
 /// A call in flight.
 pub struct xdp_agg_request {
-    request: Request,
+    pub(super) request: Request,
 }
 
 /// A call in flight. Its vectors are the caller's again when xdp_agg_test or xdp_agg_wait has said

@@ -74,6 +74,30 @@ pub unsafe extern "C" fn xdp_agg_start_all_reduce(
     unsafe { start((comm, request), send, recv, (count, datatype), What::AllReduce { op }) }
 }
 
+/// Starts what xdp_agg_all_reduce_view does; `request` as in xdp_agg_start_all_reduce. When the
+/// call has ended, xdp_agg_request_view gives its result. That counts among the process's 8 from
+/// the start on, and until the request and all views of it are freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xdp_agg_start_all_reduce_view(
+    send: *const c_void,
+    count: usize,
+    datatype: xdp_agg_datatype_t,
+    op: xdp_agg_op_t,
+    comm: xdp_agg_comm_t,
+    request: *mut xdp_agg_request_t,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: a handle of this library, and the caller's place.
+        let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
+        place.write(null_mut());
+        // SAFETY: a vector as the header says, until the call has ended.
+        let send = unsafe { Lent::new(send) };
+        let request = comm.start_all_reduce_view(send, (count, datatype), op)?;
+        place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
+        Ok(())
+    })
+}
+
 /// Starts what xdp_agg_all_reduce_named does; `request` as in xdp_agg_start_all_reduce.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn xdp_agg_start_all_reduce_named(

@@ -55,6 +55,50 @@ static void reads_results(xdp_agg_comm_t comm, const void *vector, int size)
     OK(xdp_agg_view_destroy(none));
 }
 
+/* The same, started: several at once, freed before and after they were looked at. */
+static void starts_views(xdp_agg_comm_t comm, const void *vector, int size)
+{
+    xdp_agg_request_t requests[8], more = (xdp_agg_request_t)&comm, plain;
+    xdp_agg_view_t views[2], none;
+    const void *result, *again;
+    int call, i;
+    float one[3] = {1, 2, 3};
+
+    for (call = 0; call < 8; call++)
+        OK(xdp_agg_start_all_reduce_view(vector, COUNT / 8, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm,
+                                         &requests[call]));
+    GIVES(XDP_AGG_ERROR_CONFIG,
+          xdp_agg_start_all_reduce_view(vector, COUNT / 8, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm,
+                                        &more));
+    EXPECT(more == NULL);
+    for (call = 7; call >= 0; call--) {
+        OK(xdp_agg_wait(requests[call], -1));
+        if (call % 2 == 0) {
+            OK(xdp_agg_request_view(requests[call], &result, &views[0]));
+            OK(xdp_agg_request_view(requests[call], &again, &views[1]));
+            OK(xdp_agg_request_free(requests[call]));
+            OK(xdp_agg_view_destroy(views[0]));
+            EXPECT(result == again);
+            for (i = 0; i < COUNT / 8; i++)
+                EXPECT(((const float *)again)[i] == (float)(size * (i % 9)));
+            OK(xdp_agg_view_destroy(views[1]));
+        } else {
+            OK(xdp_agg_request_free(requests[call]));
+        }
+    }
+    for (i = 0; i < COUNT / 8; i++)
+        EXPECT(((const float *)vector)[i] == (float)(i % 9));
+    REFUSES("send is a null pointer",
+            xdp_agg_start_all_reduce_view(NULL, 1, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, &more));
+    REFUSES("request is a null pointer", xdp_agg_request_view(NULL, &result, &none));
+    OK(xdp_agg_start_all_reduce(NULL, one, 3, XDP_AGG_FLOAT32, XDP_AGG_SUM, comm, &plain));
+    OK(xdp_agg_wait(plain, -1));
+    REFUSES("request is of a call that leaves its result in recv",
+            xdp_agg_request_view(plain, &result, &none));
+    EXPECT(result == NULL && none == NULL);
+    OK(xdp_agg_request_free(plain));
+}
+
 int main(void)
 {
     xdp_agg_comm_t comm;
@@ -92,6 +136,7 @@ int main(void)
     for (i = 0; i < COUNT; i++)
         vector[i] = (float)(i % 9);
     reads_results(comm, vector, size);
+    starts_views(comm, vector, size);
     OK(xdp_agg_comm_destroy(comm));
     /* The memory stays when the communicator is gone. */
     ((float *)memory)[COUNT - 1] = 7;

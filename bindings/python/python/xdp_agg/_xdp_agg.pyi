@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, SupportsIndex, TypeAlias, final
+from typing import Any, Final, Generic, Literal, Self, SupportsIndex, TypeAlias, final
 
-from typing_extensions import disjoint_base
+from typing_extensions import TypeVar, disjoint_base
 
 __all__ = [
     "CONTROL_PORT",
@@ -40,11 +40,18 @@ _Task: TypeAlias = Literal[
     "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "barrier"
 ]
 
+#: What a call in flight brings.
+_Brings = TypeVar("_Brings", default=Report, covariant=True)
+
 @final
 class _SharedMemory:
     """Bytes in the memory that the processes of a host share; an array keeps them."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class _PlacedMemory:
+    """Has memory of another object's lie in the memory that the processes of a host share."""
 
 @disjoint_base
 class Communicator:
@@ -107,6 +114,20 @@ class Communicator:
 
         Sums of floats in the precision of gradients lie in memory that the processes of this host
         share. A result stays what it is as long as an array lies in it.
+        """
+
+    def all_reduce_view_async(
+        self,
+        array: _Array,
+        op: str = "sum",
+        *,
+        precision: str | None = None,
+        deadline: float | None = None,
+        name: str | None = None,
+    ) -> Handle[tuple[Any, Report]]:
+        """Starts an all_reduce_view; wait() returns what that returns.
+
+        The array must not change until the handle says that it is done.
         """
 
     def start(
@@ -263,6 +284,7 @@ class Communicator:
         precision: str | None = None,
         deadline: float | None = None,
     ) -> Report: ...
+    def _place(self, pointer: int, bytes: int, keep: object) -> _PlacedMemory | None: ...
     def _start(
         self,
         task: _Task | str,
@@ -277,16 +299,16 @@ class Communicator:
     ) -> Handle: ...
 
 @final
-class Handle:
-    """A call in flight."""
+class Handle(Generic[_Brings]):
+    """A call in flight. It brings a report, or a result to read and a report."""
 
     def is_done(self) -> bool:
         """Whether the call has ended, with a result or an error. Does not wait."""
 
-    def wait(self, timeout: float | None = None) -> Report:
+    def wait(self, timeout: float | None = None) -> _Brings:
         """Waits at most `timeout` seconds; TimeoutError: the call is still in flight."""
 
-    def on_done(self, call: Callable[[Handle], object]) -> None:
+    def on_done(self, call: Callable[[Self], object]) -> None:
         """Has `call(handle)` called once when the call has ended, on a thread of its own."""
 
 @final

@@ -4,6 +4,7 @@
 //! touches blocks of its own.
 #![expect(unsafe_code, reason = "a lent buffer is reached from whichever thread drives the calls")]
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ pub struct Buffer<T> {
     is_read_only: bool,
     /// Keeps a call's own memory. None: the memory is a caller's, see [`Buffer::lend`].
     owner: Option<Arc<Owner<T>>>,
+    /// Keeps memory that is only read, see [`Buffer::kept`].
+    keeper: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// A vector in parts, as [`Vec::from_raw_parts`] wants them: while buffers point into it, no
@@ -51,7 +54,7 @@ impl<T> Buffer<T> {
         let owner =
             Owner { memory: memory.as_mut_ptr(), len: memory.len(), capacity: memory.capacity() };
         let (memory, len) = (owner.memory, owner.len);
-        Self { memory, len, is_read_only: false, owner: Some(Arc::new(owner)) }
+        Self { memory, len, is_read_only: false, owner: Some(Arc::new(owner)), keeper: None }
     }
 
     /// Lends memory to a call.
@@ -60,7 +63,8 @@ impl<T> Buffer<T> {
     /// The memory must stay borrowed until the returned value and all that it is shared to are
     /// dropped: the lender waits for that, also while unwinding.
     pub unsafe fn lend(memory: &mut [T]) -> Self {
-        Self { memory: memory.as_mut_ptr(), len: memory.len(), is_read_only: false, owner: None }
+        let (len, memory) = (memory.len(), memory.as_mut_ptr());
+        Self { memory, len, is_read_only: false, owner: None, keeper: None }
     }
 
     /// Lends memory that is not written to.
@@ -69,7 +73,16 @@ impl<T> Buffer<T> {
     /// As [`Self::lend`].
     pub unsafe fn lend_reading(memory: &[T]) -> Self {
         let (len, memory) = (memory.len(), memory.as_ptr().cast_mut());
-        Self { memory, len, is_read_only: true, owner: None }
+        Self { memory, len, is_read_only: true, owner: None, keeper: None }
+    }
+
+    /// Memory that is not written to, and what keeps it until all parts of the call are gone.
+    ///
+    /// # Safety
+    /// As long as `keeper` is there, the memory is valid, and nobody writes to it.
+    pub unsafe fn kept(memory: &[T], keeper: Arc<dyn Any + Send + Sync>) -> Self {
+        // SAFETY: the keeper is dropped with the last part.
+        Self { keeper: Some(keeper), ..unsafe { Self::lend_reading(memory) } }
     }
 
     /// The same memory for another part of the call.
@@ -78,8 +91,9 @@ impl<T> Buffer<T> {
     /// No element is reached through both while one of them writes it: each part has blocks of its
     /// own.
     pub unsafe fn share(&self) -> Self {
-        let (is_read_only, owner) = (self.is_read_only, self.owner.clone());
-        Self { memory: self.memory, len: self.len, is_read_only, owner }
+        let Self { memory, len, is_read_only, owner, keeper } = self;
+        let (owner, keeper) = (owner.clone(), keeper.clone());
+        Self { memory: *memory, len: *len, is_read_only: *is_read_only, owner, keeper }
     }
 
     /// Keeps a call's own memory until all parts of the call are gone.
@@ -187,6 +201,19 @@ mod tests {
         drop(other);
         assert_eq!(Arc::strong_count(&counted), 1);
         drop(Buffer::<u8>::owned(Vec::new()).into_owned());
+    }
+
+    #[test]
+    fn what_keeps_memory_goes_with_the_last_part() {
+        let keeper = Arc::new(vec![1, 2, 3]);
+        // SAFETY: the vector is the keeper's, and nobody writes to it.
+        let first = unsafe { Buffer::kept(&keeper, Arc::<Vec<i32>>::clone(&keeper)) };
+        // SAFETY: nothing is written.
+        let second = unsafe { first.share() };
+        drop(first);
+        assert_eq!((second.slice(1..3), Arc::strong_count(&keeper)), (&[2, 3][..], 2));
+        drop(second);
+        assert_eq!(Arc::into_inner(keeper), Some(vec![1, 2, 3]));
     }
 
     #[test]

@@ -18,6 +18,7 @@ import xdp_agg
 
 from . import _staging
 from ._backend import group_of
+from ._buckets import Buckets
 from ._channel import Channel
 from ._engine import Aggregated, Call
 from ._hierarchy import Hosts
@@ -41,6 +42,7 @@ class State:
         compression: Compression | None = None,
         precision: Precision = "gradient",
         timeout: timedelta | None = None,
+        in_segment: bool | None = None,
     ) -> None:
         """All ranks of the group make theirs, in the same order where there are several.
 
@@ -56,6 +58,11 @@ class State:
                 largest magnitude in its block of 352 elements. ``"exact"``: by at most one unit in
                 the last place, for about twice the bytes.
             timeout: Of a call. Without it the group's.
+            in_segment: Of `allreduce_hook`, with several processes a host and XDP_AGG_BUFFERS:
+                buckets of the CPU are moved into the memory that these share, and are not copied
+                any more. None: unless gradients are views of them (``gradient_as_bucket_view``).
+                Such a gradient must not be sent through `torch.multiprocessing`, and a forked child
+                must not touch it.
         """
         if compression not in (None, "16-bit"):
             raise ValueError(f'compression {compression!r}: expected "16-bit" or None')
@@ -77,6 +84,7 @@ class State:
         self._membership = self._member("all", self._rank, self._size)
         self._flat: Channel | None = None
         self._hosts: Hosts | None = None
+        self.buckets = Buckets(in_segment)
         _alive.add(self)
 
     def _member(self, name: str, rank: int, size: int, slots: int | None = None) -> Membership:
@@ -144,7 +152,9 @@ class State:
 
     def stats(self) -> dict[str, Any]:
         """What was called, and what carried it out."""
-        return {} if self._flat is None else self._flat.stats()
+        if self._flat is None:
+            return {}
+        return self._flat.stats() | {"buckets_in_segment": len(self.buckets)}
 
     def close(self) -> None:
         """Leaves the jobs that the hooks have joined."""
@@ -155,6 +165,7 @@ class State:
         ours = group_of(self.group) if dist.is_initialized() else None
         if self._flat is not None and (ours is None or self._flat is not ours.channel):
             self._flat.close()
+        self.buckets.clear()
 
 
 def allreduce_hook(state: State, bucket: c10d.GradBucket) -> Future[Tensor]:
@@ -164,8 +175,18 @@ def allreduce_hook(state: State, bucket: c10d.GradBucket) -> Future[Tensor]:
     is the state's: ``"gradient"`` by default, with the bound that `State` names. All ranks get the
     same bits. A lost rank raises `xdp_agg.MemberLost` from ``backward()``.
     """
-    future: Future[Tensor] = state.average(state.channel(), bucket.buffer()).get_future()
+    channel = state.channel()
+    placed = state.buckets.place(channel.engine, bucket)
+    work = state.average(channel, bucket.buffer())
+    if placed is not None:
+        # The call has the memory, whatever becomes of the state.
+        work.when_over(lambda: _keep(placed))
+    future: Future[Tensor] = work.get_future()
     return future
+
+
+def _keep(held: object) -> None:
+    del held
 
 
 def hierarchical_hook(state: State, bucket: c10d.GradBucket) -> Future[Tensor]:
