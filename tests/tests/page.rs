@@ -169,6 +169,26 @@ fn check_readable(browser: &Browser) {
     browser.screen(DESKTOP, "light");
 }
 
+/// Rates and counts are those of the daemon's answers, each in its place.
+fn check_figures(browser: &Browser) {
+    let figures = browser.run_async(FIGURES);
+    let expected = [
+        ("in", "8.00Mbit/s"),
+        ("out", "4.00Mbit/s"),
+        ("blocks", "500/s"),
+        ("slots", "25; of 100 given; 77 free"),
+        ("resent", "5.0 %; of results"),
+        ("refused", "30/s; 42 in all"),
+        ("warnings", "Not ready: no way up it is tired"),
+        ("port", "odd0 ✕ down, 7 dropped 8.00 Mbit/s 300 packets/s 4.00 Mbit/s 200 packets/s"),
+        ("refusals", "cookie not the job’s cookie 30 /s 30; quota more packets than"),
+    ];
+    for (what, words) in expected {
+        let shown = figures[what].as_str().unwrap_or_else(|| panic!("{what}: {figures}"));
+        assert!(shown.starts_with(words), "{what}: {words:?} is expected, of {figures:#}");
+    }
+}
+
 #[test]
 fn the_page_names_who_is_waited_for() {
     need_root!();
@@ -224,22 +244,7 @@ fn the_page_names_who_is_waited_for() {
     let moves = |text: &str| text.contains("bit/s") && !text.starts_with("0");
     browser.wait("#tile-in .value", Instant::now(), PROMISED, moves);
 
-    let figures = browser.run_async(FIGURES);
-    let expected = [
-        ("in", "8.00Mbit/s"),
-        ("out", "4.00Mbit/s"),
-        ("blocks", "500/s"),
-        ("slots", "25; of 100 given; 77 free"),
-        ("resent", "5.0 %; of results"),
-        ("refused", "30/s; 42 in all"),
-        ("warnings", "Not ready: no way up it is tired"),
-        ("port", "odd0 ✕ down, 7 dropped 8.00 Mbit/s 300 packets/s 4.00 Mbit/s 200 packets/s"),
-        ("refusals", "cookie not the job’s cookie 30 /s 30; quota more packets than"),
-    ];
-    for (what, words) in expected {
-        let shown = figures[what].as_str().unwrap_or_else(|| panic!("{what}: {figures}"));
-        assert!(shown.starts_with(words), "{what}: {words:?} is expected, of {figures:#}");
-    }
+    check_figures(&browser);
     let crowd = browser.run_async(CROWD);
     eprintln!("48 jobs of 64 ranks: {crowd}");
     assert_eq!(crowd["rows"], 48 * 64, "{crowd}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use support::watched::{self, all_begin, all_said, calls_of, check_none_failed, work};
+use support::watched::{self, Said, all_begin, all_said, calls_of, check_none_failed, work};
 use support::{LIMIT, Lab, need_root, network};
 use xdp_agg::state;
 use xdp_agg_common::control::CONTROL_VERSION;
@@ -141,6 +141,15 @@ fn a_job_that_the_next_daemon_does_not_know_is_ended() {
     flood.stop();
 }
 
+/// The epoch of which a job's workers were members first.
+fn epoch_joined(said: &Said) -> u16 {
+    let epoch = |line: &Line| match line {
+        Line::Joined { epoch, .. } => Some(*epoch),
+        _ => None,
+    };
+    said.iter().flatten().find_map(|(_, line)| epoch(line)).expect("they joined")
+}
+
 #[test]
 fn a_running_job_goes_on_under_another_release() {
     need_root!();
@@ -173,12 +182,8 @@ fn a_running_job_goes_on_under_another_release() {
     }
     go_on(&workers);
     let said = all_said(&workers);
-    let joined = |line: &Line| match line {
-        Line::Joined { epoch, .. } => Some(*epoch),
-        _ => None,
-    };
     // Whether a call was under way when the epoch changed is chance: the daemon knows the epoch.
-    let first = said.iter().flatten().find_map(|(_, line)| joined(line)).expect("they joined");
+    let first = epoch_joined(&said);
     let now = lab.job_stats("running").info.epoch;
     assert_eq!(now == first, adopted, "epoch {first}, then {now}");
     let anew = |line: &Line| matches!(line, Line::Call { reforms: 1.., .. });
