@@ -4,12 +4,13 @@
 mod support;
 
 use std::io::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use support::http::get;
 use support::prometheus::Prometheus;
 use support::tool::tool;
@@ -76,6 +77,67 @@ fn top_names_a_stopped_rank() {
         while top().contains("rank 2: ") {
             assert!(start.elapsed() < LIMIT, "{engine}: it goes on");
             sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Cables that are out: probes see it while no worker can be served, and events name the ports.
+#[test]
+fn a_daemon_without_a_port_is_not_ready() {
+    need_root!();
+    let lab = Lab::start(network(2, "ports"), "xdp");
+    let host = lab.topology.aggregator();
+    let ports = lab.topology.aggregator_interfaces();
+    let is_ready = || get(host, HTTP, "/readyz").is_some();
+    let metrics = || get(host, HTTP, "/metrics").expect("it is served");
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < LIMIT, "{what}: {}", metrics());
+            sleep(Duration::from_millis(20));
+        }
+    };
+    until("it gets ready", &is_ready);
+    // What comes in is told from what goes out. (Nobody listens at that port.)
+    let traffic = |way: &str| {
+        let name = format!("xdp_agg_port_{way}_bytes_total{{port=\"{}\"}} ", ports[0]);
+        let metrics = metrics();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok());
+        value.unwrap_or_else(|| panic!("{name}: {metrics}"))
+    };
+    let to = SocketAddr::from((lab.topology.aggregator_addr(), 9));
+    let send = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a port is free");
+        // An answer that nobody listens is an error of a later packet.
+        (0..1000).for_each(|_| drop(socket.send_to(&[0; 1000], to)));
+    };
+    lab.topology.worker(0).run(send).expect("entering the namespace");
+    until("a MB has come", &|| traffic("receive") > 500_000);
+    assert!(traffic("transmit") < 250_000, "{}", metrics());
+    lab.topology.set_link_up(0, false).expect("it has a plug");
+    let down = format!("xdp_agg_port_up{{port=\"{}\"}} 0\n", ports[0]);
+    until("one is down", &|| metrics().contains(&down));
+    assert!(is_ready(), "the other one is left");
+    lab.topology.set_link_up(1, false).expect("it has a plug");
+    until("none is left", &|| !is_ready());
+    assert!(get(host, HTTP, "/healthz").is_some(), "it runs all the same");
+    assert!(metrics().contains("\nxdp_agg_ready 0\n"), "{}", metrics());
+    let state = get(host, HTTP, "/api/v1/jobs").expect("it is served");
+    assert!(state.contains("no served interface is up"), "{state}");
+    for link in [0, 1] {
+        lab.topology.set_link_up(link, true).expect("it has a plug");
+    }
+    until("it is ready again", &is_ready);
+    for port in &ports {
+        for (kind, word) in [("port_down", "down"), ("port_up", "up")] {
+            let named = || {
+                let events = get(host, HTTP, "/api/v1/events").expect("it is served");
+                let events: Value = serde_json::from_str(&events).expect("JSON");
+                let mut all = events["events"].as_array().expect("a list").iter();
+                let text = format!("{port} is {word}");
+                all.any(|event| event["kind"] == kind && event["text"] == *text)
+            };
+            until(&format!("{kind} of {port}"), &named);
         }
     }
 }

@@ -96,6 +96,13 @@ fn published_crates_depend_on_published_ones_alone() {
         for key in ["description", "license", "rust_version"] {
             assert!(package[key].is_string(), "{name} has no {key}");
         }
+        // From the one place in which the publisher writes them.
+        let own = fs::read_to_string(package["manifest_path"].as_str().expect("a path"));
+        let own = own.expect("it is read");
+        for key in ["authors", "repository"] {
+            let inherits = own.contains(&format!("\n{key}.workspace = true\n"));
+            assert!(inherits, "{name}: `{key}` is that of the workspace");
+        }
         assert_ne!(package["keywords"], Value::Array(Vec::new()), "{name} has no keywords");
         for dependency in package["dependencies"].as_array().expect("a list") {
             // Those of tests are left out where they have no version.
@@ -113,6 +120,30 @@ fn published_crates_depend_on_published_ones_alone() {
     // The kernel program comes along, compiled.
     let list = ["package", "--list", "--allow-dirty", "--offline", "--package", "xdp-agg"];
     assert!(cargo(&list).contains("bpf/xdp-agg.bpfel.o"));
+}
+
+/// Files of this release that documents and manifests name are called as they are made.
+#[test]
+fn documents_and_manifests_name_this_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    let files = [
+        ("docs/install.md", 8),
+        ("packaging/container/Containerfile", 3),
+        ("packaging/kubernetes/daemon-set.yaml", 1),
+    ];
+    for (file, least) in files {
+        let text = fs::read_to_string(repository().join(file)).expect("it is there");
+        let parts = text.split("xdp-agg").skip(1).filter_map(|rest| {
+            let rest = rest.strip_prefix([':', '_', '-'])?;
+            rest.starts_with(|c: char| c.is_ascii_digit()).then_some(rest)
+        });
+        let named: Vec<&str> = parts.collect();
+        assert!(named.len() >= least, "{file}: {named:?}");
+        for rest in named {
+            let rest = rest.split_whitespace().next().unwrap_or("");
+            assert!(rest.starts_with(version), "{file} names xdp-agg {rest}, this is {version}");
+        }
+    }
 }
 
 /// Runs one of SLURM's scripts on the aggregator's host, as a job's step would have it run.

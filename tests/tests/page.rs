@@ -108,6 +108,48 @@ const CROWD: &str = "
         done({ took: took[2], writes, rows: document.querySelectorAll('#jobs tbody tr').length });
     })().catch((error) => done({ error: String(error) }));";
 
+/// What the page shows of two answers that are a second apart, and of which all is known.
+const FIGURES: &str = "
+    const done = arguments[0];
+    (async () => {
+        const { update } = await import('/view.js');
+        const { Model } = await import('/model.js');
+        const answer = await (await fetch('/api/v1/jobs')).json();
+        const [like] = answer.jobs;
+        const none = Object.fromEntries(Object.keys(answer.verdicts).map((name) => [name, 0]));
+        const at = (second) => ({
+            ...answer,
+            daemon: {
+                ...answer.daemon, time_unix_ms: answer.daemon.time_unix_ms + second * 1000,
+                slots_free: 77, warnings: ['it is tired'], not_ready: ['no way up'],
+            },
+            ports: [{
+                name: 'odd0', up: false, rx_packets: 300 * second, rx_bytes: 1e6 * second,
+                tx_packets: 200 * second, tx_bytes: 5e5 * second, rx_dropped: 3, tx_dropped: 4,
+            }],
+            verdicts: { ...none, contributions: 9, cookie: 30 * second, quota: 12 },
+            jobs: [{
+                ...like, slots: 100, slots_in_use: 25, rejected: 42,
+                blocks_completed: 500 * second, contributions: 950 * second, resends: 50 * second,
+            }],
+        });
+        const model = new Model();
+        update(model.take(at(0)));
+        document.querySelectorAll('details').forEach((job) => { job.open = true; });
+        update(model.take(at(1)));
+        const text = (selector) => document.querySelector(selector)?.innerText ?? '';
+        const said = (selector) => text(selector).replace(/\\s+/g, ' ').trim();
+        const tiles = ['in', 'out', 'blocks', 'slots', 'resent', 'refused'].map((name) =>
+            [name, `${said(`#tile-${name} .value`)}; ${said(`#tile-${name} .more`)}`]);
+        done({
+            ...Object.fromEntries(tiles),
+            warnings: said('#warning-list'),
+            port: said('#port-rows tr'),
+            refusals: [...document.querySelectorAll('#refusal-rows tr')].map((row) =>
+                row.innerText.replace(/\\s+/g, ' ').trim()).join('; '),
+        });
+    })().catch((error) => done({ error: String(error) }));";
+
 fn strings(value: &Value) -> Vec<&str> {
     let all = value.as_array().expect("a list").iter();
     all.map(|text| text.as_str().expect("a text")).collect()
@@ -125,6 +167,26 @@ fn check_readable(browser: &Browser) {
         }
     }
     browser.screen(DESKTOP, "light");
+}
+
+/// Rates and counts are those of the daemon's answers, each in its place.
+fn check_figures(browser: &Browser) {
+    let figures = browser.run_async(FIGURES);
+    let expected = [
+        ("in", "8.00Mbit/s"),
+        ("out", "4.00Mbit/s"),
+        ("blocks", "500/s"),
+        ("slots", "25; of 100 given; 77 free"),
+        ("resent", "5.0 %; of results"),
+        ("refused", "30/s; 42 in all"),
+        ("warnings", "Not ready: no way up it is tired"),
+        ("port", "odd0 ✕ down, 7 dropped 8.00 Mbit/s 300 packets/s 4.00 Mbit/s 200 packets/s"),
+        ("refusals", "cookie not the job’s cookie 30 /s 30; quota more packets than"),
+    ];
+    for (what, words) in expected {
+        let shown = figures[what].as_str().unwrap_or_else(|| panic!("{what}: {figures}"));
+        assert!(shown.starts_with(words), "{what}: {words:?} is expected, of {figures:#}");
+    }
 }
 
 #[test]
@@ -182,6 +244,7 @@ fn the_page_names_who_is_waited_for() {
     let moves = |text: &str| text.contains("bit/s") && !text.starts_with("0");
     browser.wait("#tile-in .value", Instant::now(), PROMISED, moves);
 
+    check_figures(&browser);
     let crowd = browser.run_async(CROWD);
     eprintln!("48 jobs of 64 ranks: {crowd}");
     assert_eq!(crowd["rows"], 48 * 64, "{crowd}");

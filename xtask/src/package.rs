@@ -99,6 +99,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     for file in [&deb, &rpm, &tarball, &sbom] {
         say(&format!("{}: {} kB", file.display(), file.metadata()?.len() / 1000));
     }
+    say_what_is_open()?;
     if args.publish {
         publish::dry_run()?;
     }
@@ -226,10 +227,34 @@ fn epoch() -> Result<u64> {
 }
 
 fn workspace_version() -> Result<String> {
+    workspace("version")
+}
+
+/// A text of `[workspace.package]`; of a list, its first one.
+fn workspace(key: &str) -> Result<String> {
     let text = fs::read_to_string(root().join("Cargo.toml"))?;
     let section = text.split_once("[workspace.package]").map_or("", |(_, rest)| rest);
-    let line = section.lines().find_map(|line| line.strip_prefix("version = "));
-    Ok(line.context("Cargo.toml names no version")?.trim_matches('"').to_owned())
+    let section = section.split_once("\n[").map_or(section, |(section, _)| section);
+    let mut lines = section.lines().filter_map(|line| line.split_once(" = "));
+    let value = lines.find_map(|(name, value)| (name == key).then_some(value));
+    let text = value.and_then(|value| value.split('"').nth(1));
+    Ok(text.with_context(|| format!("Cargo.toml: [workspace.package] has no {key}"))?.to_owned())
+}
+
+/// Says what the publisher has not filled in yet.
+fn say_what_is_open() -> Result<()> {
+    let (author, repository) = (workspace("authors")?, workspace("repository")?);
+    for (key, open) in
+        [("authors", author.contains("@localhost>")), ("repository", repository.is_empty())]
+    {
+        if open {
+            say(&format!(
+                "Cargo.toml, [workspace.package]: `{key}` is open; the publisher fills it in \
+                 before a release (CONTRIBUTING.md)"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A version that all three forms can have: numbers, and perhaps what comes before a release.
@@ -267,5 +292,12 @@ mod tests {
     #[test]
     fn the_workspace_has_a_version() {
         check_version(&workspace_version().expect("it is read")).expect("a version");
+    }
+
+    #[test]
+    fn the_packages_have_a_maintainer() {
+        let author = workspace("authors").expect("it is read");
+        assert!(author.contains(" <") && author.ends_with('>'), "{author}: NAME <ADDRESS>");
+        assert!(workspace("repository").is_ok() && workspace("no-such-key").is_err());
     }
 }

@@ -526,6 +526,23 @@ fn an_open_control_port_is_said_in_one_line() {
     }
 }
 
+/// So it is with the page and the metrics, which know no login.
+#[test]
+fn an_open_http_address_is_said_in_one_line() {
+    for (address, expected) in [("0.0.0.0:0", 1), ("127.0.0.1:0", 0), ("off", 0)] {
+        let mut command = program();
+        command.args(["serve", "--control", "127.0.0.1:0", "--engine", "userspace"]);
+        command.args(["--data-port", "0", "--http", address]);
+        let daemon = Process::serve("a daemon", command).expect("it gets ready");
+        let log = daemon.terminate().expect("it ends").stderr;
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("HTTP IS OPEN")).collect();
+        assert_eq!(lines.len(), expected, "{address}: {log}");
+        for line in lines {
+            assert!(line.contains("WARN") && line.contains("--http"), "{line}");
+        }
+    }
+}
+
 #[test]
 fn init_asks_at_a_terminal_and_says_elsewhere_what_to_give() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -5,6 +5,7 @@ mod daemon;
 mod limits;
 mod membership;
 mod observe;
+mod reload;
 mod strangers;
 mod sums;
 mod tls;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::debian;
+use super::{debian, workspace};
 use crate::shell::{output, root, run, target};
 
 /// A shell, and the name under which it looks for completions of `xdp-agg`.
@@ -58,9 +58,9 @@ impl Stage {
         let date = output(&mut date)?;
         let text = format!(
             "xdp-agg ({}-1) stable; urgency=medium\n\n  * changelog.gz in this directory tells \
-             what changed.\n\n -- xdp-agg contributors <xdp-agg@localhost>  {}",
+             what changed.\n\n -- {}  {date}",
             debian(&self.version),
-            date
+            workspace("authors")?,
         );
         fs::write(self.directory.join("changelog.Debian"), text).context("the changelog")?;
         let changes = self.directory.join("changelog");
