@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::SocketAddrV4;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use xdp_agg_common::checksum::Ends;
 use xdp_agg_common::frame::HEADER_OFFSET;
 
 use super::program::{Program, Refusal};
-use super::socket::Socket;
+use super::socket::{Socket, create};
 
 /// While nothing comes this way, the queue is asked for at looks 1, 2, 4, 8, …, and at each
 /// multiple of this: asking is a system call, and results with partial checksums never come.
@@ -21,10 +21,11 @@ pub(crate) struct Results {
     local: SocketAddrV4,
     /// Most chunks of a result.
     chunks: u16,
-    /// There once results have come, and their queue is known.
+    /// Not there any more once results have come, and their queue is known. It is opened by the
+    /// thread that opens this: a thread of another network namespace may be the first to look.
+    unbound: Option<OwnedFd>,
+    /// There from then on. Neither: no queue could be had, and results come by UDP.
     socket: Option<Socket>,
-    /// No socket could be opened: not tried again, and results come by UDP.
-    refused: bool,
     /// Looks without a socket.
     looks: u32,
     packets: u64,
@@ -38,8 +39,12 @@ impl Results {
     /// What keeps it away.
     pub(super) fn open(ifindex: u32, local: SocketAddrV4, chunks: u16) -> Result<Self, Refusal> {
         let program = Program::attach(ifindex)?;
-        let (socket, refused, looks, packets) = (None, false, 0, 0);
-        Ok(Self { program, ifindex, local, chunks, socket, refused, looks, packets })
+        let unbound = create().map(Some).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Refusal::NotPermitted(error),
+            _ => Refusal::Other("opening an AF_XDP socket".into(), error),
+        })?;
+        let (socket, looks, packets) = (None, 0, 0);
+        Ok(Self { program, ifindex, local, chunks, unbound, socket, looks, packets })
     }
 
     /// Takes the results of this aggregator from here on.
@@ -54,7 +59,7 @@ impl Results {
     /// Opens the socket, where results have come and their queue is known. It is tried once. To
     /// be called at each look that finds nothing.
     pub(crate) fn settle(&mut self) {
-        if self.socket.is_some() || self.refused {
+        if self.unbound.is_none() {
             return;
         }
         self.looks = self.looks.wrapping_add(1);
@@ -62,26 +67,27 @@ impl Results {
             return;
         }
         let interface = self.ifindex;
-        let found = self.program.queue().and_then(|queue| match queue {
-            Some(queue) => self.open_socket(queue).map(|socket| Some((queue, socket))),
-            None => Ok(None),
-        });
+        let found = match self.program.queue() {
+            Ok(None) => return,
+            Ok(Some(queue)) => self.bind(queue).map(|socket| (queue, socket)),
+            Err(error) => Err(error),
+        };
         match found {
-            Ok(Some((queue, socket))) => {
+            Ok((queue, socket)) => {
                 let zero_copy = socket.is_zero_copy();
                 tracing::info!(interface, queue, zero_copy, "results come by AF_XDP");
                 self.socket = Some(socket);
             }
-            Ok(None) => {}
             Err(error) => {
-                self.refused = true;
+                self.unbound = None;
                 tracing::warn!(interface, "no AF_XDP socket: {error}; results come by UDP");
             }
         }
     }
 
-    fn open_socket(&mut self, queue: u32) -> io::Result<Socket> {
-        let socket = Socket::open(self.ifindex, queue, self.chunks)?;
+    fn bind(&mut self, queue: u32) -> io::Result<Socket> {
+        let fd = self.unbound.take().ok_or(io::ErrorKind::NotFound)?;
+        let socket = Socket::on(fd, self.ifindex, queue, self.chunks)?;
         self.program.hand_to(queue, socket.fd())?;
         Ok(socket)
     }

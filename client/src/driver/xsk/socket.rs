@@ -33,18 +33,29 @@ pub(super) struct Socket {
     memory: Memory,
 }
 
+/// A socket that is on no queue yet. It is of the network namespace of the thread that opens it,
+/// where the interface has to be: the same number is another interface elsewhere.
+///
+/// # Errors
+/// The system's: `EPERM` without `CAP_NET_RAW`.
+pub(super) fn create() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    own(|| {
+        let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None);
+        fd.map_err(io::Error::from)
+    })
+}
+
 impl Socket {
-    /// A socket on this receive queue of an interface, for packets of up to `chunks` chunks.
+    /// Puts what [`create`] gave on this receive queue of an interface, for packets of up to
+    /// `chunks` chunks.
     ///
     /// # Errors
     /// The system's: `EBUSY` if another socket has the queue.
-    pub(super) fn open(ifindex: u32, queue: u32, chunks: u16) -> io::Result<Self> {
+    pub(super) fn on(fd: OwnedFd, ifindex: u32, queue: u32, chunks: u16) -> io::Result<Self> {
         // What is read again soon stays near the processor: no more memory than is needed.
         let piece = (HEADROOM + frame_len(chunks)).next_power_of_two().clamp(PIECE.0, PIECE.1);
         let memory = Memory::new(PIECES, piece)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let open = || rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None);
-        let fd = own(open)?;
         let registered = XdpUmemReg {
             addr: memory.address(),
             len: memory.len() as u64,
