@@ -33,6 +33,7 @@ mod integers;
 mod memory;
 mod order;
 mod placed;
+mod result;
 mod started;
 mod types;
 mod view;
@@ -54,8 +55,9 @@ pub use caller::Caller;
 pub use flight::InFlight;
 pub use given::Given;
 pub use memory::Memory;
+pub use result::LentView;
 pub use types::{DataType, Precision, Reduction};
-pub use view::{LentView, ViewInFlight};
+pub use view::ViewInFlight;
 pub use xdp_agg_intranode::Placed;
 pub use xdp_agg_quantize::UnknownName;
 

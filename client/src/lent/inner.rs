@@ -13,8 +13,8 @@ use xdp_agg_quantize::{ElementType, Format, Op, Scaling};
 
 use super::guess::Guesses;
 use super::order::Order;
+use super::result::Wanted;
 use super::started::Threads;
-use super::view::Wanted;
 use super::{Memory, Options, Outcome, Precision, Reduction, Settings, Stats, Task};
 use crate::communicator::Communicator;
 use crate::error::{Error, JobError};

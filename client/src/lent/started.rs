@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::flight::Carried;
 use super::inner::{Call, Inner, Rest};
-use super::view::Wanted;
+use super::result::Wanted;
 use super::{InFlight, Precision, Task};
 use crate::error::{Error, JobError};
 use crate::handle::Patience;

@@ -1,52 +1,18 @@
 //! Results that stay where all processes of a host read them.
 #![expect(unsafe_code, reason = "steps of calls on lent memory")]
 
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use xdp_agg_intranode::{Reserved, Results, View};
+use xdp_agg_intranode::{Reserved, Results};
 use xdp_agg_quantize::{Element, Op, bf16, f16};
 
 use super::floats::again;
 use super::inner::{Call, Inner, Rest, Sum};
+use super::result::{Held, LentView, Wanted};
 use super::{Caller, DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Task};
 use crate::collectives::Summed;
 use crate::error::{Error, JobError};
 use crate::handle::Patience;
-
-/// The bytes of a result, to read. Where they are shared all processes of the host read the same
-/// memory, which is free when the last of them has dropped its own. They stay what they are as long
-/// as this is there, whatever is called meanwhile. In a forked child they must not be touched.
-#[derive(Clone, Debug)]
-pub struct LentView(Arc<Held>);
-
-#[derive(Debug)]
-enum Held {
-    Shared(View),
-    /// Whole words, so that elements of every type are aligned, and how many bytes of them count.
-    Private(Vec<u64>, usize),
-}
-
-impl LentView {
-    /// Whether the processes of the host share it. Else it is a copy of this process's own.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        matches!(*self.0, Held::Shared(_))
-    }
-}
-
-impl Deref for LentView {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &*self.0 {
-            Held::Shared(view) => view,
-            Held::Private(words, len) => &bytemuck::cast_slice(words)[..*len],
-        }
-    }
-}
 
 /// A call in flight whose result is to be read. Dropping it does not end the call: the memory that
 /// was lent to it is the call's until [`InFlight::is_done`]. The result's room is free when the
@@ -71,18 +37,6 @@ impl ViewInFlight {
         let ending = self.flight.wait(at_most)?;
         Some(ending.and_then(|outcome| Ok((self.wanted.view()?, outcome))))
     }
-}
-
-/// What a call whose result is to be read needs, and where it leaves the result.
-#[derive(Clone, Debug)]
-pub(super) struct Wanted(Arc<Wants>);
-
-#[derive(Debug)]
-struct Wants {
-    is_shared: bool,
-    /// Taken when the call begins. None besides: the result is this process's own.
-    place: Mutex<Option<Reserved>>,
-    result: Mutex<Option<LentView>>,
 }
 
 impl Caller {
@@ -151,27 +105,12 @@ impl Inner {
             group.reserve_view(memory.bytes())
         });
         let place = place.transpose()?;
-        let (is_shared, result) = (place.is_some(), Mutex::default());
-        let wanted = Wanted(Arc::new(Wants { is_shared, place: Mutex::new(place), result }));
+        let wanted = Wanted::new(place);
         Ok((Call { view: Some(wanted.clone()), ..call }, wanted))
     }
 }
 
 impl Wanted {
-    /// The result lies in memory that the processes of the host share.
-    pub(super) fn is_shared(&self) -> bool {
-        self.0.is_shared
-    }
-
-    /// The result of a call that has ended well.
-    fn view(&self) -> Result<LentView, Error> {
-        self.0.result.lock().clone().ok_or(Error::Job(JobError::Closed))
-    }
-
-    fn has(&self, result: Held) {
-        *self.0.result.lock() = Some(LentView(Arc::new(result)));
-    }
-
     pub(super) fn begin(
         &self,
         inner: &Inner,
@@ -179,7 +118,7 @@ impl Wanted {
         call: &Call,
         patience: &mut Patience<'_>,
     ) -> Result<Rest, Error> {
-        let place = self.0.place.lock().take();
+        let place = self.take_place();
         let (Some(place), Task::AllReduce(reduction)) = (place, call.task) else {
             return self.begin_copy(inner, turn, call, patience);
         };

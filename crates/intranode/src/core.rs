@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 
 use crate::arena::Arena;
+use crate::held::{Alias, Reading};
 use crate::layout::{self, Slot};
 use crate::options::PAGES;
 use crate::pages::PAGE;
-use crate::placed::Alias;
 use crate::protocol::{self, FUTEX, POLLS};
 use crate::segment::Segment;
-use crate::view::Reading;
 use crate::{Error, Options};
 
 /// No sleep is longer: whatever a ring may miss (a process that died between advancing a counter

@@ -31,6 +31,7 @@ mod exchange;
 mod feeder;
 mod geometry;
 mod group;
+mod held;
 mod keys;
 mod layout;
 mod marks;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use xdp_agg_forks::{cut_off, empty, give_to_children};
 
+use crate::held::Alias;
 use crate::vector::PAGE;
 use crate::{Buffer, Error, Group};
 
@@ -24,23 +25,6 @@ pub struct Placed {
 unsafe impl Send for Placed {}
 // SAFETY: as above; a shared reference gives no access.
 unsafe impl Sync for Placed {}
-
-/// Where such memory is, and where it is in the segment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Alias {
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    pub(crate) offset: usize,
-}
-
-impl Alias {
-    /// Where these bytes of the process's memory are in the segment.
-    pub(crate) fn find(&self, memory: *const u8, len: usize) -> Option<usize> {
-        let within = memory.addr().checked_sub(self.start)?;
-        let end = within.checked_add(len)?;
-        (end <= self.len).then_some(self.offset + within)
-    }
-}
 
 impl Group {
     /// Puts pages of the segment under memory of this process, with what is in it: calls on the

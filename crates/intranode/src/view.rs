@@ -14,14 +14,6 @@ use crate::{Error, Group};
 /// Results that one process may read in place at a time.
 pub const MAX_VIEWS: usize = 8;
 
-/// The results that this process reads in place, or may have begun calls for.
-#[derive(Debug, Default)]
-pub(crate) struct Reading {
-    count: usize,
-    /// In whole pages.
-    bytes: usize,
-}
-
 /// A place among the results that this process may read: one call's. It is free again when it is
 /// dropped, or the results are for which it was given to [`Group::begin_view`].
 #[derive(Debug)]

@@ -1,40 +1,16 @@
 //! An all-reduce that has begun by the way that was learned, or by one that is to be tried.
 
-use std::ops::Range;
-
-use xdp_agg_protocol::worker::{Call, Purpose, Report};
+use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::{Element, Op};
 
 use super::blocks::Cut;
 use super::route::Route;
 use super::state::Timed;
+use super::sums::Summed;
 use crate::collectives::mesh::Aside;
 use crate::communicator::Communicator;
 use crate::error::Error;
 use crate::handle::{Begun, Owned, Patience, given_back, longest};
-
-/// What became of an all-reduce.
-#[derive(Debug, Default)]
-pub(crate) struct Summed {
-    pub(crate) report: Report,
-    /// The elements that were left out, from the first on; the same at all workers. See
-    /// [`Purpose::leaving_out`].
-    pub(crate) left_out: Vec<Range<usize>>,
-}
-
-impl Summed {
-    /// By what a call's parts report.
-    pub(crate) fn of_parts(calls: Vec<Call>) -> Self {
-        let report = Report::of_parts(&calls);
-        let mut left_out = Vec::new();
-        for call in calls {
-            left_out.extend_from_slice(call.into_blocks().left_out());
-        }
-        // They came to each worker in an order of its own.
-        left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
-        Self { report, left_out }
-    }
-}
 
 /// The way of a call that has begun.
 pub(super) enum Way {

@@ -25,12 +25,13 @@ use crate::digest::digest;
 use crate::error::Error;
 use crate::handle::{Handle, Patience};
 use crate::name::Name;
+pub(crate) use begun::OwnedSum;
 use begun::{Among, Way};
-pub(crate) use begun::{OwnedSum, Summed};
 use blocks::Cut;
 use learner::{Class, Next, Size};
 pub use route::Route;
 use state::{Classes, Going, Known, Timed};
+pub(crate) use sums::Summed;
 
 /// Longest time for the workers to connect with each other when a way among them is tried first.
 const CONNECTING: Duration = Duration::from_secs(5);

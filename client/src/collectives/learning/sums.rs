@@ -7,10 +7,11 @@ use std::ops::Range;
 
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_mesh::{Mesh, Patience, Pattern, Reducer, combine_words};
-use xdp_agg_protocol::worker::{Path, Report, rank_bit};
+#[cfg(doc)]
+use xdp_agg_protocol::worker::Purpose;
+use xdp_agg_protocol::worker::{Call, Path, Report, rank_bit};
 use xdp_agg_quantize::Element;
 
-use super::begun::Summed;
 use super::blocks::{Account, Blocks, Cut, LEFT_OUT};
 use super::route::Route;
 
@@ -26,6 +27,29 @@ pub(super) struct Scratch {
     words: Vec<u64>,
     keys: Vec<u64>,
     lanes: [Vec<u64>; 2],
+}
+
+/// What became of an all-reduce.
+#[derive(Debug, Default)]
+pub(crate) struct Summed {
+    pub(crate) report: Report,
+    /// The elements that were left out, from the first on; the same at all workers. See
+    /// [`Purpose::leaving_out`].
+    pub(crate) left_out: Vec<Range<usize>>,
+}
+
+impl Summed {
+    /// By what a call's parts report.
+    pub(crate) fn of_parts(calls: Vec<Call>) -> Self {
+        let report = Report::of_parts(&calls);
+        let mut left_out = Vec::new();
+        for call in calls {
+            left_out.extend_from_slice(call.into_blocks().left_out());
+        }
+        // They came to each worker in an order of its own.
+        left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
+        Self { report, left_out }
+    }
 }
 
 impl Cut {
