@@ -233,8 +233,10 @@ impl Communicator {
     }
 }
 
-/// How long a call that failed for another worker's sake waits for the daemon's word of it.
-const TOLD: Duration = Duration::from_secs(1);
+/// How long a call of which a worker was lost waits for the daemon's word of it.
+const LOST: Duration = Duration::from_millis(500);
+/// The same where another worker gave the call up, which itself may have waited as long.
+const GIVEN_UP: Duration = Duration::from_secs(2);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -246,7 +248,8 @@ fn reason(stripes: &[Stripe], error: Error) -> Error {
     let patience = match &error {
         Error::Mesh(of_mesh) => match **of_mesh {
             Mesh::Interrupted(_) => Duration::ZERO,
-            Mesh::PeerLost { .. } | Mesh::Stopped { .. } => TOLD,
+            Mesh::PeerLost { .. } => LOST,
+            Mesh::Stopped { .. } => GIVEN_UP,
             _ => return error,
         },
         _ => return error,

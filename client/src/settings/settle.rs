@@ -59,7 +59,7 @@ impl Builder {
 
     /// Whether all-reduces learn their ways, or why not, where nothing else decides it.
     fn learning_in_words(&self, place: &Place) -> &'static str {
-        if !self.tuning.may_learn() || place.world_size == 1 {
+        if !self.tuning.may_learn() || place.world_size == 1 || self.stays_in_host(place) {
             ""
         } else if self.policy.worker_loss != WorkerLoss::Fail {
             "nothing is learned: jobs that go on without lost workers use the aggregators alone"

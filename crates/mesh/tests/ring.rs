@@ -349,9 +349,11 @@ fn patient(interrupted: &mut dyn FnMut() -> bool) -> Patience<'_> {
 fn an_interrupted_caller_waits_no_more() {
     let errors = on_ring(2, short_deadline, |mut mesh| {
         if mesh.rank() == 1 {
-            // Late, and then told what the other one did.
+            // Late. What the other one sent is there, so that its own next call is the first one
+            // in which it is told.
             thread::sleep(Duration::from_millis(600));
-            return mesh.exchange(&mut [1_u64; 2], 7, patient(&mut || false)).unwrap_err();
+            let mut call = || mesh.exchange(&mut [1_u64; 2], 7, patient(&mut || false));
+            return call().and_then(|()| call()).unwrap_err();
         }
         let (begun, mut asked) = (Instant::now(), 0);
         let mut second_time = || {
