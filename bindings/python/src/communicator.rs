@@ -193,8 +193,8 @@ impl Communicator {
         Ok((view.call1((Bound::new(py, result)?,))?, report))
     }
 
-    /// Starts an all_reduce_view and returns at once. The handle's wait() returns the result and the
-    /// call's report.
+    /// Starts an all_reduce_view and returns at once. The handle's wait() returns the result and
+    /// the call's report.
     ///
     /// The array must not change until the handle says that it is done. The result counts among the
     /// 8 of this process from the start on, and until the handle and all arrays that lie in it are

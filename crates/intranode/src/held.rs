@@ -1,7 +1,7 @@
 //! What this process holds of the segment.
 
-/// Where memory is under which pages of the segment lie ([`Group::place`](crate::Group::place)), and
-/// where it is in the segment.
+/// Where memory is under which pages of the segment lie
+/// ([`Group::place`](crate::Group::place)), and where it is in the segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alias {
     pub(crate) start: usize,
