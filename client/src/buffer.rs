@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use xdp_agg_intranode::{Group, View};
+use xdp_agg_intranode::{Group, Reserved, View};
 use xdp_agg_quantize::{Element, Op};
 
 use crate::collectives::{Kind, Way};
@@ -138,9 +138,9 @@ impl Communicator {
     /// All-reduces without writing to `data`. The result is in memory that all processes of this
     /// host read, once for all of them; with `data` in a [`SharedBuffer`] nothing is copied. It
     /// takes room of `XDP_AGG_BUFFERS`, and a process may have
-    /// [`MAX_VIEWS`](xdp_agg_intranode::MAX_VIEWS) such results at a time. While other processes
-    /// still have so many results that there is no room for another, this waits for them, at most
-    /// for the deadline. Where this process's own leave no room, that is an error at once.
+    /// [`MAX_VIEWS`](xdp_agg_intranode::MAX_VIEWS) such results at a time. While the
+    /// results of other processes leave no room for another, this waits for them, at most for the
+    /// deadline. Where this process's own leave no room, that is an error at once.
     ///
     /// All processes of the host make this call. Those of other hosts may make
     /// [`Self::all_reduce`]. Where a ring of the workers sums, or each process is a worker of its
@@ -162,12 +162,12 @@ impl Communicator {
             let report = self.all_reduce_by(&mut copy, op, choice)?;
             return Ok((ResultView::private(copy), report));
         };
-        group.check_room(bytes)?;
-        let (view, report) = self.reduce_in_view(data, op, group.reserve_view(bytes)?)?;
+        let place = place_of_result(group, bytes)?;
+        let (view, report) = self.reduce_in_view(data, op, place)?;
         Ok((ResultView::shared(view), report))
     }
 
-    /// The processes that share the result of an all-reduce of so many bytes, where they do.
+    /// The processes that share the result of an all-reduce of this number of bytes, where they do.
     pub(crate) fn group_of_views<T: Element>(
         &self,
         bytes: usize,
@@ -176,4 +176,10 @@ impl Communicator {
         let is_shared = self.way::<T>(Kind::AllReduce, choice)? == Way::Aggregator;
         Ok(self.group.as_ref().filter(|_| is_shared && !self.is_forked()))
     }
+}
+
+/// A place for a result of this number of bytes, of the room that is set apart for such.
+pub(crate) fn place_of_result(group: &Arc<Group>, bytes: usize) -> Result<Reserved, Error> {
+    group.check_room(bytes)?;
+    Ok(group.reserve_view(bytes)?)
 }

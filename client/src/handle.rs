@@ -156,10 +156,15 @@ impl<T: Element> Drop for Handle<T> {
             // Another thread may have held what the carrier's end would lock.
             std::mem::forget(self.carrier.take());
         } else if let Some(Carrier::Aggregators { .. }) = self.carrier {
-            for stripe in &*self.stripes {
-                stripe.shared.lock().machine.abandon(self.sequence);
-            }
+            abandon(&self.stripes, self.sequence);
         }
+    }
+}
+
+/// Lets a call that nobody waits for any more go on, for the other workers' sake.
+pub(crate) fn abandon(stripes: &[Stripe], sequence: u64) {
+    for stripe in stripes {
+        stripe.shared.lock().machine.abandon(sequence);
     }
 }
 

@@ -7,11 +7,11 @@ use xdp_agg_intranode::Results;
 use xdp_agg_protocol::worker::{Buffer, Report};
 use xdp_agg_quantize::{Element, Op};
 
-use crate::buffer::{ResultView, SharedBuffer};
+use crate::buffer::{ResultView, SharedBuffer, place_of_result};
 use crate::communicator::Communicator;
 use crate::driver::stripe::Stripe;
 use crate::error::{Error, JobError};
-use crate::handle::{Handle, finish, globally};
+use crate::handle::{Handle, abandon, finish, globally};
 use crate::settings::Place;
 
 /// A call of [`Communicator::all_reduce_view_async`] in flight. Dropping it unwaited lets the call
@@ -47,9 +47,7 @@ impl Drop for Underway {
             // Another thread may have held what the end of the results would lock.
             std::mem::forget(self.results.take());
         } else if self.results.is_some() {
-            for stripe in &*self.stripes {
-                stripe.shared.lock().machine.abandon(self.call.0);
-            }
+            abandon(&self.stripes, self.call.0);
         }
     }
 }
@@ -97,8 +95,8 @@ impl Communicator {
     /// the view, and the input back. Several may be in flight. Each counts as a result that this
     /// process has, from its start on.
     ///
-    /// Where other processes still have so many results that there is no room for another, the
-    /// start waits for them, as [`Self::all_reduce_view`] does.
+    /// While the results of other processes leave no room for another, the start waits for them, as
+    /// [`Self::all_reduce_view`] does.
     ///
     /// # Errors
     /// As [`Self::all_reduce_view`], as far as it is known at once.
@@ -113,8 +111,7 @@ impl Communicator {
             let handle = self.all_reduce_async(data.to_vec(), op)?;
             return Ok(ViewHandle { data, carrier: Carrier::Copy(handle) });
         };
-        group.check_room(bytes)?;
-        let place = group.reserve_view(bytes)?;
+        let place = place_of_result(group, bytes)?;
         #[expect(unsafe_code, reason = "memory that the call keeps")]
         // SAFETY: what is behind the `Arc` does not move, and nobody gets it for writing before the
         // call is out of all engines.

@@ -289,9 +289,9 @@ fn interrupted_callers_get_their_memory_back() {
                 thread::sleep(Duration::from_secs(1));
             }
             let mut interrupted = || is_over && begun.elapsed() > Duration::from_millis(200);
+            let options = Options::default();
             // SAFETY: as above.
-            let mut call =
-                || unsafe { caller.call(memory, &SUM, &Options::default(), &mut interrupted) };
+            let mut call = || unsafe { caller.call(memory, &SUM, &options, &mut interrupted) };
             let outcome = call();
             assert!(rank == 1 || begun.elapsed() < Duration::from_millis(900));
             // What the other one sent before may be all that this one needs: then it is told in

@@ -351,9 +351,9 @@ fn check_views(rank: u16, caller: &Caller, is_odd: bool, in_segment: bool) {
             unsafe { caller.start_view(memory, Reduction::Sum, options.clone()) }
         };
         let started: Vec<_> = (0..3).map(|_| start().expect("it starts")).collect();
+        let (sum, mut never) = (Reduction::Sum, || false);
         // SAFETY: as above.
-        let at_once =
-            unsafe { caller.all_reduce_view(memory, Reduction::Sum, &options, &mut || false) };
+        let at_once = unsafe { caller.all_reduce_view(memory, sum, &options, &mut never) };
         let started = started.iter().map(|call| call.wait(LIMIT).expect("it ends"));
         for ended in started.chain([at_once]) {
             let (view, outcome) = ended.expect("it ends well");

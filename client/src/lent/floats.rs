@@ -66,20 +66,18 @@ fn begin_gradient<T: Element>(
     sum: &Sum,
     patience: &mut Patience<'_>,
 ) -> Result<Rest, Error> {
-    let op = if sum.average { Op::Average } else { Op::Sum };
-    let purpose = sum.purpose();
-    let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
-    let communicator = &inner.communicator;
+    let (op, purpose) = inner.of_gradients(sum);
     // SAFETY: the memory is this call's, and T what it holds; the call is in the engines until it
     // has been waited for, or `begun` is dropped.
-    let begun =
-        unsafe { communicator.begin_lent_sum(memory.elements::<T>(), op, &purpose, patience) }?;
+    let lent = unsafe { memory.elements::<T>() };
+    // SAFETY: as above.
+    let begun = unsafe { inner.communicator.begin_lent_sum(lent, op, &purpose, patience) }?;
     let sum = sum.clone();
     Ok(Box::new(move |inner, patience| {
         // SAFETY: as above; nothing else has the memory where the call is made now.
         let data = || unsafe { memory.elements::<T>() };
-        let summed = inner.communicator.finish_lent_sum(begun, data, patience)?;
-        let Summed { report, left_out } = summed;
+        let Summed { report, left_out } =
+            inner.communicator.finish_lent_sum(begun, data, patience)?;
         let redone = if left_out.is_empty() {
             0
         } else {

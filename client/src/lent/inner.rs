@@ -180,6 +180,14 @@ impl Inner {
         Ok(())
     }
 
+    /// How a sum in the precision of gradients is called. Blocks with an infinity or a NaN are left
+    /// out, to be summed again, where that can be.
+    pub(super) fn of_gradients(&self, sum: &Sum) -> (Op, Purpose) {
+        let op = if sum.average { Op::Average } else { Op::Sum };
+        let purpose = sum.purpose();
+        (op, if self.repeats { purpose.leaving_out() } else { purpose })
+    }
+
     /// The same at all ranks: it follows from settings and lengths alone.
     pub(super) fn precision(&self, memory: Memory, options: &Options) -> Precision {
         let chosen = options.precision.or(self.settings.precision);

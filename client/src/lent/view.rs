@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use xdp_agg_intranode::{Reserved, Results};
-use xdp_agg_quantize::{Element, Op, bf16, f16};
+use xdp_agg_quantize::{Element, bf16, f16};
 
 use super::floats::again;
 use super::inner::{Call, Inner, Rest, Sum};
 use super::result::{Held, LentView, Wanted};
 use super::{Caller, DataType, InFlight, Memory, Options, Outcome, Precision, Reduction, Task};
+use crate::buffer::place_of_result;
 use crate::collectives::Summed;
 use crate::error::{Error, JobError};
 use crate::handle::Patience;
@@ -100,11 +101,7 @@ impl Inner {
         let is_gradient = self.precision(memory, &call.options) == Precision::Gradient;
         let is_shared = sums && memory.data_type().is_float() && !memory.is_empty() && is_gradient;
         let group = self.communicator.group.as_ref().filter(|_| is_shared);
-        let place = group.map(|group| {
-            group.check_room(memory.bytes())?;
-            group.reserve_view(memory.bytes())
-        });
-        let place = place.transpose()?;
+        let place = group.map(|group| place_of_result(group, memory.bytes())).transpose()?;
         let wanted = Wanted::new(place);
         Ok((Call { view: Some(wanted.clone()), ..call }, wanted))
     }
@@ -145,10 +142,10 @@ impl Wanted {
         // SAFETY: the memory is this call's, which only reads it.
         let from = unsafe { memory.reading_bytes() };
         bytemuck::cast_slice_mut(&mut words)[..len].copy_from_slice(from);
+        let start = words.as_mut_ptr().cast();
         // SAFETY: the words are valid until the call on them has ended or is dropped, which `Copy`
         // sees to, and hold these elements; nobody else has them.
-        let own =
-            unsafe { Memory::new(words.as_mut_ptr().cast(), memory.len(), memory.data_type()) };
+        let own = unsafe { Memory::new(start, memory.len(), memory.data_type()) };
         let own = Call { memory: own, task: call.task, options: call.options.clone(), view: None };
         let copy = Copy { rest: inner.begin(turn, &own, patience)?, words };
         let wanted = self.clone();
@@ -168,9 +165,7 @@ impl Wanted {
         sum: &Sum,
         place: Reserved,
     ) -> Result<Rest, Error> {
-        let op = if sum.average { Op::Average } else { Op::Sum };
-        let purpose = sum.purpose();
-        let purpose = if inner.repeats { purpose.leaving_out() } else { purpose };
+        let (op, purpose) = inner.of_gradients(sum);
         // SAFETY: the memory is this call's, and T what it holds.
         let data = unsafe { memory.reading::<T>() };
         // SAFETY: the call is in the engines until it has been waited for, or `begun` is dropped,

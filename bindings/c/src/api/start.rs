@@ -8,10 +8,12 @@ use std::ptr::{null, null_mut};
 use super::comm::xdp_agg_comm_t;
 use super::request::{xdp_agg_request, xdp_agg_request_t};
 use crate::calls::{Arguments, NO_VECTOR, What};
-use crate::failure::guarded;
+use crate::comm::Comm;
+use crate::failure::{Failure, guarded};
 use crate::memory::{Lent, handle, optional_text, place};
 use crate::names::xdp_agg_result_t;
 use crate::raw::{xdp_agg_datatype_t, xdp_agg_op_t};
+use crate::request::Request;
 
 /// Starts a call.
 ///
@@ -40,17 +42,30 @@ unsafe fn start_named(
     (count, datatype): (usize, xdp_agg_datatype_t),
     what: What,
 ) -> xdp_agg_result_t {
-    guarded(|| {
-        // SAFETY: as the caller promises.
-        let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
-        place.write(null_mut());
+    let start = |comm: &Comm| {
         // SAFETY: vectors of this call, until it has ended.
         let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
         // SAFETY: as the caller promises.
         let name = unsafe { optional_text(name, "name") }?;
-        let arguments = Arguments { send, recv, count, datatype, what, name };
-        let request = comm.start(arguments.prepare(comm)?)?;
-        place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
+        comm.start(Arguments { send, recv, count, datatype, what, name }.prepare(comm)?)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { put_into((comm, request), start) }
+}
+
+/// Puts the request that a function starts into its place.
+///
+/// # Safety
+/// Null, or a handle of this library; the place for the request as the header says.
+unsafe fn put_into(
+    (comm, request): (xdp_agg_comm_t, *mut xdp_agg_request_t),
+    start: impl FnOnce(&Comm) -> Result<Request, Failure>,
+) -> xdp_agg_result_t {
+    guarded(|| {
+        // SAFETY: as the caller promises.
+        let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
+        place.write(null_mut());
+        place.write(Box::into_raw(Box::new(xdp_agg_request::from(start(comm)?))));
         Ok(())
     })
 }
@@ -86,16 +101,11 @@ pub unsafe extern "C" fn xdp_agg_start_all_reduce_view(
     comm: xdp_agg_comm_t,
     request: *mut xdp_agg_request_t,
 ) -> xdp_agg_result_t {
-    guarded(|| {
-        // SAFETY: a handle of this library, and the caller's place.
-        let (comm, place) = unsafe { (handle(comm, "comm")?.comm(), place(request, "request")?) };
-        place.write(null_mut());
-        // SAFETY: a vector as the header says, until the call has ended.
-        let send = unsafe { Lent::new(send) };
-        let request = comm.start_all_reduce_view(send, (count, datatype), op)?;
-        place.write(Box::into_raw(Box::new(xdp_agg_request::from(request))));
-        Ok(())
-    })
+    // SAFETY: a vector as the header says, until the call has ended.
+    let send = unsafe { Lent::new(send) };
+    let start = |comm: &Comm| comm.start_all_reduce_view(send, (count, datatype), op);
+    // SAFETY: as the header asks for.
+    unsafe { put_into((comm, request), start) }
 }
 
 /// Starts what xdp_agg_all_reduce_named does; `request` as in xdp_agg_start_all_reduce.

@@ -1,10 +1,9 @@
 //! An all-reduce that has begun by the way that was learned, or by one that is to be tried.
 
-use xdp_agg_protocol::worker::{Purpose, Report};
+use xdp_agg_protocol::worker::{Call, Purpose, Report};
 use xdp_agg_quantize::{Element, Op};
 
-use super::blocks::Cut;
-use super::route::Route;
+use super::Planned;
 use super::state::Timed;
 use super::sums::Summed;
 use crate::collectives::mesh::Aside;
@@ -23,9 +22,7 @@ pub(super) enum Way {
 /// A sum among the workers that has its turn.
 pub(super) struct Among {
     pub(super) aside: Aside,
-    pub(super) route: Route,
-    pub(super) cut: Cut,
-    pub(super) timed: Timed,
+    pub(super) planned: Planned,
 }
 
 /// A call on memory that a caller lends, under way.
@@ -74,14 +71,24 @@ impl Communicator {
     ) -> Result<Summed, Error> {
         match sum.0 {
             Sum::Aggregators(begun, timed) => {
-                let calls = self.wait(begun, patience)?;
-                if let Some(timed) = timed {
-                    timed.took(longest(&calls));
-                }
-                Ok(Summed::of_parts(calls))
+                self.wait_timed(begun, timed, patience).map(Summed::of_parts)
             }
             Sum::Workers(among, ()) => self.sum_among(*among, data(), patience),
         }
+    }
+
+    /// Waits for a call at the aggregators, and counts its time.
+    fn wait_timed(
+        &self,
+        begun: Begun,
+        timed: Option<Timed>,
+        patience: &mut Patience<'_>,
+    ) -> Result<Vec<Call>, Error> {
+        let calls = self.wait(begun, patience)?;
+        if let Some(timed) = timed {
+            timed.took(longest(&calls));
+        }
+        Ok(calls)
     }
 
     /// Begins an all-reduce of elements that are the call's until its end.
@@ -108,11 +115,7 @@ impl Communicator {
     ) -> Result<(Vec<T>, Report), Error> {
         match sum.0 {
             Sum::Aggregators(Owned { begun, memory }, timed) => {
-                let calls = self.wait(begun, patience)?;
-                if let Some(timed) = timed {
-                    timed.took(longest(&calls));
-                }
-                Ok(given_back(calls, memory))
+                Ok(given_back(self.wait_timed(begun, timed, patience)?, memory))
             }
             Sum::Workers(among, mut data) => {
                 let summed = self.sum_among(*among, &mut data, patience)?;

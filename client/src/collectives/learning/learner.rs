@@ -307,23 +307,24 @@ impl Class {
         EVERY * (self.routes.len() as i64 - 1) * (self.rounds as i64 + 1)
     }
 
-    fn wait_before_trying(&mut self) {
+    /// Goes on with `times` calls whose times count, without those of before.
+    fn enter(&mut self, phase: Phase, times: usize) {
         self.generation += 1;
-        self.times = vec![NO_TIME; WATCHED];
-        self.phase = Phase::First { left: CHECK };
+        self.times = vec![NO_TIME; times];
+        self.phase = phase;
+    }
+
+    fn wait_before_trying(&mut self) {
+        self.enter(Phase::First { left: CHECK }, WATCHED);
     }
 
     fn try_all(&mut self) {
-        self.generation += 1;
-        self.times = vec![NO_TIME; self.routes.len() * (self.rounds + 1)];
-        self.phase = Phase::Trial { tried: 0 };
+        self.enter(Phase::Trial { tried: 0 }, self.routes.len() * (self.rounds + 1));
     }
 
     /// Goes the chosen way for that many calls.
     fn settle(&mut self, calls: u32) {
-        self.generation += 1;
-        self.times = vec![NO_TIME; WATCHED];
-        self.phase = Phase::Settled { left: calls };
+        self.enter(Phase::Settled { left: calls }, WATCHED);
     }
 
     /// Where a way's time in a round is.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use xdp_agg_common::lanes::CHUNK_LEN;
-use xdp_agg_mesh::Patience as MeshPatience;
+use xdp_agg_mesh::{Mesh, Patience as MeshPatience};
 use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::{Element, Format, Op};
 
@@ -30,9 +30,11 @@ use begun::{Among, Way};
 use blocks::Cut;
 use learner::{Class, Next, Size};
 pub use route::Route;
-use state::{Classes, Going, Known, Timed};
+use state::{Classes, Going, Known, Learning, Timed};
 pub(crate) use sums::Summed;
 
+/// The workers find out by a tag whether their calls differ.
+const UNCHECKED: Choice = Choice::new(tuning::Way::Ring).unchecked();
 /// Longest time for the workers to connect with each other when a way among them is tried first.
 const CONNECTING: Duration = Duration::from_secs(5);
 /// Bytes up to which an exchange of whole vectors is tried.
@@ -58,6 +60,40 @@ pub struct Learned {
     /// The median time of each way when it was tried last, in nanoseconds: the longest of all
     /// workers' times of each call, which they began together.
     pub times: Vec<(Route, u64)>,
+}
+
+/// How an all-reduce goes.
+enum Plan {
+    /// Through the aggregators; its time counts, where it learns.
+    Aggregators(Option<Timed>),
+    /// Among the workers.
+    Workers(Planned),
+}
+
+/// A sum among the workers.
+struct Planned {
+    /// What they must agree on, in words.
+    what: Arc<str>,
+    cut: Cut,
+    route: Route,
+    timed: Timed,
+}
+
+impl Planned {
+    /// Makes it, and counts its time.
+    fn sum<T: Element>(
+        self,
+        mesh: &mut Mesh,
+        data: &mut [T],
+        learning: &Learning,
+        patience: &mut MeshPatience<'_>,
+    ) -> Result<Summed, xdp_agg_mesh::Error> {
+        let start = Instant::now();
+        let scratch = &mut learning.scratch.lock();
+        let summed = self.cut.sum(mesh, self.route, data, scratch, patience)?;
+        self.timed.took(start.elapsed());
+        Ok(summed)
+    }
 }
 
 impl Communicator {
@@ -117,46 +153,49 @@ impl Communicator {
     ) -> Result<Handle<T>, Error> {
         let purpose = super::purpose(name, op);
         let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
-        let Some((going, format, timed)) = self.learned_way(&data, op, &purpose, &mut patience)?
-        else {
-            return self.start_for(data, op, &purpose);
-        };
-        if going.route == Route::Aggregator {
-            let handle = self.start_for(data, op, &purpose)?;
-            return Ok(handle.telling(move |time| timed.took(time)));
+        match self.plan(&data, op, &purpose, &mut patience)? {
+            Plan::Aggregators(timed) => {
+                let handle = self.start_for(data, op, &purpose)?;
+                let Some(timed) = timed else { return Ok(handle) };
+                Ok(handle.telling(move |time| timed.took(time)))
+            }
+            Plan::Workers(planned) => {
+                let learning = Arc::clone(&self.side.learning);
+                let (what, deadline) = (Arc::clone(&planned.what), self.deadline());
+                self.start_over_mesh(UNCHECKED, &what, data, move |mesh, data| {
+                    let mut patience = MeshPatience { deadline, interrupted: &mut || false };
+                    let summed = planned.sum(mesh, data, &learning, &mut patience)?;
+                    Ok(summed.report)
+                })
+            }
         }
-        self.check_range(&format, &data)?;
-        let (what, cut) = self.cut_for(&purpose, &format, data.len(), going);
-        let learning = Arc::clone(&self.side.learning);
-        let (unchecked, deadline) = (Choice::new(tuning::Way::Ring).unchecked(), self.deadline());
-        self.start_over_mesh(unchecked, &what, data, move |mesh, data| {
-            let start = Instant::now();
-            let mut patience = MeshPatience { deadline, interrupted: &mut || false };
-            let scratch = &mut learning.scratch.lock();
-            let summed = cut.sum(mesh, going.route, data, scratch, &mut patience)?;
-            timed.took(start.elapsed());
-            Ok(summed.report)
-        })
     }
 
-    /// How an all-reduce goes, if it learns; then what its time is for.
-    fn learned_way<T: Element>(
+    /// How an all-reduce goes.
+    fn plan<T: Element>(
         &self,
         data: &[T],
         op: Op,
         purpose: &Purpose,
         patience: &mut Patience<'_>,
-    ) -> Result<Option<(Going, Format, Timed)>, Error> {
+    ) -> Result<Plan, Error> {
         if data.is_empty() || !self.learns() {
-            return Ok(None);
+            return Ok(Plan::Aggregators(None));
         }
         let format = self.format::<T>(op)?;
         if purpose.leaves_out() && T::NAN.is_some() && !format.needs_exponents() {
             // Among the workers, what is left out is known by the exponents.
-            return Ok(None);
+            return Ok(Plan::Aggregators(None));
         }
         let going = self.next_way(size_of_val(data), &format, patience)?;
-        Ok(Some((going, format, Timed::begin(&self.side.learning, going.counts))))
+        let timed = Timed::begin(&self.side.learning, going.counts);
+        let route = going.route;
+        if route == Route::Aggregator {
+            return Ok(Plan::Aggregators(Some(timed)));
+        }
+        self.check_range(&format, data)?;
+        let (what, cut) = self.cut_for(purpose, &format, data.len(), going);
+        Ok(Plan::Workers(Planned { what, cut, route, timed }))
     }
 
     /// The same. A call among the workers has its turn then.
@@ -167,36 +206,27 @@ impl Communicator {
         purpose: &Purpose,
         patience: &mut Patience<'_>,
     ) -> Result<Way, Error> {
-        let Some((going, format, timed)) = self.learned_way(data, op, purpose, patience)? else {
-            return Ok(Way::Aggregators(None));
-        };
-        let route = going.route;
-        if route == Route::Aggregator {
-            return Ok(Way::Aggregators(Some(timed)));
-        }
-        self.check_range(&format, data)?;
-        let (what, cut) = self.cut_for(purpose, &format, data.len(), going);
-        let aside = self.begin_aside(Choice::new(tuning::Way::Ring).unchecked(), &what)?;
-        Ok(Way::Workers(Box::new(Among { aside, route, cut, timed })))
+        Ok(match self.plan(data, op, purpose, patience)? {
+            Plan::Aggregators(timed) => Way::Aggregators(timed),
+            Plan::Workers(planned) => {
+                let aside = self.begin_aside(UNCHECKED, &planned.what)?;
+                Way::Workers(Box::new(Among { aside, planned }))
+            }
+        })
     }
 
     /// Makes a sum among the workers, in its turn.
     fn sum_among<T: Element>(
         &self,
-        Among { aside, route, cut, timed }: Among,
+        Among { aside, planned }: Among,
         data: &mut [T],
         patience: &mut Patience<'_>,
     ) -> Result<Summed, Error> {
         let mut summed = Summed::default();
-        let mut took = Duration::ZERO;
         self.carry_out(aside, patience, |mesh, patience| {
-            let start = Instant::now();
-            let scratch = &mut self.side.learning.scratch.lock();
-            summed = cut.sum(mesh, route, data, scratch, patience)?;
-            took = start.elapsed();
+            summed = planned.sum(mesh, data, &self.side.learning, patience)?;
             Ok(())
         })?;
-        timed.took(took);
         Ok(summed)
     }
 
