@@ -3,8 +3,9 @@
 //! Every link of a test network crosses a namespace of its own, in by one interface and out by
 //! another. [`wire`] sits on the way in of both, and sends what comes to the other one. That one's
 //! queueing discipline applies, so a rate holds for packets that XDP emitted, too. [`wire`] counts
-//! packets, and loses, repeats or delays them as the harness asks. [`count`] and [`reflect`] stand
-//! in for the aggregator where the harness tests itself. [`damage`] is a memory that forgets bits.
+//! packets, and loses, repeats or delays them as the harness asks. [`count`], [`reflect`] and
+//! [`mirror`] stand in for the aggregator where the harness tests itself, or what the network
+//! costs alone is measured. [`damage`] is a memory that forgets bits.
 //!
 //! A packet is held back as bytes in a map, and sent on in the buffer of a later packet, after a
 //! clone of that one. A kernel program can send no packet without one at hand. Only UDP is held,
@@ -353,6 +354,19 @@ pub fn count(ctx: XdpContext) -> u32 {
 /// everything else.
 #[xdp]
 pub fn reflect(ctx: XdpContext) -> u32 {
+    turn_back(&ctx, |_| 0)
+}
+
+/// As [`reflect`], of UDP packets whose payload is zeros. They leave with a checksum, which their
+/// headers give, and a kernel merges those that have one.
+#[xdp]
+pub fn mirror(ctx: XdpContext) -> u32 {
+    turn_back(&ctx, checksum_of_zeros)
+}
+
+/// Swaps the ends of a UDP packet, and sends it back with this checksum.
+#[inline(always)]
+fn turn_back(ctx: &XdpContext, checksum: impl Fn(&[u8; 42]) -> u16) -> u32 {
     let (start, end) = (ctx.data(), ctx.data_end());
     if start + 42 > end {
         return xdp_action::XDP_PASS;
@@ -366,14 +380,33 @@ pub fn reflect(ctx: XdpContext) -> u32 {
     {
         return xdp_action::XDP_PASS;
     }
-    note(&ctx);
+    note(ctx);
     swap::<6>(frame, 0, 6);
     swap::<4>(frame, 26, 30);
     swap::<2>(frame, 34, 36);
-    frame[40] = 0;
-    frame[41] = 0;
+    let checksum = checksum(frame).to_be_bytes();
+    (frame[40], frame[41]) = (checksum[0], checksum[1]);
     // SAFETY: the context is valid, and no memory is handed over.
     unsafe { bpf_redirect((*ctx.ctx).ingress_ifindex, 0) as u32 }
+}
+
+/// RFC 768, over addresses, ports and lengths.
+#[inline(always)]
+fn checksum_of_zeros(frame: &[u8; 42]) -> u16 {
+    let word = |at: usize| u32::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+    let mut sum = PROTOCOL_UDP + word(38);
+    let mut at = 26;
+    while at < 40 {
+        sum += word(at);
+        at += 2;
+    }
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    match !(sum as u16) {
+        // 0 would say that there is none.
+        0 => 0xffff,
+        checksum => checksum,
+    }
 }
 
 /// Flips a bit of some UDP packets, behind all headers, counts those, and passes everything on.

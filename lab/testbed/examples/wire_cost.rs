@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use xdp_agg_testbed::traffic::echo_trains;
+use xdp_agg_testbed::echo::{Until, Way, echo};
 use xdp_agg_testbed::{CpuMeter, Probe, Topology, at_once};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,8 +16,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             net.attach_probe(&interface, Probe::Reflect)?;
         }
         let cpu = CpuMeter::start()?;
-        let echo = |i| echo_trains(&net, i, Duration::from_secs(2)).unwrap_or(0);
-        let packets: u64 = at_once(0..WORKERS, echo).into_iter().sum();
+        let until = Until::Over(Duration::from_secs(2));
+        let turn = |i| echo(&net, i, 1430, Way::OURS, until).map_or(0, |echoed| echoed.back);
+        let packets: u64 = at_once(0..WORKERS, turn).into_iter().sum();
         let used = cpu.elapsed()?;
         let per_packet = |time: Duration| time.as_secs_f64() * 1e9 / packets as f64;
         println!(

@@ -10,7 +10,8 @@
 //! * [`Builder::delay`]: links that take their time, and how well that was kept.
 //! * [`LinkMeter`]: counts whether the links kept to their rate. XDP sends past queueing
 //!   disciplines, so a figure counts only where the meter says so.
-//! * [`traffic`]: pings, TCP transfers and trains of UDP packets; [`CpuMeter`].
+//! * [`traffic`]: pings, TCP transfers and trains of UDP packets; [`echo`]: packets there and back;
+//!   [`CpuMeter`].
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -95,6 +96,7 @@ mod bpffs;
 pub mod cpu;
 mod daemon;
 mod delay;
+pub mod echo;
 mod error;
 pub mod ethtool;
 mod fabric;
@@ -116,6 +118,7 @@ mod sys;
 pub mod tap;
 mod topology;
 pub mod traffic;
+mod uring;
 mod wire;
 
 pub use at_once::at_once;

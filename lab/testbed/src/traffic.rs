@@ -15,7 +15,6 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::error::Error;
 use crate::namespace::Namespace;
 use crate::sys;
-use crate::topology::Topology;
 
 /// Most bytes of one train (`UDP_SEGMENT`) over IPv4.
 pub const MAX_TRAIN: usize = 65_535 - 28;
@@ -33,34 +32,6 @@ pub fn send_trains(socket: &UdpSocket, payload: u16) -> Result<(), Error> {
 pub fn tell_all_errors(socket: &UdpSocket) -> Result<(), Error> {
     sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, 1)
         .map_err(Error::os("turning on IP_RECVERR"))
-}
-
-/// Keeps 128 packets under way from a worker to an aggregator that reflects them (a
-/// [`crate::Probe::Reflect`] on its interfaces), in trains, for this time; how many came back.
-pub fn echo_trains(net: &Topology, worker: usize, time: Duration) -> Result<u64, Error> {
-    const PAYLOAD: usize = 1430;
-    const TRAIN: u64 = 32;
-    const PORT: u16 = 4000;
-    let from = SocketAddrV4::new(net.worker_addr(worker), PORT);
-    let to = SocketAddrV4::new(net.aggregator_addr(), PORT);
-    let socket = udp_socket(net.worker(worker), from, Duration::from_millis(100))?;
-    send_trains(&socket, PAYLOAD as u16)?;
-    let train = vec![7; PAYLOAD * TRAIN as usize];
-    let start = Instant::now();
-    let mut buffer = vec![0; 2048];
-    let (mut sent, mut back) = (0, 0);
-    while start.elapsed() < time {
-        while sent < back + 128 {
-            socket.send_to(&train, to).map_err(Error::os("sending a train"))?;
-            sent += TRAIN;
-        }
-        match socket.recv(&mut buffer) {
-            Ok(_) => back += 1,
-            // What is missing after 100 ms is lost: start anew.
-            Err(_) => sent = back,
-        }
-    }
-    Ok(back)
 }
 
 /// A UDP socket in a namespace, bound to an address of it, with large buffers and a time limit for

@@ -100,6 +100,8 @@ pub enum Probe {
     Count,
     /// Sends UDP packets back by redirection, past all queueing disciplines.
     Reflect,
+    /// The same of packets whose payload is zeros, with a checksum. Others arrive damaged.
+    Mirror,
     /// Flips a bit of one UDP packet in fifty, counts those alone, and passes everything on.
     Damage,
 }
@@ -109,6 +111,7 @@ impl Probe {
         match self {
             Self::Count => "count",
             Self::Reflect => "reflect",
+            Self::Mirror => "mirror",
             Self::Damage => "damage",
         }
     }

@@ -10,9 +10,8 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
-use xdp_agg_testbed::traffic::{
-    MAX_TRAIN, echo_trains, ping, send_trains, tcp_transfer, udp_socket,
-};
+use xdp_agg_testbed::echo::{Until, Way, echo};
+use xdp_agg_testbed::traffic::{MAX_TRAIN, ping, send_trains, tcp_transfer, udp_socket};
 use xdp_agg_testbed::{
     Direction, Faults, LinkReport, MAX_XDP_MTU, Mode, Probe, Seen, Shape, Topology, need_root,
 };
@@ -124,7 +123,7 @@ fn rates_hold_for_what_xdp_emits() -> TestResult {
             net.attach_probe(&interface, Probe::Reflect)?;
         }
         let meter = net.meter()?;
-        let back = echo_trains(&net, 0, Duration::from_millis(300))?;
+        let back = echo(&net, 0, 1430, Way::OURS, Until::Over(Duration::from_millis(300)))?.back;
         let reports = meter.finish()?;
         check_kept(&reports);
         assert!(back > 500, "{mode:?}: only {back} packets came back");

@@ -3,7 +3,8 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use xdp_agg_testbed::traffic::{echo_trains, ping, tcp_transfer, udp_socket};
+use xdp_agg_testbed::echo::{Until, Way, echo};
+use xdp_agg_testbed::traffic::{ping, tcp_transfer, udp_socket};
 use xdp_agg_testbed::{Direction, Error, Faults, Probe, Topology, need_root};
 
 use super::{LIMIT, RATE, TestResult, at, check_kept, packet, receive_numbered, send_numbered};
@@ -35,8 +36,9 @@ fn a_held_link_stands_still_and_loses_nothing() -> TestResult {
             assert_eq!(receive_numbered(&receiver, 1000), (0..100).collect::<Vec<_>>());
         }
         net.attach_probe(&net.aggregator_interfaces()[0], Probe::Reflect)?;
+        let until = Until::Over(Duration::from_millis(600));
         std::thread::scope(|scope| {
-            let echoes = scope.spawn(|| echo_trains(&net, 0, Duration::from_millis(600)).unwrap());
+            let echoes = scope.spawn(|| echo(&net, 0, 1430, Way::OURS, until).unwrap().back);
             std::thread::sleep(Duration::from_millis(200));
             net.hold(0, true)?;
             std::thread::sleep(Duration::from_millis(20));
@@ -107,7 +109,7 @@ fn links_take_their_time() -> TestResult {
         }
         assert_eq!(received.len() as u64 + lost, 1000);
         net.attach_probe(&net.aggregator_interfaces()[2], Probe::Reflect)?;
-        let back = echo_trains(&net, 2, Duration::from_millis(300))?;
+        let back = echo(&net, 2, 1430, Way::OURS, Until::Over(Duration::from_millis(300)))?.back;
         assert!(back > 100, "{back} packets came back");
         check_kept(&meter.finish()?);
         let report = net.delays()?.expect("it has delays");
