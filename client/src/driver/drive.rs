@@ -118,12 +118,18 @@ impl<'a, S: AsRef<Shared>> Driver<'a, S> {
             busy |= engine.advance();
             shared.publish(engine);
         }
-        if !busy && !self.is_wanted() && !engine::receive_soon(&mut self.engines) {
+        if !busy && !self.is_wanted() && !self.receive_soon() {
             wanted |= self.rest(patience);
         }
         if wanted || self.is_wanted() {
             self.hand_over();
         }
+    }
+
+    fn receive_soon(&mut self) -> bool {
+        let stripes = self.stripes;
+        let wanted = || stripes.iter().any(|stripe| stripe.as_ref().is_wanted());
+        engine::receive_soon(&mut self.engines, &wanted)
     }
 
     fn is_wanted(&self) -> bool {

@@ -26,10 +26,21 @@ use crate::driver::xsk::Results;
 use crate::error::{Error, JobError};
 use crate::trace::Recorder;
 
-/// Most blocks under way that are waited for without sleeping at once: 90 KiB at MTU 1500.
+/// Blocks under way up to which waits are always without sleep at first: 90 KiB at MTU 1500.
 const YIELD_BLOCKS: u32 = 64;
-/// Longest wait of this kind: a sleep and a wake-up cost about as much.
+/// Most of a processor's time that such a wait takes: a sleep and a wake-up cost about as much.
 const YIELD_TIME: Duration = Duration::from_micros(30);
+/// Longest wait of this kind, of which other threads have the processor most of the time.
+const YIELD_LONGEST: Duration = Duration::from_millis(1);
+/// Another thread had the processor, if a look takes longer than this.
+const YIELDED: Duration = Duration::from_micros(10);
+/// Most waits that sleep at once after one that was in vain: 2 to this power, less one.
+const MOST_VAIN: u32 = 3;
+/// The same after one in which the processor was away.
+const MOST_AWAY: u32 = 7;
+/// From this time on it was: longer than another worker has it at a stretch, and no longer than a
+/// thread that computes.
+const AWAY: Duration = Duration::from_micros(1500);
 /// Between two looks whether the daemon's host is there.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long nothing comes by the group, while results come otherwise, until it is joined again.
@@ -79,6 +90,7 @@ pub(crate) struct Engine {
     group_is_deaf: bool,
     /// Tells what the other processes of the host do.
     waker: Option<Waker>,
+    eagerness: Eagerness,
     recorder: Recorder,
 }
 
@@ -107,6 +119,7 @@ impl Engine {
             group_heard: Instant::now(),
             group_is_deaf: false,
             waker: None,
+            eagerness: Eagerness::default(),
             recorder,
         })
     }
@@ -554,26 +567,124 @@ impl Engine {
     }
 }
 
-/// While little is under way, its results are a round trip away. Gives the processor to the threads
-/// that bring them, and looks again, before it sleeps. True if something came.
-pub(crate) fn receive_soon(engines: &mut [MutexGuard<'_, Engine>]) -> bool {
+/// Results that are under way may be here soon. Gives the processor to the threads that bring them,
+/// and looks again, before it sleeps; not while another thread wants the engines (`wanted`). True
+/// if something came.
+pub(crate) fn receive_soon(
+    engines: &mut [MutexGuard<'_, Engine>],
+    wanted: &dyn Fn() -> bool,
+) -> bool {
     let under_way: u32 = engines.iter().map(|engine| engine.machine.under_way()).sum();
-    if !(1..=YIELD_BLOCKS).contains(&under_way) {
+    // Of few blocks the results are a round trip away.
+    let is_short = under_way <= YIELD_BLOCKS;
+    if under_way == 0 || !is_short && !engines[0].eagerness.is_worth_it() {
         return false;
     }
+    let (came, outcome) = yield_and_receive(engines, wanted);
+    if let Some(outcome) = outcome.filter(|_| !is_short) {
+        engines[0].eagerness.learn(outcome);
+    }
+    came
+}
+
+/// Whether something came, and what the wait was worth, if that is known.
+fn yield_and_receive(
+    engines: &mut [MutexGuard<'_, Engine>],
+    wanted: &dyn Fn() -> bool,
+) -> (bool, Option<Outcome>) {
     let start = Instant::now();
-    while start.elapsed() < YIELD_TIME {
+    let (mut last, mut taken) = (start, Duration::ZERO);
+    while taken < YIELD_TIME && last - start < YIELD_LONGEST && !wanted() {
+        let outcome = || if last.elapsed() < AWAY { Outcome::Came } else { Outcome::Away };
         std::thread::yield_now();
         for engine in engines.iter_mut().filter(|engine| engine.machine.under_way() > 0) {
             match engine.receive() {
                 Ok(0) => {}
-                Ok(_) => return true,
+                Ok(_) => return (true, Some(outcome())),
                 Err(error) => {
                     engine.machine.fail(error);
-                    return true;
+                    return (true, None);
                 }
             }
         }
+        let now = Instant::now();
+        taken += Some(now - last).filter(|look| *look < YIELDED).unwrap_or_default();
+        last = now;
     }
-    false
+    let away = last - start >= AWAY;
+    let in_vain = (taken >= YIELD_TIME).then_some(Outcome::InVain);
+    (false, if away { Some(Outcome::Away) } else { in_vain })
+}
+
+/// What a wait without sleep was worth.
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    /// Something came.
+    Came,
+    /// The processor was taken for nothing.
+    InVain,
+    /// Another thread kept the processor. A thread that sleeps would have had it back at once.
+    Away,
+}
+
+/// Whether a wait for many blocks is worth a processor's time. Where processors are the limit,
+/// results come at once, and a sleep would leave a processor idle until the wake-up. Where links
+/// are, they come when the link brings them, and a wait without sleep is mostly in vain. Beside a
+/// thread that computes, a processor that was given away comes back late.
+#[derive(Debug, Default)]
+struct Eagerness {
+    /// Waits in a row that were in vain.
+    vain: u32,
+    /// Waits that sleep at once, before one is tried again.
+    skip: u32,
+}
+
+impl Eagerness {
+    /// Asked once a wait.
+    fn is_worth_it(&mut self) -> bool {
+        let is_worth_it = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        is_worth_it
+    }
+
+    fn learn(&mut self, outcome: Outcome) {
+        self.vain = match outcome {
+            Outcome::Came => 0,
+            Outcome::InVain => (self.vain + 1).min(MOST_VAIN.max(self.vain)),
+            Outcome::Away => (self.vain + 1).min(MOST_AWAY),
+        };
+        self.skip = (1 << self.vain) - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where waits are in vain, one in 8 is tried, and where the processor stays away, one in 128.
+    /// Once one was worth it, all are again.
+    #[test]
+    fn waits_in_vain_become_rare() {
+        use Outcome::{Away, Came, InVain};
+        let mut eagerness = Eagerness::default();
+        let tried = |eagerness: &mut Eagerness, outcome: Outcome| {
+            let wait = |_: &u32| {
+                let is_worth_it = eagerness.is_worth_it();
+                if is_worth_it {
+                    eagerness.learn(outcome);
+                }
+                is_worth_it
+            };
+            (0..320).filter(wait).count()
+        };
+        assert_eq!(tried(&mut eagerness, Came), 320);
+        assert!((40..=45).contains(&tried(&mut eagerness, InVain)));
+        assert_eq!(tried(&mut eagerness, InVain), 40);
+        assert!(tried(&mut eagerness, Came) >= 312);
+        assert_eq!(tried(&mut eagerness, Came), 320);
+        assert!(tried(&mut eagerness, Away) <= 10);
+        assert!(tried(&mut eagerness, Away) <= 3);
+        assert!(tried(&mut eagerness, Came) >= 192);
+        assert_eq!(tried(&mut eagerness, Came), 320);
+    }
 }
