@@ -17,11 +17,12 @@ use crate::digest::digest;
 pub(super) const FIRST: u32 = 8;
 /// Rounds of a trial that count; in each every way is taken once. One more comes before them, in
 /// which connections and memory get warm.
-const ROUNDS_SHORT: usize = 5;
-/// The same where a call is long.
-const ROUNDS_LONG: usize = 3;
-/// Bytes of a class from which on calls are long.
-const LONG: u64 = 1 << 20;
+pub(super) const ROUNDS: usize = 3;
+/// Further rounds, of the two fastest ways alone.
+pub(super) const FINAL_ROUNDS: usize = 6;
+/// The fastest way needs no further rounds where the second one takes so much of its time, in
+/// percent.
+const CLEAR_PERCENT: u64 = 150;
 /// A way has to be faster by this share of the time, in percent, to take the place of another one.
 const BETTER_PERCENT: u64 = 5;
 /// Of that many calls one may try something: 2 %.
@@ -95,7 +96,7 @@ pub(super) enum Next {
 pub(super) struct Decision {
     pub(super) from: Route,
     pub(super) to: Route,
-    /// The median time of each way that has one, in nanoseconds.
+    /// The time of each way that has one, in nanoseconds: see [`typical`].
     pub(super) times: Vec<(Route, u64)>,
 }
 
@@ -107,6 +108,8 @@ enum Phase {
     Begin,
     /// Ways are tried: `tried` calls were so far.
     Trial { tried: usize },
+    /// The two fastest of them are tried further.
+    Final { tried: usize, two: [usize; 2] },
     /// The way that was chosen is taken until the next look.
     Settled { left: u32 },
 }
@@ -116,13 +119,14 @@ enum Phase {
 pub(super) struct Class {
     /// The first one is taken where nothing is known.
     routes: Vec<Route>,
-    rounds: usize,
     phase: Phase,
     chosen: usize,
     /// Its shortest time at the last decision.
     baseline: Option<u64>,
     /// By the index of [`Slot`].
     times: Vec<i64>,
+    /// Of each way, what was agreed on of its calls of the trial, in their order.
+    measured: Vec<Vec<Agreed>>,
     generation: u32,
     /// Calls that may be spent on trying, in parts of [`EVERY`].
     credit: i64,
@@ -137,16 +141,15 @@ pub(super) struct Class {
 
 impl Class {
     /// A class whose calls may go these ways, of which the first is usual.
-    pub(super) fn new(size: Size, routes: Vec<Route>) -> Self {
-        let rounds = if size.up_to() >= LONG { ROUNDS_LONG } else { ROUNDS_SHORT };
+    pub(super) fn new(routes: Vec<Route>) -> Self {
         let first = Phase::First { left: if routes.len() > 1 { FIRST } else { u32::MAX } };
         Self {
             routes,
-            rounds,
             phase: first,
             chosen: 0,
             baseline: None,
             times: vec![NO_TIME; WATCHED],
+            measured: Vec::new(),
             generation: 0,
             credit: 0,
             network: None,
@@ -167,7 +170,7 @@ impl Class {
         (self.calls, self.tried)
     }
 
-    /// The median times of the last trial, in nanoseconds.
+    /// The times of the last trial, in nanoseconds: see [`typical`].
     pub(super) fn times(&self) -> &[(Route, u64)] {
         &self.last
     }
@@ -194,15 +197,18 @@ impl Class {
                 Step { route: self.routes[self.chosen], slot, together: false }
             }
             Phase::Begin => return Next::Agree,
-            Phase::Trial { tried } if *tried == self.times.len() => return Next::Agree,
+            Phase::Trial { tried } | Phase::Final { tried, .. } if *tried == self.times.len() => {
+                return Next::Agree;
+            }
             Phase::Trial { tried } => {
                 let (index, ways) = (*tried, self.routes.len());
                 *tried += 1;
-                // Each round begins with another way: what drifts is no way's advantage.
-                let route = (index % ways + index / ways) % ways;
-                self.tried += u64::from(route != self.chosen);
-                let slot = Slot { generation: self.generation, index };
-                Step { route: self.routes[route], slot: Some(slot), together: true }
+                self.try_way(place_of(index, ways), index)
+            }
+            Phase::Final { tried, two } => {
+                let (index, two) = (*tried, *two);
+                *tried += 1;
+                self.try_way(two[place_of(index, two.len())], index)
             }
             Phase::Settled { left: 0 } => return Next::Agree,
             Phase::Settled { left } => {
@@ -216,6 +222,13 @@ impl Class {
         };
         self.calls += 1;
         Next::Go(step)
+    }
+
+    /// A call of a trial.
+    fn try_way(&mut self, way: usize, index: usize) -> Step {
+        self.tried += u64::from(way != self.chosen);
+        let slot = Slot { generation: self.generation, index };
+        Step { route: self.routes[way], slot: Some(slot), together: true }
     }
 
     /// Takes in how long a call took, in nanoseconds.
@@ -236,7 +249,9 @@ impl Class {
         let shortest = self.times.iter().map(|time| -time);
         let mut words: Vec<i64> = match self.phase {
             Phase::First { .. } | Phase::Begin => vec![without],
-            Phase::Trial { .. } => self.times.iter().copied().chain(shortest).collect(),
+            Phase::Trial { .. } | Phase::Final { .. } => {
+                self.times.iter().copied().chain(shortest).collect()
+            }
             Phase::Settled { .. } => shortest.collect(),
         };
         words.push(network);
@@ -247,7 +262,7 @@ impl Class {
     pub(super) fn is_about_to_wait(&self) -> bool {
         match self.phase {
             Phase::First { left } | Phase::Settled { left } => left == 0,
-            Phase::Begin | Phase::Trial { .. } => true,
+            Phase::Begin | Phase::Trial { .. } | Phase::Final { .. } => true,
         }
     }
 
@@ -272,15 +287,24 @@ impl Class {
                 None
             }
             Phase::Trial { .. } => {
-                let (longest, shortest) = times.split_at(times.len() / 2);
-                let decision = self.decide(longest);
-                let of_chosen = self.of_way(self.chosen, shortest).map(|time| -time);
-                self.baseline = median(of_chosen);
-                self.settle(FIRST_CHECK);
-                Some(decision)
+                self.measured = vec![Vec::new(); self.routes.len()];
+                let all: Vec<usize> = (0..self.routes.len()).collect();
+                self.measure(&all, 1, times);
+                match self.finalists() {
+                    Some(two) => {
+                        self.enter(Phase::Final { tried: 0, two }, two.len() * FINAL_ROUNDS);
+                        None
+                    }
+                    None => Some(self.decide(&all)),
+                }
+            }
+            Phase::Final { two, .. } => {
+                self.measure(&two, 0, times);
+                Some(self.decide(&two))
             }
             Phase::Settled { .. } => {
-                let now = median(times.iter().map(|time| -time));
+                let known = times.iter().filter(|time| **time != -NO_TIME);
+                let now = median(known.map(|time| -*time as u64));
                 let slower = |(now, then)| now > then / 100 * SLOWER_PERCENT;
                 let drifted = now.zip(self.baseline).is_some_and(slower);
                 let cost = self.cost();
@@ -302,9 +326,10 @@ impl Class {
         digest(format!("{:?}", (routes, phase, chosen, credit, history, calls)).bytes())
     }
 
-    /// Calls of a trial that go another way than the chosen one, in the credit's unit.
+    /// The most calls of a trial that go another way than the chosen one, in the credit's unit.
     fn cost(&self) -> i64 {
-        EVERY * (self.routes.len() as i64 - 1) * (self.rounds as i64 + 1)
+        let others = self.routes.len() - 1;
+        EVERY * (others * (ROUNDS + 1) + others.min(2) * FINAL_ROUNDS) as i64
     }
 
     /// Goes on with `times` calls whose times count, without those of before.
@@ -319,7 +344,7 @@ impl Class {
     }
 
     fn try_all(&mut self) {
-        self.enter(Phase::Trial { tried: 0 }, self.routes.len() * (self.rounds + 1));
+        self.enter(Phase::Trial { tried: 0 }, self.routes.len() * (ROUNDS + 1));
     }
 
     /// Goes the chosen way for that many calls.
@@ -327,34 +352,48 @@ impl Class {
         self.enter(Phase::Settled { left: calls }, WATCHED);
     }
 
-    /// Where a way's time in a round is.
-    fn index_of(&self, way: usize, round: usize) -> usize {
-        let ways = self.routes.len();
-        round * ways + (way + ways - round % ways) % ways
+    /// Takes in what was agreed on of a trial of these ways, behind its first rounds.
+    fn measure(&mut self, ways: &[usize], skipped: usize, words: &[i64]) {
+        let (longest, shortest) = words.split_at(words.len() / 2);
+        let all = longest.iter().zip(shortest).map(|(longest, shortest)| Agreed {
+            longest: (*longest != NO_TIME).then_some(*longest as u64),
+            shortest: (*shortest != -NO_TIME).then_some(-*shortest as u64),
+        });
+        for (index, agreed) in all.enumerate().skip(skipped * ways.len()) {
+            self.measured[ways[place_of(index, ways.len())]].push(agreed);
+        }
     }
 
-    /// A way's words of the rounds that count.
-    fn of_way(&self, way: usize, words: &[i64]) -> impl Iterator<Item = i64> {
-        (1..=self.rounds).filter_map(move |round| words.get(self.index_of(way, round)).copied())
+    /// How long each way takes, of those that have times.
+    fn typical(&self) -> Vec<Option<u64>> {
+        let of = |way: &Vec<Agreed>| typical(way.iter().filter_map(|agreed| agreed.longest));
+        self.measured.iter().map(of).collect()
     }
 
-    /// The fastest way, if it is faster than the chosen one by enough and was so in most rounds.
-    fn decide(&mut self, times: &[i64]) -> Decision {
-        let ways = self.routes.len();
-        let time_of = |way: usize, round: usize| {
-            times.get(self.index_of(way, round)).copied().filter(|time| *time != NO_TIME)
-        };
-        let rounds = 1..=self.rounds;
-        let medians: Vec<Option<u64>> =
-            (0..ways).map(|way| median(self.of_way(way, times))).collect();
+    /// The two fastest ways, unless one of them is so by far.
+    fn finalists(&self) -> Option<[usize; 2]> {
+        let times = self.typical();
+        let timed = times.iter().enumerate().filter_map(|(way, time)| Some((way, (*time)?)));
+        let mut timed: Vec<(usize, u64)> = timed.collect();
+        timed.sort_by_key(|(_, time)| *time);
+        let [(first, least), (second, next), ..] = timed[..] else { return None };
+        let close = next < least.saturating_mul(CLEAR_PERCENT) / 100;
+        close.then_some([first.min(second), first.max(second)])
+    }
+
+    /// The fastest of these ways, if it is faster than the chosen one by enough, and in half of the
+    /// rounds.
+    fn decide(&mut self, ways: &[usize]) -> Decision {
+        let times = self.typical();
         let from = self.chosen;
         let wins = |way: usize| {
-            let pairs = rounds.clone().filter_map(|r| time_of(way, r).zip(time_of(from, r)));
+            let pairs = self.measured[way].iter().zip(&self.measured[from]);
+            let pairs = pairs.filter_map(|(new, old)| new.longest.zip(old.longest));
             let (won, all) = pairs
                 .fold((0, 0), |(won, all), (new, old)| (won + usize::from(new < old), all + 1));
-            3 * won >= 2 * all
+            2 * won >= all
         };
-        let better = |way: &usize| match (medians[*way], medians[from]) {
+        let better = |way: &usize| match (times[*way], times[from]) {
             (Some(new), Some(old)) => {
                 u128::from(new) * u128::from(100 + BETTER_PERCENT) <= u128::from(old) * 100
                     && wins(*way)
@@ -362,18 +401,46 @@ impl Class {
             // A way that nobody has a time of cannot be compared, and is left.
             _ => false,
         };
-        let best = (0..ways).filter(better).min_by_key(|way| medians[*way]);
+        let best = ways.iter().copied().filter(better).min_by_key(|way| times[*way]);
         self.chosen = best.unwrap_or(from);
         let known = |(route, time): (&Route, &Option<u64>)| time.map(|time| (*route, time));
-        self.last = self.routes.iter().zip(&medians).filter_map(known).collect();
+        self.last = self.routes.iter().zip(&times).filter_map(known).collect();
+        let shortest = self.measured[self.chosen].iter().filter_map(|agreed| agreed.shortest);
+        self.baseline = median(shortest);
+        self.settle(FIRST_CHECK);
         let (from, to) = (self.routes[from], self.chosen());
         Decision { from, to, times: self.last.clone() }
     }
 }
 
-/// The middle one of the times that there are.
-fn median(times: impl Iterator<Item = i64>) -> Option<u64> {
-    let mut times: Vec<i64> = times.filter(|time| *time != NO_TIME).collect();
+/// What the workers have agreed on of a call's time, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Agreed {
+    /// None where a worker has no time of it.
+    longest: Option<u64>,
+    shortest: Option<u64>,
+}
+
+/// Which of that many ways, in their order, a trial's call takes. Each round begins with another
+/// way: what drifts is no way's advantage.
+fn place_of(index: usize, ways: usize) -> usize {
+    (index % ways + index / ways) % ways
+}
+
+/// How long a way takes: the mean of the faster half of its calls. What disturbs a call makes it
+/// longer, and nothing makes it shorter.
+fn typical(times: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut times: Vec<u64> = times.collect();
     times.sort_unstable();
-    times.get(times.len() / 2).map(|time| *time as u64)
+    times.truncate(times.len().div_ceil(2));
+    let count = times.len() as u128;
+    let sum: u128 = times.iter().map(|time| u128::from(*time)).sum();
+    sum.checked_div(count).map(|mean| mean as u64)
+}
+
+/// The middle one of the times that there are.
+fn median(times: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut times: Vec<u64> = times.collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
 }

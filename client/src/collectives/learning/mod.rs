@@ -41,8 +41,11 @@ const CONNECTING: Duration = Duration::from_secs(5);
 const MOST_EXCHANGED: u64 = 128 << 10;
 /// Bytes up to which doubling is tried.
 const MOST_DOUBLED: u64 = 512 << 10;
-/// Bytes from which on halving is tried.
+/// Bytes from which on halving and the ring are tried.
 const LEAST_HALVED: u64 = 16 << 10;
+/// Bytes up to which halving is tried. Its messages are halves of the vector: longer ones overrun
+/// queues once TCP's windows have grown, which a trial does not show. The ring's are pipelined.
+const MOST_HALVED: u64 = 512 << 10;
 
 /// What has been learned of calls of a size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,8 +60,8 @@ pub struct Learned {
     pub calls: u64,
     /// How many of them tried another way.
     pub tried: u64,
-    /// The median time of each way when it was tried last, in nanoseconds: the longest of all
-    /// workers' times of each call, which they began together.
+    /// The time of each way when it was tried last, in nanoseconds: the mean of the faster half of
+    /// its calls. A call's time is the longest one of all workers, which began it together.
     pub times: Vec<(Route, u64)>,
 }
 
@@ -259,7 +262,7 @@ impl Communicator {
         let alone = classes.alone;
         classes.all.entry(size).or_insert_with(|| {
             let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
-            Known { class: Class::new(size, routes), chunks: 0 }
+            Known { class: Class::new(routes), chunks: 0 }
         });
         while let Some(known) = classes.all.get_mut(&size) {
             match known.class.next() {
@@ -394,7 +397,8 @@ fn routes(size: Size) -> Vec<Route> {
         Route::Aggregator => true,
         Route::Exchange => size.up_to() <= MOST_EXCHANGED,
         Route::Doubling => size.up_to() <= MOST_DOUBLED,
-        Route::Halving | Route::Ring => size.up_to() >= LEAST_HALVED,
+        Route::Halving => (LEAST_HALVED..=MOST_HALVED).contains(&size.up_to()),
+        Route::Ring => size.up_to() >= LEAST_HALVED,
     };
     [Route::Aggregator, Route::Exchange, Route::Doubling, Route::Halving, Route::Ring]
         .into_iter()
