@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -58,40 +58,59 @@ def latency(args: argparse.Namespace) -> dict[str, Any]:
     return {"all_reduce": rows}
 
 
+# Rows of a matrix that is multiplied with itself.
+ROWS = 256
+
+
+class Work(NamedTuple):
+    """What a layer's backward does: it sleeps, or it multiplies matrices with torch's threads."""
+
+    seconds: float
+    matmuls: int
+
+    def do(self) -> None:
+        """Does it."""
+        if self.matmuls > 0:
+            matrix = torch.full((ROWS, ROWS), 1.0 / ROWS)
+            for _ in range(self.matmuls):
+                matrix = matrix @ matrix
+        elif self.seconds > 0:
+            time.sleep(self.seconds)
+
+
 class Slow(torch.autograd.Function):
-    """Passes a number on; its backward takes a while, as a layer's on an accelerator does."""
+    """Passes a number on; its backward takes a while, as a layer's does."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, value: torch.Tensor, work: Work) -> torch.Tensor:
+        ctx.work = work
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.seconds > 0:
-            time.sleep(ctx.seconds)
+        ctx.work.do()
         return grad, None
 
 
 class Layers(nn.Module):
     """Parameters of equal length, each a bucket of its own; the backward of each takes a while."""
 
-    def __init__(self, layers: int, elements: int, seconds: float) -> None:
+    def __init__(self, layers: int, elements: int, work: Work) -> None:
         super().__init__()
         self.layers = nn.ParameterList(nn.Parameter(torch.zeros(elements)) for _ in range(layers))
-        self.seconds = seconds
+        self.work = work
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            value = Slow.apply(value, self.seconds) + (layer * value.detach()).sum()
+            value = Slow.apply(value, self.work) + (layer * value.detach()).sum()
         return value
 
 
 def ddp(args: argparse.Namespace) -> dict[str, Any]:
     """Steps of a data-parallel model, with and without their communication."""
-    seconds = args.compute / args.layers
+    work = Work(args.compute / args.layers, args.matmuls)
     elements = args.bytes[0] // 4 // args.layers
-    plain = Layers(args.layers, elements, seconds)
+    plain = Layers(args.layers, elements, work)
     model = nn.parallel.DistributedDataParallel(
         plain, bucket_cap_mb=elements * 4 / (1 << 20), gradient_as_bucket_view=True
     )
@@ -134,10 +153,12 @@ def main() -> None:
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--layers", type=int, default=8, help="buckets of a step")
     parser.add_argument("--compute", type=float, default=0.0, help="seconds of a step's backward")
+    parser.add_argument("--matmuls", type=int, default=0, help="instead, in each bucket's backward")
+    parser.add_argument("--threads", type=int, default=1, help="torch's, which multiply")
     parser.add_argument("--hook", action="store_true", help="xdp-agg's hook beside the backend")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     if args.backend == "xdp-agg":
         import xdp_agg.torch  # noqa: F401
     start = time.process_time()

@@ -72,6 +72,10 @@ pub(crate) struct Common {
     /// driver would not make of it.
     #[arg(long, conflicts_with = "loss")]
     pub(crate) direct: bool,
+    /// Sum on the workers' own hosts: a daemon on each has a share of the vector, and what is in
+    /// the middle is a switch.
+    #[arg(long, conflicts_with_all = ["topology", "direct"])]
+    pub(crate) colocated: bool,
     /// Write the rows here as a JSON array.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -90,9 +94,9 @@ pub(crate) struct Common {
 impl Common {
     /// The network of this setting.
     pub(crate) fn plan(&self, rate: Rate, privilege: Privilege) -> Plan {
-        let Self { workers, mtu, loss, topology: mode, direct, .. } = *self;
+        let Self { workers, mtu, loss, topology: mode, direct, colocated, .. } = *self;
         let (engine, offloads) = (privilege.engine(self.engine), !self.no_offloads);
-        Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads, direct }
+        Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads, direct, colocated }
     }
 
     /// Measures the systems, each in a network of its own: none inherits another's queues or
@@ -325,6 +329,11 @@ fn bound_us(plan: &Plan, system: &str, bytes: u64) -> Option<f64> {
     let wire_bytes = if system == "xdp-agg" {
         let one = bound::aggregated_wire_bytes(bytes, plan.mtu);
         match plan.mode {
+            // Each link carries all shares but its own host's, to their daemons and as a daemon.
+            _ if plan.colocated => {
+                let workers = f64::from(plan.workers);
+                one * 2.0 * (workers - 1.0) / workers
+            }
             ResultMode::Ports => one,
             // All contributions come in through the aggregator's one link.
             ResultMode::Fanout | ResultMode::Multicast => one * f64::from(plan.workers),
@@ -393,4 +402,21 @@ fn of_size(file: &Path, bytes: u64, calls: &Calls<'_>) -> PathBuf {
     }
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     file.with_file_name(format!("{stem}-{bytes}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 4 workers each link carries the vector once where the switch sums, three quarters of it
+    /// twice where their hosts do, and all four where one link leads to the aggregator.
+    #[test]
+    fn links_carry_what_their_place_makes_them_carry() {
+        let plan = Plan::new(4, Rate { bits: Some(8_000_000) }, Privilege::Root);
+        let bound = |plan: Plan| bound_us(&plan, "xdp-agg", 1408).expect("a rate");
+        let one = bound(plan);
+        assert_eq!(one, 1472.0);
+        assert_eq!(bound(Plan { colocated: true, ..plan }), 1.5 * one);
+        assert_eq!(bound(Plan { mode: ResultMode::Fanout, ..plan }), 4.0 * one);
+    }
 }

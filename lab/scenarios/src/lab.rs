@@ -1,6 +1,6 @@
 //! The network of a scenario, with the daemon and the workers in it.
 
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -111,6 +111,8 @@ pub(crate) struct Plan {
     pub(crate) offloads: bool,
     /// A link is one virtual cable, and no program in its middle counts and loses packets.
     pub(crate) direct: bool,
+    /// A daemon on every worker's host sums a share, and the switch is a switch.
+    pub(crate) colocated: bool,
 }
 
 impl Plan {
@@ -118,8 +120,18 @@ impl Plan {
     pub(crate) fn new(workers: u16, rate: Rate, privilege: Privilege) -> Self {
         let (loss, engine) = (Loss { ppm: 0 }, privilege.engine(None));
         let mode = ResultMode::Ports;
-        let (offloads, direct) = (true, false);
-        Self { workers, rate, mtu: 1500, loss, mode, engine, privilege, offloads, direct }
+        Self {
+            workers,
+            rate,
+            mtu: 1500,
+            loss,
+            mode,
+            engine,
+            privilege,
+            offloads: true,
+            direct: false,
+            colocated: false,
+        }
     }
 }
 
@@ -154,6 +166,7 @@ impl Lab {
             .mtu(plan.mtu)
             .wire(wire)
             .offloads(plan.offloads)
+            .xdp_on_hosts(plan.colocated)
             .faults(Faults::loss(f64::from(plan.loss.ppm) / 1e6))
             .build()
             .context("building the test network")?;
@@ -211,9 +224,21 @@ impl Lab {
         format!("{}:{CONTROL_PORT}", self.topology.aggregator_addr())
     }
 
-    /// Starts the daemon and waits until it is ready.
+    /// Starts the daemon, or that of every host, and waits until it is ready.
     pub(crate) fn start_daemon(&self) -> Result<Daemon<'_>> {
-        self.start_daemon_with(&[])
+        if !self.plan.colocated {
+            return self.start_daemon_with(&[]);
+        }
+        let hosts = 0..usize::from(self.plan.workers);
+        let interface = ["eth0".to_owned()];
+        let start = |host| {
+            let (at, address) = (self.topology.worker(host), self.topology.worker_addr(host));
+            self.start_daemon_at((at, address), &interface, &[])
+        };
+        let started = hosts.map(start).collect::<Result<Vec<_>>>()?;
+        let engine = started.first().map(|(_, engine)| engine.clone()).unwrap_or_default();
+        let processes = started.into_iter().map(|(process, _)| process).collect();
+        Ok(Daemon { lab: self, engine, processes })
     }
 
     /// The same with further arguments.
@@ -227,15 +252,27 @@ impl Lab {
         interfaces: &[String],
         extra: &[String],
     ) -> Result<Daemon<'_>> {
-        let mut command = self.topology.aggregator().command(program("xdp-agg")?);
+        let place = (self.topology.aggregator(), self.topology.aggregator_addr());
+        let (process, engine) = self.start_daemon_at(place, interfaces, extra)?;
+        Ok(Daemon { lab: self, engine, processes: vec![process] })
+    }
+
+    /// A daemon on a host of this address, and what sums in it.
+    fn start_daemon_at(
+        &self,
+        (host, address): (&Namespace, Ipv4Addr),
+        interfaces: &[String],
+        extra: &[String],
+    ) -> Result<(Process, String)> {
+        let mut command = host.command(program("xdp-agg")?);
         command.arg("serve");
         for interface in interfaces {
             command.args(["--interface", interface]);
         }
         let engine = self.plan.engine.name();
         command
-            .args(["--engine", engine, "--control", &self.control_address()])
-            .args(["--data-addr", &self.topology.aggregator_addr().to_string()])
+            .args(["--engine", engine, "--control", &format!("{address}:{CONTROL_PORT}")])
+            .args(["--data-addr", &address.to_string()])
             .args(&self.serving)
             .args(extra)
             .env("NO_COLOR", "1");
@@ -247,7 +284,7 @@ impl Lab {
         let ready =
             process.wait_line("that it is ready", Duration::from_secs(30), is_ready_line)?;
         let engine = ready.split_once("engine=").map_or("", |(_, rest)| rest).trim();
-        Ok(Daemon { lab: self, engine: engine.to_owned(), process })
+        Ok((process, engine.to_owned()))
     }
 
     /// The environment of one worker, in the words of launchers.
@@ -260,19 +297,20 @@ impl Lab {
             ("LOCAL_WORLD_SIZE", processes.to_string()),
             ("MASTER_ADDR", self.topology.worker_addr(0).to_string()),
             ("MASTER_PORT", RENDEZVOUS_PORT.to_string()),
-            ("XDP_AGG_ADDR", self.control_address()),
             ("XDP_AGG_JOB", job.to_owned()),
             ("XDP_AGG_RESULT_MODE", self.result_mode_wish()),
             ("NO_COLOR", "1".to_owned()),
         ];
-        own.into_iter().chain(traces).collect()
+        // Where no aggregator is named, every host's daemon sums a share.
+        let named = (!self.plan.colocated).then(|| ("XDP_AGG_ADDR", self.control_address()));
+        own.into_iter().chain(named).chain(traces).collect()
     }
 
     fn result_mode_wish(&self) -> String {
-        // The userspace engine has one way only, and chooses it itself.
+        // The userspace engine has one way only, as hosts have, and chooses it itself.
         match self.plan.engine {
-            Engine::Xdp => self.plan.mode.name().to_owned(),
-            Engine::Userspace => "auto".to_owned(),
+            Engine::Xdp if !self.plan.colocated => self.plan.mode.name().to_owned(),
+            Engine::Xdp | Engine::Userspace => "auto".to_owned(),
         }
     }
 
@@ -382,11 +420,11 @@ pub(crate) fn wait_all(workers: Vec<Process>, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The running daemon; ends with this value.
+/// The running daemon, or those of all hosts; ends with this value.
 pub(crate) struct Daemon<'a> {
     lab: &'a Lab,
     engine: String,
-    process: Process,
+    processes: Vec<Process>,
 }
 
 impl Daemon<'_> {
@@ -438,13 +476,17 @@ impl Daemon<'_> {
 
     /// Kills it.
     pub(crate) fn kill(self) -> Result<()> {
-        self.process.kill()?;
+        for process in self.processes {
+            process.kill()?;
+        }
         Ok(())
     }
 
     /// Asks it to end, and checks that it does so without complaint.
     pub(crate) fn stop(self) -> Result<()> {
-        self.process.terminate()?.success()?;
+        for process in self.processes {
+            process.terminate()?.success()?;
+        }
         Ok(())
     }
 }

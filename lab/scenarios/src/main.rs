@@ -10,6 +10,7 @@ mod cost;
 mod demo;
 mod files;
 mod flood;
+mod floor;
 mod inhost;
 mod kernel;
 mod kill;
@@ -58,6 +59,7 @@ enum Scenario {
     Kernel(kernel::Args),
     Kill(kill::Args),
     Flood(flood::Args),
+    Floor(floor::Args),
     Inhost(inhost::Args),
     Passing(passing::Args),
     Broadcast(broadcast::Args),
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Bench(Scenario::Kernel(args)) => kernel::main(args, privilege),
         Command::Bench(Scenario::Kill(args)) => kill::main(args, privilege),
         Command::Bench(Scenario::Flood(args)) => flood::main(args, privilege),
+        Command::Bench(Scenario::Floor(args)) => floor::main(args, privilege),
         Command::Bench(Scenario::Inhost(args)) => inhost::main(args, privilege),
         Command::Bench(Scenario::Passing(args)) => passing::main(args, privilege),
         Command::Bench(Scenario::Broadcast(args)) => broadcast::main(args, privilege),

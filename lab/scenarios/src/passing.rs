@@ -56,8 +56,9 @@ pub(crate) struct Args {
     /// `hosts` for one on every host with workers. Systems without servers are run once.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     servers: Vec<Servers>,
-    /// Rate of every link in each direction, such as 100mbit or 1gbit.
-    #[arg(long, default_value = "100mbit")]
+    /// Rate of every link in each direction, such as 100mbit or 1gbit. ATP's switch is a process:
+    /// on two processors it keeps up with links of 50 Mbit/s, and with no faster ones.
+    #[arg(long, default_value = "50mbit")]
     rate: Rate,
     /// Scale every tensor to this share of its elements. Default: what fits --limit.
     #[arg(long, value_parser = fraction)]
@@ -77,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long)]
     overlap: Option<bool>,
     /// Seconds that all of it may take.
-    #[arg(long, default_value_t = 600.0)]
+    #[arg(long, default_value_t = 1200.0)]
     limit: f64,
     /// MTU of all links; XDP on veth takes at most 3506.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(256..=3506))]

@@ -55,6 +55,14 @@ pub(crate) struct Args {
     /// Milliseconds that a step computes, spread over its buckets.
     #[arg(long, default_value_t = 0)]
     compute_ms: u32,
+    /// Instead: how often matrices of 256 x 256 are multiplied for each bucket, by this machine's
+    /// processors.
+    #[arg(long, default_value_t = 0, conflicts_with = "compute_ms")]
+    matmuls: u32,
+    /// Threads of PyTorch that multiply, of each rank. Default: as many as there are processors.
+    #[arg(long, requires = "matmuls")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
     /// The systems, in their order.
     #[arg(long, value_delimiter = ',', default_values = ["xdp-agg", "gloo"])]
     systems: Vec<String>,
@@ -133,6 +141,11 @@ fn steps(args: &Args, plan: Plan) -> Result<()> {
     let bytes = args.bytes.as_ref().and_then(|all| all.first().copied()).unwrap_or(97 << 20);
     let iters = args.iters.unwrap_or(5).to_string();
     let compute = f64::from(args.compute_ms) / 1e3;
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = match args.matmuls {
+        0 => 1,
+        _ => args.threads.map_or(processors, |threads| threads as usize),
+    };
     let arguments = [
         "ddp",
         "--bytes",
@@ -143,6 +156,10 @@ fn steps(args: &Args, plan: Plan) -> Result<()> {
         &args.layers.to_string(),
         "--compute",
         &compute.to_string(),
+        "--matmuls",
+        &args.matmuls.to_string(),
+        "--threads",
+        &threads.to_string(),
     ]
     .map(str::to_owned);
     let heading = ["gradients", "step ms", "q1–q3", "alone ms", "communication ms", "wrong"];
