@@ -85,7 +85,9 @@ fn all_workers_learn_alike_and_no_bit_depends_on_it() {
             assert_eq!(*one, learned[0], "workers differ");
         }
         for size in &learned[0] {
-            assert!(size.times.len() >= 2, "{size:?}");
+            // Longer ones go by the aggregators or round the ring.
+            let ways = if size.up_to > 512 << 10 { 2 } else { 3 };
+            assert!(size.times.len() >= ways, "{size:?}");
             assert!(size.tried < size.calls && size.times.iter().all(|(_, time)| *time > 0));
         }
         for route in [Route::Exchange, Route::Doubling, Route::Halving, Route::Ring] {

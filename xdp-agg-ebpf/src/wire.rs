@@ -403,7 +403,7 @@ fn checksum_of_zeros(frame: &[u8; 42]) -> u16 {
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     match !(sum as u16) {
-        // 0 would say that there is none.
+        // A checksum of 0 would say that there is none.
         0 => 0xffff,
         checksum => checksum,
     }

@@ -128,12 +128,11 @@ impl<'a, S: AsRef<Shared>> Driver<'a, S> {
 
     fn receive_soon(&mut self) -> bool {
         let stripes = self.stripes;
-        let wanted = || stripes.iter().any(|stripe| stripe.as_ref().is_wanted());
-        engine::receive_soon(&mut self.engines, &wanted)
+        engine::receive_soon(&mut self.engines, &|| is_wanted(stripes))
     }
 
     fn is_wanted(&self) -> bool {
-        self.stripes.iter().any(|stripe| stripe.as_ref().is_wanted())
+        is_wanted(self.stripes)
     }
 
     /// Sleeps until something may have happened, if there is nothing to do. True: a thread rang for
@@ -186,6 +185,11 @@ impl<'a, S: AsRef<Shared>> Driver<'a, S> {
             self.engines.push(if index == 0 { shared.lock_again() } else { shared.lock() });
         }
     }
+}
+
+/// A thread wants an engine of these stripes.
+fn is_wanted<S: AsRef<Shared>>(stripes: &[S]) -> bool {
+    stripes.iter().any(|stripe| stripe.as_ref().is_wanted())
 }
 
 /// The order in which a worker serves these stripes, which are one or all of them.

@@ -113,16 +113,17 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     complaints.extend(compare_short(&short));
     print_models(&judged);
     let mut mpi = Vec::new();
-    if args.no_openmpi || processes > 1 {
-        daemon.stop()?;
-    } else if !OpenMpi::is_installed() {
-        daemon.stop()?;
-        println!("# MPI_Bcast: not installed (`cargo xtask setup --openmpi` does that)");
-    } else {
+    let is_wanted = !args.no_openmpi && processes == 1;
+    let measures_mpi = is_wanted && OpenMpi::is_installed();
+    let of_sizes = (&judged, &*sizes, args.iters);
+    if measures_mpi {
         println!("# MPI_Bcast of OpenMPI: median (10 % - 90 %) in us, over our best of the size");
-        let of_sizes = (&judged, &*sizes, args.iters);
         complaints.extend(openmpi(&lab, of_sizes, "", &mut mpi)?);
-        daemon.stop()?;
+    } else if is_wanted {
+        println!("# MPI_Bcast: not installed (`cargo xtask setup --openmpi` does that)");
+    }
+    daemon.stop()?;
+    if measures_mpi {
         complaints.extend(openmpi(&lab, of_sizes, ", no daemon", &mut mpi)?);
     }
     let kept = Kept { hosts: workers, processes, links, report: judged, openmpi: mpi };

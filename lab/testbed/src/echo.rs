@@ -13,7 +13,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags, recvmsg, send};
 use crate::error::Error;
 use crate::sys;
 use crate::topology::Topology;
-use crate::traffic::udp_socket;
+use crate::traffic::{send_trains, udp_socket};
 use crate::uring::Inbox;
 
 /// Packets under way: fewer than the places of a virtual link's queue.
@@ -102,9 +102,15 @@ pub fn echo(
         // A port of the system's choice: a ring's socket is open for a while after its end.
         let own = SocketAddrV4::new(net.worker_addr(worker), 0);
         let socket = udp_socket(net.worker(worker), own, LOST)?;
-        Line::open(socket, to, payload, way).map_err(Error::os("opening a socket for packets"))
+        let opened = Line::open(socket, to, payload, way);
+        let line = opened.map_err(Error::os("opening a socket for packets"))?;
+        // Opening has tried trains, and turned them off again.
+        if way.train > 1 {
+            send_trains(&line.socket, payload)?;
+        }
+        Ok(line)
     });
-    let mut lines = lines.collect::<Result<Vec<_>, _>>()?;
+    let mut lines = lines.collect::<Result<Vec<_>, Error>>()?;
     turn(&mut lines, way, until).map_err(Error::os("sending packets there and back"))
 }
 
@@ -131,9 +137,6 @@ impl Line {
         }
         if way.busy_poll > 0 {
             set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, way.busy_poll.into())?;
-        }
-        if way.train > 1 {
-            set(libc::SOL_UDP, libc::UDP_SEGMENT, payload.into())?;
         }
         let inbox = (way.receive == Receive::Uring).then(Inbox::new).transpose()?;
         let payload = usize::from(payload);

@@ -52,9 +52,10 @@ impl Entries {
         entry.set_len(buffer.len() as u32);
         entry.set_bid(number);
         self.tail = self.tail.wrapping_add(1);
+        // SAFETY: this is the ring's start.
+        let tail = unsafe { BufRingEntry::tail(self.start.as_ptr()) }.cast_mut();
         // SAFETY: the tail lies in the ring, aligned, and only this thread writes it.
-        let tail =
-            unsafe { AtomicU16::from_ptr(BufRingEntry::tail(self.start.as_ptr()) as *mut u16) };
+        let tail = unsafe { AtomicU16::from_ptr(tail) };
         tail.store(self.tail, Ordering::Release);
     }
 }

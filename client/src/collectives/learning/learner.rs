@@ -20,8 +20,8 @@ pub(super) const FIRST: u32 = 8;
 pub(super) const ROUNDS: usize = 3;
 /// Further rounds, of the two fastest ways alone.
 pub(super) const FINAL_ROUNDS: usize = 6;
-/// The fastest way needs no further rounds where the second one takes so much of its time, in
-/// percent.
+/// The fastest way needs no further rounds where the second one takes this share of its time, in
+/// percent, or more.
 const CLEAR_PERCENT: u64 = 150;
 /// A way has to be faster by this share of the time, in percent, to take the place of another one.
 const BETTER_PERCENT: u64 = 5;
