@@ -37,7 +37,7 @@ pub use call::{Call, Collective};
 pub use element::Datum;
 pub use error::Error;
 pub use meet::MAX_WORLD;
-pub use mesh::{Mesh, Pattern, combine_words};
+pub use mesh::{By, Mesh, Pattern, Span, combine_words};
 pub use onlooker::{Onlooker, Patience};
 pub use open::{
     Builder, DEFAULT_DEADLINE, DEFAULT_JOIN_DEADLINE, DEFAULT_SHORT_BYTES, DEFAULT_WARN_AFTER,

@@ -45,6 +45,26 @@ impl Pattern {
     }
 }
 
+/// Which ranks sum with each other in a call that all of them make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// All ranks.
+    World,
+    /// One rank of each host: those with this rank's place in its host. Hosts have equally many.
+    Hosts,
+}
+
+/// How an all-reduce goes, and which one it is.
+#[derive(Clone, Copy, Debug)]
+pub struct By {
+    /// From rank to rank.
+    pub pattern: Pattern,
+    /// Among these.
+    pub span: Span,
+    /// 48 bits on which these ranks must agree.
+    pub tag: u64,
+}
+
 /// Makes `from` and `into` one, word by word, as an aggregator does with their lanes. Both are
 /// equally long.
 pub fn combine_words(into: &mut [u64], from: &[u64], reduction: Reduction) {
@@ -123,6 +143,18 @@ impl Mesh {
     #[must_use]
     pub fn world_size(&self) -> u16 {
         self.links.len() as u16
+    }
+
+    /// How many calls were made: the next one's number, which is the same at all ranks.
+    #[must_use]
+    pub const fn calls(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What looks on while calls wait.
+    #[must_use]
+    pub fn onlooker(&self) -> &Arc<dyn Onlooker> {
+        &self.onlooker
     }
 
     /// Which ranks share a host.
@@ -255,20 +287,20 @@ impl Mesh {
         self.all_reduce_bytes(call, bytemuck::cast_slice_mut(words), size_of::<u64>(), arithmetic)
     }
 
-    /// The same by a pattern of the caller's choice. `tag`: 48 bits on which the ranks must agree.
+    /// The same by a pattern of the caller's choice.
     ///
     /// # Errors
-    /// As [`Self::broadcast`]; the caller was interrupted.
+    /// As [`Self::broadcast`]; the caller was interrupted; hosts of several sizes with
+    /// [`Span::Hosts`].
     pub fn all_reduce_words_by(
         &mut self,
         words: &mut [u64],
         reduction: Reduction,
-        (pattern, tag): (Pattern, u64),
+        by: By,
         patience: Patience<'_>,
     ) -> Result<(), Error> {
-        let (collective, schedule) = pattern.planned();
-        let call = Call::new(collective, "words", words.len()).with_words(reduction).tagged(tag);
-        let schedule = schedule(self.rank, self.world_size(), words.len());
+        let (collective, schedule) = self.planned(by, words.len())?;
+        let call = Call::new(collective, "words", words.len()).with_words(reduction).tagged(by.tag);
         let mut plain =
             Plain { arithmetic: Arithmetic::of_words(reduction), world: self.world_size() };
         let words = bytemuck::cast_slice_mut(words);
@@ -285,15 +317,28 @@ impl Mesh {
         &mut self,
         data: &mut [T],
         (op, unit): (Op, usize),
-        (pattern, tag): (Pattern, u64),
+        by: By,
         reducer: &mut dyn Reducer,
         patience: Patience<'_>,
     ) -> Result<(), Error> {
-        let (collective, schedule) = pattern.planned();
-        let call = Call::new(collective, T::TYPE.name(), data.len()).with(op).tagged(tag);
+        let units = size_of_val(data).div_ceil(unit);
+        let (collective, schedule) = self.planned(by, units)?;
+        let call = Call::new(collective, T::TYPE.name(), data.len()).with(op).tagged(by.tag);
         let data: &mut [u8] = bytemuck::cast_slice_mut(data);
-        let schedule = schedule(self.rank, self.world_size(), data.len().div_ceil(unit));
         self.run_with(call, &schedule, (data, unit), Some(reducer), patience)
+    }
+
+    /// What this rank does in an all-reduce of `len` elements.
+    fn planned(&self, by: By, len: usize) -> Result<(Collective, Schedule), Error> {
+        let (collective, schedule) = by.pattern.planned();
+        let schedule = match by.span {
+            Span::World => schedule(self.rank, self.world_size(), len),
+            Span::Hosts => {
+                let (fellows, host) = self.groups.fellows(self.rank).map_err(Error::Argument)?;
+                schedule(host, fellows.len() as u16, len).among(&fellows)
+            }
+        };
+        Ok((collective, schedule))
     }
 
     /// Leaves every rank's [`Self::part`] at all ranks, in one step. `tag`: 48 bits on which the

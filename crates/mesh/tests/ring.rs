@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use support::{at_once, rendezvous};
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_mesh::{Builder, Error, Mesh, Op, Patience, Pattern, combine_words};
+use xdp_agg_mesh::{Builder, By, Error, Mesh, Op, Patience, Pattern, Span, combine_words};
 
 const SHORT: Duration = Duration::from_millis(1500);
 
@@ -324,7 +324,7 @@ fn words_are_reduced_alike_by_every_pattern() {
                             thread::sleep(Duration::from_millis(1));
                         }
                         let mut never = || false;
-                        let by = (pattern, 7);
+                        let by = By { pattern, span: Span::World, tag: 7 };
                         let done = mesh.all_reduce_words_by(
                             &mut words,
                             reduction,
@@ -338,6 +338,51 @@ fn words_are_reduced_alike_by_every_pattern() {
             }
         });
     }
+}
+
+/// Each rank sums with those of its place in other hosts. Some have nothing to sum, and the calls
+/// of all count alike.
+#[test]
+fn ranks_of_one_place_sum_between_hosts() {
+    for (hosts, size) in [(1, 2), (2, 2), (2, 3), (3, 2), (4, 2)] {
+        let in_hosts = |builder: Builder| builder.group_size(size);
+        on_ring(hosts * size, in_hosts, |mut mesh| {
+            let (rank, place) = (mesh.rank(), mesh.rank() % size);
+            for count in [0, 1, 5, 30_001_u64] {
+                for pattern in [Pattern::Ring, Pattern::Doubling, Pattern::Halving] {
+                    let by = By { pattern, span: Span::Hosts, tag: place.into() };
+                    let count = if place == 1 { 0 } else { count };
+                    let mut words: Vec<u64> = (0..count).map(|i| i + u64::from(rank)).collect();
+                    let mut never = || false;
+                    let patience = patient(&mut never);
+                    mesh.all_reduce_words_by(&mut words, Reduction::Add, by, patience).unwrap();
+                    let ranks = (0..hosts).map(|host| u64::from(host * size + place));
+                    let all = ranks.sum::<u64>();
+                    let mut sums = (0..count).map(|i| i * u64::from(hosts) + all);
+                    assert!(words.iter().copied().eq(&mut sums), "{hosts} {size} {pattern:?}");
+                    let mut one = [1_i32];
+                    mesh.all_reduce(&mut one, Op::Sum).unwrap();
+                    assert_eq!(one, [i32::from(hosts * size)]);
+                }
+            }
+            assert_eq!(mesh.calls(), 4 * 3 * 2);
+        });
+    }
+}
+
+#[test]
+fn hosts_of_several_sizes_do_not_sum_place_by_place() {
+    let errors = on_ring(
+        3,
+        |builder| builder.group_size(2),
+        |mut mesh| {
+            let by = By { pattern: Pattern::Ring, span: Span::Hosts, tag: 0 };
+            let mut never = || false;
+            let patience = patient(&mut never);
+            mesh.all_reduce_words_by(&mut [1], Reduction::Add, by, patience).unwrap_err()
+        },
+    );
+    assert!(errors.iter().all(|error| matches!(error, Error::Argument(_))), "{errors:?}");
 }
 
 fn patient(interrupted: &mut dyn FnMut() -> bool) -> Patience<'_> {
@@ -374,7 +419,7 @@ fn ranks_with_other_tags_make_other_calls() {
     for pattern in [Pattern::Ring, Pattern::Doubling, Pattern::Halving] {
         let errors = on_ring(2, short_deadline, |mut mesh| {
             let tag = u64::from(mesh.rank()) << 40;
-            let (by, mut never) = ((pattern, tag), || false);
+            let (by, mut never) = (By { pattern, span: Span::World, tag }, || false);
             let patience = patient(&mut never);
             mesh.all_reduce_words_by(&mut [1; 100], Reduction::Add, by, patience).unwrap_err()
         });

@@ -255,6 +255,21 @@ impl Groups {
         self.hosts.iter().map(head).collect()
     }
 
+    /// The ranks with this one's place in their hosts, in the hosts' order, and its host's number.
+    ///
+    /// # Errors
+    /// Hosts of several sizes, in words.
+    pub(crate) fn fellows(&self, rank: u16) -> Result<(Vec<u16>, u16), String> {
+        let size = self.hosts.first().map_or(0, Vec::len);
+        if self.hosts.iter().any(|host| host.len() != size) {
+            return Err("calls between hosts want equally many ranks on each of them".into());
+        }
+        let at = |host: &Vec<u16>| host.iter().position(|other| *other == rank);
+        let (host, place) =
+            (0..).zip(&self.hosts).find_map(|(n, host)| Some((n, at(host)?))).unwrap_or_default();
+        Ok((self.hosts.iter().map(|host| host[place]).collect(), host))
+    }
+
     /// The order of a topology-aware chain from this root: host by host, the root's first; inside a
     /// host from where it is entered backwards (section 4.3, Fig. 4: GPU 1 sends to GPU 4, and the
     /// chain leaves by GPU 2). Modules of a host follow each other backwards in the same way, and
@@ -323,6 +338,17 @@ mod tests {
             assert!(Groups::new(3, wrong).is_err());
         }
         assert_eq!(Groups::of_size(5, 2).groups(), [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn fellows_have_one_place_in_their_hosts() {
+        let groups = Groups::of_size(6, 2);
+        assert_eq!(groups.fellows(0), Ok((vec![0, 2, 4], 0)));
+        assert_eq!(groups.fellows(5), Ok((vec![1, 3, 5], 2)));
+        let mixed = Groups::new(4, vec![vec![2, 0], vec![1, 3]]).expect("each rank once");
+        assert_eq!(mixed.fellows(0), Ok((vec![0, 3], 0)));
+        assert_eq!(Groups::single(3).fellows(2), Ok((vec![0, 1, 2], 2)));
+        assert!(Groups::of_size(5, 2).fellows(0).is_err());
     }
 
     /// Figure 4: four GPUs a host; the chain enters at the first and goes on to the last.

@@ -82,6 +82,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// The same among some of a world's ranks: its rank `i` is `ranks[i]` there.
+    pub(crate) fn among(mut self, ranks: &[u16]) -> Self {
+        self.sends.iter_mut().for_each(|send| send.to = ranks[usize::from(send.to)]);
+        self.receives.iter_mut().for_each(|come| come.from = ranks[usize::from(come.from)]);
+        self
+    }
+
     pub(crate) fn send(&mut self, to: u16, range: Range<usize>, after: usize) {
         // An empty range is not sent: the other side leaves it out as well.
         if !range.is_empty() {

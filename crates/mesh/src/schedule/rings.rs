@@ -153,12 +153,9 @@ pub fn all_reduce(rank: u16, world: u16, len: usize) -> Schedule {
 /// # Errors
 /// Groups of several sizes, in words.
 pub fn hierarchical_all_reduce(rank: u16, groups: &Groups, len: usize) -> Result<Schedule, String> {
-    let groups = groups.groups();
+    let (fellows, home) = groups.fellows(rank)?;
+    let (groups, home) = (groups.groups(), usize::from(home));
     let size = groups.first().map_or(0, Vec::len);
-    if groups.iter().any(|group| group.len() != size) {
-        return Err("a hierarchical ring wants groups of one size".into());
-    }
-    let home = groups.iter().position(|group| group.contains(&rank)).unwrap_or(0);
     let index = groups[home].iter().position(|other| *other == rank).unwrap_or(0);
     let inside = |index: usize| part(index, size, len);
     let own = inside(index);
@@ -166,7 +163,6 @@ pub fn hierarchical_all_reduce(rank: u16, groups: &Groups, len: usize) -> Result
         let sub = part(index, groups.len(), own.len());
         own.start + sub.start..own.start + sub.end
     };
-    let fellows: Vec<u16> = groups.iter().map(|group| group[index]).collect();
     let group = Ring { order: &groups[home], me: index };
     let fellows = Ring { order: &fellows, me: home };
     let mut schedule = Schedule::default();
