@@ -41,7 +41,8 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     let mut systems = common.systems(privilege);
     systems.retain(|system| *system != System::Auto);
     systems.push(System::Auto);
-    println!("# auto: {} workers, MTU {}\n{}", common.workers, common.mtu, HEADING);
+    let (hosts, processes, mtu) = (common.workers, common.processes, common.mtu);
+    println!("# auto: {hosts} hosts x {processes} workers, MTU {mtu}\n{HEADING}");
     let mut rows: Vec<Row> = Vec::new();
     for rate in &args.rates {
         let plan = common.plan(*rate, privilege);

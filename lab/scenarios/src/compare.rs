@@ -39,9 +39,12 @@ pub(crate) enum System {
 /// Options of all scenarios that compare systems.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Common {
-    /// Number of workers, each on a host of its own.
+    /// Number of hosts with workers.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
     pub(crate) workers: u16,
+    /// Workers on each of these hosts: processes that sum inside it first.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
+    pub(crate) processes: u16,
     /// MTU of all links; XDP on veth takes at most 3506.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(256..=3506))]
     pub(crate) mtu: u32,
@@ -94,9 +97,11 @@ pub(crate) struct Common {
 impl Common {
     /// The network of this setting.
     pub(crate) fn plan(&self, rate: Rate, privilege: Privilege) -> Plan {
-        let Self { workers, mtu, loss, topology: mode, direct, colocated, .. } = *self;
+        let Self { workers, processes, mtu, loss, topology: mode, direct, colocated, .. } = *self;
         let (engine, offloads) = (privilege.engine(self.engine), !self.no_offloads);
-        Plan { workers, rate, mtu, loss, mode, engine, privilege, offloads, direct, colocated }
+        let links =
+            Plan { mtu, loss, mode, offloads, direct, ..Plan::new(workers, rate, privilege) };
+        Plan { processes, engine, colocated, ..links }
     }
 
     /// Measures the systems, each in a network of its own: none inherits another's queues or
@@ -290,7 +295,7 @@ fn row(
     links: Option<&[LinkReport]>,
 ) -> Row {
     let median = quantile(&measured.mean_us, 0.5);
-    let (algbw_gbs, busbw_gbs) = Row::bandwidths(measured.bytes, plan.workers, median);
+    let (algbw_gbs, busbw_gbs) = Row::bandwidths(measured.bytes, plan.ranks(), median);
     for broken in links.into_iter().flatten().filter(|link| !link.kept) {
         eprintln!("{broken}");
     }
@@ -298,7 +303,7 @@ fn row(
     Row {
         system: system.to_owned(),
         algorithm: algorithm.to_owned(),
-        workers: plan.workers,
+        workers: plan.ranks(),
         bytes: measured.bytes,
         rate: plan.rate.to_string(),
         mtu: plan.mtu,
@@ -339,7 +344,7 @@ fn bound_us(plan: &Plan, system: &str, bytes: u64) -> Option<f64> {
             ResultMode::Fanout | ResultMode::Multicast => one * f64::from(plan.workers),
         }
     } else {
-        bound::ring_wire_bytes(bytes, plan.mtu, plan.workers)
+        bound::ring_wire_bytes(bytes, plan.mtu, plan.ranks())
     };
     Some(bound::time_us(wire_bytes, rate))
 }
@@ -348,7 +353,7 @@ fn bound_us(plan: &Plan, system: &str, bytes: u64) -> Option<f64> {
 fn patience(plan: &Plan, calls: &Calls<'_>, bytes: u64) -> (Duration, Duration) {
     // Where the rate is not limited these machines still move 100 Mbit/s.
     let rate = plan.rate.bits.unwrap_or(100_000_000);
-    let ring = bound::time_us(bound::ring_wire_bytes(bytes, plan.mtu, plan.workers), rate);
+    let ring = bound::time_us(bound::ring_wire_bytes(bytes, plan.mtu, plan.ranks()), rate);
     let call = Duration::from_secs(30) + Duration::from_micros((ring * 10.0) as u64);
     // Two calls verify; connecting takes a minute at most.
     let all = (ring * 4.0) as u64 * u64::from(calls.iters + calls.warmup + 2);

@@ -100,7 +100,10 @@ pub(crate) fn settle_privilege() -> Result<Privilege> {
 /// A network to build.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
+    /// Hosts with workers.
     pub(crate) workers: u16,
+    /// Workers on each of them, as processes.
+    pub(crate) processes: u16,
     pub(crate) rate: Rate,
     pub(crate) mtu: u32,
     pub(crate) loss: Loss,
@@ -116,12 +119,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Workers in all.
+    pub(crate) const fn ranks(&self) -> u16 {
+        self.workers * self.processes
+    }
+
     /// Links of this rate and MTU 1500 without loss, the aggregator as the switch.
     pub(crate) fn new(workers: u16, rate: Rate, privilege: Privilege) -> Self {
         let (loss, engine) = (Loss { ppm: 0 }, privilege.engine(None));
         let mode = ResultMode::Ports;
         Self {
             workers,
+            processes: 1,
             rate,
             mtu: 1500,
             loss,
@@ -190,7 +199,7 @@ impl Lab {
         let Some((traces, _)) = &self.traces else { return Ok(()) };
         let of = |rank| traces.join(format!("xdp-agg-trace-r{rank}.json"));
         let mut command = Command::new(program("xdp-agg")?);
-        let ranks = (0..self.plan.workers).map(of);
+        let ranks = (0..self.plan.ranks()).map(of);
         let status = command.args(["trace", "merge", "-o"]).arg(file).args(ranks).status();
         if !status.context("running xdp-agg trace merge")?.success() {
             bail!("xdp-agg trace merge failed (see above)");
@@ -334,7 +343,7 @@ impl Lab {
         program: &Program<'_>,
         arguments: impl FnMut(u16) -> Vec<String>,
     ) -> Result<Vec<Process>> {
-        self.start_processes(program, 1, arguments)
+        self.start_processes(program, self.plan.processes, arguments)
     }
 
     /// The same with several processes on each host, numbered host by host.

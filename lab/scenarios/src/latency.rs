@@ -38,7 +38,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     let title = format!(
         "{} workers, links: {}, MTU {}{}",
-        plan.workers,
+        plan.ranks(),
         plan.rate,
         plan.mtu,
         if plan.offloads { "" } else { ", no offloads" }

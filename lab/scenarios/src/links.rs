@@ -48,7 +48,7 @@ pub(crate) fn main(args: &Args, privilege: Privilege) -> Result<()> {
     }
     let title = format!(
         "{} workers, {} a link and direction, MTU {}, {} % loss{}",
-        plan.workers,
+        plan.ranks(),
         plan.rate,
         plan.mtu,
         plan.loss.percent(),

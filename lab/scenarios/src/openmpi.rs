@@ -128,12 +128,12 @@ impl OpenMpi {
     ) -> Result<Vec<Measured>> {
         let agent = self.write_agent(lab)?;
         let hosts: Vec<String> = (0..usize::from(lab.plan().workers))
-            .map(|i| format!("{}:1", lab.topology().worker_addr(i)))
+            .map(|i| format!("{}:{}", lab.topology().worker_addr(i), lab.plan().processes))
             .collect();
         let aggregator = lab.topology().aggregator_addr().octets();
         let network = format!("{}.{}.{}.0/24", aggregator[0], aggregator[1], aggregator[2]);
         let mut command = lab.topology().aggregator().command("mpirun");
-        command.args(["--allow-run-as-root", "-np", &lab.plan().workers.to_string()]);
+        command.args(["--allow-run-as-root", "-np", &lab.plan().ranks().to_string()]);
         command.args(["--host", &hosts.join(","), "--bind-to", "none"]);
         let agent = agent.to_string_lossy();
         let scratch = self.scratch.path();
@@ -144,7 +144,7 @@ impl OpenMpi {
             ("oob", "tcp"),
             ("oob_tcp_if_include", &network),
             ("pml", "ob1"),
-            ("btl", "tcp,self"),
+            ("btl", if lab.plan().processes > 1 { "tcp,vader,self" } else { "tcp,self" }),
             ("btl_tcp_if_include", &network),
             // More ranks than processors: let the others work while one waits.
             ("mpi_yield_when_idle", "1"),

@@ -73,5 +73,5 @@ pub(crate) fn run(lab: &Lab, bench: &Bench<'_>) -> Result<Vec<Report>> {
     let program =
         Program { name: "xdp-agg-bench", job: &job, deadline: bench.deadline, shows_rank_0: false };
     wait_all(lab.start_workers(&program, arguments)?, bench.limit)?;
-    reports(&scratch, lab.plan().workers)
+    reports(&scratch, lab.plan().ranks())
 }
