@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
-use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Reserved, Results, Shape, View};
+use xdp_agg_intranode::{Group, Reserved, Results, View};
 use xdp_agg_quantize::{Element, Format, LaneWidth};
 
 use crate::communicator::Communicator;
-use crate::digest::digest;
 use crate::driver::{Stripe, drive};
 use crate::error::{Error, JobError};
 use crate::flight;
-use crate::grouped::{self, Access, Feed, Grouped};
+use crate::grouped::{Grouped, Opened, Opening};
 use crate::handle::{Begun, Owned, Patience, given_back, globally};
 use crate::joining;
 use xdp_agg_protocol::worker::{Blocks, Buffer, Call, Local, Purpose, Report, Share};
@@ -286,61 +285,15 @@ impl Communicator {
         format: Format,
         (sequence, purpose, results): (u64, &Purpose, Option<Reserved>),
     ) -> Result<(Parts, Option<Results>), Error> {
-        let block = usize::from(self.chunks) * format.lanes_per_chunk();
-        let place = grouped::LocalPlace {
-            local_rank: group.local_rank(),
-            local_size: group.local_size(),
-            chunks: self.chunks,
-            slice_blocks: group.slice_blocks(block * size_of::<T>()),
-        };
-        let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
-        let what = purpose.what().unwrap_or_else(|| format.op().name());
-        let description = format!("call {sequence}: {what} of {} {}", buffer.len(), T::TYPE);
-        let shape = Shape {
-            sequence,
-            len: buffer.len(),
-            element_size: size_of::<T>(),
-            digest: digest(
-                format!("{description}, {}", xdp_agg_protocol::worker::numbers(&format)).bytes(),
-            ),
-            description,
-            key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
-        };
-        let is_view = results.is_some();
-        let begun: Result<(Feeder, Arc<Exchange>, Option<Results>), _> = match results {
-            None => {
-                group.begin(&shape, geometry).map(|(feeder, exchange)| (feeder, exchange, None))
-            }
-            Some(results) => group
-                .begin_view(&shape, geometry, results)
-                .map(|(feeder, exchange, results)| (feeder, exchange, Some(results))),
-        };
-        let (mut feeder, exchange, results) = begun.map_err(|error| {
+        let chunks = self.chunks;
+        let opening = Opening { format, chunks, sequence, purpose, way: "aggregator" };
+        let opened = opening.open(group, buffer, results).map_err(|error| {
             let error = Error::Host(error);
             self.fail(&error);
             error
         })?;
-        let bytes = buffer.len() * size_of::<T>();
-        let access = match group.find(buffer.pointer().cast(), bytes) {
-            Some(vector) => {
-                #[expect(unsafe_code, reason = "the vector of a call lies in the segment")]
-                // SAFETY: the call has the buffer, and is the only one that touches it: it is lent
-                // until all parts are taken out of the engines. It is written to unless results
-                // are read in place.
-                unsafe {
-                    feeder.adopt(vector, purpose.leaves_out());
-                }
-                Access::InSegment
-            }
-            None if is_view => {
-                if purpose.leaves_out() {
-                    feeder.look_at_results();
-                }
-                Access::Reads
-            }
-            None => Access::Copies,
-        };
-        let mut feed = Some(Feed { feeder: Some(feeder), buffer, access });
+        let Opened { exchange, place, feed, results } = opened;
+        let mut feed = Some(feed);
         let parts = shares(self.stripes.len()).into_iter().map(|share| {
             let part = Grouped::new(Arc::clone(&exchange), format, share, place, feed.take());
             Box::new(part.with_purpose(purpose)) as Box<dyn Blocks>

@@ -9,12 +9,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xdp_agg_intranode::{Exchange, Feeder, Geometry, Marks};
+use xdp_agg_intranode::{Exchange, Feeder, Geometry, Group, Key, Marks, Reserved, Results, Shape};
 use xdp_agg_protocol::worker::{
     Blocks, Buffer, DataBlock, Path, Purpose, Report, Share, block_len,
 };
 use xdp_agg_quantize::{Element, Encoded, Format};
 
+use crate::digest::digest;
 use crate::error::{Error, JobError, code_of};
 
 /// This process's slices of a vector that is summed by several hosts, or the part of them that one
@@ -71,6 +72,94 @@ pub(crate) enum Access {
     InSegment,
 }
 
+/// What a call of a host's processes is, besides its elements.
+#[derive(Debug)]
+pub(crate) struct Opening<'a> {
+    pub(crate) format: Format,
+    /// Chunks of a block.
+    pub(crate) chunks: u16,
+    /// Its number, the same in all processes of the host.
+    pub(crate) sequence: u64,
+    pub(crate) purpose: &'a Purpose,
+    /// By which way it goes.
+    pub(crate) way: &'static str,
+}
+
+/// A call of a host's processes that is open in this one.
+#[derive(Debug)]
+pub(crate) struct Opened<T: Element> {
+    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) place: LocalPlace,
+    pub(crate) feed: Feed<T>,
+    /// Where results that are to be read in place will be.
+    pub(crate) results: Option<Results>,
+}
+
+impl Opening<'_> {
+    /// Opens the call. `results`: the place in which they are to be read.
+    pub(crate) fn open<T: Element>(
+        &self,
+        group: &Arc<Group>,
+        buffer: Buffer<T>,
+        results: Option<Reserved>,
+    ) -> Result<Opened<T>, xdp_agg_intranode::Error> {
+        let Self { format, chunks, sequence, purpose, way } = *self;
+        let block = usize::from(chunks) * format.lanes_per_chunk();
+        let place = LocalPlace {
+            local_rank: group.local_rank(),
+            local_size: group.local_size(),
+            chunks,
+            slice_blocks: group.slice_blocks(block * size_of::<T>()),
+        };
+        let geometry = Geometry::new(buffer.len(), block, place.slice_blocks, place.local_size);
+        let what = purpose.what().unwrap_or_else(|| format.op().name());
+        let description =
+            format!("call {sequence}: {what} of {} {} by {way}", buffer.len(), T::TYPE);
+        let numbers = xdp_agg_protocol::worker::numbers(&format);
+        let shape = Shape {
+            sequence,
+            len: buffer.len(),
+            element_size: size_of::<T>(),
+            digest: digest(format!("{description}, {numbers}").bytes()),
+            description,
+            key: format.needs_exponents().then(|| Key::new(move |peaks| format.key(peaks))),
+        };
+        let is_view = results.is_some();
+        let (mut feeder, exchange, results) = match results {
+            None => {
+                let (feeder, exchange) = group.begin(&shape, geometry)?;
+                (feeder, exchange, None)
+            }
+            Some(results) => {
+                let (feeder, exchange, results) = group.begin_view(&shape, geometry, results)?;
+                (feeder, exchange, Some(results))
+            }
+        };
+        let bytes = buffer.len() * size_of::<T>();
+        let access = match group.find(buffer.pointer().cast(), bytes) {
+            Some(vector) => {
+                #[expect(unsafe_code, reason = "the vector of a call lies in the segment")]
+                // SAFETY: the call has the buffer, and is the only one that touches it: it is lent
+                // until all parts of the call are gone. It is written to unless results are read
+                // in place.
+                unsafe {
+                    feeder.adopt(vector, purpose.leaves_out());
+                }
+                Access::InSegment
+            }
+            None if is_view => {
+                if purpose.leaves_out() {
+                    feeder.look_at_results();
+                }
+                Access::Reads
+            }
+            None => Access::Copies,
+        };
+        let feed = Feed { feeder: Some(feeder), buffer, access };
+        Ok(Opened { exchange, place, feed, results })
+    }
+}
+
 impl<T: Element> Grouped<T> {
     pub(crate) fn new(
         exchange: Arc<Exchange>,
@@ -106,6 +195,16 @@ impl<T: Element> Grouped<T> {
 }
 
 impl<T: Element> Grouped<T> {
+    /// Sleeps until `ready`, or this process can go on with the call, or a ring of another process.
+    pub(crate) fn wait(&self, timeout: Duration, ready: impl FnOnce(&Self) -> bool) {
+        let feeder = self.feed.as_ref().and_then(|feed| feed.feeder.as_ref());
+        let exchange = self.exchange.as_ref().or_else(|| feeder.map(Feeder::exchange));
+        let can = || ready(self) || feeder.is_some_and(Feeder::can);
+        if let Some(exchange) = exchange {
+            exchange.wait(timeout, can);
+        }
+    }
+
     /// Blocks of this part.
     fn blocks(&self) -> u64 {
         self.share.count(self.geometry.own_blocks(self.place.local_rank))

@@ -18,7 +18,8 @@ use crate::communicator::Communicator;
 use crate::digest::digest;
 use crate::driver::Stripe;
 use crate::error::{Error, JobError};
-use crate::handle::{Handle, INTERRUPTED, Patience, fail};
+use crate::handle::{Handle, INTERRUPTED, Patience, fail, globally};
+use crate::settings::Place;
 use crate::trace::MeshCall;
 use xdp_agg_protocol::worker::{Purpose, Report};
 use xdp_agg_quantize::Op;
@@ -27,8 +28,6 @@ use xdp_agg_quantize::Op;
 type Opened = Result<Mesh, Error>;
 /// How a call on a mesh ends.
 type Done = Result<(), xdp_agg_mesh::Error>;
-/// The same of a call that sums.
-type Summed = Result<Report, xdp_agg_mesh::Error>;
 
 /// A call among the workers that has begun, and waits for its turn.
 pub(crate) struct Aside {
@@ -47,7 +46,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let aside = self.begin_aside(choice, what)?;
         let mut patience = Patience { deadline: self.deadline(), interrupted: &mut || false };
-        self.carry_out(aside, &mut patience, |mesh, _| call(mesh))
+        self.carry_out(aside, &mut patience, |mesh, _| Ok(call(mesh)?))
     }
 
     /// Begins a call among the workers, which has its turn then. The first one opens their
@@ -72,7 +71,7 @@ impl Communicator {
         &self,
         Aside { what, turn, mut traced }: Aside,
         patience: &mut Patience<'_>,
-        call: impl FnOnce(&mut Mesh, &mut MeshPatience<'_>) -> Done,
+        call: impl FnOnce(&mut Mesh, &mut MeshPatience<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let (watcher, deadline) = (self.watcher(), patience.deadline);
         let mut was_interrupted = false;
@@ -106,7 +105,7 @@ impl Communicator {
         choice: Choice,
         what: &Arc<str>,
         mut data: Vec<T>,
-        call: impl FnOnce(&mut Mesh, &mut [T]) -> Summed + Send + 'static,
+        call: impl FnOnce(&mut Mesh, &mut [T]) -> Result<Report, Error> + Send + 'static,
     ) -> Result<Handle<T>, Error> {
         if self.is_forked() {
             return Err(Error::Forked);
@@ -124,6 +123,7 @@ impl Communicator {
         };
         self.open_if_needed(&mut beginning)?;
         let (stripes, deadline, watcher) = (self.stripes(), self.deadline(), self.watcher());
+        let place = *self.place();
         let tracer = Arc::clone(self.tracer());
         let what = Arc::clone(what);
         let (sender, result) = channel();
@@ -141,7 +141,7 @@ impl Communicator {
         };
         beginning.leave(move |turn| {
             let outcome: Result<(Vec<T>, Report), Error> = carry_out(turn);
-            let outcome = outcome.map_err(|error| reason(&stripes, error));
+            let outcome = outcome.map_err(|error| reason(&stripes, &place, error));
             if let Err(error) = &outcome {
                 fail(&stripes, error);
             }
@@ -172,7 +172,9 @@ impl Communicator {
     /// Ends the membership with a call that failed.
     fn failing<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         let stripes = self.stripes();
-        outcome.map_err(|error| reason(&stripes, error)).inspect_err(|error| self.fail(error))
+        outcome
+            .map_err(|error| reason(&stripes, self.place(), error))
+            .inspect_err(|error| self.fail(error))
     }
 
     fn watcher(&self) -> Option<Arc<Watcher>> {
@@ -243,7 +245,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Why a call has failed. One that was given up because the membership has ended tells why that is.
 /// Where another worker was lost or gave up, the daemon's word of it goes before that of a
 /// connection that ended: then all workers tell the same, whichever way a call went.
-fn reason(stripes: &[Stripe], error: Error) -> Error {
+fn reason(stripes: &[Stripe], place: &Place, error: Error) -> Error {
     use xdp_agg_mesh::Error as Mesh;
     let patience = match &error {
         Error::Mesh(of_mesh) => match **of_mesh {
@@ -258,7 +260,7 @@ fn reason(stripes: &[Stripe], error: Error) -> Error {
     let begun = Instant::now();
     loop {
         if let Some(failure) = stripes.iter().find_map(failure) {
-            return failure.into();
+            return globally(failure.into(), place);
         }
         if begun.elapsed() >= patience {
             return error;

@@ -22,7 +22,7 @@ use xdp_agg_mesh::schedule::part;
 use xdp_agg_quantize::Element;
 
 pub use learning::{Learned, Route};
-pub(crate) use learning::{OwnedSum, Summed};
+pub(crate) use learning::{MOST_WORKERS, OwnedSum, Summed};
 pub use tuning::{Choice, Kind, Network, Rule, Tuning, Way};
 pub use xdp_agg_mesh::Algorithm;
 
@@ -101,7 +101,8 @@ impl Communicator {
         let what = self.describe::<T>(&what, data.len(), None, Some(op), choice.way);
         let report = self.report_of_ring();
         self.start_over_mesh(choice, &what, data, move |mesh, data| {
-            mesh.all_reduce(data, op).map(|()| report)
+            mesh.all_reduce(data, op)?;
+            Ok(report)
         })
     }
 

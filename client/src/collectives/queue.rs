@@ -152,7 +152,7 @@ impl Turn {
     /// The call's; the communicator was closed before the turn came.
     pub(super) fn run(
         self,
-        call: impl FnOnce(&mut Mesh) -> Result<(), xdp_agg_mesh::Error>,
+        call: impl FnOnce(&mut Mesh) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.run_asking(&mut || false, |mesh, _| call(mesh))
     }
@@ -165,7 +165,7 @@ impl Turn {
     pub(super) fn run_asking(
         self,
         interrupted: &mut dyn FnMut() -> bool,
-        call: impl FnOnce(&mut Mesh, &mut dyn FnMut() -> bool) -> Result<(), xdp_agg_mesh::Error>,
+        call: impl FnOnce(&mut Mesh, &mut dyn FnMut() -> bool) -> Result<(), Error>,
     ) -> Result<(), Error> {
         while !self.comes_within(ASKED) {
             if interrupted() {
@@ -174,7 +174,7 @@ impl Turn {
         }
         let mut mesh = self.queue.mesh.lock();
         match &mut *mesh {
-            Some(mesh) if !self.queue.is_closed() => Ok(call(mesh, interrupted)?),
+            Some(mesh) if !self.queue.is_closed() => call(mesh, interrupted),
             _ => Err(Error::Job(JobError::Closed)),
         }
     }

@@ -7,7 +7,7 @@ use xdp_agg_topology::file::interfaces;
 
 use super::chosen::{Chooser, Chosen};
 use super::{Builder, Place};
-use crate::collectives::{Rule, Way};
+use crate::collectives::{MOST_WORKERS, Rule, Way};
 use crate::error::{Error, JobError};
 
 impl Builder {
@@ -63,8 +63,8 @@ impl Builder {
             ""
         } else if self.policy.worker_loss != WorkerLoss::Fail {
             "nothing is learned: jobs that go on without lost workers use the aggregators alone"
-        } else if place.local_size > 1 {
-            "nothing is learned: hosts of several processes use the aggregators alone"
+        } else if place.world_size > MOST_WORKERS {
+            "nothing is learned: more than 128 workers use the aggregators alone"
         } else {
             "all-reduces learn their ways by size (XDP_AGG_TUNING=usual keeps them from it)"
         }
@@ -174,8 +174,10 @@ mod tests {
         };
         assert!(said(Builder::default(), &ALONE).contains("learn their ways by size"));
         let groups = Place { world_size: 8, local_size: 2, ..ALONE };
+        assert!(said(Builder::default(), &groups).contains("learn their ways by size"));
+        let many = Place { world_size: MOST_WORKERS + 1, local_size: 3, ..ALONE };
         let shrink = Builder::default().on_worker_loss(WorkerLoss::Shrink);
-        for (builder, place) in [(Builder::default(), &groups), (shrink, &ALONE)] {
+        for (builder, place) in [(Builder::default(), &many), (shrink, &ALONE)] {
             assert!(said(builder, place).contains("nothing is learned"));
         }
         let mut fixed = Builder::default().learning(false);

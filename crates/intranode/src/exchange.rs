@@ -4,6 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -282,6 +283,19 @@ impl Exchange {
     /// Ends the call at all local processes with [`Error::Elsewhere`] (the first failure counts).
     pub fn fail(&self, code: u32, text: &str) {
         self.call.shared().fail(code, text);
+    }
+
+    /// Tiles whose input can be in place at once: a process stages one when it has gathered the
+    /// tile that many before it.
+    #[must_use]
+    pub fn window(&self) -> u64 {
+        self.call.plan.depth as u64
+    }
+
+    /// Sleeps until `ready`, a ring, or until `timeout` is over (100 ms at most): for threads
+    /// without sockets. Whatever a process of the host does to the call rings.
+    pub fn wait(&self, timeout: Duration, ready: impl FnOnce() -> bool) {
+        self.call.core().sleep(timeout, ready);
     }
 
     /// Whether the call can still end well.

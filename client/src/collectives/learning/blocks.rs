@@ -8,7 +8,7 @@ use xdp_agg_mesh::Reducer;
 use xdp_agg_quantize::{Element, Format, LaneWidth};
 
 /// Bytes of a word of lanes.
-const WORD: usize = size_of::<u64>();
+pub(super) const WORD: usize = size_of::<u64>();
 
 /// A vector as blocks.
 #[derive(Clone, Copy, Debug)]
@@ -183,7 +183,7 @@ type Sum = fn(&mut [u8], &[u8], &[u8]);
 
 impl Marked {
     /// Of blocks of that many elements.
-    fn new<T: Element>(format: &Format, block: usize) -> Self {
+    pub(super) fn new<T: Element>(format: &Format, block: usize) -> Self {
         let smallest =
             matches!(format.reduction(), Reduction::Min16 | Reduction::Min32 | Reduction::Min64);
         let mark = if smallest { 0 } else { u8::MAX };
@@ -197,13 +197,13 @@ impl Marked {
         }
     }
 
-    fn mark(&self, block: &mut [u8]) {
+    pub(super) fn mark(&self, block: &mut [u8]) {
         if let Some(mark) = self.mark {
             block.fill(mark);
         }
     }
 
-    fn is_marked(&self, block: &[u8]) -> bool {
+    pub(super) fn is_marked(&self, block: &[u8]) -> bool {
         let first = &block[..self.width.bytes()];
         self.mark.is_some_and(|mark| first.iter().all(|byte| *byte == mark))
     }

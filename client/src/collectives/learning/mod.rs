@@ -3,6 +3,7 @@
 
 mod begun;
 mod blocks;
+mod hosts;
 mod learner;
 mod route;
 pub(super) mod state;
@@ -28,6 +29,7 @@ use crate::name::Name;
 pub(crate) use begun::OwnedSum;
 use begun::{Among, Way};
 use blocks::Cut;
+use hosts::Hosts;
 use learner::{Class, Next, Size};
 pub use route::Route;
 use state::{Classes, Going, Known, Learning, Timed};
@@ -37,6 +39,9 @@ pub(crate) use sums::Summed;
 const UNCHECKED: Choice = Choice::new(tuning::Way::Ring).unchecked();
 /// Longest time for the workers to connect with each other when a way among them is tried first.
 const CONNECTING: Duration = Duration::from_secs(5);
+/// Workers up to which they are all connected with each other to learn. Every one of them has a
+/// connection with every other one.
+pub(crate) const MOST_WORKERS: u16 = 128;
 /// Bytes up to which an exchange of whole vectors is tried.
 const MOST_EXCHANGED: u64 = 128 << 10;
 /// Bytes up to which doubling is tried.
@@ -80,6 +85,8 @@ struct Planned {
     cut: Cut,
     route: Route,
     timed: Timed,
+    /// Where hosts have several processes each.
+    hosts: Option<Hosts>,
 }
 
 impl Planned {
@@ -90,10 +97,13 @@ impl Planned {
         data: &mut [T],
         learning: &Learning,
         patience: &mut MeshPatience<'_>,
-    ) -> Result<Summed, xdp_agg_mesh::Error> {
+    ) -> Result<Summed, Error> {
         let start = Instant::now();
-        let scratch = &mut learning.scratch.lock();
-        let summed = self.cut.sum(mesh, self.route, data, scratch, patience)?;
+        let (cut, route, scratch) = (&self.cut, self.route, &mut learning.scratch.lock());
+        let summed = match &self.hosts {
+            None => cut.sum(mesh, route, data, scratch, patience)?,
+            Some(hosts) => hosts.sum(cut, route, (mesh, data), scratch, patience)?,
+        };
         self.timed.took(start.elapsed());
         Ok(summed)
     }
@@ -120,8 +130,8 @@ impl Communicator {
     /// All-reduces choose their ways by themselves.
     pub(crate) fn learns(&self) -> bool {
         let table = &self.side.tuning;
-        let may = self.side.mesh_may_serve && !self.in_host && self.group.is_none();
-        may && table.may_learn() && self.world_size() > 1
+        let may = self.side.mesh_may_serve && !self.in_host && table.may_learn();
+        may && (2..=MOST_WORKERS).contains(&self.world_size())
     }
 
     /// An all-reduce by the way that was learned, or by one that is to be tried.
@@ -198,7 +208,13 @@ impl Communicator {
         }
         self.check_range(&format, data)?;
         let (what, cut) = self.cut_for(purpose, &format, data.len(), going);
-        Ok(Plan::Workers(Planned { what, cut, route, timed }))
+        let hosts = self.group.as_ref().map(|group| Hosts {
+            group: Arc::clone(group),
+            place: *self.place(),
+            chunks: self.chunks,
+            purpose: purpose.clone(),
+        });
+        Ok(Plan::Workers(Planned { what, cut, route, timed, hosts }))
     }
 
     /// The same. A call among the workers has its turn then.
@@ -259,9 +275,9 @@ impl Communicator {
         let size = Size::of(bytes, format.needs_exponents());
         // Held while the workers agree: another thread's call comes after this one everywhere.
         let mut classes = self.side.learning.classes.lock();
-        let alone = classes.alone;
+        let (alone, processes) = (classes.alone, self.local_size().into());
         classes.all.entry(size).or_insert_with(|| {
-            let routes = if alone { vec![Route::Aggregator] } else { routes(size) };
+            let routes = if alone { vec![Route::Aggregator] } else { routes(size, processes) };
             Known { class: Class::new(routes), chunks: 0 }
         });
         while let Some(known) = classes.all.get_mut(&size) {
@@ -364,7 +380,7 @@ impl Communicator {
 
     /// Refuses integers whose sum may not fit, as the aggregators' way does.
     fn check_range<T: Element>(&self, format: &Format, data: &[T]) -> Result<(), Error> {
-        format.check(data, 1).map_err(|error| {
+        format.check(data, self.local_size()).map_err(|error| {
             let error = Error::from(error);
             self.fail(&error);
             error
@@ -391,14 +407,17 @@ impl Communicator {
     }
 }
 
-/// The ways that calls of a size may go, the usual one first.
-fn routes(size: Size) -> Vec<Route> {
+/// The ways that calls of a size may go, the usual one first. Each of a host's `processes` takes
+/// its share of the vector between hosts.
+fn routes(size: Size, processes: u64) -> Vec<Route> {
+    let bytes = size.up_to() / processes;
     let tried = |route: &Route| match route {
         Route::Aggregator => true,
-        Route::Exchange => size.up_to() <= MOST_EXCHANGED,
-        Route::Doubling => size.up_to() <= MOST_DOUBLED,
-        Route::Halving => (LEAST_HALVED..=MOST_HALVED).contains(&size.up_to()),
-        Route::Ring => size.up_to() >= LEAST_HALVED,
+        // Between hosts of several processes, lanes are summed by patterns alone.
+        Route::Exchange => bytes <= MOST_EXCHANGED && processes == 1,
+        Route::Doubling => bytes <= MOST_DOUBLED,
+        Route::Halving => (LEAST_HALVED..=MOST_HALVED).contains(&bytes),
+        Route::Ring => bytes >= LEAST_HALVED,
     };
     [Route::Aggregator, Route::Exchange, Route::Doubling, Route::Halving, Route::Ring]
         .into_iter()

@@ -6,17 +6,15 @@
 use std::ops::Range;
 
 use xdp_agg_common::wire::Reduction;
-use xdp_agg_mesh::{Mesh, Patience, Pattern, Reducer, combine_words};
+use xdp_agg_mesh::{By, Mesh, Patience, Pattern, Reducer, Span, combine_words};
 #[cfg(doc)]
 use xdp_agg_protocol::worker::Purpose;
 use xdp_agg_protocol::worker::{Call, Path, Report, rank_bit};
 use xdp_agg_quantize::Element;
 
-use super::blocks::{Account, Blocks, Cut, LEFT_OUT};
+use super::blocks::{Account, Blocks, Cut, LEFT_OUT, WORD};
 use super::route::Route;
 
-/// Bytes of a word of lanes.
-const WORD: usize = size_of::<u64>();
 /// Words of keys up to which they go between pairs of workers, and not round a ring.
 const SHORT_KEYS: usize = 2048;
 
@@ -24,8 +22,8 @@ const SHORT_KEYS: usize = 2048;
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// Lanes of the whole vector, or all workers' vectors.
-    words: Vec<u64>,
-    keys: Vec<u64>,
+    pub(super) words: Vec<u64>,
+    pub(super) keys: Vec<u64>,
     lanes: [Vec<u64>; 2],
 }
 
@@ -97,6 +95,11 @@ impl Cut {
             ..Report::default()
         };
         Ok(Summed { report, left_out })
+    }
+
+    /// A call of all workers by such a pattern.
+    const fn by(&self, pattern: Pattern) -> By {
+        By { pattern, span: Span::World, tag: self.tag }
     }
 
     /// The elements of the blocks with such keys.
@@ -176,7 +179,7 @@ impl Cut {
         patience: &mut Patience<'_>,
     ) -> Result<Account, xdp_agg_mesh::Error> {
         let Scratch { words, keys, lanes: [lanes, _] } = scratch;
-        let (by, op) = ((pattern, self.tag), self.format.op());
+        let (by, op) = (self.by(pattern), self.format.op());
         let contributors = u32::from(mesh.world_size());
         let keys: &[u16] = bytemuck::cast_slice(keys);
         let mut blocks = Blocks::<T>::new(self, contributors, keys, lanes);
@@ -253,7 +256,7 @@ impl Cut {
             *key = self.own_key(block);
         }
         let pattern = if keys.len() <= SHORT_KEYS { Pattern::Doubling } else { Pattern::Ring };
-        mesh.all_reduce_words_by(keys, Reduction::Max16, (pattern, self.tag), patience.again())
+        mesh.all_reduce_words_by(keys, Reduction::Max16, self.by(pattern), patience.again())
     }
 }
 
