@@ -11,7 +11,7 @@ use super::setting::{Rate, short_bytes};
 const SIZES: [u64; 9] =
     [4, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 97 << 20];
 /// Calls before the timed ones: all that a size tries lies among them.
-const LEARNING: u32 = 60;
+const LEARNING: u32 = 80;
 /// A time of more than this share of the best one is marked.
 const ALLOWED: f64 = 1.05;
 /// The name of the ring that runs beside a daemon.

@@ -9,6 +9,10 @@
 //! shortest time would flatter some ways. Where workers exchange parts, the last one to come finds
 //! all parts there.) Between trials nothing is to be slowed down. There the workers agree on the
 //! shortest time, that of a worker that waited for nobody. It tells when a way has become slower.
+//!
+//! A call of a trial finds links and queues idle, which those of a busy job do not. So a way that
+//! was chosen has to prove itself in use. Some calls later the way before it is used for a moment,
+//! too, and taken again if it is faster so.
 
 use super::route::Route;
 use crate::digest::digest;
@@ -29,11 +33,15 @@ const BETTER_PERCENT: u64 = 5;
 const EVERY: i64 = 50;
 /// Calls after which the workers look whether something has changed.
 pub(super) const CHECK: u32 = 100;
-/// The same right after a trial: connections that a trial has found fast may be slow once their
+/// The same right after a trial. By then links' allowances for bursts are spent, and connections'
 /// windows have grown.
 pub(super) const FIRST_CHECK: u32 = 20;
+/// A way that takes this share of another one's time, in percent, or more, is slower in use.
+const WORSE_PERCENT: u64 = 110;
 /// Calls before a look whose times count.
-const WATCHED: usize = 8;
+pub(super) const WATCHED: usize = 8;
+/// Calls of the way before, at its turn in use, whose times do not count.
+pub(super) const UNWATCHED: usize = 8;
 /// Times as long as at the last decision mean that something has changed, in percent.
 const SLOWER_PERCENT: u64 = 150;
 /// A time that a worker does not have.
@@ -112,6 +120,8 @@ enum Phase {
     Final { tried: usize, two: [usize; 2] },
     /// The way that was chosen is taken until the next look.
     Settled { left: u32 },
+    /// The way that was chosen before is used again: `tried` calls were so far.
+    Proof { tried: usize, former: usize, chosen: InUse },
 }
 
 /// The calls of one size.
@@ -123,6 +133,8 @@ pub(super) struct Class {
     chosen: usize,
     /// Its shortest time at the last decision.
     baseline: Option<u64>,
+    /// The way before it, which it took the place of in the last trial.
+    former: Option<usize>,
     /// By the index of [`Slot`].
     times: Vec<i64>,
     /// Of each way, what was agreed on of its calls of the trial, in their order.
@@ -148,6 +160,7 @@ impl Class {
             phase: first,
             chosen: 0,
             baseline: None,
+            former: None,
             times: vec![NO_TIME; WATCHED],
             measured: Vec::new(),
             generation: 0,
@@ -178,7 +191,7 @@ impl Class {
     /// No way but the usual one can be taken any more: the workers cannot reach each other.
     pub(super) fn keep_to_first(&mut self) {
         self.routes.truncate(1);
-        self.chosen = 0;
+        (self.chosen, self.former) = (0, None);
         self.phase = Phase::First { left: u32::MAX };
     }
 
@@ -210,6 +223,12 @@ impl Class {
                 *tried += 1;
                 self.try_way(two[place_of(index, two.len())], index)
             }
+            Phase::Proof { tried, .. } if *tried == self.times.len() => return Next::Agree,
+            Phase::Proof { tried, former, .. } => {
+                let (index, former) = (*tried, *former);
+                *tried += 1;
+                Step { together: false, ..self.try_way(former, index) }
+            }
             Phase::Settled { left: 0 } => return Next::Agree,
             Phase::Settled { left } => {
                 *left -= 1;
@@ -240,20 +259,11 @@ impl Class {
         }
     }
 
-    /// Words of which the workers agree on the largest each. Before the first trial it is the
-    /// number of calls that have no time of their own. In a trial they begin with the times
-    /// of its calls; what a worker lacks nobody has then. Then come the times of the calls that
-    /// count, negated. The network's number is the last one.
+    /// Words of which the workers agree on the largest each: the times of the calls that count, of
+    /// which nobody has what a worker lacks; the same negated, and the network's number.
     pub(super) fn question(&self, network: i64) -> Vec<i64> {
-        let without = self.times.iter().filter(|time| **time == NO_TIME).count() as i64;
-        let shortest = self.times.iter().map(|time| -time);
-        let mut words: Vec<i64> = match self.phase {
-            Phase::First { .. } | Phase::Begin => vec![without],
-            Phase::Trial { .. } | Phase::Final { .. } => {
-                self.times.iter().copied().chain(shortest).collect()
-            }
-            Phase::Settled { .. } => shortest.collect(),
-        };
+        let negated = self.times.iter().map(|time| -time);
+        let mut words: Vec<i64> = self.times.iter().copied().chain(negated).collect();
         words.push(network);
         words
     }
@@ -262,12 +272,13 @@ impl Class {
     pub(super) fn is_about_to_wait(&self) -> bool {
         match self.phase {
             Phase::First { left } | Phase::Settled { left } => left == 0,
+            Phase::Proof { tried, .. } => tried == self.times.len(),
             Phase::Begin | Phase::Trial { .. } | Phase::Final { .. } => true,
         }
     }
 
     /// What all workers have agreed on, in answer to [`Next::Agree`]. A decision, if a trial ends
-    /// with it.
+    /// with it, or if a choice is taken back.
     pub(super) fn agreed(&mut self, words: &[i64]) -> Option<Decision> {
         let (network, times) = words.split_last()?;
         let changed = self.network.is_some_and(|known| *network > known);
@@ -278,8 +289,9 @@ impl Class {
             Phase::First { .. } => None,
             Phase::Begin => {
                 // Calls that overlap have no times, so a trial would cost and show nothing.
-                let most = times.first().is_some_and(|without| 2 * *without > WATCHED as i64);
-                if most {
+                let agreed = Agreed::of(times);
+                let without = agreed.iter().filter(|agreed| agreed.longest.is_none()).count();
+                if 2 * without > WATCHED {
                     self.wait_before_trying()
                 } else {
                     self.try_all()
@@ -303,21 +315,52 @@ impl Class {
                 Some(self.decide(&two))
             }
             Phase::Settled { .. } => {
-                let known = times.iter().filter(|time| **time != -NO_TIME);
-                let now = median(known.map(|time| -*time as u64));
-                let slower = |(now, then)| now > then / 100 * SLOWER_PERCENT;
-                let drifted = now.zip(self.baseline).is_some_and(slower);
-                let cost = self.cost();
-                let may = self.credit >= cost || (changed || drifted) && self.credit >= 0;
-                if may && now.is_some() {
-                    self.credit -= cost;
-                    self.try_all();
-                } else {
-                    self.settle(CHECK);
+                let now = InUse::of(&Agreed::of(times));
+                // What was tried before a change says nothing of the ways after it.
+                match self.former.take().zip(now).filter(|_| !changed) {
+                    Some((former, chosen)) => {
+                        let phase = Phase::Proof { tried: 0, former, chosen };
+                        self.enter(phase, UNWATCHED + WATCHED);
+                    }
+                    None => self.look(now, changed),
                 }
                 None
             }
+            Phase::Proof { former, chosen, .. } => {
+                let times = Agreed::of(times);
+                let before = InUse::of(times.get(UNWATCHED..).unwrap_or_default());
+                match before.filter(|before| chosen.is_slower_than(before)) {
+                    Some(before) => Some(self.take_back((former, before), chosen)),
+                    None => {
+                        self.look(Some(chosen), changed);
+                        None
+                    }
+                }
+            }
         }
+    }
+
+    /// Tries the ways again where something has changed, or where enough calls have tried nothing.
+    fn look(&mut self, now: Option<InUse>, changed: bool) {
+        let slower = |(now, then): (InUse, u64)| now.shortest > then / 100 * SLOWER_PERCENT;
+        let drifted = now.zip(self.baseline).is_some_and(slower);
+        let cost = self.cost();
+        let may = self.credit >= cost || (changed || drifted) && self.credit >= 0;
+        if may && now.is_some() {
+            self.credit -= cost;
+            self.try_all();
+        } else {
+            self.settle(CHECK);
+        }
+    }
+
+    /// Goes the way again that was gone before the last trial.
+    fn take_back(&mut self, (former, before): (usize, InUse), chosen: InUse) -> Decision {
+        let (from, to) = (self.chosen(), self.routes[former]);
+        self.chosen = former;
+        self.baseline = Some(before.shortest);
+        self.settle(CHECK);
+        Decision { from, to, times: vec![(to, before.middle()), (from, chosen.middle())] }
     }
 
     /// What the state is that all workers must have alike, as a number to compare.
@@ -329,7 +372,8 @@ impl Class {
     /// The most calls of a trial that go another way than the chosen one, in the credit's unit.
     fn cost(&self) -> i64 {
         let others = self.routes.len() - 1;
-        EVERY * (others * (ROUNDS + 1) + others.min(2) * FINAL_ROUNDS) as i64
+        let proof = UNWATCHED + WATCHED;
+        EVERY * (others * (ROUNDS + 1) + others.min(2) * FINAL_ROUNDS + proof) as i64
     }
 
     /// Goes on with `times` calls whose times count, without those of before.
@@ -354,12 +398,8 @@ impl Class {
 
     /// Takes in what was agreed on of a trial of these ways, behind its first rounds.
     fn measure(&mut self, ways: &[usize], skipped: usize, words: &[i64]) {
-        let (longest, shortest) = words.split_at(words.len() / 2);
-        let all = longest.iter().zip(shortest).map(|(longest, shortest)| Agreed {
-            longest: (*longest != NO_TIME).then_some(*longest as u64),
-            shortest: (*shortest != -NO_TIME).then_some(-*shortest as u64),
-        });
-        for (index, agreed) in all.enumerate().skip(skipped * ways.len()) {
+        for (index, agreed) in Agreed::of(words).into_iter().enumerate().skip(skipped * ways.len())
+        {
             self.measured[ways[place_of(index, ways.len())]].push(agreed);
         }
     }
@@ -403,6 +443,7 @@ impl Class {
         };
         let best = ways.iter().copied().filter(better).min_by_key(|way| times[*way]);
         self.chosen = best.unwrap_or(from);
+        self.former = best.map(|_| from);
         let known = |(route, time): (&Route, &Option<u64>)| time.map(|time| (*route, time));
         self.last = self.routes.iter().zip(&times).filter_map(known).collect();
         let shortest = self.measured[self.chosen].iter().filter_map(|agreed| agreed.shortest);
@@ -419,6 +460,47 @@ struct Agreed {
     /// None where a worker has no time of it.
     longest: Option<u64>,
     shortest: Option<u64>,
+}
+
+impl Agreed {
+    /// By words of [`Class::question`], without the network's.
+    fn of(words: &[i64]) -> Vec<Self> {
+        let (longest, shortest) = words.split_at(words.len() / 2);
+        let all = longest.iter().zip(shortest).map(|(longest, shortest)| Self {
+            longest: (*longest != NO_TIME).then_some(*longest as u64),
+            shortest: (*shortest != -NO_TIME).then_some(-*shortest as u64),
+        });
+        all.collect()
+    }
+}
+
+/// How long a way takes while it is used, in nanoseconds: the middle ones of the last calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct InUse {
+    /// Of the worker that waited longest for others.
+    longest: u64,
+    /// Of the one that waited least.
+    shortest: u64,
+}
+
+impl InUse {
+    fn of(calls: &[Agreed]) -> Option<Self> {
+        let longest = median(calls.iter().filter_map(|agreed| agreed.longest))?;
+        let shortest = median(calls.iter().filter_map(|agreed| agreed.shortest))?;
+        Some(Self { longest, shortest })
+    }
+
+    /// In the middle between both, which is near the mean of all workers: at some ways all end at
+    /// once, at others one after the other.
+    const fn middle(&self) -> u64 {
+        self.shortest.midpoint(self.longest)
+    }
+
+    /// It takes longer by enough, also where waits for late workers count least.
+    fn is_slower_than(&self, other: &Self) -> bool {
+        let (own, others) = (u128::from(self.middle()), u128::from(other.middle()));
+        own * 100 >= others * u128::from(WORSE_PERCENT) && self.shortest > other.shortest
+    }
 }
 
 /// Which of that many ways, in their order, a trial's call takes. Each round begins with another
