@@ -33,7 +33,7 @@ use crate::name::{Name, named};
 pub(crate) use bytes::Words;
 use mesh::reducible;
 pub(crate) use side::Side;
-use xdp_agg_protocol::worker::{Path, Purpose, Report, rank_bit};
+use xdp_agg_protocol::worker::{Path, Purpose, Report, rank_bits};
 use xdp_agg_quantize::Op;
 
 impl Communicator {
@@ -258,7 +258,7 @@ impl Communicator {
     fn report_of_ring(&self) -> Report {
         let processes = self.local_size();
         let hosts = self.world_size() / processes;
-        let contributors = (0..hosts).fold(0, |all, host| all | rank_bit(host));
+        let contributors = rank_bits(hosts);
         Report { contributors, path: Path::Ring, processes, ..Report::default() }
     }
 

@@ -47,7 +47,7 @@ impl Builder {
             Chooser::Auto(Err(reason)) => format!("all sizes: {reason}"),
             Chooser::Nobody | Chooser::File => String::new(),
         };
-        for said in [sizes, self.learning_in_words(place).into()] {
+        for said in [sizes, self.learning_in_words(place)] {
             if !said.is_empty() {
                 chosen.reason = format!("{}; {said}", chosen.reason);
             }
@@ -58,15 +58,16 @@ impl Builder {
     }
 
     /// Whether all-reduces learn their ways, or why not, where nothing else decides it.
-    fn learning_in_words(&self, place: &Place) -> &'static str {
+    fn learning_in_words(&self, place: &Place) -> String {
+        let why_not = "nothing is learned";
         if !self.tuning.may_learn() || place.world_size == 1 || self.stays_in_host(place) {
-            ""
+            String::new()
         } else if self.policy.worker_loss != WorkerLoss::Fail {
-            "nothing is learned: jobs that go on without lost workers use the aggregators alone"
+            format!("{why_not}: jobs that go on without lost workers use the aggregators alone")
         } else if place.world_size > MOST_WORKERS {
-            "nothing is learned: more than 128 workers use the aggregators alone"
+            format!("{why_not}: more than {MOST_WORKERS} workers use the aggregators alone")
         } else {
-            "all-reduces learn their ways by size (XDP_AGG_TUNING=usual keeps them from it)"
+            "all-reduces learn their ways by size (XDP_AGG_TUNING=usual keeps them from it)".into()
         }
     }
 

@@ -42,9 +42,9 @@ impl Pages {
     pub fn of_file_at(file: impl AsFd, offset: u64, len: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let flags = flags | MapFlags::POPULATE;
+        let place = ptr::null_mut();
         // SAFETY: a new mapping at an address of the system's choice aliases nothing.
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, file, offset)? };
+        let base = unsafe { rustix::mm::mmap(place, len, protection, flags, file, offset)? };
         Self::new(base, len)
     }
 

@@ -119,9 +119,9 @@ pub(crate) fn frame_tap(index: u32) -> io::Result<OwnedFd> {
 
 /// A socket of whole frames that is bound to one interface, and gets frames of this type there.
 fn frames_of(index: u32, kind: u16) -> io::Result<OwnedFd> {
+    let raw = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is handed over.
-    let fd =
-        checked(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    let fd = checked(unsafe { libc::socket(libc::AF_PACKET, raw, 0) })?;
     // SAFETY: it is a new descriptor that nobody else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: all zeroes is a value of this plain structure.

@@ -41,8 +41,9 @@ unsafe fn call_named(
 ) -> xdp_agg_result_t {
     guarded(|| {
         // SAFETY: as the caller promises.
-        let (comm, send, recv) =
-            unsafe { (handle(comm, "comm")?.comm(), Lent::new(send), Lent::new(recv)) };
+        let comm = unsafe { handle(comm, "comm") }?.comm();
+        // SAFETY: as the caller promises.
+        let (send, recv) = unsafe { (Lent::new(send), Lent::new(recv)) };
         // SAFETY: as the caller promises.
         let name = unsafe { optional_text(name, "name") }?;
         comm.call(Arguments { send, recv, count, datatype, what, name }.prepare(comm)?)

@@ -96,9 +96,10 @@ pub unsafe extern "C" fn xdp_agg_comm_set(
     value: *const c_char,
 ) -> xdp_agg_result_t {
     guarded(|| {
-        // SAFETY: a handle of this library, and strings of the caller's.
-        let (comm, name, value) =
-            unsafe { (handle(comm, "comm")?, text(name, "name")?, optional_text(value, "value")?) };
+        // SAFETY: a handle of this library.
+        let comm = unsafe { handle(comm, "comm") }?;
+        // SAFETY: strings of the caller's.
+        let (name, value) = unsafe { (text(name, "name")?, optional_text(value, "value")?) };
         comm.comm.caller()?;
         comm.comm.choices.set(name, value)
     })

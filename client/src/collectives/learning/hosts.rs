@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use xdp_agg_common::wire::Reduction;
 use xdp_agg_intranode::{Geometry, Group};
 use xdp_agg_mesh::{By, Mesh, Patience, Pattern, Span};
-use xdp_agg_protocol::worker::{Blocks, Buffer, DataBlock, Path, Purpose, Report, Share, rank_bit};
+use xdp_agg_protocol::worker::{
+    Blocks, Buffer, DataBlock, Path, Purpose, Report, Share, rank_bits,
+};
 use xdp_agg_quantize::Element;
 
 use super::blocks::{Account, Cut, Marked, WORD};
@@ -72,11 +74,7 @@ impl Hosts {
         let mut call =
             HostCall { hosts, cut, mesh, host, scratch, patience, begun, looked: begun, account };
         match call.run(geometry, window, route) {
-            Ok(report) => {
-                let mut left_out = call.host.left_out().to_vec();
-                left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
-                Ok(Summed { report, left_out })
-            }
+            Ok(report) => Ok(Summed::new(report, call.host.left_out().to_vec())),
             Err(error) => {
                 // The other processes of the host wait for this one's blocks.
                 call.host.abort(&JobError::from(error.clone()));
@@ -117,12 +115,8 @@ impl<T: Element> HostCall<'_, '_, T> {
     /// blocks they own.
     fn sum_batch(&mut self, blocks: Range<u64>, route: Route) -> Result<(), Error> {
         let (format, op) = (self.cut.format, self.cut.format.op());
-        let pattern = match route {
-            Route::Doubling => Pattern::Doubling,
-            Route::Halving => Pattern::Halving,
-            Route::Ring | Route::Exchange | Route::Aggregator => Pattern::Ring,
-        };
-        let by = By { pattern, span: Span::Hosts, tag: self.cut.tag };
+        let pattern = route.pattern().unwrap_or(Pattern::Ring);
+        let by = self.cut.by(pattern, Span::Hosts);
         let count = (blocks.end - blocks.start) as usize;
         self.scratch.keys.clear();
         if format.needs_exponents() {
@@ -172,7 +166,7 @@ impl<T: Element> HostCall<'_, '_, T> {
             blocks,
             saturated: self.account.saturated,
             non_finite_blocks: self.account.non_finite,
-            contributors: (0..self.hosts.place.hosts).fold(0, |all, host| all | rank_bit(host)),
+            contributors: rank_bits(self.hosts.place.hosts),
             path: Path::Ring,
             ..Report::default()
         };

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use xdp_agg_mesh::Pattern;
 
 /// A way that an all-reduce can learn to go. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -21,6 +22,16 @@ pub enum Route {
 }
 
 impl Route {
+    /// How lanes go from worker to worker, where they are summed on their way.
+    pub(super) const fn pattern(self) -> Option<Pattern> {
+        match self {
+            Self::Doubling => Some(Pattern::Doubling),
+            Self::Halving => Some(Pattern::Halving),
+            Self::Ring => Some(Pattern::Ring),
+            Self::Exchange | Self::Aggregator => None,
+        }
+    }
+
     /// The name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {

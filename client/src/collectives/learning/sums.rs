@@ -9,7 +9,7 @@ use xdp_agg_common::wire::Reduction;
 use xdp_agg_mesh::{By, Mesh, Patience, Pattern, Reducer, Span, combine_words};
 #[cfg(doc)]
 use xdp_agg_protocol::worker::Purpose;
-use xdp_agg_protocol::worker::{Call, Path, Report, rank_bit};
+use xdp_agg_protocol::worker::{Call, Path, Report, rank_bits};
 use xdp_agg_quantize::Element;
 
 use super::blocks::{Account, Blocks, Cut, LEFT_OUT, WORD};
@@ -44,8 +44,12 @@ impl Summed {
         for call in calls {
             left_out.extend_from_slice(call.into_blocks().left_out());
         }
-        // They came to each worker in an order of its own.
-        left_out.sort_unstable_by_key(|range: &Range<usize>| range.start);
+        Self::new(report, left_out)
+    }
+
+    /// `left_out`: in any order; these came to each worker in an order of its own.
+    pub(super) fn new(report: Report, mut left_out: Vec<Range<usize>>) -> Self {
+        left_out.sort_unstable_by_key(|range| range.start);
         Self { report, left_out }
     }
 }
@@ -60,14 +64,8 @@ impl Cut {
         scratch: &mut Scratch,
         patience: &mut Patience<'_>,
     ) -> Result<Summed, xdp_agg_mesh::Error> {
-        let pattern = match route {
-            // Nobody is there to sum with.
-            _ if mesh.world_size() == 1 => None,
-            Route::Doubling => Some(Pattern::Doubling),
-            Route::Halving => Some(Pattern::Halving),
-            Route::Ring => Some(Pattern::Ring),
-            Route::Exchange | Route::Aggregator => None,
-        };
+        // Of a mesh of one, nobody is there to sum with.
+        let pattern = route.pattern().filter(|_| mesh.world_size() > 1);
         let mut left_out = Vec::new();
         let account = match pattern {
             None => self.by_exchange(mesh, data, scratch, &mut left_out, patience)?,
@@ -89,7 +87,7 @@ impl Cut {
             blocks: data.len().div_ceil(self.block) as u64,
             saturated: account.saturated,
             non_finite_blocks: account.non_finite,
-            contributors: (0..mesh.world_size()).fold(0, |all, rank| all | rank_bit(rank)),
+            contributors: rank_bits(mesh.world_size()),
             path: Path::Ring,
             processes: 1,
             ..Report::default()
@@ -97,9 +95,9 @@ impl Cut {
         Ok(Summed { report, left_out })
     }
 
-    /// A call of all workers by such a pattern.
-    const fn by(&self, pattern: Pattern) -> By {
-        By { pattern, span: Span::World, tag: self.tag }
+    /// This call, by such a pattern.
+    pub(super) const fn by(&self, pattern: Pattern, span: Span) -> By {
+        By { pattern, span, tag: self.tag }
     }
 
     /// The elements of the blocks with such keys.
@@ -179,7 +177,7 @@ impl Cut {
         patience: &mut Patience<'_>,
     ) -> Result<Account, xdp_agg_mesh::Error> {
         let Scratch { words, keys, lanes: [lanes, _] } = scratch;
-        let (by, op) = (self.by(pattern), self.format.op());
+        let (by, op) = (self.by(pattern, Span::World), self.format.op());
         let contributors = u32::from(mesh.world_size());
         let keys: &[u16] = bytemuck::cast_slice(keys);
         let mut blocks = Blocks::<T>::new(self, contributors, keys, lanes);
@@ -256,7 +254,8 @@ impl Cut {
             *key = self.own_key(block);
         }
         let pattern = if keys.len() <= SHORT_KEYS { Pattern::Doubling } else { Pattern::Ring };
-        mesh.all_reduce_words_by(keys, Reduction::Max16, self.by(pattern), patience.again())
+        let by = self.by(pattern, Span::World);
+        mesh.all_reduce_words_by(keys, Reduction::Max16, by, patience.again())
     }
 }
 

@@ -26,5 +26,5 @@ pub use machine::{
     Seat, State, Warning, packet_len,
 };
 pub use record::{Ending, Label, Record, Timeline};
-pub use report::{Path, Report, rank_bit};
+pub use report::{Path, Report, rank_bit, rank_bits};
 pub use standing::standing_aside;

@@ -75,3 +75,9 @@ impl Report {
 pub const fn rank_bit(rank: u16) -> u64 {
     1 << (rank & 63)
 }
+
+/// The bits of the first `count` ranks in a bitmap of members.
+#[must_use]
+pub fn rank_bits(count: u16) -> u64 {
+    (0..count).fold(0, |all, rank| all | rank_bit(rank))
+}
